@@ -7,28 +7,10 @@ minimum_python="3.11"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 venv="$root/.venv"
 
-demo_options=(
-    --tensor-model-parallel-size 4
-    --num-layers 4
-    --hidden-size 256
-    --num-attention-heads 8
-    --seq-length 128
-    --micro-batch-size 8
-    --global-batch-size 16
-    --train-iters 200
-    --eval-interval 50
-    --lr 3e-3
-    --lr-decay-style cosine
-    --lr-warmup-fraction 0.1
-    --sample-tokens 200
-    --metrics-file "$root/runs/demo/metrics.jsonl"
-    --ledger "$root/runs/demo/ledger.json"
-    --plot "$root/runs/demo/loss.png"
-)
-
 usage="Usage: ./run.sh COMMAND [OPTIONS]
 
-  demo       train a small GPT on 8 ranks; OPTIONS go to mpi_impl.pretrain_gpt, as in ./run.sh demo --train-iters 50
+  demo       train a small GPT on 8 ranks: .venv/bin/shardlab demo; OPTIONS go to mpi_impl.pretrain_gpt, as in
+             ./run.sh demo --train-iters 50; the results are in runs/demo
   test       check style, types and the storeys of imports, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
   test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
@@ -97,6 +79,7 @@ setup() {
     packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # On all cores: pip takes one, and three times as long.
     "$venv/bin/python" -m compileall -q -j 0 -x '/tests/' "$packages" >/dev/null 2>&1 || true
+    make_command
     echo "$root" >"$packages/shardlab.pth"    # so that `python -m mpi_impl...` works from any folder
     echo "$wanted" >"$venv/made-from"
 }
@@ -111,9 +94,11 @@ show_progress() {
     printf "\n"
 }
 
-demo() {
-    mkdir -p "$root/runs/demo"
-    "$venv/bin/python" -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt "${demo_options[@]}" "$@"
+# The command that pip would make of [project.scripts]. Shells may ask it for completions (docs/command.md).
+make_command() {
+    printf '#!/usr/bin/env bash\n# PYTHON_ARGCOMPLETE_OK\nexec %q -m mpi_impl.shardlab "$@"\n' "$venv/bin/python" \
+        >"$venv/bin/shardlab"
+    chmod +x "$venv/bin/shardlab"
 }
 
 # Lint, types and tests: each one speaks, whatever the others found, and pytest's closing line is the last.
@@ -170,7 +155,7 @@ case $command in
     notebook)   setup; notebook "$@" ;;
     labs)       setup; "$venv/bin/python" -m grading.release "$@" ;;
     setup)      setup; echo "The environment is ready: $venv" ;;
-    demo)       setup; demo "$@" ;;
+    demo)       setup; "$venv/bin/shardlab" demo "$@" ;;
     test)       setup; check "$@" ;;
     test-all)   setup; check --deep "$@" ;;
     test-cuda)  setup; check_cuda "$@" ;;

@@ -32,7 +32,7 @@ def base_environment(folder: Path) -> dict[str, str]:
 def lacking() -> set[str]:
     """Return the modules that are installed here and would not be by the base dependencies and the extra mpich."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    there = set()
+    there = {canonicalize_name(project["name"])}      # if pip has installed the project itself
     for requirement in project["dependencies"] + project["optional-dependencies"]["mpich"]:
         add_required(Requirement(requirement), there)
     return {module for module, names in packages_distributions().items()

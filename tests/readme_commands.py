@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
+from mpi_impl.shardlab import Module, program_of
 from tests.launching import ROOT
 
 TEXTS = ("README.md", "notebooks/README.md",
@@ -26,6 +27,10 @@ class Command(NamedTuple):
         return shlex.join(self.words)
 
 
+# Of `shardlab`'s commands, these are whole without options; of the others a text may speak by their names.
+COMMAND = re.compile(r"(\.venv/bin/)?((python|mpiexec|mpirun) .*-m |shardlab ([a-z_]+ |demo|doctor))")
+
+
 def commands() -> list[Command]:
     """Return every command that stands in a block or between backticks, but for those that leave something out."""
     found = []
@@ -35,17 +40,28 @@ def commands() -> list[Command]:
         lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
         lines += re.findall(r"`([^`\n]+)`", re.sub(r"```\n.*?```", "", text, flags=re.DOTALL))
         found += [line for line in (line.partition("  #")[0] for line in lines)
-                  if re.match(r"(\.venv/bin/)?(python|mpiexec|mpirun) .*-m ", line) and "..." not in line]
+                  if COMMAND.match(line) and "..." not in line]
     return [parsed(line) for line in dict.fromkeys(found)]
 
 
 def parsed(line: str) -> Command:
     words = [word.removeprefix(".venv/bin/").replace("mpirun", "mpiexec") for word in shlex.split(line)]
+    if words[0] == "shardlab":
+        return named_in_short(words[1:])
     last = max(i for i, word in enumerate(words) if word == "-m")
     if not words[last + 1].startswith(("mpi_impl.", "reference.")):     # as -m is an option of the program, too
         last = words.index("-m")
     ranks = re.search(r" -(?:n|np) (\d+) ", " ".join(words[:last + 1]))
     return Command(words, words[last + 1], int(ranks[1]) if ranks else 1, words[last + 2:])
+
+
+def named_in_short(argv: list[str]) -> Command:
+    """Return a command of `shardlab`, which says itself what it starts."""
+    program, words = program_of(argv), ["python", "-m", "mpi_impl.shardlab", *argv]
+    if isinstance(program, Module):
+        return Command(words, program.name, 1, program.argv)
+    started, *options = program.module or program.script
+    return Command(words, started, program.n, options)
 
 
 def copy_as_cloned(folder: Path) -> Path:

@@ -28,6 +28,7 @@ CONDA_FORGE = {
     "safetensors": CondaPackage("safetensors", "0.8.0"),
     "ml-dtypes": CondaPackage("ml_dtypes", "0.5.4"),
     "datasketch": CondaPackage("datasketch", "1.10.0"),
+    "argcomplete": CondaPackage("argcomplete", "3.6.3"),
     "msgspec": CondaPackage("msgspec", "0.21.1"),
     "mpich": CondaPackage("mpich", "5.0.0"),
     "jupyter": CondaPackage("jupyter", "1.1.0"),

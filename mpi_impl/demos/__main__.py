@@ -6,17 +6,14 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpi_impl.demos import DEMOS
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import is_first_rank
 from mpi_impl.runtime.tables import aligned
 
-# In the order in which to look at them.
-DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "pipeline", "zero",
-         "memory", "deadlock", "train")
-
 START = """
 Each runs on any number of ranks, for a few seconds, and ends with a check against reference/:
-  .venv/bin/python -m mpi_impl.launch -n 4 -m mpi_impl.demos.{demo}
+  .venv/bin/shardlab demos {demo} -n 4
   mpirun -np 4 python -m mpi_impl.demos.{demo}
 --help lists its options.
 """

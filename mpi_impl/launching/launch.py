@@ -26,10 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-import mpi4py
 
 from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launching.guard import Losses, end_with_parent
@@ -75,7 +73,12 @@ MOST, MOST_HERE = 100_000, 1_000    # ranks of a job, and those on one machine
 
 
 def main() -> None:
-    options = parse_options()
+    start(parse_options())
+
+
+def start(options: argparse.Namespace) -> None:
+    """Start the program that the options name, and end with its status. Raises UserError before anything starts."""
+    check_options(options)
     program = ["-m", *options.module] if options.module else options.script
     named = options.hostfile is not None
     hosts = fill_hosts(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
@@ -88,21 +91,31 @@ def main() -> None:
     sys.exit(status)
 
 
-def parse_options() -> argparse.Namespace:
-    parser = ArgumentParser(prog="mpi_impl.launch", description="Start a program on n ranks, under any MPI.")
-    parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
+def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:
+    """Parse a command line; `start` checks what it says. Raises UserError."""
+    parser = ArgumentParser(prog=prog, description="Start a program on n ranks, under any MPI.")
+    add_launch_options(parser)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
+    return parser.parse_args(argv)
+
+
+def add_launch_options(parser: argparse.ArgumentParser, ranks: int | None = None) -> None:
+    """Add the launcher's own options. Without a default number of ranks, -n is required."""
+    parser.add_argument("-n", type=int, default=ranks, required=ranks is None, metavar="RANKS",
+                        help="how many ranks to start")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
     parser.add_argument("--hostfile", metavar="F", help="start them on the hosts of this file, which has lines such as "
                         "`node1 slots=4` or `node1:4`")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
-    options = parser.parse_args()
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise UserError for a number, a time limit or a program with which nothing can start."""
     check_ranks(options.n, options.hostfile is not None or nodes_of_slurm() > 1)
     if options.timeout is not None and not 0 < options.timeout <= LONGEST:
         raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0, and at "
                         "most a year. Leave it out for no limit.")
     check_program(options.module, options.script)
-    return options
 
 
 def check_ranks(n: int, several_hosts: bool) -> None:
@@ -144,8 +157,9 @@ def module_exists(name: str) -> bool:
 
 def mpi_vendor() -> str:
     """Return the name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded, but not started."""
-    mpi4py.rc.initialize = False
     try:
+        import mpi4py  # here, so that its absence, too, is a sentence
+        mpi4py.rc.initialize = False
         from mpi_impl.comm.mpi_library import library
     except (ImportError, RuntimeError) as error:
         raise UserError(
@@ -187,7 +201,7 @@ def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
 
 def find_mpiexec(vendor: str) -> str:
     """Find the mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
-    folders = [str(Path(sys.executable).parent), *os.get_exec_path()]
+    folders = dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()])
     others = []
     for name in LAUNCHER_NAMES:
         for folder in folders:

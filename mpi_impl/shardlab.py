@@ -1,0 +1,218 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command `shardlab`, one door to all programs: `shardlab run -n 8 pretrain_gpt ...` is
+`python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt ...`.
+
+It has no options of its own, and imports neither NumPy nor MPI: help and completion must come while one looks.
+"""
+import argparse
+import difflib
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from mpi_impl.demos import DEMOS
+from mpi_impl.launching import launch
+from mpi_impl.launching.completion import Completed, complete
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launching.guard import guarded
+from mpi_impl.runtime.files import check_folder
+from reference.errors import UserError
+
+RESULTS = "runs/demo"       # of the demo, in the current folder
+DEMO = f"""
+    --tensor-model-parallel-size 4
+    --num-layers 4
+    --hidden-size 256
+    --num-attention-heads 8
+    --seq-length 128
+    --micro-batch-size 8
+    --global-batch-size 16
+    --train-iters 200
+    --eval-interval 50
+    --lr 3e-3
+    --lr-decay-style cosine
+    --lr-warmup-fraction 0.1
+    --sample-tokens 200
+    --metrics-file {RESULTS}/metrics.jsonl
+    --ledger {RESULTS}/ledger.json
+    --plot {RESULTS}/loss.png
+""".split()
+
+# The programs of ranks, and where their options are declared.
+PROGRAMS = {
+    "pretrain_gpt": Completed("mpi_impl.programs.options:GPTPretrainingOptions"),
+    "pretrain_bert": Completed("mpi_impl.programs.options:BERTPretrainingOptions"),
+    "generate": Completed("mpi_impl.programs.generation_options:GenerationOptions"),
+    "evaluate": Completed("mpi_impl.evaluation.options"),
+}
+LABS = Path(__file__).parents[1] / "notebooks" / "labs"
+OWN_PACKAGES = ("mpi_impl", "reference", "grading")
+
+HELP = """\
+Usage: shardlab COMMAND [OPTIONS]
+
+{commands}
+
+`shardlab COMMAND --help` lists a command's options. RANKS are processes that share the work: 8 of them run on two
+cores, too, only slower. More: docs/command.md
+"""
+
+
+class Module(NamedTuple):
+    """A program of one process, with its options."""
+
+    name: str
+    argv: list[str]
+
+
+Target = Module | argparse.Namespace        # or a program of ranks: the launcher's options
+
+
+class Command(NamedTuple):
+    """A word after `shardlab`."""
+
+    usage: str                                      # what comes after it
+    about: str
+    program: Callable[[list[str]], Target]          # that the words behind it name
+    completed: Completed
+    folder: str = ""                                # that it writes into
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    if "_ARGCOMPLETE" in os.environ:
+        complete("shardlab", {name: command.completed for name, command in COMMANDS.items()})
+    run_alone(partial(act, list(sys.argv[1:] if argv is None else argv)))
+
+
+def act(argv: list[str]) -> None:
+    """Do what a command line asks for. Raises UserError."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return
+    program = program_of(argv)
+    if folder := COMMANDS[argv[0]].folder:
+        check_folder(folder)
+    if isinstance(program, Module):
+        run_module(program)
+    else:   # and leave no process behind
+        sys.exit(guarded(partial(run_alone, partial(launch.start, program))))
+
+
+def program_of(argv: list[str]) -> Target:
+    """Return the program that a command line starts. Raises UserError for a word that it does not know."""
+    name, *others = argv
+    if name not in COMMANDS:
+        raise unknown("shardlab has no command", name, COMMANDS)
+    return COMMANDS[name].program(others)
+
+
+def run_module(module: Module) -> None:
+    """Run it as `python -m` does. Raises UserError if a package that it needs is missing."""
+    sys.argv[1:] = module.argv
+    try:
+        runpy.run_module(module.name, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in OWN_PACKAGES:
+            raise
+        raise UserError(f"{module.name} needs the package {package}, which is not installed in this environment. "
+                        "`shardlab doctor` tells what is missing, and how to install it.") from error
+
+
+def help_text() -> str:
+    width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
+    lines = [f"  {f'{name} {command.usage}':{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return HELP.format(commands="\n".join(lines))
+
+
+def unknown(problem: str, name: str, known: Iterable[str]) -> UserError:
+    """Return an error that names the nearest words, or all of them if none is near."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"It has {', '.join(known)}."
+    return UserError(f"{problem} {name!r}. {advice}")
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+
+def run(argv: list[str]) -> Target:
+    """Return a program that is named in short, as a file, or after -m, as for mpi_impl.launch."""
+    sys.path.insert(0, os.getcwd())     # where the ranks will look for a module, too
+    options = launch.parse_options(argv, "shardlab run")
+    if not options.script and not options.module:
+        raise UserError(f"shardlab run has nothing to run. Name a program ({', '.join(PROGRAMS)}), a file, or a module "
+                        "after -m.")
+    name, *others = options.script or [""]
+    if name in PROGRAMS:
+        options.module, options.script = [f"mpi_impl.{name}", *others], []
+    elif name in COMMANDS:
+        raise UserError(f"{name} is a command, which starts ranks itself if it needs any: `shardlab {name}`.")
+    elif name and not os.path.exists(name) and not Path(name).suffix:
+        raise unknown("shardlab run finds neither a program nor a file", name, PROGRAMS)
+    return options
+
+
+def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Target:
+    """Return a module on as many ranks as -n says, which may stand anywhere. The other options are the module's."""
+    parser = ArgumentParser(prog=f"shardlab {command}", add_help=False)
+    launch.add_launch_options(parser, ranks)
+    options, others = parser.parse_known_args(argv)
+    options.n = 1 if {"-h", "--help"} & set(others) else options.n
+    options.module, options.script = [module, *others], []
+    return options
+
+
+def demo(argv: list[str]) -> Target:
+    """Return the training of a small GPT. Options that are given again replace the demo's."""
+    return on_ranks("demo", "mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
+
+
+def demos(argv: list[str]) -> Target:
+    """Return the list of the demos, or one of them."""
+    name, *others = argv or ["--help"]
+    if name in ("-h", "--help"):
+        return Module("mpi_impl.demos", others)
+    if name not in DEMOS:
+        raise unknown("shardlab demos has no", name, DEMOS)
+    return on_ranks(f"demos {name}", f"mpi_impl.demos.{name}", 4, others)
+
+
+def labs(argv: list[str]) -> Target:
+    """Return the program that makes a course of the labs, whose sources are no part of an installed package."""
+    if not LABS.is_dir():
+        raise UserError(f"shardlab labs needs the sources of the labs, but there is no {LABS}: a clone of the project "
+                        "has them, and the installed package does not. Run ./run.sh labs in a clone.")
+    return Module("grading.release", argv)
+
+
+COMMANDS = {
+    "doctor": Command("", "tell what this machine has, and what is missing", partial(Module, "mpi_impl.doctor"),
+                      Completed()),
+    "demo": Command("[OPTIONS]", "train a small GPT on 8 ranks, and account for every byte", demo,
+                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True), RESULTS),
+    "demos": Command("[NAME] [-n RANKS]", "show one idea on ranks, as in `shardlab demos mlp -n 4`; no name lists them",
+                     demos, Completed(programs={
+                         name: Completed(f"mpi_impl.demos.{name}", launches=True) for name in DEMOS})),
+    "run": Command("-n RANKS PROGRAM ...", f"start {', '.join(list(PROGRAMS)[:2])}, or a file such as microshard.py",
+                   run, Completed(launches=True, programs=PROGRAMS)),
+    "generate": Command("[-n RANKS] ...", "let a trained GPT write", partial(
+        on_ranks, "generate", "mpi_impl.generate", 1), PROGRAMS["generate"]._replace(launches=True)),
+    "evaluate": Command("[-n RANKS] ...", "evaluate a model on published data", partial(
+        on_ranks, "evaluate", "mpi_impl.evaluate", 1), PROGRAMS["evaluate"]._replace(launches=True)),
+    "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare"),
+                       Completed("mpi_impl.data.prepare.preparation")),
+    "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "mpi_impl.plan"),
+                    Completed("mpi_impl.plan")),
+    "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "mpi_impl.plot_schedule"),
+                             Completed("mpi_impl.plot_schedule")),
+    "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),
+                       Completed()),
+    "labs": Command("[FOLDER]", "make a course of the labs, for nbgrader and Gradescope", labs, Completed()),
+}
+
+if __name__ == "__main__":
+    main()

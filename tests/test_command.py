@@ -1,0 +1,361 @@
+"""`shardlab` starts what `python -m` starts, says what it does not know, completes at a key, and finds out what is
+missing on any machine, however broken.
+"""
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from argcomplete._check_module import find
+from packaging.requirements import Requirement
+
+from mpi_impl import doctor, shardlab
+from mpi_impl.comm.transports.shared_memory import ROOM
+from mpi_impl.demos import DEMOS
+from mpi_impl.evaluation import options as evaluation
+from mpi_impl.launching import launch
+from mpi_impl.launching.completion import declared_options
+from mpi_impl.launching.option_fields import add_options
+from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.generation_options import GenerationOptions
+from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, help_text, program_of
+from reference.errors import UserError
+from tests.base_install import BLOCKER, base_environment
+from tests.launching import ROOT, SOON, command, environment, write_program
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def write_script(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def without(folder: Path, *modules: str) -> dict[str, str]:
+    """Return the environment variables of a Python that lacks these modules."""
+    (folder / "sitecustomize.py").write_text(BLOCKER.format(blocked=set(modules)))
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line, n, module", [
+    ("run -n 8 pretrain_gpt --bf16 -n 7", 8, "mpi_impl.pretrain_gpt --bf16 -n 7"),
+    ("run -n 2 -m mpi_impl.demos.mlp --timeout 0", 2, "mpi_impl.demos.mlp --timeout 0"),
+    ("demos mlp -n 3 --hidden-size 12", 3, "mpi_impl.demos.mlp --hidden-size 12"),
+    ("demos zero", 4, "mpi_impl.demos.zero"),
+    ("generate --load F --greedy", 1, "mpi_impl.generate --load F --greedy"),
+    ("evaluate --task race -n 2 --load F", 2, "mpi_impl.evaluate --task race --load F"),
+    ("evaluate -n 2 --help", 1, "mpi_impl.evaluate --help"),
+])
+def test_a_command_starts_a_program_on_ranks(line, n, module):
+    program = program_of(line.split())
+    assert (program.n, program.module, program.script) == (n, module.split(), [])
+
+
+@pytest.mark.parametrize("line, name", [("plan --num-gpus 8", "mpi_impl.plan"), ("compare A B", "mpi_impl.compare"),
+                                        ("labs", "grading.release"), ("demos", "mpi_impl.demos")])
+def test_a_command_runs_a_program_of_one_process(line, name):
+    assert program_of(line.split()) == Module(name, line.split()[1:])
+    assert importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("line", ["-n 8 --timeout 5 --hostfile h program.py --lr 1 -n 3", "-n 1 -m a.b -m c",
+                                  "--timeout 1e3 -n 2 ./x"])
+def test_the_options_before_a_program_are_those_of_the_launcher(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x").touch()
+    assert vars(program_of(["run", *line.split()])) == vars(launch.parse_options(line.split()))
+
+
+def test_no_program_has_an_option_of_the_launcher():
+    """So that the launcher's may stand anywhere."""
+    kinds = (GPTPretrainingOptions, BERTPretrainingOptions, GenerationOptions, *evaluation.OPTIONS.values())
+    names = {name for kind in kinds for name in fields_of(kind)}
+    names |= {name for demo in DEMOS for name in declared_options(f"mpi_impl.demos.{demo}")}
+    assert len(names) > 100 and not names & {"--timeout", "--hostfile"}
+
+
+def test_the_demo_has_options_that_eight_ranks_take():
+    program = program_of(["demo", "--train-iters", "7"])
+    assert program.n == 8 and program.module[:1] == ["mpi_impl.pretrain_gpt"]
+    assert parse(program.module[1:], program.n).args.train_iters == 7
+    assert "--hidden-size" not in (ROOT / "run.sh").read_text(), "The demo's options have one place."
+
+
+@pytest.mark.parametrize("line, sentence", [
+    ("dmo", "no command 'dmo'. Did you mean demo"), ("xyzzy", "It has doctor, demo, "),
+    ("demos mpl", "no 'mpl'. Did you mean mlp"),
+    ("run -n 2 pretrain_gtp", "'pretrain_gtp'. Did you mean pretrain_gpt or pretrain_bert"),
+    ("run -n 2 plan", "plan is a command, .* `shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),
+    ("run pretrain_gpt", "shardlab run cannot use its options: .* required: -n"),
+    ("run -n 2 --timeot 3 pretrain_gpt", "shardlab run has no option --timeot. Did you mean --timeout"),
+])
+def test_an_unknown_word_is_a_sentence_that_names_near_ones(line, sentence):
+    with pytest.raises(UserError, match=sentence):
+        program = program_of(line.split())
+        launch.check_options(program)
+
+
+def test_labs_need_a_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr(shardlab, "LABS", tmp_path / "labs")
+    with pytest.raises(UserError, match="a clone of the project has them"):
+        program_of(["labs"])
+
+
+def test_help_is_short_and_lists_each_command():
+    lines = help_text().splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= 120
+    for name in COMMANDS:
+        assert sum(line.startswith(f"  {name} ") for line in lines) == 1
+
+
+def test_what_pip_makes_is_this_command():
+    module, _, function = PROJECT["scripts"]["shardlab"].partition(":")
+    assert getattr(importlib.import_module(module), function) is shardlab.main
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> str:
+    """Make the command as run.sh does, in an environment whose name has a space."""
+    venv = tmp_path_factory.mktemp("an environment")
+    write_script(venv / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    subprocess.run(["bash", "-c", 'source ./run.sh help >/dev/null; venv="$1"; make_command', "-", venv], cwd=ROOT,
+                   check=True, timeout=SOON)
+    return str(venv / "bin" / "shardlab")
+
+
+def test_the_command_of_run_sh_starts_ranks_from_any_folder(installed, tmp_path):
+    """And ends with their status."""
+    program = write_program(tmp_path, "print(world().size, sys.argv[1:]); sys.exit(3)")
+    done = subprocess.run([installed, "run", "-n", "2", program.name, "-n", "7"], cwd=tmp_path, env=environment(),
+                          capture_output=True, text=True, timeout=SOON)
+    assert (done.stdout, done.returncode) == ("2 ['-n', '7']\n" * 2, 3)
+
+
+def test_a_command_of_one_process_ends_with_its_programs_status(tmp_path):
+    done = command("-m", "mpi_impl.shardlab", "compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 2 and f"error: {tmp_path / 'a'}" in done.stderr
+
+
+def test_a_package_that_is_missing_is_a_sentence(tmp_path):
+    done = command("-m", "mpi_impl.shardlab", "plan", "--help", env=without(tmp_path, "numpy"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "mpi_impl.plan needs the package numpy, which is not installed" in done.stderr
+
+
+def test_ranks_without_mpi4py_are_a_sentence(tmp_path):
+    done = command("-m", "mpi_impl.shardlab", "demos", "mlp", env=without(tmp_path, "mpi4py"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "mpi4py cannot load an MPI" in done.stderr
+
+
+# ---- completion -----------------------------------------------------------------------------------------------------
+
+
+def fields_of(kind: type) -> dict[str, bool]:
+    """Return the options of a program's own parser, with the number of values that follow each."""
+    parser = doctor.ArgumentParser(add_help=False)
+    add_options(parser, kind)
+    return {action.option_strings[0]: action.nargs for action in parser._actions}
+
+
+@pytest.mark.parametrize("where, kinds", [
+    (PROGRAMS["pretrain_gpt"].options, [GPTPretrainingOptions]),
+    (PROGRAMS["pretrain_bert"].options, [BERTPretrainingOptions]),
+    (PROGRAMS["generate"].options, [GenerationOptions]),
+    (PROGRAMS["evaluate"].options, evaluation.OPTIONS.values()),
+])
+def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where, kinds):
+    expected = {name: nargs for kind in kinds for name, nargs in fields_of(kind).items()}
+    found = {name: 0 if "action" in settings else settings.get("nargs")
+             for name, settings in declared_options(where).items()}
+    assert len(found) > 10 and found == expected
+
+
+def completions(line: str, program: list[str], env: dict[str, str], folder: Path) -> list[str]:
+    """Ask for completions as a shell does, and return argcomplete's answer."""
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
+             "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    done = subprocess.run(program, cwd=folder, env=env | asked, capture_output=True, text=True, timeout=SOON)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return (folder / "answer").read_text().split()
+
+
+@pytest.mark.parametrize("line, some, all_begin", [
+    ("shardlab ", [*COMMANDS], ""),
+    ("shardlab de", ["demo", "demos"], "demo"),
+    ("shardlab run -n 8 pretrain_g", ["pretrain_gpt"], "pretrain_gpt"),
+    ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"], "--tensor"),
+    ("shardlab demos m", ["mlp", "memory"], "m"),
+    ("shardlab demos memory -n 4 --train", ["--train-iters"], "--train-iters"),
+    ("shardlab demos memory -n 4 --host", ["--hostfile"], "--hostfile"),
+    ("shardlab generate --prompt x --pro", ["--prompt", "--prompts-file"], "--prompt"),
+    ("shardlab demo --train-i", ["--train-iters"], "--train-iters"),
+    ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"], "--tokenizer"),
+    ("shardlab plan --num-g", ["--num-gpus"], "--num-gpus"),
+])
+def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, all_begin, tmp_path):
+    env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
+    found = completions(line, [sys.executable, "-m", "mpi_impl.shardlab"], env, tmp_path)
+    assert sorted(found) == sorted(some) and all(word.startswith(all_begin) for word in found)
+
+
+def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):
+    """A shell looks for the mark in a script's first kilobyte, or, for what pip makes, in its module's."""
+    assert completions("shardlab la", [installed], environment(), tmp_path) == ["labs"]
+    for path in (installed, find("mpi_impl.shardlab", return_package=True)):
+        assert "PYTHON_ARGCOMPLETE_OK" in Path(path).read_text()[:1024]
+
+
+def test_help_comes_without_numpy_and_mpi(tmp_path):
+    done = command("-m", "mpi_impl.shardlab", "--help", env=without(tmp_path, "numpy", "mpi4py", "matplotlib"))
+    assert (done.returncode, done.stdout) == (0, help_text())
+
+
+# ---- doctor ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Make a folder of programs, the only one on PATH, in which Python seems to be, here and in what it starts."""
+    python = tmp_path / "bin" / "python"
+    write_script(python, f'exec {shlex.quote(sys.executable)} "$@"')
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setattr(sys, "executable", str(python))
+    return tmp_path / "bin"
+
+
+def test_a_base_install_can_train(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "mpi_impl.shardlab", "doctor"], env=base_environment(tmp_path),
+                          capture_output=True, text=True, timeout=4 * SOON)
+    assert done.returncode == 0 and done.stderr == "", done.stdout
+    text = " ".join(done.stdout.split())
+    for fact in ("ok Python 3.", "ok All packages of the base install", "is a launcher that fits it.",
+                 "ok Two ranks were started and added up 1 + 2 = 3.", "may be used", "no Notebooks and labs need",
+                 "pip install jupyterlab jupytext nbgrader", "Training works here."):
+        assert fact in text, fact
+
+
+def test_without_mpi4py_training_cannot_work(tmp_path):
+    done = command("-m", "mpi_impl.doctor", env=without(tmp_path, "mpi4py"))
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 1 and done.stderr == "", done.stderr
+    assert "FAULT Training needs packages that cannot be imported: mpi4py." in text
+    assert "FAULT There is no MPI to use" in text and "pip install mpi4py" in text and "Two ranks" not in text
+    assert "Training cannot work here yet." in text
+
+
+def test_an_mpi_library_that_does_not_load_is_a_fault(machine, monkeypatch, tmp_path):
+    (tmp_path / "libmpi.so").write_text("no library")
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
+    found = doctor.mpi_library()
+    assert found.state == "FAULT" and found.sentence.startswith("There is no MPI to use: ")
+    assert "libmpi.so: file too short" in found.sentence and "pip install mpi4py mpich" in found.advice
+
+
+@pytest.mark.parametrize("script, sentence", [
+    ("echo 'mpiexec (Open MPI) 5.0.11'", "found only .*mpiexec, of another MPI"), ("exit 1", "found only"),
+    (None, "found none at all")])
+def test_a_launcher_of_another_mpi_is_a_fault_and_so_is_none(machine, script, sentence):
+    if launch.mpi_vendor() == "Open MPI":
+        pytest.skip("The launcher that does not fit is Open MPI's here.")
+    if script:
+        write_script(machine / "mpiexec", script)
+    found = doctor.mpi_library()
+    assert found.state == "FAULT" and re.search(sentence, found.sentence)
+
+
+def test_ranks_that_never_come_up_are_a_fault_in_time(machine, monkeypatch):
+    """Of a launcher that fits by its name, and waits for ever."""
+    write_script(machine / "mpiexec", 'case "$1" in --version) echo HYDRA Open MPI;; *) exec /bin/sleep 1000;; esac')
+    monkeypatch.setattr(doctor, "SECONDS", 3)
+    found = doctor.two_ranks()
+    assert found.state == "FAULT" and "did not end within 3 seconds" in found.sentence
+
+
+def test_ranks_that_do_not_know_of_one_another_are_a_fault(machine):
+    """As the launcher of one MPI starts them with the library of another."""
+    write_script(machine / "mpiexec", 'case "$1" in --version) echo HYDRA Open MPI; exit;; esac; shift 2; "$@"; "$@"')
+    found = doctor.two_ranks()
+    assert found.state == "FAULT" and "each rank is a world of its own" in found.sentence
+
+
+def test_a_question_has_a_time_limit_whatever_it_leaves_behind():
+    """A child of it that keeps its output open is not waited for."""
+    reply = doctor.ask(["/bin/sh", "-c", "echo first; setsid /bin/sleep 20 & /bin/sleep 1000"], 0.5)
+    assert reply == (None, "first\n") and reply.problem == "it did not end in time"
+    assert doctor.ask(["/no/such/program"]).problem == "/no/such/program cannot be started: No such file or directory"
+    assert doctor.ask(["/bin/sh", "-c", "kill -11 $$"]).problem == "it ended with signal 11"
+
+
+def test_ranks_in_a_small_shared_memory_are_a_fault_that_names_it(tmp_path):
+    """A mebibyte of it, in a namespace of mounts."""
+    inside = f"mount -t tmpfs -o size=1m none /dev/shm && exec {shlex.quote(sys.executable)} -c '{{}}'"
+    ask = ["unshare", "--mount", "/bin/sh", "-c"]
+    if doctor.ask([*ask, inside.format("")]).status != 0:
+        pytest.skip("This needs the right to mount.")
+    both = "from mpi_impl.doctor import *; print(shared_memory()); print(two_ranks())"
+    done = subprocess.run([*ask, inside.format(both)], env=environment(), capture_output=True, text=True, timeout=120)
+    small, ranks = " ".join(done.stdout.split()).split(" FAULT ")
+    assert small.startswith("no Ranks on this machine share memory in /dev/shm, which has 1.05 MB")
+    assert "docker run --shm-size" in small
+    assert "did not add up" in ranks and "SIGBUS" in ranks and "shared memory" in ranks
+
+
+def test_enough_shared_memory_is_what_eight_ranks_ask_for():
+    assert doctor.ENOUGH_SHARED >= 8 * ROOM
+
+
+def test_without_a_compiler_runs_are_slower(machine):
+    assert str(doctor.compiler()).startswith("  no     There is no C++ compiler. Runs compute with NumPy alone")
+
+
+CUPY = {"__init__": "__version__ = '14.2.0'\nis_available = lambda: True\nfrom cupy import cuda",
+        "cuda": "from types import SimpleNamespace as S\nruntime, nccl = S(getDeviceCount=lambda: 2), S(available={})"}
+
+
+@pytest.mark.parametrize("nccl, state, text", [(True, "ok", "can use GPUs (2 of them), and has NCCL"),
+                                               (False, "no", "finds no NCCL")])
+def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, state, text):
+    for name, source in CUPY.items():
+        (tmp_path / "cupy").mkdir(exist_ok=True)
+        (tmp_path / "cupy" / f"{name}.py").write_text(source.format(nccl))
+    monkeypatch.syspath_prepend(tmp_path)
+    write_script(machine / "nvidia-smi", "echo 'NVIDIA H100, 81559 MiB'")
+    assert doctor.gpu() == ("ok", "NVIDIA's driver finds NVIDIA H100, 81559 MiB.", "")
+    found = doctor.cupy()
+    assert found.state == state and text in found.sentence
+
+
+def test_a_driver_that_does_not_work_is_said_and_so_is_a_cupy_that_cannot_be_imported(machine, tmp_path, monkeypatch):
+    write_script(machine / "nvidia-smi", "echo 'Failed to initialize NVML'; exit 9")
+    assert doctor.gpu().state == "no" and "Failed to initialize NVML" in doctor.gpu().sentence
+    (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "cannot be imported: ImportError: libcuda.so.1 is missing" in doctor.cupy().sentence
+
+
+def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
+    names = {Requirement(one).name for one in PROJECT["dependencies"]}
+    assert names == {*doctor.NEEDED, *doctor.USEFUL}
+    loaded = set(command("-c", "import mpi_impl.pretrain_gpt, sys; print(*sys.modules)").stdout.split())
+    assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)
+
+
+def test_one_fault_is_a_status_of_one_and_no_fault_none(monkeypatch, capsys):
+    fine = doctor.Fact("ok", "All is well."), doctor.Fact("no", "There is no GPU.")
+    monkeypatch.setattr(doctor, "facts", lambda: iter(fine))
+    doctor.main([])
+    monkeypatch.setattr(doctor, "facts", lambda: iter([*fine, doctor.Fact("FAULT", "There is no MPI.")]))
+    with pytest.raises(SystemExit, match="1"):
+        doctor.main([])
+    assert capsys.readouterr().out.count("Training works here.") == 1
