@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.launching.guard import guarded
+from mpi_impl.launching.guard import run_guarded
 from mpi_impl.launching.launch import launcher, mpi_vendor
 from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores
 from mpi_impl.runtime.tables import bytes_of
@@ -294,4 +294,4 @@ def notebooks() -> Fact:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(partial(run_alone, main)))
+    sys.exit(run_guarded(partial(run_alone, main)))

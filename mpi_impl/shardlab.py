@@ -18,7 +18,7 @@ from mpi_impl.demos import DEMOS
 from mpi_impl.launching import launch
 from mpi_impl.launching.completion import Completed, complete
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.launching.guard import guarded
+from mpi_impl.launching.guard import run_guarded
 from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 
@@ -99,7 +99,7 @@ def act(argv: list[str]) -> None:
     if isinstance(program, Module):
         run_module(program)
     else:   # and leave no process behind
-        sys.exit(guarded(partial(run_alone, partial(launch.start, program))))
+        sys.exit(run_guarded(partial(run_alone, partial(launch.start, program))))
 
 
 def program_of(argv: list[str]) -> Target:
@@ -204,7 +204,7 @@ COMMANDS = {
     "evaluate": Command("[-n RANKS] ...", "evaluate a model on published data", partial(
         on_ranks, "evaluate", "mpi_impl.evaluate", 1), PROGRAMS["evaluate"]._replace(launches=True)),
     "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare"),
-                       Completed("mpi_impl.data.prepare.preparation")),
+                       Completed("mpi_impl.data.prepare.options:PreparationOptions")),
     "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "mpi_impl.plan"),
                     Completed("mpi_impl.plan")),
     "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "mpi_impl.plot_schedule"),
