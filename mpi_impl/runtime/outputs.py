@@ -13,7 +13,7 @@ CHECKPOINT = r"latest_checkpointed_iteration\.txt|tokenizer\.json|iter_\d+(\.tmp
 HUGGING_FACE = r"[^/]*\.safetensors(\.index\.json)?|(tokenizer_)?config\.json|vocab\.(json|txt)|merges\.txt"
 
 # The options that name files, or folders with the files in them that are meant, as a regular expression over paths.
-FILES_WRITTEN = ("metrics_file", "ledger", "plot", "output")
+FILES_WRITTEN = ("metrics_file", "ledger", "plot", "report", "output")
 FOLDERS_WRITTEN = {"trace": r"trace\.json|timeline\.png",
                    "record": r"recording\.json|iteration-\d+\.rank-\d+\.safetensors",
                    "save": CHECKPOINT, "save_hf": HUGGING_FACE, "offload_folder": NONE}     # whose files have no names
