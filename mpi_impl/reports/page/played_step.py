@@ -14,8 +14,9 @@ from mpi_impl.comm.trace import Slice
 from mpi_impl.reports.page.senders import members
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from reference.config import ParallelConfig
-from reference.schedules.actions import Action, Receive, Schedule, Send, lower, result
+from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower, result
 
+RECEIVES = ("receive activation", "receive gradient")       # the names of waits for other stages
 MOST_RANKS = 64             # that are shown: the first ones
 MOST_ACTIONS = 3_000        # of all ranks, and as many microbatches of each
 MOST_SLICES = 12_000        # of communication: beyond that, those inside of actions are left out
@@ -29,10 +30,12 @@ def played_step(traced: TracedSteps, ranks: Sequence[Sequence[Slice]], schedule:
     began, shown = min(s.start for slices in ranks for s in slices), ranks[:MOST_RANKS]
     until = last_microbatch(schedule, len(shown))
     actions = [actions_of(slices, began, until) for slices in shown]
-    waits = [waits_of(slices, began) for slices in shown]
+    lowered = lower(schedule)
+    waits = [waits_of(slices, lowered[place(r, c).pipeline], members(r, "pipeline", c), began)
+             for r, slices in enumerate(shown)]
     end = max(a["end"] for own in actions for a in own) if until < schedule.microbatches else microseconds(
         max(s.end for slices in shown for s in slices) - began)
-    waits = [[one for one in own if one[1] <= end] for own in waits]
+    waits = [[one for one in own if one[1] < end] for own in waits]
     if left_out := sum(map(len, waits)) > MOST_SLICES:
         waits = [outside(own, actions[r]) for r, own in enumerate(waits)]
     names = sorted({one[0] for own in waits for one in own})
@@ -40,7 +43,7 @@ def played_step(traced: TracedSteps, ranks: Sequence[Sequence[Slice]], schedule:
             "end": end, "microbatches": schedule.microbatches, "shown_microbatches": min(until, schedule.microbatches),
             "message_bytes": message_bytes, "left_out": left_out, "names": names,
             "ranks": [{"actions": [list(a.values()) for a in own],
-                       "slices": [[names.index(name), start, stop - start] for name, start, stop in waits[r]]}
+                       "slices": [[names.index(name), start, stop, *more] for name, start, stop, *more in waits[r]]}
                       for r, own in enumerate(actions)],
             "messages": messages(actions, shown, schedule, c, began, sending)}
 
@@ -61,12 +64,20 @@ def actions_of(slices: Sequence[Slice], began: float, until: int) -> list[dict[s
             for s in slices if s.action and s.action.microbatch < until]
 
 
-def waits_of(slices: Sequence[Slice], began: float) -> list[tuple[str, float, float]]:
-    """Return everything else that a rank did: waits, collectives, the optimizer."""
-    return [(s.name, microseconds(s.start - began), microseconds(s.end - began)) for s in slices if not s.action]
+def waits_of(slices: Sequence[Slice], steps: Sequence[Step], pipeline: Sequence[int], began: float) -> list[tuple]:
+    """Return everything else that a rank did: waits, collectives, the optimizer. Each as its name, start and end; a wait
+    for another stage with the result and the rank that it comes from, which are the schedule's.
+    """
+    receives, found = iter([step for step in steps if isinstance(step, Receive)]), []
+    for s in slices:
+        if not s.action:
+            waited = next(receives) if s.name in RECEIVES else None
+            found.append((s.name, microseconds(s.start - began), microseconds(s.end - began),
+                          *((str(waited.action), pipeline[waited.source]) if waited else ())))
+    return found
 
 
-def outside(own: list[tuple[str, float, float]], actions: Sequence[dict[str, Any]]) -> list:
+def outside(own: list[tuple], actions: Sequence[dict[str, Any]]) -> list[tuple]:
     """Leave out what happens inside of actions."""
     found, rest = [], deque(actions)
     for one in sorted(own, key=lambda one: one[1]):
@@ -102,12 +113,12 @@ def messages(actions: Sequence[Sequence[dict[str, Any]]], shown: Sequence[Sequen
     return sorted(found, key=lambda one: one[3])
 
 
-def arrivals_of(slices: Sequence[Slice], steps: Sequence, began: float) -> dict[Action, tuple[float, float, Action]]:
+def arrivals_of(slices: Sequence[Slice], steps: Sequence[Step], began: float) -> dict[Action, tuple[float, float, Action]]:
     """Map each result that a rank receives to its wait, from and until, and the action that uses it.
 
     A rank waits in the order of its schedule, and each wait is a slice.
     """
-    waits = iter([s for s in slices if s.name in ("receive activation", "receive gradient")])
+    waits = iter([s for s in slices if s.name in RECEIVES])
     found = {}
     for i, step in enumerate(steps):
         if isinstance(step, Receive):
