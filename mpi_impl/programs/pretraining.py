@@ -28,13 +28,13 @@ from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import PretrainingSettings, parse
-from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, facts_of
-from mpi_impl.reports import forecast, memory, resident_memory, summary, throughput, traffic
+from mpi_impl.reports import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
-from mpi_impl.reports.page.report import RunFacts, watch, write_report
+from mpi_impl.reports.page.report import RunFacts, closing, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.outputs import check_outputs
@@ -284,17 +284,14 @@ class Pretraining(Program):
     def report(self) -> None:
         """Compare what was sent and held with the formulas: in short, and in full for --verbose and --report."""
         run, ledger = self.facts(), self.pipeline_ledger()
-        sizes = (run.model, run.parallel, run.b, run.s, run.work)
-        held, lines = memory.all_ranks(self.trainer, run.b, run.s, run.m), traffic.predicted_lines(ledger, *sizes)
-        short = summary.summary_lines(run.losses, lines, held, run.parallel.pipeline_model_parallel_size)
-        text = f"{traffic.report(ledger, *sizes)}\n\n{memory.report(self.trainer, run.b, run.s, run.m)}"
-        self.say(f"\n{text if self.args.verbose else summary.describe(short)}\n")
+        said = closing(self.trainer, run, ledger)
+        self.say(f"\n{said.full if self.args.verbose else summary.describe(said.short)}\n")
         if self.args.ledger and self.first:
-            traffic.write_json(self.args.ledger, ledger, *sizes)
+            traffic.write_json(self.args.ledger, said.lines)
         if self.args.report:
             traced = self.traced or self.watched
             assert traced is not None
-            write_report(self.args.report, self.trainer, traced, run, ledger, short, text)
+            write_report(self.args.report, self.trainer, traced, run, ledger)
             self.say(f"the report is in {self.args.report}: open it in a browser")
 
     def facts(self) -> RunFacts:

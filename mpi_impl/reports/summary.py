@@ -40,10 +40,11 @@ def traffic_line(lines: Sequence[Line], p: int) -> SummaryLine:
     for line in lines:
         sums[line.entry.group] += ring_bytes(line.entry, line.total)
     sent = ", ".join(f"{group} {bytes_of(size)}" for group, size in sums.items() if size) or "nothing"
-    wrong = [f"{line.entry.phase}: {line.entry.reason}" for line in lines if not line.as_predicted]
-    verdict = f"NOT as the formulas say: {', '.join(wrong)}" if wrong else "= the formulas, every line"
-    return SummaryLine("traffic", f"{'rank 0' if p == 1 else f'a pipeline of {p} ranks'} sent: {sent}; {verdict}",
-                       not wrong)
+    predicted = [line for line in lines if line.predicted is not None]        # sampling, for one, has no formula
+    wrong = [f"{line.entry.phase} {line.entry.reason}" for line in predicted if not line.as_predicted]
+    verdict = f"NOT as the formulas say: {', '.join(wrong)}" if wrong else f"= the formulas, all {len(predicted)}"
+    who = "rank 0" if p == 1 else f"a pipeline of {p} ranks"
+    return SummaryLine("traffic", f"{who} sent: {sent}; {verdict}", not wrong)
 
 
 def memory_line(memory: Sequence[RankMemory]) -> SummaryLine:
@@ -51,7 +52,7 @@ def memory_line(memory: Sequence[RankMemory]) -> SummaryLine:
     most = max(one.held.states for one in memory)
     activations = max(one.held.activations for one in memory)
     wrong = [rank for rank, one in enumerate(memory) if not one.as_predicted]
-    verdict = (f"NOT as the formulas say on rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}" if wrong else
+    verdict = (f"NOT as the formulas say on rank {', '.join(map(str, wrong))}" if wrong else
                f"= the formulas{f', on all {len(memory)} ranks' * (len(memory) > 1)}")
     return SummaryLine("memory", f"a rank holds at most {bytes_of(most)} of parameters, gradients and moments, and "
                                  f"{bytes_of(activations)} of activations; {verdict}", not wrong)

@@ -160,7 +160,8 @@ $("ranks-say").textContent = "Each box is one rank, one process." +
 
 const step = data.player, colors = data.colors.actions, words = data.words, LANE = 40, BOX = 24;
 const lanes = step.ranks.map((one, rank) => ({
-  rank, slices: one.slices.map(([name, start, end, result, from]) => ({name: step.names[name], start, end, result, from})),
+  rank, slices: one.slices.map(([name, start, end, ...wait]) => ({name: step.names[name], start, end,
+    ...(wait.length ? {result: wait[0], from: wait[1]} : {})})),
   actions: one.actions.map(([name, start, end], index) => {
     const [, stage, kind, microbatch] = name.match(/^(\d+)([FBIW])(\d+)$/);
     return {name, start, end, index, rank, stage: Number(stage), kind, microbatch: Number(microbatch)};
@@ -185,8 +186,11 @@ $("step-say").textContent = (step.clock === "virtual" ?
 const describe = a => `${words[a.kind]} of stage ${a.stage}, microbatch ${a.microbatch}`;
 const kinds = [..."FBIW"].filter(kind => lanes.some(lane => lane.actions.some(a => a.kind === kind)));
 for (const kind of kinds) key($("legend"), colors[kind], kind, words[kind]);
-key($("legend"), "#c2300c", "▁", "communication");
-if (flights.length) $("legend").append("● under way, ○ arrived and not yet used");
+key($("legend"), data.colors.actions.communication, "▁", "exchanges with other ranks");
+if (flights.length) {
+  add(add($("legend"), "span"), "b", {class: "key waiting", "aria-hidden": true}).after("waits for another stage");
+  add($("legend"), "span", {}, "● a message under way, ○ arrived and not yet used");
+}
 for (const lane of lanes) add($("lanes"), "div", {}, `rank ${lane.rank}`);
 
 const zooms = [1, 2, 4, 8, 16, 32, 64];
@@ -211,9 +215,13 @@ function drawTimeline() {
   }
   nodes = lanes.map((lane, r) => {
     add(svg, "rect", {class: "lane", x: 0, y: r * LANE + 3, width, height: LANE - 6});
-    add(svg, "path", {class: "strip", d: lane.slices.filter(s => s.end > s.start).map(s =>
-      `M${(s.start * scale).toFixed(1)} ${r * LANE + 31}h${Math.max(0.5, (s.end - s.start) * scale).toFixed(1)}v5h-` +
-      `${Math.max(0.5, (s.end - s.start) * scale).toFixed(1)}z`).join("") || "M0 0"});
+    for (const kind of ["strip", "wait"]) {           // collectives, and waits for other stages
+      const bars = lane.slices.filter(s => s.end > s.start && (kind === "wait") === ("result" in s)).map(s => {
+        const width = Math.max(0.5, (s.end - s.start) * scale).toFixed(1);
+        return `M${(s.start * scale).toFixed(1)} ${r * LANE + 31}h${width}v5h-${width}z`;
+      });
+      add(svg, "path", {class: kind, d: bars.join("") || "M0 0"});
+    }
     return lane.actions.map(a => drawAction(a, r));
   });
   overlay = add(svg, "g");
@@ -507,7 +515,8 @@ $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks o
   const columns = [["group", r => `${r.group} ×${r.group_size}`], ["phase", r => r.phase], ["reason", r => r.reason],
     ["operation", r => r.operation], ["calls", r => r.calls], ["elements", r => r.elements], ["ring bytes", r => r.ring_bytes],
     ["predicted elements", r => r.predicted_elements],
-    ["", r => r.calls === r.predicted_calls && r.elements === r.predicted_elements ? "=" : "≠"], ["formula", r => r.formula]];
+    ["", r => r.predicted_elements === null ? null : r.calls === r.predicted_calls && r.elements === r.predicted_elements ?
+      "=" : "≠"], ["formula", r => r.formula]];
   const numeric = new Set([4, 5, 6, 7]), cell = (value, i) => value === null ? "" : numeric.has(i) ? number(value) : value;
   let rows = data.ledger.map(r => columns.map(([, value]) => value(r)));
   const host = $("ledger"), found = table(host, columns.map(([title]) => title), [], numeric);

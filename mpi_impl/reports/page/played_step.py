@@ -37,7 +37,7 @@ def played_step(traced: TracedSteps, ranks: Sequence[Sequence[Slice]], schedule:
         max(s.end for slices in shown for s in slices) - began)
     waits = [[one for one in own if one[1] < end] for own in waits]
     if left_out := sum(map(len, waits)) > MOST_SLICES:
-        waits = [outside(own, actions[r]) for r, own in enumerate(waits)]
+        waits = [outside(own, actions[r])[:MOST_SLICES // len(shown)] for r, own in enumerate(waits)]
     names = sorted({one[0] for own in waits for one in own})
     return {"clock": "virtual" if isinstance(clock, VirtualClock) else type(clock).__name__,
             "end": end, "microbatches": schedule.microbatches, "shown_microbatches": min(until, schedule.microbatches),
@@ -65,8 +65,9 @@ def actions_of(slices: Sequence[Slice], began: float, until: int) -> list[dict[s
 
 
 def waits_of(slices: Sequence[Slice], steps: Sequence[Step], pipeline: Sequence[int], began: float) -> list[tuple]:
-    """Return everything else that a rank did: waits, collectives, the optimizer. Each as its name, start and end; a wait
-    for another stage with the result and the rank that it comes from, which are the schedule's.
+    """Return everything else that a rank did, each with its name, start and end: collectives, the optimizer, waits.
+
+    A wait for another stage has also the result, and the rank that it comes from, which the schedule knows.
     """
     receives, found = iter([step for step in steps if isinstance(step, Receive)]), []
     for s in slices:
@@ -85,7 +86,7 @@ def outside(own: list[tuple], actions: Sequence[dict[str, Any]]) -> list[tuple]:
             rest.popleft()
         if not (rest and rest[0]["start"] <= one[1] < rest[0]["end"]):
             found.append(one)
-    return found[:MOST_SLICES]
+    return found
 
 
 def messages(actions: Sequence[Sequence[dict[str, Any]]], shown: Sequence[Sequence[Slice]], schedule: Schedule,
@@ -113,7 +114,8 @@ def messages(actions: Sequence[Sequence[dict[str, Any]]], shown: Sequence[Sequen
     return sorted(found, key=lambda one: one[3])
 
 
-def arrivals_of(slices: Sequence[Slice], steps: Sequence[Step], began: float) -> dict[Action, tuple[float, float, Action]]:
+def arrivals_of(slices: Sequence[Slice], steps: Sequence[Step],
+                began: float) -> dict[Action, tuple[float, float, Action]]:
     """Map each result that a rank receives to its wait, from and until, and the action that uses it.
 
     A rank waits in the order of its schedule, and each wait is a slice.

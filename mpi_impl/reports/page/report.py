@@ -1,7 +1,8 @@
 """The option --report: the page of a run. All its data are one JSON, made of what the run has recorded."""
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from math import isfinite
@@ -10,14 +11,15 @@ from typing import Any
 from mpi_impl.comm.clock import Clock, DeviceClock, VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Topology, place
+from mpi_impl.reports import memory, traffic
 from mpi_impl.reports.charts import AXES, COLORS, MEMORY, WORDS
 from mpi_impl.reports.memory import RankMemory, all_ranks
 from mpi_impl.reports.page.played_step import played_step
-from mpi_impl.reports.page.senders import members, sent_by_all
+from mpi_impl.reports.page.senders import Sent, members, sent_by_all
 from mpi_impl.reports.page.shapes import work_of
-from mpi_impl.reports.summary import SummaryLine
+from mpi_impl.reports.summary import SummaryLine, summary_lines
 from mpi_impl.reports.timelines.tracing import TracedSteps
-from mpi_impl.reports.traffic import rows
+from mpi_impl.reports.traffic import Line, predicted_lines
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -48,6 +50,7 @@ class RunFacts:
     baseline: float | None = None               # the validation loss of a model without context
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""                            # "" for CPU cores
+    without: Collection[str] = ()               # reasons for traffic that this run does not have
 
 
 def watch(topology: Topology, on_device: bool) -> TracedSteps:
@@ -60,21 +63,33 @@ def watch(topology: Topology, on_device: bool) -> TracedSteps:
     return TracedSteps(topology, clock)
 
 
-def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: RunFacts, ledger: Ledger,
-                 summary: Sequence[SummaryLine], text: str) -> None:
-    """Write the page, on rank 0; all ranks call this together. Raise UserError if that fails.
+@dataclass(frozen=True)
+class Closing:
+    """What a run says at its end."""
 
-    `ledger` is that of rank 0's pipeline; `text` has every line of the closing reports.
-    """
-    world = trainer.topology.world
-    memory, ledgers = all_ranks(trainer, run.b, run.s, run.m), world.allgather_objects(trainer.ledger)
+    lines: list[Line]              # of the ledger
+    short: list[SummaryLine]
+    full: str                      # every line
+
+
+def closing(trainer: Trainer, run: RunFacts, ledger: Ledger) -> Closing:
+    """Compare what was sent and held with the formulas. All ranks call this; `ledger` is that of rank 0's pipeline."""
+    sizes, held = (run.model, run.parallel, run.b, run.s, run.work), all_ranks(trainer, run.b, run.s, run.m)
+    lines = predicted_lines(ledger, *sizes, run.without)
+    full = f"{traffic.report(ledger, *sizes, run.without)}\n\n{memory.report(trainer, run.b, run.s, run.m)}"
+    return Closing(lines, summary_lines(run.losses, lines, held, run.parallel.pipeline_model_parallel_size), full)
+
+
+def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: RunFacts, ledger: Ledger) -> None:
+    """Write the page, on rank 0; all ranks call this together. Raise UserError if that fails."""
+    world, said = trainer.topology.world, closing(trainer, run, ledger)
+    held, ledgers = all_ranks(trainer, run.b, run.s, run.m), world.allgather_objects(trainer.ledger)
     steps = world.allgather_objects(traced.steps[-1])
     if world.rank == 0:
-        sizes = (run.model, run.parallel, run.b, run.s, run.work)
-        data = {"title": title(run), "summary": [line._asdict() for line in summary], "run": facts(run),
-                "losses": losses(run), "topology": topology(run, memory), "ledger": rows(ledger, *sizes),
-                "sent": sent(ledgers, run), "memory": memory_rows(memory), "player": player(traced, steps, run),
-                "text": text, "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}, "words": WORDS}
+        data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),
+                "losses": losses(run), "topology": topology(run, held), "ledger": traffic.rows(said.lines),
+                "sent": sent(ledgers, run), "memory": memory_rows(held), "player": player(traced, steps, run),
+                "text": said.full, "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}, "words": WORDS}
         write_whole(path, page(data))
 
 
@@ -117,7 +132,8 @@ def facts(run: RunFacts) -> dict[str, Any]:
             "schedule": p.pipeline_schedule, "zero_stage": p.zero_stage, "sequence_parallel": p.sequence_parallel,
             "model": {"layers": c.num_layers, "hidden size": c.hidden_size, "heads": c.num_attention_heads,
                       "vocabulary": c.vocab_size, "parameters": parameters(c)},
-            "step": {"microbatches of a replica": run.m, "sequences of a microbatch": run.b, "tokens of a sequence": run.s},
+            "step": {"microbatches of a replica": run.m, "sequences of a microbatch": run.b,
+                     "tokens of a sequence": run.s},
             "format": run.precision.compute, "device": run.device, "options": dict(run.options)}
 
 
@@ -130,11 +146,11 @@ def losses(run: RunFacts) -> dict[str, Any]:
             "baseline": run.baseline}
 
 
-def topology(run: RunFacts, memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
+def topology(run: RunFacts, everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Return each rank's place, what it holds, and its groups."""
     c, p, found = run.model, run.parallel, []
     stages = stages_of_ranks(c, p)
-    for rank, one in enumerate(memory):
+    for rank, one in enumerate(everyone):
         at = place(rank, p)
         held = stages[at.pipeline]
         layers = [layer for own in held.values() for layer in own]
@@ -149,20 +165,19 @@ def sent(ledgers: Sequence[Ledger], run: RunFacts) -> dict[str, Any]:
     """Return who sends how much to whom, as rows of [from, to, reason, bytes], and the reasons."""
     found = sent_by_all(ledgers, run.parallel, run.m)
     if len(found) > MOST_SENT:
-        sums: dict[tuple, float] = {}
+        sums = defaultdict[tuple[int, int, str], float](float)
         for one in found:
-            key = (one.source, one.to, one.group, "", "")
-            sums[key] = sums.get(key, 0) + one.bytes
-        found = [type(found[0])(*key, bytes=size) for key, size in sums.items()]
+            sums[one.source, one.to, one.group] += one.bytes
+        found = [Sent(source, to, group, "", "", size) for (source, to, group), size in sums.items()]
     reasons = list(dict.fromkeys((one.group, one.phase, one.reason) for one in found))
     number = {reason: i for i, reason in enumerate(reasons)}
     return {"reasons": reasons, "rows": [[one.source, one.to, number[one.group, one.phase, one.reason], one.bytes]
                                          for one in found]}
 
 
-def memory_rows(memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
+def memory_rows(everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Return each rank's bytes: what it holds, and [part, measured, predicted] where there is a formula."""
-    return [{"held": one.held._asdict(), "compared": one.compared} for one in memory]
+    return [{"held": one.held._asdict(), "compared": one.compared} for one in everyone]
 
 
 def player(traced: TracedSteps, steps: Sequence, run: RunFacts) -> dict[str, Any]:

@@ -51,18 +51,19 @@ def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
 def sent_by_all(ledgers: Sequence[Ledger], c: ParallelConfig, m: int) -> list[Sent]:
     """Give the bytes of every rank's ledger to pairs of ranks. A step has m microbatches."""
     shares = [destinations(c, m, rank) for rank in range(c.pipeline_model_parallel_size)]
-    found: dict[tuple, float] = defaultdict(float)
+    found: dict[tuple[tuple[int, int], tuple[str, str, str]], float] = defaultdict(float)
     for rank, ledger in enumerate(ledgers):
         for entry, total in ledger.totals.items():
             ranks = members(rank, entry.group, c)
             if entry.operation == "send":
-                to = {ranks[i]: share for i, share in shares[place(rank, c).pipeline][entry.reason].items()}
+                known = shares[place(rank, c).pipeline].get(entry.reason, {0: 1.0})     # weights to save go to rank 0
+                to = {ranks[i]: share for i, share in known.items()}
             else:
                 to = {ranks[(ranks.index(rank) + 1) % len(ranks)]: 1.0}
             if size := ring_bytes(entry, total):
                 for other, share in to.items():
-                    found[rank, other, entry.group, entry.phase, entry.reason] += share * size
-    return [Sent(*key, bytes=size) for key, size in found.items()]
+                    found[(rank, other), (entry.group, entry.phase, entry.reason)] += share * size
+    return [Sent(*pair, *why, size) for (pair, why), size in found.items()]
 
 
 def destinations(c: ParallelConfig, m: int, rank: int) -> dict[str, dict[int, float]]:

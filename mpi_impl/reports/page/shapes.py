@@ -40,7 +40,7 @@ def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[in
     rows, folder = c.padded_vocab_size(t) // t, "mpi_impl/layers"
     if layers[0] == 0:
         found.append(Part("embedding", f"tokens [{b}, {s}]", f"table [{rows}, {h}]", outside, f"{folder}/embedding.py"))
-    named = f"of layer {layers[0]}" if len(layers) == 1 else f"of each of layers {layers[0]} to {layers[-1]}"
+    named = f"of layer {layers[0]}" if len(layers) == 1 else f"in each of the layers {layers[0]} to {layers[-1]}"
     found += [Part(f"attention {named}, {a // t} of its {a} heads", inside,
                    f"[{h}, {3 * h // t}], scores [{b}, {a // t}, {s}, {s}], @ [{h // t}, {h}]", outside,
                    f"{folder}/attention.py"),
@@ -48,7 +48,8 @@ def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[in
                    f"{folder}/mlp.py"),
               Part(f"layer norms and residual sums {named}", outside, "", outside, f"{folder}/block.py")]
     if layers[-1] == c.num_layers - 1:
-        found += [Part("logits", inside, f"[{h}, {rows}]", f"[{b}, {s}, {rows}]", f"mpi_impl/models/{c.architecture}.py"),
+        found += [Part("logits", inside, f"[{h}, {rows}]", f"[{b}, {s}, {rows}]",
+                       f"mpi_impl/models/{c.architecture}.py"),
                   Part("loss", f"[{b}, {s}, {rows}]", "", f"[{b}, {s}]", f"{folder}/cross_entropy.py")]
         found += [Part(f"head {head}", f"[{b}, {h}]", f"[{h}, 2]", f"[{b}, 2]", f"{folder}/heads.py")
                   for head in c.heads if head in CLASSIFIERS]

@@ -1,5 +1,4 @@
-"""Steps that a rank traces. The option --trace: the last ones as a file for a trace viewer, and the very last one drawn.
-"""
+"""Steps that a rank traces. With --trace the last become a file for a trace viewer, and the very last a picture."""
 from collections import deque
 from contextlib import contextmanager
 from itertools import chain
