@@ -86,13 +86,13 @@ def train(trainer: Trainer, steps: int, batch: int, check: Check, losses: list[f
           watched: TracedSteps | None = None) -> str:
     """Run every step twice, on the ranks and in one process. Return their losses as a table.
 
-    The losses on the ranks are appended to `losses`. The second step is `watched`, for the page.
+    The losses on the ranks are appended to `losses`. The last step is `watched`, for the page.
     """
     textbook, rows = textbook_of(trainer.state.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):
         tokens, targets = global_batch(step, batch)
         trainer.measured = watched is not None and step == 0
-        with watched.step() if watched and step < 2 else nullcontext():
+        with watched.step() if watched and step == steps - 1 else nullcontext():
             result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
         losses.append(result.loss)
         loss, norm, grads = textbook.step(GPTBatch(tokens, targets))

@@ -108,7 +108,7 @@ class Pretraining(Program):
         if self.loaded:
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
-        self.watched = watch(self.topology, on_device(self.device.like)) if self.args.report else None
+        self.watched: TracedSteps | None = None        # for --report without --trace
         self.recorded = self.record() if self.args.record else None
         self.measured = forecast.measure_rate(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
@@ -243,10 +243,15 @@ class Pretraining(Program):
         return iteration
 
     def tracing(self, step: int):
-        """Return the context of a step of this run, counted from 0. A page shows the second, when all is warm."""
+        """Return the context of a step of this run, counted from 0. A page shows the second, if there is one: the first
+        also counts the bytes of activations.
+        """
         if self.traced:
             return self.traced.step()
-        return self.watched.step() if self.watched and step < 2 else nullcontext()
+        if self.args.report and step < 2:
+            self.watched = watch(self.topology, on_device(self.device.like))
+            return self.watched.step()
+        return nullcontext()
 
     def verify(self, iteration: int, result: StepResult) -> str:
         """Compute the textbook's step with --verify, and describe how far the ranks are from it."""
