@@ -42,7 +42,7 @@ def traffic_line(lines: Sequence[Line], p: int) -> SummaryLine:
     sent = ", ".join(f"{group} {bytes_of(size)}" for group, size in sums.items() if size) or "nothing"
     predicted = [line for line in lines if line.predicted is not None]        # sampling, for one, has no formula
     wrong = [f"{line.entry.phase} {line.entry.reason}" for line in predicted if not line.as_predicted]
-    verdict = f"NOT as the formulas say: {', '.join(wrong)}" if wrong else f"= the formulas, all {len(predicted)}"
+    verdict = f"NOT as the formulas say: {', '.join(wrong)}" if wrong else f"= the formulas, all {len(predicted)} lines"
     who = "rank 0" if p == 1 else f"a pipeline of {p} ranks"
     return SummaryLine("traffic", f"{who} sent: {sent}; {verdict}", not wrong)
 

@@ -19,7 +19,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
-from reference.schedules.actions import Action, Send, lower
+from reference.schedules.actions import Action, Send, lower, parse_action, result
 from reference.schedules.simulate import Times, simulate
 from tests.program import pretrain, pretrain_bert
 
@@ -116,9 +116,9 @@ def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, progra
     tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase"] if program is pretrain_bert else []
     file = tmp_path / "report.html"
     ranks.run(n, program, [*SMALL, *corpus, *tokenizer, *options, "--report", str(file)], timeout=120)
-    data, run = data_of(file), data_of(file)["run"]
-    more = [int(one) for one in options[-1:] if "virtual" in " ".join(options)]
-    parallel = ParallelConfig(run["t"], run["p"], run["d"], run["schedule"], 4 // run["p"] if more else None)
+    data = data_of(file)
+    run, several = data["run"], "--num-layers-per-virtual-pipeline-stage" in options
+    parallel = ParallelConfig(run["t"], run["p"], run["d"], run["schedule"], 2 if several else None)
     m = run["step"]["microbatches of a replica"]
     schedule, player = schedule_of(parallel, m), data["player"]
     lowered, layout = lower(schedule), [one["pipeline"] for one in data["topology"]]
@@ -126,11 +126,13 @@ def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, progra
     for rank, one in enumerate(player["ranks"]):
         assert [name for name, _, _ in one["actions"]] == [str(a) for a in schedule.ranks[layout[rank]]]
         assert all(start <= end <= player["end"] for _, start, end in one["actions"])
-        assert all(f"{name[:name.index(kind) + 1]}" in player["work"] for name, _, _ in one["actions"]
-                   for kind in "FBIW" if kind in name)
+        assert all(re.match(r"\d+[FBIW]", name)[0] in player["work"] for name, _, _ in one["actions"])
     assert sorted((layout[source], layout[to], name) for source, to, name, *_ in player["messages"]) == sorted(
         (rank, step.to, str(step.action)) for rank in layout for step in lowered[rank] if isinstance(step, Send))
     assert all(sent <= arrived <= used + 0.2 for *_, sent, arrived, used in player["messages"])
+    ends = {(rank, str(result(parse_action(name)))): end for rank, one in enumerate(player["ranks"])
+            for name, _, end in one["actions"] if "W" not in name}
+    assert all(sent == ends[source, name] for source, _, name, sent, _, _ in player["messages"])
     waits = {(rank, one[3]): one for rank, own in enumerate(player["ranks"]) for one in own["slices"] if one[3:]}
     for source, to, name, _, arrived, _ in player["messages"]:
         assert waits[to, name][4] == source and arrived <= waits[to, name][2] + 0.2
@@ -174,6 +176,9 @@ def test_a_v_shaped_schedule_sends_both_ways():
     assert destinations(c, 8, 1) == {"activation": {2: 0.5, 0: 0.5}, "gradient": {2: 0.5, 0: 0.5}}
     assert destinations(c, 8, 0) == {"activation": {1: 1.0}, "gradient": {1: 1.0}}      # the last stage is here, too
     assert destinations(ParallelConfig(1, 1, 8), 4, 0) == {"activation": {}, "gradient": {}}
+    ledgers = [Ledger() for _ in range(4)]
+    ledgers[1].record("send", "pipeline", 4, "activation", 10, np.float32)
+    assert [(one.to, one.bytes) for one in sent_by_all(ledgers, c, 8)] == [(2, 20), (0, 20)]
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
@@ -258,7 +263,7 @@ def test_a_summary_names_what_is_wrong():
     good = summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1)
     assert describe(good).splitlines() == [
         "loss     5.0000 in iteration 1, 4.0000 in iteration 2",
-        "traffic  rank 0 sent: tensor 4 kB; = the formulas, all 1",
+        "traffic  rank 0 sent: tensor 4 kB; = the formulas, all 1 lines",
         "memory   a rank holds at most 400 bytes of parameters, gradients and moments, and 50 bytes of activations; "
         "= the formulas, on all 2 ranks"]
     bad = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)

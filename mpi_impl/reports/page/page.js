@@ -422,6 +422,8 @@ view.addEventListener("click", event => {
   }
   show(group ? group.action.start : at / scale, false);
   say();
+  if (group && matchMedia("(max-width: 800px)").matches)       // on a phone they are a screen below
+    $("details").parentElement.scrollIntoView({block: "nearest"});
 });
 function goToAction(a) {
   if (!a) return;
@@ -490,13 +492,13 @@ function drawMatrix() {
       const sizes = {}, size = total(list);
       for (const [reason, part] of list) sizes[reasons[reason][0]] = (sizes[reasons[reason][0]] || 0) + part;
       const group = Object.keys(sizes).reduce((a, b) => sizes[b] > sizes[a] ? b : a);
-      const side = Math.max(7, Math.sqrt(size / most) * (cell - 6)), color = axes[group];
+      const side = Math.max(13, Math.sqrt(size / most) * (cell - 6)), color = axes[group];
       const words = `rank ${from} to rank ${to}: ${bytes(size)}, most of it ${group}`;
       const button = add(td, "button", {type: "button", "aria-label": words, title: words});
       add(button, "span", {style: `width:${side}px;height:${side}px;background:${color};color:${textOn(color)}`},
-        side >= 14 ? letters[group] : "");
+        letters[group]);
       button.addEventListener("click", () => {
-        $("pair").textContent = `Rank ${from} sent rank ${to} ${bytes(size)}:`;
+        $("pair").textContent = `Rank ${from} → rank ${to}: ${bytes(size)}`;
         const why = add($("pair"), "ul");
         for (const [reason, part] of list.sort((a, b) => b[1] - a[1])) {
           const [of, phase, text] = reasons[reason];
