@@ -17,7 +17,7 @@ from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.reports.page.report import RunFacts, watch, write_report
+from mpi_impl.reports.page.report import ReportedRun, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.reports.traffic import Line, predicted_lines, summary
 from mpi_impl.runtime.outputs import check_outputs
@@ -109,7 +109,7 @@ def write_page(trainer: Trainer, options: Namespace, losses: list[float], watche
     """Write the page of --report. All ranks call this together."""
     state, parallel = trainer.state, trainer.topology.config
     work = PassCounts(options.train_iters, options.train_iters * MICROBATCHES, 0, 0)
-    run = RunFacts("A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, work,
+    run = ReportedRun("A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, work,
                    list(enumerate(losses, 1)), without=NOT_SENT)
     write_report(options.report, trainer, watched, run, ledger)
     say(trainer.topology.world, f"The page of this run is in {options.report}: open it in a browser.")

@@ -34,7 +34,7 @@ from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, facts_of
 from mpi_impl.reports import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
-from mpi_impl.reports.page.report import RunFacts, closing, watch, write_report
+from mpi_impl.reports.page.report import ReportedRun, closing, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.outputs import check_outputs
@@ -299,11 +299,11 @@ class Pretraining(Program):
             write_report(self.args.report, self.trainer, traced, run, ledger)
             self.say(f"the report is in {self.args.report}: open it in a browser")
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> ReportedRun:
         """Return what the page tells of this run."""
         a, steps, m = self.args, self.metrics.steps, self.settings.microbatches
         work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
-        return RunFacts(NAMES[self.architecture], self.model, self.settings.parallel, self.settings.precision,
+        return ReportedRun(NAMES[self.architecture], self.model, self.settings.parallel, self.settings.precision,
                         a.micro_batch_size, a.seq_length, m, work, self.metrics.losses, self.metrics.validation,
                         self.sources.baseline, chosen(a), self.device.description)
 

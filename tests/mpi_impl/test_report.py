@@ -10,7 +10,7 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.trace import Slice
 from mpi_impl.reports.page.played_step import played_step
-from mpi_impl.reports.page.report import MOST_LOSSES, RunFacts, losses, page
+from mpi_impl.reports.page.report import MOST_LOSSES, ReportedRun, losses, page
 from mpi_impl.reports.page.senders import destinations, members, sent_by_all
 from mpi_impl.reports.page.shapes import work_of
 from mpi_impl.reports.summary import describe, summary_lines
@@ -55,7 +55,7 @@ def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
     """Losses, ledger, actions with their times, and memory: in the page as in the run's other files; and a run without
     a page computes the same to the last bit.
     """
-    files = {name: tmp_path / name for name in ("metrics-file", "ledger", "report", "trace")}
+    files = {name: tmp_path / f"{name}.html" for name in ("metrics-file", "ledger", "report", "trace")}
     options = [*SMALL, *corpus, "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     ranks.run(8, pretrain, [*options, "--verbose", "--trace-clock", "virtual", *(
         word for name, path in files.items() for word in (f"--{name}", str(path)))], timeout=120)
@@ -221,7 +221,7 @@ def test_a_large_run_has_a_small_page():
 def test_of_a_long_run_every_nth_loss_is_shown_as_it_was():
     curve = [(i, 1 / i) for i in range(1, 100_000)]
     model = ModelConfig(2, 16, 2, 300, 16)
-    found = losses(RunFacts("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, PassCounts(1, 1, 0, 0), curve,
+    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, PassCounts(1, 1, 0, 0), curve,
                             curve))
     assert found["every"] == 100 and len(found["training"]) <= MOST_LOSSES + 2
     assert set(found["training"]) <= set(curve) and found["training"][-1] == curve[-1]

@@ -34,8 +34,8 @@ MOST_SENT = 10_000        # rows of who sends what to whom; beyond that, all rea
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What a page tells of a run besides its recordings."""
+class ReportedRun:
+    """The facts of a run that its page tells, besides its recordings."""
 
     title: str                                  # "GPT"
     model: ModelConfig
@@ -65,14 +65,14 @@ def watch(topology: Topology, on_device: bool) -> TracedSteps:
 
 @dataclass(frozen=True)
 class Closing:
-    """What a run says at its end."""
+    """The comparison of a run with the formulas, at its end."""
 
     lines: list[Line]              # of the ledger
     short: list[SummaryLine]
     full: str                      # every line
 
 
-def closing(trainer: Trainer, run: RunFacts, ledger: Ledger) -> Closing:
+def closing(trainer: Trainer, run: ReportedRun, ledger: Ledger) -> Closing:
     """Compare what was sent and held with the formulas. All ranks call this; `ledger` is that of rank 0's pipeline."""
     sizes, held = (run.model, run.parallel, run.b, run.s, run.work), all_ranks(trainer, run.b, run.s, run.m)
     lines = predicted_lines(ledger, *sizes, run.without)
@@ -80,7 +80,7 @@ def closing(trainer: Trainer, run: RunFacts, ledger: Ledger) -> Closing:
     return Closing(lines, summary_lines(run.losses, lines, held, run.parallel.pipeline_model_parallel_size), full)
 
 
-def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: RunFacts, ledger: Ledger) -> None:
+def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: ReportedRun, ledger: Ledger) -> None:
     """Write the page, on rank 0; all ranks call this together. Raise UserError if that fails."""
     world, said = trainer.topology.world, closing(trainer, run, ledger)
     held, ledgers = all_ranks(trainer, run.b, run.s, run.m), world.allgather_objects(trainer.ledger)
@@ -121,12 +121,12 @@ def finite(data: Any) -> Any:
 # ---- the parts of the data ------------------------------------------------------------------------------------------
 
 
-def title(run: RunFacts) -> str:
+def title(run: ReportedRun) -> str:
     n = run.parallel.world_size
     return f"{run.title} on {n} rank{'s' * (n > 1)}"
 
 
-def facts(run: RunFacts) -> dict[str, Any]:
+def facts(run: ReportedRun) -> dict[str, Any]:
     p, c = run.parallel, run.model
     return {"t": p.tensor_model_parallel_size, "p": p.pipeline_model_parallel_size, "d": p.data_parallel_size,
             "schedule": p.pipeline_schedule, "zero_stage": p.zero_stage, "sequence_parallel": p.sequence_parallel,
@@ -137,7 +137,7 @@ def facts(run: RunFacts) -> dict[str, Any]:
             "format": run.precision.compute, "device": run.device, "options": dict(run.options)}
 
 
-def losses(run: RunFacts) -> dict[str, Any]:
+def losses(run: ReportedRun) -> dict[str, Any]:
     """Return the curves, of a long run every n-th value, exactly as it was."""
     every = -(-len(run.losses) // MOST_LOSSES)
     kept = [one for i, one in enumerate(run.losses, 1) if i % every == 0 or i in (1, len(run.losses))]
@@ -146,7 +146,7 @@ def losses(run: RunFacts) -> dict[str, Any]:
             "baseline": run.baseline}
 
 
-def topology(run: RunFacts, everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
+def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Return each rank's place, what it holds, and its groups."""
     c, p, found = run.model, run.parallel, []
     stages = stages_of_ranks(c, p)
@@ -161,7 +161,7 @@ def topology(run: RunFacts, everyone: Sequence[RankMemory]) -> list[dict[str, An
     return found
 
 
-def sent(ledgers: Sequence[Ledger], run: RunFacts) -> dict[str, Any]:
+def sent(ledgers: Sequence[Ledger], run: ReportedRun) -> dict[str, Any]:
     """Return who sends how much to whom, as rows of [from, to, reason, bytes], and the reasons."""
     found = sent_by_all(ledgers, run.parallel, run.m)
     if len(found) > MOST_SENT:
@@ -180,7 +180,7 @@ def memory_rows(everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     return [{"held": one.held._asdict(), "compared": one.compared} for one in everyone]
 
 
-def player(traced: TracedSteps, steps: Sequence, run: RunFacts) -> dict[str, Any]:
+def player(traced: TracedSteps, steps: Sequence, run: ReportedRun) -> dict[str, Any]:
     """Return the traced step, with what each kind of action of each stage computes, and each microbatch's samples."""
     c, p, schedule = run.model, run.parallel, schedule_of(run.parallel, run.m)
     found = played_step(traced, steps, schedule, p, message_bytes(run))
@@ -193,6 +193,6 @@ def player(traced: TracedSteps, steps: Sequence, run: RunFacts) -> dict[str, Any
     return found | {"work": work, "samples": {"each": run.b, "a microbatch": step, "a replica": replica}}
 
 
-def message_bytes(run: RunFacts) -> int:
+def message_bytes(run: ReportedRun) -> int:
     """Return the bytes that a rank sends to the next stage at a time."""
     return run.b * run.s * run.model.hidden_size // run.parallel.sent_parts * run.precision.form.bytes

@@ -1,4 +1,4 @@
-"""Who sends how much to whom: a ledger's bytes, given to pairs of ranks.
+"""The traffic of each pair of ranks: who sends how much to whom, and why.
 
 A ledger counts calls of a group, not pairs. A collective counts here as a ring, in the order of the group's ranks: each
 rank sends its ring-equivalent bytes to the next one, and the last to the first. A message between stages goes where the

@@ -1,4 +1,4 @@
-"""What an action computes, line by line, with shapes and the files that do it: the details of the page's player."""
+"""The work of an action, part by part, with shapes and the files that do it: the details of the page's player."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.models.bert import CLASSIFIERS
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """One part of a stage's forward."""
 
     name: str
@@ -33,24 +33,25 @@ def work_of(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[
              f"{part.weights and weights + part.weights}", part.file] for part in reversed(forward)]
 
 
-def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[int]) -> list[Part]:
+def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[int]) -> list[StagePart]:
     """Return the forward's parts, in order."""
     t, h, a, found = p.tensor_model_parallel_size, c.hidden_size, c.num_attention_heads, []
     inside, outside = f"[{b}, {s}, {h}]", f"[{b}, {s // t if p.sequence_parallel else s}, {h}]"
     rows, folder = c.padded_vocab_size(t) // t, "mpi_impl/layers"
     if layers[0] == 0:
-        found.append(Part("embedding", f"tokens [{b}, {s}]", f"table [{rows}, {h}]", outside, f"{folder}/embedding.py"))
+        found.append(StagePart("embedding", f"tokens [{b}, {s}]", f"table [{rows}, {h}]", outside,
+                               f"{folder}/embedding.py"))
     named = f"of layer {layers[0]}" if len(layers) == 1 else f"in each of the layers {layers[0]} to {layers[-1]}"
-    found += [Part(f"attention {named}, {a // t} of its {a} heads", inside,
+    found += [StagePart(f"attention {named}, {a // t} of its {a} heads", inside,
                    f"[{h}, {3 * h // t}], scores [{b}, {a // t}, {s}, {s}], @ [{h // t}, {h}]", outside,
                    f"{folder}/attention.py"),
-              Part(f"MLP {named}", inside, f"[{h}, {4 * h // t}], {c.activation}, @ [{4 * h // t}, {h}]", outside,
+              StagePart(f"MLP {named}", inside, f"[{h}, {4 * h // t}], {c.activation}, @ [{4 * h // t}, {h}]", outside,
                    f"{folder}/mlp.py"),
-              Part(f"layer norms and residual sums {named}", outside, "", outside, f"{folder}/block.py")]
+              StagePart(f"layer norms and residual sums {named}", outside, "", outside, f"{folder}/block.py")]
     if layers[-1] == c.num_layers - 1:
-        found += [Part("logits", inside, f"[{h}, {rows}]", f"[{b}, {s}, {rows}]",
+        found += [StagePart("logits", inside, f"[{h}, {rows}]", f"[{b}, {s}, {rows}]",
                        f"mpi_impl/models/{c.architecture}.py"),
-                  Part("loss", f"[{b}, {s}, {rows}]", "", f"[{b}, {s}]", f"{folder}/cross_entropy.py")]
-        found += [Part(f"head {head}", f"[{b}, {h}]", f"[{h}, 2]", f"[{b}, 2]", f"{folder}/heads.py")
+                  StagePart("loss", f"[{b}, {s}, {rows}]", "", f"[{b}, {s}]", f"{folder}/cross_entropy.py")]
+        found += [StagePart(f"head {head}", f"[{b}, {h}]", f"[{h}, 2]", f"[{b}, 2]", f"{folder}/heads.py")
                   for head in c.heads if head in CLASSIFIERS]
     return found
