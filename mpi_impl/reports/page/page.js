@@ -186,7 +186,8 @@ $("step-say").textContent = (step.clock === "virtual" ?
 const describe = a => `${words[a.kind]} of stage ${a.stage}, microbatch ${a.microbatch}`;
 const kinds = [..."FBIW"].filter(kind => lanes.some(lane => lane.actions.some(a => a.kind === kind)));
 for (const kind of kinds) key($("legend"), colors[kind], kind, words[kind]);
-key($("legend"), data.colors.actions.communication, "▁", "exchanges with other ranks");
+add(add($("legend"), "span"), "b", {class: "key adam", "aria-hidden": true}).after("optimizer");
+if (lanes.length > 1) key($("legend"), data.colors.actions.communication, "▁", "exchanges with other ranks");
 if (flights.length) {
   add(add($("legend"), "span"), "b", {class: "key waiting", "aria-hidden": true}).after("waits for another stage");
   add($("legend"), "span", {}, "● a message under way, ○ arrived and not yet used");
@@ -216,12 +217,16 @@ function drawTimeline() {
   nodes = lanes.map((lane, r) => {
     add(svg, "rect", {class: "lane", x: 0, y: r * LANE + 3, width, height: LANE - 6});
     for (const kind of ["strip", "wait"]) {           // collectives, and waits for other stages
-      const bars = lane.slices.filter(s => s.end > s.start && (kind === "wait") === ("result" in s)).map(s => {
+      const bars = lane.slices.filter(s => s.end > s.start && s.name !== "optimizer" &&
+        (kind === "wait") === ("result" in s)).map(s => {
         const width = Math.max(0.5, (s.end - s.start) * scale).toFixed(1);
         return `M${(s.start * scale).toFixed(1)} ${r * LANE + 31}h${width}v5h-${width}z`;
       });
       add(svg, "path", {class: kind, d: bars.join("") || "M0 0"});
     }
+    for (const s of lane.slices.filter(s => s.name === "optimizer"))
+      add(svg, "rect", {class: "adam", x: s.start * scale, y: r * LANE + 5, width: Math.max(1, (s.end - s.start) * scale),
+        height: BOX, rx: 2});
     return lane.actions.map(a => drawAction(a, r));
   });
   overlay = add(svg, "g");
@@ -313,7 +318,7 @@ function show(time, follow = true) {
   });
   showMessages();
 }
-let listed = "";
+let listed = null;
 function showMessages() {
   const live = flights.filter(one => one.sent <= now && now < Math.max(one.used, one.arrived));
   overlay.replaceChildren();

@@ -11,8 +11,9 @@ class StagePart(NamedTuple):
 
     name: str
     x: str             # the shape of its input
-    weights: str       # the shapes of what it multiplies by; "" for none of two dimensions
+    how: str           # what happens to it
     y: str             # the shape of its output
+    weights: str       # the shapes of its matrices, "" for none
     file: str
 
 
@@ -23,14 +24,12 @@ def work_of(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[
     """
     forward = parts(c, p, b, s, layers)
     if kind == "F":
-        return [[part.name, f"{part.x}{part.weights and f' @ {part.weights}'} -> {part.y}", part.file]
-                for part in forward]
+        return [[part.name, f"{part.x} {part.how} -> {part.y}".replace("  ", " "), part.file] for part in forward]
     if kind == "W":
-        return [[part.name, f"dW = xᵀ dy of {part.weights}", part.file] for part in forward
-                if part.weights and part.name != "embedding"]
-    weights = {"B": "; dW of ", "I": ", no dW yet, of "}[kind]
-    return [[part.name, f"dy {part.y} -> dx {'none' if 'tokens' in part.x else part.x}"
-             f"{part.weights and weights + part.weights}", part.file] for part in reversed(forward)]
+        return [[part.name, f"dW = xᵀ dy: {part.weights}", part.file] for part in forward if part.weights]
+    later = {"B": "; dW: ", "I": "; later, in W, dW: "}[kind]
+    return [[part.name, f"dy {part.y} -> {'no dx' if 'tokens' in part.x else f'dx {part.x}'}"
+             f"{part.weights and later + part.weights}", part.file] for part in reversed(forward)]
 
 
 def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[int]) -> list[StagePart]:
@@ -38,20 +37,24 @@ def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[in
     t, h, a, found = p.tensor_model_parallel_size, c.hidden_size, c.num_attention_heads, []
     inside, outside = f"[{b}, {s}, {h}]", f"[{b}, {s // t if p.sequence_parallel else s}, {h}]"
     rows, folder = c.padded_vocab_size(t) // t, "mpi_impl/layers"
+    qkv, out = f"[{h}, {3 * h // t}]", f"[{h // t}, {h}]"
+    up, down = f"[{h}, {4 * h // t}]", f"[{4 * h // t}, {h}]"
+    each = f"layer {layers[0]}" if len(layers) == 1 else f"each of layers {layers[0]} to {layers[-1]}"
     if layers[0] == 0:
-        found.append(StagePart("embedding", f"tokens [{b}, {s}]", f"table [{rows}, {h}]", outside,
+        found.append(StagePart("embedding", f"tokens [{b}, {s}]", f"-> rows of a table [{rows}, {h}]", outside, "",
                                f"{folder}/embedding.py"))
-    named = f"of layer {layers[0]}" if len(layers) == 1 else f"in each of the layers {layers[0]} to {layers[-1]}"
-    found += [StagePart(f"attention {named}, {a // t} of its {a} heads", inside,
-                   f"[{h}, {3 * h // t}], scores [{b}, {a // t}, {s}, {s}], @ [{h // t}, {h}]", outside,
-                   f"{folder}/attention.py"),
-              StagePart(f"MLP {named}", inside, f"[{h}, {4 * h // t}], {c.activation}, @ [{4 * h // t}, {h}]", outside,
-                   f"{folder}/mlp.py"),
-              StagePart(f"layer norms and residual sums {named}", outside, "", outside, f"{folder}/block.py")]
+    found += [
+        StagePart(f"attention in {each}, {a // t} of {a} heads", inside,
+                  f"@ {qkv} -> scores [{b}, {a // t}, {s}, {s}] -> [{b}, {s}, {h // t}] @ {out}", outside,
+                  f"{qkv}, {out}", f"{folder}/attention.py"),
+        StagePart(f"MLP in {each}", inside, f"@ {up} -> {c.activation} -> [{b}, {s}, {4 * h // t}] @ {down}", outside,
+                  f"{up}, {down}", f"{folder}/mlp.py"),
+        StagePart(f"layer norms and residual sums in {each}", outside, "", outside, "", f"{folder}/block.py")]
     if layers[-1] == c.num_layers - 1:
-        found += [StagePart("logits", inside, f"[{h}, {rows}]", f"[{b}, {s}, {rows}]",
-                       f"mpi_impl/models/{c.architecture}.py"),
-                  StagePart("loss", f"[{b}, {s}, {rows}]", "", f"[{b}, {s}]", f"{folder}/cross_entropy.py")]
-        found += [StagePart(f"head {head}", f"[{b}, {h}]", f"[{h}, 2]", f"[{b}, 2]", f"{folder}/heads.py")
-                  for head in c.heads if head in CLASSIFIERS]
+        logits, file = f"[{b}, {s}, {rows}]", "heads.py" if c.architecture == "bert" else "embedding.py"
+        found += [StagePart("logits", inside, f"@ [{h}, {rows}]", logits, f"[{h}, {rows}]",
+                            f"{folder}/{file}"),
+                  StagePart("loss", logits, "", f"[{b}, {s}]", "", f"{folder}/cross_entropy.py")]
+        found += [StagePart(f"head {head}", f"[{b}, {h}]", f"@ [{h}, 2]", f"[{b}, 2]", f"[{h}, 2]",
+                            f"{folder}/heads.py") for head in c.heads if head in CLASSIFIERS]
     return found
