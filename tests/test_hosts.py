@@ -82,7 +82,7 @@ def on_one_host(two) -> str:
 def test_a_run_on_two_hosts_is_the_run_on_one(two, on_one_host):
     """Each has a tensor-parallel group, in which no byte leaves it; the replicas' gradients cross."""
     ledger = two.folder / "ledger.json"
-    output = trained(two, "--train-iters", 3, "--tensor-model-parallel-size", 2, "--ledger", ledger)
+    output = trained(two, "--train-iters", 3, "--tensor-model-parallel-size", 2, "--ledger", ledger, "--verbose")
     assert losses(output) == losses(on_one_host) and len(losses(output)) == 3
     assert "\non 2 hosts: 2 ranks on alpha, 2 ranks on beta\n" in output and "warning" not in output
     assert "2 hosts" not in on_one_host and "between hosts" not in on_one_host

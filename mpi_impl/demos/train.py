@@ -3,8 +3,10 @@
 It shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
 ranks (Narayanan et al. 2021, sections 2 and 3).
 """
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import log
 from textwrap import fill
 
@@ -15,16 +17,21 @@ from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.reports.traffic import Line, compare, summary
+from mpi_impl.reports.page.report import ReportedRun, watch, write_report
+from mpi_impl.reports.timelines.tracing import TracedSteps
+from mpi_impl.reports.traffic import Line, predicted_lines, summary
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
-from reference.costs.traffic import PassCounts, traffic
+from reference.costs.traffic import PassCounts
 from reference.parallel.data_parallel import samples_of
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
+
+NOT_SENT = ("batch",)   # every rank computes its samples
 
 TOLERANCE = 1e-10       # rounding adds up from step to step
 
@@ -44,7 +51,9 @@ So a rank has three numbers, its place among t, among p and among d. Here {ranks
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    parallel, steps = parse_options(argv, ranks.size)
+    options = parse_options(argv)
+    parallel, steps = division(options, ranks.size), options.train_iters
+    ranks.broadcast_object(lambda: check_outputs(options))
     t, p, d = (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.data_parallel_size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size), t=t, p=p, d=d))
     model, batch, check = tiny_gpt(round_up(4, p), heads=round_up(4, t)), MICROBATCHES * d, Check(TOLERANCE)
@@ -55,26 +64,37 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         say_aligned(ranks, *place_of(trainer))
         say(ranks, f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
                    f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
-        say(ranks, train(trainer, steps, batch, check))
+        watched = watch(trainer.topology, on_device=False) if options.report else None
+        losses = list[float]()
+        say(ranks, train(trainer, steps, batch, check, losses, watched))
         ledger = ledger_of_pipeline(trainer.topology)
         work = PassCounts(steps, steps * MICROBATCHES, 0, 0)
-        lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
+        lines = predicted_lines(ledger, model, parallel, 1, POSITIONS, work, without=NOT_SENT)
         whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
         papers = summary(ledger, model, parallel, 1, POSITIONS, work).splitlines()
         say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, next to what the formulas predict:\n"
                    f"{traffic_by_group(lines)}\n\nIn the papers' terms:\n"
                    + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
+        if watched:
+            write_page(trainer, options, losses, watched, ledger)
         for line in lines:
             check.equal("what was sent", line.total, line.predicted and (line.predicted.calls, line.predicted.elements))
     check.conclude(ranks)
 
 
-def train(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
-    """Run every step twice, on the ranks and in one process. Return their losses as a table."""
+def train(trainer: Trainer, steps: int, batch: int, check: Check, losses: list[float],
+          watched: TracedSteps | None = None) -> str:
+    """Run every step twice, on the ranks and in one process. Return their losses as a table.
+
+    The losses on the ranks are appended to `losses`. The last step is `watched`, for the page.
+    """
     textbook, rows = textbook_of(trainer.state.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):
         tokens, targets = global_batch(step, batch)
-        result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
+        trainer.measured = watched is not None and step == 0
+        with watched.step() if watched and step == steps - 1 else nullcontext():
+            result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
+        losses.append(result.loss)
         loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
         check.equal("every loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
@@ -84,18 +104,36 @@ def train(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     return aligned(rows, left=())
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> tuple[ParallelConfig, int]:
-    """Return the division of the work, and the number of steps. Raises UserError."""
+def write_page(trainer: Trainer, options: Namespace, losses: list[float], watched: TracedSteps,
+               ledger: Ledger) -> None:
+    """Write the page of --report. All ranks call this together."""
+    state, parallel = trainer.state, trainer.topology.config
+    work = PassCounts(options.train_iters, options.train_iters * MICROBATCHES, 0, 0)
+    run = ReportedRun("A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, work,
+                   list(enumerate(losses, 1)), without=NOT_SENT)
+    write_report(options.report, trainer, watched, run, ledger)
+    say(trainer.topology.world, f"The page of this run is in {options.report}: open it in a browser.")
+
+
+def parse_options(argv: Sequence[str] | None) -> Namespace:
+    """Parse the command line. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.train", description="Train a tiny GPT on all ranks.")
     for name, letter, what in (("tensor", "t", "ranks that shard every layer"),
                                ("pipeline", "p", "groups of ranks that hold different layers")):
         parser.add_argument(f"--{name}-model-parallel-size", type=int, metavar=letter.upper(),
                             help=f"{letter}, {what} (default: so that t, p and d are as equal as possible)")
     parser.add_argument("--train-iters", type=int, default=10, metavar="N", help="steps (default: 10)")
+    parser.add_argument("--report", metavar="F", help="write a page for a browser: losses, ranks, traffic, memory, and "
+                        "a step to play, action by action")
     options = parser.parse_args(argv)
     require_positive("train_iters", options.train_iters)
-    t, p = sizes(n, options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
-    return ParallelConfig.for_world(n, t, p), options.train_iters
+    return options
+
+
+def division(options: Namespace, n: int) -> ParallelConfig:
+    """Return the division of the work over n ranks. Raises UserError."""
+    return ParallelConfig.for_world(n, *sizes(n, options.tensor_model_parallel_size,
+                                              options.pipeline_model_parallel_size))
 
 
 def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:

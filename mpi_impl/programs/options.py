@@ -202,6 +202,10 @@ class ReportOptions:
     metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
     ledger: str | None = option_field(None, "write the traffic of each kind, and its prediction, as JSON", "F")
     plot: str | None = option_field(None, "draw the losses, as a .png, .pdf or .svg", "F")
+    report: str | None = option_field(
+        None, "write a page for a browser: losses, ranks, traffic, memory, and a step to play, action by action", "F")
+    verbose: bool = option_field(
+        False, "end with every line of the ledger and of the ranks' memory, each beside its formula")
     record: str | None = option_field(
         None, "write every tensor of the first two iterations, for mpi_impl.compare", "DIR")
     trace: str | None = option_field(None, "write a timeline of each rank's work, for Perfetto, and draw it", "DIR")

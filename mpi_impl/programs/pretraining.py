@@ -2,8 +2,9 @@
 import time
 from abc import abstractmethod
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +29,14 @@ from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, facts_of
-from mpi_impl.reports import forecast, memory, resident_memory, throughput, traffic
+from mpi_impl.reports import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
+from mpi_impl.reports.page.report import ReportedRun, closing, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
+from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
@@ -104,6 +108,7 @@ class Pretraining(Program):
         if self.loaded:
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
+        self.watched: TracedSteps | None = None        # for --report without --trace
         self.recorded = self.record() if self.args.record else None
         self.measured = forecast.measure_rate(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
@@ -204,14 +209,10 @@ class Pretraining(Program):
         with long_work(self.world):
             self.conclude()
             self.world.broadcast_object(lambda: None)     # the other replicas wait, however long that takes
-        together = self.pipeline_ledger()
-        held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
-                             self.settings.microbatches)
         if self.traced:
             self.write_trace(self.traced)
+        self.report()
         if self.first:
-            self.report_ledger(self.metrics.steps, together)
-            print(f"{held}\n", flush=True)
             self.report_outcome()
 
     def train(self) -> int:
@@ -221,7 +222,7 @@ class Pretraining(Program):
         for iteration in range(first, a.train_iters + 1):
             began = time.perf_counter()
             self.trainer.measured = iteration == first     # counting bytes takes time, and all steps hold the same
-            with self.traced.step() if self.traced else nullcontext():
+            with self.tracing(iteration - first):
                 batch = self.batches.microbatches_of("train", iteration - 1)
                 observer = self.recorded.observer if self.recorded else None
                 result = self.trainer.step(batch, a.global_batch_size, observer)
@@ -240,6 +241,17 @@ class Pretraining(Program):
             if iteration % a.eval_interval == 0:
                 self.evaluate(iteration)
         return iteration
+
+    def tracing(self, step: int):
+        """Return the context of a step of this run, counted from 0. A page shows the second, if there is one: the first
+        also counts the bytes of activations.
+        """
+        if self.traced:
+            return self.traced.step()
+        if self.args.report and step < 2:
+            self.watched = watch(self.topology, on_device(self.device.like))
+            return self.watched.step()
+        return nullcontext()
 
     def verify(self, iteration: int, result: StepResult) -> str:
         """Compute the textbook's step with --verify, and describe how far the ranks are from it."""
@@ -274,13 +286,26 @@ class Pretraining(Program):
             together.add(ledger)
         return together
 
-    def report_ledger(self, steps: int, ledger: Ledger) -> None:
-        m = self.settings.microbatches
+    def report(self) -> None:
+        """Compare what was sent and held with the formulas: in short, and in full for --verbose and --report."""
+        run, ledger = self.facts(), self.pipeline_ledger()
+        said = closing(self.trainer, run, ledger)
+        self.say(f"\n{said.full if self.args.verbose else summary.describe(said.short)}\n")
+        if self.args.ledger and self.first:
+            traffic.write_json(self.args.ledger, said.lines)
+        if self.args.report:
+            traced = self.traced or self.watched
+            assert traced is not None
+            write_report(self.args.report, self.trainer, traced, run, ledger)
+            self.say(f"the report is in {self.args.report}: open it in a browser")
+
+    def facts(self) -> ReportedRun:
+        """Return what the page tells of this run."""
+        a, steps, m = self.args, self.metrics.steps, self.settings.microbatches
         work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
-        sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
-        print(f"\n{traffic.report(*sizes)}\n", flush=True)
-        if self.args.ledger:
-            traffic.write_json(self.args.ledger, *sizes)
+        return ReportedRun(NAMES[self.architecture], self.model, self.settings.parallel, self.settings.precision,
+                        a.micro_batch_size, a.seq_length, m, work, self.metrics.losses, self.metrics.validation,
+                        self.sources.baseline, chosen(a), self.device.description)
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel
@@ -306,6 +331,11 @@ class Pretraining(Program):
             from mpi_impl.reports.losses import plot_losses  # matplotlib takes a second to import
             plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
+
+
+def chosen(args: Any) -> dict[str, Any]:
+    """Return the options that differ from their defaults, by name."""
+    return {one.name: getattr(args, one.name) for one in fields(args) if getattr(args, one.name) != one.default}
 
 
 def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:

@@ -105,12 +105,17 @@ def units_of_head(c: ModelConfig) -> list[list[str]]:
                                    for head in c.heads)]
 
 
+def all_ranks(trainer: Trainer, b: int, s: int, m: int) -> list[RankMemory]:
+    """Return every rank's bytes; called by all of them together."""
+    return trainer.topology.world.allgather_objects(rank_memory(trainer, b, s, m))
+
+
 def report(trainer: Trainer, b: int, s: int, m: int) -> str:
     """Tabulate the bytes of all ranks after a run; called by all of them together, identical on every rank.
 
     A microbatch is b sequences of s tokens, a replica's step m of those. Ranks with the same bytes share a row.
     """
-    everyone = trainer.topology.world.allgather_objects(rank_memory(trainer, b, s, m))
+    everyone = all_ranks(trainer, b, s, m)
     parallel, precision = trainer.topology.config, trainer.state.precision
     w, g, k = precision.bytes_each
     return "\n".join([

@@ -3,7 +3,8 @@
 On several hosts both also split the ring's bytes into those inside hosts and those between hosts.
 """
 import json
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
 from mpi_impl.runtime.files import write_whole
@@ -131,19 +132,29 @@ def between_hosts(ledger: Ledger) -> str:
             "ranks.")
 
 
-def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+def predicted_lines(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
+                    without: Collection[str] = ()) -> list[Line]:
+    """Return the ledger's lines beside the predictions for such a run, `without` reasons that it does not have."""
+    return compare(ledger, [one for one in traffic(c, p, b, s, work) if one.reason not in without])
+
+
+def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
+           without: Collection[str] = ()) -> str:
     """Return the table and the statements for the end of a run, from the ledgers of one pipeline: all send the same."""
-    lines, ranks = compare(ledger, traffic(c, p, b, s, work)), p.pipeline_model_parallel_size
+    lines, ranks = predicted_lines(ledger, c, p, b, s, work, without), p.pipeline_model_parallel_size
     who = "rank 0" if ranks == 1 else f"the {ranks} ranks of rank 0's pipeline, added up,"
     return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
 
 
-def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> None:
-    """Write the same lines as a JSON list of objects. Raise UserError if that fails."""
-    lines = compare(ledger, traffic(c, p, b, s, work))
-    rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
+def rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return lines as objects for a program."""
+    return [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),
              **dict(zip(("ring_bytes_inside_hosts", "ring_bytes_between_hosts"), inside_and_between(line))),
              "predicted_calls": p and p.calls, "predicted_elements": p and p.elements, "formula": p and p.formula}
             for line in lines for p in [line.predicted]]
-    write_whole(path, json.dumps(rows, indent=1) + "\n")
+
+
+def write_json(path: str, lines: Sequence[Line]) -> None:
+    """Write lines as a JSON list of objects. Raise UserError if that fails."""
+    write_whole(path, json.dumps(rows(lines), indent=1) + "\n")

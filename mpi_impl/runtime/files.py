@@ -201,10 +201,10 @@ def check_writable(path: str) -> None:
         os.remove(new_file_beside(path))
 
 
-def check_picture(path: str, option: str = "--plot") -> None:
-    """Raise UserError if it is no name of a picture, or cannot be written."""
-    if not path.endswith(PICTURES):
-        raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(PICTURES)}.")
+def check_ending(path: str, option: str = "--plot", endings: tuple[str, ...] = PICTURES) -> None:
+    """Raise UserError if it is no name of a picture, or of a page, or cannot be written."""
+    if not path.endswith(endings):
+        raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(endings)}.")
     check_writable(path)
 
 

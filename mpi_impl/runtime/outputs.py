@@ -4,7 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-from mpi_impl.runtime.files import check_folder, check_picture, check_writable
+from mpi_impl.runtime.files import PICTURES, check_ending, check_folder, check_writable
 from reference.config import option
 from reference.errors import UserError
 
@@ -13,13 +13,13 @@ CHECKPOINT = r"latest_checkpointed_iteration\.txt|tokenizer\.json|iter_\d+(\.tmp
 HUGGING_FACE = r"[^/]*\.safetensors(\.index\.json)?|(tokenizer_)?config\.json|vocab\.(json|txt)|merges\.txt"
 
 # The options that name files, or folders with the files in them that are meant, as a regular expression over paths.
-FILES_WRITTEN = ("metrics_file", "ledger", "plot", "output")
+FILES_WRITTEN = ("metrics_file", "ledger", "plot", "report", "output")
 FOLDERS_WRITTEN = {"trace": r"trace\.json|timeline\.png",
                    "record": r"recording\.json|iteration-\d+\.rank-\d+\.safetensors",
                    "save": CHECKPOINT, "save_hf": HUGGING_FACE, "offload_folder": NONE}     # whose files have no names
 FILES_READ = ("tokenizer_model", "vocab_file", "merge_file", "prompts_file", "csv", "hardware")
 FOLDERS_READ = {"load": CHECKPOINT, "load_hf": HUGGING_FACE}
-PICTURES = ("plot", "output")
+ENDINGS = {"plot": PICTURES, "output": PICTURES, "report": (".html",)}     # that names must have
 
 
 class OptionPath(NamedTuple):
@@ -69,8 +69,8 @@ def check_outputs(args: object) -> None:
             for file in folder.found():
                 refuse_shared(file, inputs, "reads")
     for file in files:
-        if file.name in PICTURES:
-            check_picture(file.path, option(file.name))
+        if file.name in ENDINGS:
+            check_ending(file.path, option(file.name), ENDINGS[file.name])
         check_writable(file.path)
     for folder in folders:
         check_folder(folder.path)

@@ -12,7 +12,7 @@ from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from mpi_impl.planning import profiles
 from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
 from mpi_impl.runtime import pictures
-from mpi_impl.runtime.files import (check_folder, check_picture, check_readable, check_writable, open_for_writing,
+from mpi_impl.runtime.files import (check_ending, check_folder, check_readable, check_writable, open_for_writing,
                                     read_bytes, read_text, replacing, write_whole)
 from reference.errors import UserError
 from tests.plan_cases import REAL
@@ -148,6 +148,6 @@ def test_names_that_a_library_would_refuse_in_the_end_are_refused_now(tmp_path, 
 
 def test_a_picture_has_a_name_that_says_its_format(tmp_path):
     for name in ("a.png", "a.pdf", "a.svg"):
-        check_picture(str(tmp_path / name))
+        check_ending(str(tmp_path / name))
     with pytest.raises(UserError, match=r"--plot is 'a.jpg', but must be a file that ends in .png, .pdf, .svg."):
-        check_picture("a.jpg")
+        check_ending("a.jpg")

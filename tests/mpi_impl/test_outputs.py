@@ -46,6 +46,8 @@ def files(tmp_path, monkeypatch):
     (dict(metrics_file="machine.toml", hardware="machine.toml"), "that --hardware reads"),
     (dict(metrics_file="plan.csv", csv=["x", "plan.csv"]), "that --csv reads"),
     (dict(metrics_file="prompts", prompts_file="prompts"), "that --prompts-file reads"),
+    (dict(report="a.html", ledger="a.html"), "--ledger a.html is a file that --report writes"),
+    (dict(report="report"), "--report is 'report', but must be a file that ends in .html"),
     (dict(plot="losses"), "--plot is 'losses', but must be a file that ends in .png, .pdf, .svg"),
     (dict(trace="machine.toml"), "machine.toml is a file, where a folder is needed"),
     (dict(save_hf="caf\udce9"), "its name is not UTF-8"),

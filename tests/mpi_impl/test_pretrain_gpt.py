@@ -59,7 +59,7 @@ INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, n, extra):
     """It agrees with one process, learns, and every number that it sent is the predicted one."""
     files = {name: tmp_path / f"{name}.png" for name in ("metrics-file", "ledger", "plot")}
-    options = [*SMALL, *corpus, *extra, "--verify", "--sample-tokens", "20"]
+    options = [*SMALL, *corpus, *extra, "--verify", "--verbose", "--sample-tokens", "20"]
     train(ranks, n, options + [word for name, path in files.items() for word in (f"--{name}", str(path))])
 
     printed = capfd.readouterr().out
@@ -89,7 +89,7 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
 def test_a_run_with_its_parameters_cut_and_in_files(ranks, corpus, tmp_path, capfd):
     """The files are in the folder. All replicas take part in the sampling, and one speaks. Activations are measured."""
     options = [*SMALL, *corpus, "--train-iters", "3", "--sample-tokens", "2", "--zero-stage", "3", "--cpu-offload",
-               "--offload-folder", str(tmp_path)]
+               "--offload-folder", str(tmp_path), "--verbose"]
     made = ranks.run(2, folders_of_files, options, timeout=20)      # a replica that gathers alone would wait for ever
     assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
     printed = capfd.readouterr().out

@@ -90,6 +90,26 @@ def test_a_step_begins_at_one_time(ranks):
     assert starts[0][0] >= 100 and starts == [starts[0]] * 3
 
 
+def test_a_clock_of_its_own_replaces_the_runs_for_a_step(ranks):
+    """And no longer: the steps after it carry no time stamps."""
+    assert ranks.run(2, clocks_of_a_step) == [("VirtualClock", "WallClock", "communication")] * 2
+
+
+def clocks_of_a_step(group):
+    """Return the clocks in a step and after it, and the kind of what was traced."""
+    watched = Group(group.comm, "world", Instruments())
+    topology = connect(watched, ParallelConfig(2))
+    steps = TracedSteps(topology, VirtualClock())
+    with steps.step():
+        inside = type(watched.trace.clock).__name__
+        topology.tensor.all_reduce(np.ones(1), "a sum")
+    after = type(watched.trace.clock).__name__
+    topology.tensor.all_reduce(np.ones(1), "another sum")
+    disconnect(topology)
+    (slice,) = steps.steps[-1]
+    return inside, after, slice.kind
+
+
 def starts_of_steps(group):
     clock = VirtualClock(times=Times())
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))

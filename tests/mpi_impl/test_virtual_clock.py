@@ -1,11 +1,13 @@
 """The virtual clock: with durations that are given, ranks read exactly the times that the simulator predicts."""
+import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.comm.clock import Link, VirtualClock
+from mpi_impl.comm.clock import DeviceClock, Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
@@ -156,6 +158,19 @@ def test_it_does_not_go_back_behind_what_it_has_heard(monkeypatch):
         clock.resume()
         cpu[0] += 2.0
     assert clock.now() == 6.0
+
+
+def test_a_devices_clock_is_read_when_its_work_is_done(monkeypatch):
+    """A stream with half a second of work: the clock tells the time after it."""
+    wall = [0.0]
+
+    def finish():
+        wall[0] += 0.5
+
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=finish))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("mpi_impl.comm.clock.time.perf_counter", lambda: wall[0])
+    assert DeviceClock().now() == 0.5
 
 
 def work_and_meet(group):

@@ -11,15 +11,11 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
+from mpi_impl.reports.charts import COLORS, WORDS
 from mpi_impl.reports.timelines.timelines import timeline_of
 from mpi_impl.runtime.pictures import save
 from reference.schedules.actions import KINDS
 
-# Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.
-COLORS = {"F": "#0072B2", "B": "#008F6B", "I": "#EE7733", "W": "#F0E442", "communication": "#BB2200",
-          "other": "#404040"}
-WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient",
-         "communication": "communication", "other": "other"}
 PALEST = 0.5                                            # of white, in the colour of a rank's last stage
 IDLE: dict[str, Any] = {"facecolor": "#F5F5F5", "edgecolor": "#C8C8C8", "hatch": "////", "linewidth": 0}
 

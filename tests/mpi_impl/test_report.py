@@ -1,0 +1,272 @@
+"""The page of a run, --report: its numbers are those of the run's other files, and it stays small."""
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpi_impl.comm.clock import VirtualClock
+from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.trace import Slice
+from mpi_impl.reports.page.played_step import played_step
+from mpi_impl.reports.page.report import MOST_LOSSES, ReportedRun, losses, page
+from mpi_impl.reports.page.senders import destinations, members, sent_by_all
+from mpi_impl.reports.page.shapes import work_of
+from mpi_impl.reports.summary import describe, summary_lines
+from mpi_impl.reports.timelines.timelines import slices_of
+from reference.config import ModelConfig, ParallelConfig
+from reference.costs.traffic import PassCounts
+from reference.parallel.stages import schedule_of
+from reference.precision import Precision
+from reference.schedules.actions import Action, Send, lower, parse_action, result
+from reference.schedules.simulate import Times, simulate
+from tests.program import pretrain, pretrain_bert
+
+SMALL = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1
+    --global-batch-size 8 --train-iters 3 --vocab-size 300 --eval-interval 2 --eval-iters 1 --split 8,2
+    --dtype float64""".split()
+LIMIT = 2_000_000       # bytes of a page
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Name a text of many paragraphs, and the cache of its tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [f"{i} times {i % 7} is {i * (i % 7)}. And {i} it is.\n\n" for i in range(300)]
+    (folder / "text.txt").write_text("".join(lines))
+    return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
+
+
+def data_of(path: Path) -> dict:
+    """Return the JSON of a page."""
+    text = path.read_text()
+    assert len(text.encode()) < LIMIT
+    found, = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def rows_of(path: Path) -> list[dict]:
+    """Return the lines of a metrics file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
+    """Losses, ledger, actions with their times, and memory: in the page as in the run's other files; and a run without
+    a page computes the same to the last bit.
+    """
+    files = {name: tmp_path / f"{name}.html" for name in ("metrics-file", "ledger", "report", "trace")}
+    options = [*SMALL, *corpus, "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+    ranks.run(8, pretrain, [*options, "--verbose", "--trace-clock", "virtual", *(
+        word for name, path in files.items() for word in (f"--{name}", str(path)))], timeout=120)
+    printed, data = capfd.readouterr().out, data_of(files["report"])
+    curve = [[row["iteration"], row["lm_loss"]] for row in rows_of(files["metrics-file"]) if "lm_loss" in row]
+    assert data["losses"]["training"] == curve and len(curve) == 3
+    assert data["losses"]["validation"] == [[row["iteration"], row["validation_loss"]]
+                                            for row in rows_of(files["metrics-file"]) if "validation_loss" in row]
+    assert data["ledger"] == json.loads(files["ledger"].read_text())
+    ring = sum(row["ring_bytes"] for row in data["ledger"])             # of one pipeline of t d
+    assert sum(row[3] for row in data["sent"]["rows"]) == pytest.approx(4 * ring, rel=1e-12)
+    assert data["text"] in printed and "NOT" not in printed
+    for one in data["memory"]:
+        assert all(found == value == one["held"][name] for name, found, value in one["compared"])
+        assert all(f"{one['held'][name]:,}" in printed for name in ("parameters", "optimizer", "activations"))
+    assert [one["rank"] for one in data["topology"]] == list(range(8))
+    check_actions(data["player"], json.loads((files["trace"] / "trace.json").read_text())["traceEvents"])
+
+    alone = tmp_path / "alone"
+    ranks.run(8, pretrain, [*options, "--metrics-file", str(alone)], timeout=120)
+    short = capfd.readouterr().out
+    assert [(row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(alone)] == [
+        (row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(files["metrics-file"])]
+    assert data["text"] not in short
+    for line in data["summary"]:
+        assert re.search(rf"^{line['subject']} +{re.escape(line['text'])}$", short, re.MULTILINE)
+
+
+def check_actions(player: dict, events: list[dict]) -> None:
+    """Compare every action with the last step of a trace: its name, how long it took, and when it began."""
+    for rank, one in enumerate(player["ranks"]):
+        traced = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1
+                  and "microbatch" in event["args"]][-len(one["actions"]):]
+        assert [name for name, _, _ in one["actions"]] == [event["name"] for event in traced]
+        assert len({round(event["ts"] - start, 0) for event, (_, start, _) in zip(traced, one["actions"])}) <= 2
+        assert np.allclose([end - start for _, start, end in one["actions"]], [event["dur"] for event in traced],
+                           rtol=0, atol=0.25)
+
+
+def options_of(t=1, p=1, more=""):
+    return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p), *more.split()]
+
+
+@pytest.mark.parametrize("n, program, options", [
+    (1, pretrain, options_of(more="--train-iters 1")),
+    (4, pretrain, options_of(2, 1, "--zero-stage 3 --sequence-parallel")),
+    (4, pretrain_bert, options_of(1, 2, "--pipeline-schedule zb-v --zero-stage 1")),
+    (4, pretrain, options_of(2, 2, "--num-layers-per-virtual-pipeline-stage 1")),
+    pytest.param(4, pretrain, options_of(1, 4, "--pipeline-schedule zb-h2"), marks=pytest.mark.deep),
+    pytest.param(2, pretrain, options_of(1, 2, "--pipeline-schedule gpipe --zero-stage 2"), marks=pytest.mark.deep),
+    pytest.param(2, pretrain, options_of(1, 2, "--pipeline-schedule zb-h1 --bf16 --dtype float32"),
+                 marks=pytest.mark.deep),
+])
+def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, program, options):
+    """Each rank plays its schedule's actions in order. Each message is the schedule's, is sent after the action that
+    makes it, and arrives before the action that uses it. Waits name the message that ends them.
+    """
+    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase"] if program is pretrain_bert else []
+    file = tmp_path / "report.html"
+    ranks.run(n, program, [*SMALL, *corpus, *tokenizer, *options, "--report", str(file)], timeout=120)
+    data = data_of(file)
+    run, several = data["run"], "--num-layers-per-virtual-pipeline-stage" in options
+    parallel = ParallelConfig(run["t"], run["p"], run["d"], run["schedule"], 2 if several else None)
+    m = run["step"]["microbatches of a replica"]
+    schedule, player = schedule_of(parallel, m), data["player"]
+    lowered, layout = lower(schedule), [one["pipeline"] for one in data["topology"]]
+    assert player["clock"] == "virtual" and player["shown_microbatches"] == m
+    for rank, one in enumerate(player["ranks"]):
+        assert [name for name, _, _ in one["actions"]] == [str(a) for a in schedule.ranks[layout[rank]]]
+        assert all(start <= end <= player["end"] for _, start, end in one["actions"])
+        assert all(re.match(r"\d+[FBIW]", name)[0] in player["work"] for name, _, _ in one["actions"])
+    assert sorted((layout[source], layout[to], name) for source, to, name, *_ in player["messages"]) == sorted(
+        (rank, step.to, str(step.action)) for rank in layout for step in lowered[rank] if isinstance(step, Send))
+    assert all(sent <= arrived <= used + 0.2 for *_, sent, arrived, used in player["messages"])
+    ends = {(rank, str(result(parse_action(name)))): end for rank, one in enumerate(player["ranks"])
+            for name, _, end in one["actions"] if "W" not in name}
+    assert all(sent == ends[source, name] for source, _, name, sent, _, _ in player["messages"])
+    waits = {(rank, one[3]): one for rank, own in enumerate(player["ranks"]) for one in own["slices"] if one[3:]}
+    for source, to, name, _, arrived, _ in player["messages"]:
+        assert waits[to, name][4] == source and arrived <= waits[to, name][2] + 0.2
+    assert all(line["as_predicted"] is not False for line in data["summary"])
+
+
+def test_a_resumed_run_has_its_own_iterations(ranks, corpus, tmp_path):
+    saved, file = ["--save", str(tmp_path / "saved")], tmp_path / "report.html"
+    ranks.run(2, pretrain, [*SMALL, *corpus, *saved, "--exit-interval", "2"], timeout=120)
+    ranks.run(2, pretrain, [*SMALL, *corpus, "--load", saved[1], "--report", str(file)], timeout=120)
+    assert [iteration for iteration, _ in data_of(file)["losses"]["training"]] == [3]
+
+
+# ---- who sends how much to whom -------------------------------------------------------------------------------------
+
+
+def test_a_collective_is_a_ring_and_a_message_follows_the_schedule():
+    """With t = p = d = 2 the groups are those of topology.py, and every byte of a ledger goes to one neighbour."""
+    c, entries = ParallelConfig(2, 2, 2), [
+        ("all_reduce", "tensor", 2, "mlp output", 300), ("all_gather", "data", 2, "parameters", 50),
+        ("all_reduce", "model", 4, "gradient norm", 1)]
+    assert [members(5, name, c) for name in ("tensor", "data", "pipeline", "model", "embedding", "world")] == [
+        [4, 5], [5, 7], [1, 5], [0, 1, 4, 5], [1, 5], list(range(8))]
+    ledgers = [Ledger() for _ in range(8)]
+    for rank, ledger in enumerate(ledgers):
+        ledger.record("send", "pipeline", 2, "activation" if rank < 4 else "gradient", 7, np.float32)
+        for operation, group, size, reason, elements in entries:
+            ledger.record(operation, group, size, reason, elements, np.float32)
+    found = sent_by_all(ledgers, c, m=4)
+    assert {(one.group, one.to) for one in found if one.source == 5} == {
+        ("tensor", 4), ("data", 7), ("pipeline", 1), ("model", 0)}
+    for group in ("tensor", "data", "pipeline", "model"):
+        assert sum(one.bytes for one in found if one.group == group) == pytest.approx(sum(
+            ring_bytes(entry, total) for ledger in ledgers for entry, total in ledger.totals.items()
+            if entry.group == group))
+
+
+def test_a_v_shaped_schedule_sends_both_ways():
+    """Stage 0 to 3 go down the ranks, 4 to 7 up again: rank 1 sends half of its activations to each neighbour."""
+    c = ParallelConfig(1, 4, 1, "zb-v")
+    assert destinations(c, 8, 1) == {"activation": {2: 0.5, 0: 0.5}, "gradient": {2: 0.5, 0: 0.5}}
+    assert destinations(c, 8, 0) == {"activation": {1: 1.0}, "gradient": {1: 1.0}}      # the last stage is here, too
+    assert destinations(ParallelConfig(1, 1, 8), 4, 0) == {"activation": {}, "gradient": {}}
+    ledgers = [Ledger() for _ in range(4)]
+    ledgers[1].record("send", "pipeline", 4, "activation", 10, np.float32)
+    assert [(one.to, one.bytes) for one in sent_by_all(ledgers, c, 8)] == [(2, 20), (0, 20)]
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+class Traced:
+    """A stand-in for a run's traced steps, which the player asks for their clock."""
+
+    clock = VirtualClock()
+
+
+def test_a_large_run_has_a_small_page():
+    """Eight ranks, four stages on each, a thousand microbatches with all their collectives: the page shows the first
+    ones, and says so.
+    """
+    c, m = ParallelConfig(1, 8, 1, "interleaved", 4), 1000
+    schedule = schedule_of(c, m)
+    timeline = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3, 1e-5)))
+    steps = []
+    for own, lowered in zip(timeline, lower(schedule)):
+        by_name, slices, waited = {s.name: s for s in own}, [], ""
+        for step in lowered:
+            if isinstance(step, Action):
+                s = by_name[str(step)]
+                if waited:
+                    slices.append(Slice("communication", waited, "communication", s.start - 1e-6, s.start))
+                    waited = ""
+                slices += [Slice("communication", f"output {i}", "communication", s.start + i * 1e-5,
+                                 s.start + i * 1e-5 + 5e-6) for i in range(8)] + [s]
+            elif not isinstance(step, Send):
+                waited = "receive activation" if step.action.kind == "F" else "receive gradient"
+        steps.append(slices)
+    found = played_step(Traced(), steps, schedule, c, 4096)
+    assert 0 < found["shown_microbatches"] < m == found["microbatches"] and found["left_out"]
+    assert len(json.dumps(found)) < LIMIT / 2
+    text = page({"title": "large", "player": found})
+    assert len(text.encode()) < LIMIT
+
+
+def test_of_a_long_run_every_nth_loss_is_shown_as_it_was():
+    curve = [(i, 1 / i) for i in range(1, 100_000)]
+    model = ModelConfig(2, 16, 2, 300, 16)
+    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, PassCounts(1, 1, 0, 0), curve,
+                            curve))
+    assert found["every"] == 100 and len(found["training"]) <= MOST_LOSSES + 2
+    assert set(found["training"]) <= set(curve) and found["training"][-1] == curve[-1]
+    assert len(found["validation"]) <= MOST_LOSSES + 1 and found["validation"][-1] == curve[-1]
+
+
+def test_no_text_of_a_run_becomes_markup():
+    """Neither in the title nor in the JSON; and what is not a number becomes null."""
+    evil = "</script><img src=x onerror=alert(1)>"
+    text = page({"title": evil, "options": {"load": evil}, "losses": [float("nan"), float("inf"), 1.5]})
+    assert "<img" not in text and text.count("</script>") == 2
+    found, = re.findall(r'id="data">(.*?)</script>', text)
+    assert json.loads(found) == {"title": evil, "options": {"load": evil}, "losses": [None, None, 1.5]}
+
+
+def test_the_files_of_actions_are_there():
+    """For every kind of action, of a GPT and of a BERT."""
+    for model in (ModelConfig(2, 16, 2, 300, 16), ModelConfig(2, 16, 2, 300, 16, architecture="bert",
+                                                              heads=("lm", "sop"))):
+        for kind in "FBIW":
+            work = work_of(model, ParallelConfig(2), 1, 16, [0, 1], kind)
+            assert work and all(Path(__file__).parent.parent.parent.joinpath(file).is_file() for _, _, file in work)
+
+
+def test_a_summary_names_what_is_wrong():
+    """A line of the ledger that is not its formula's, and a rank whose memory is not."""
+    from mpi_impl.comm.ledger import Entry, Total
+    from mpi_impl.parallel.model_state import Held
+    from mpi_impl.reports.memory import RankMemory
+    from mpi_impl.reports.traffic import Line
+    from reference.costs.traffic import Traffic
+
+    def line(calls):
+        return Line(Entry("all_reduce", "tensor", 2, "forward", "mlp output", "float32"), Total(calls, 1000),
+                    Traffic("all_reduce", "tensor", "forward", "mlp output", 2, 1000, "b s h"))
+
+    held = Held(100, 100, 200, 0, 0, 0, 50, 0)
+    right, wrong = RankMemory(25, 0, held, held), RankMemory(25, 0, held, held._replace(gradients=99))
+    good = summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1)
+    assert describe(good).splitlines() == [
+        "loss     5.0000 in iteration 1, 4.0000 in iteration 2",
+        "traffic  rank 0 sent: tensor 4 kB; = the formulas, all 1 lines",
+        "memory   a rank holds at most 400 bytes of parameters, gradients and moments, and 50 bytes of activations; "
+        "= the formulas, on all 2 ranks"]
+    bad = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)
+    assert "; NOT as the formulas say: forward mlp output" in bad[1].text
+    assert "; NOT as the formulas say on rank 1" in bad[2].text
+    assert [one.as_predicted for one in bad] == [None, False, False]
