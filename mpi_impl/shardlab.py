@@ -40,6 +40,7 @@ DEMO = f"""
     --metrics-file {RESULTS}/metrics.jsonl
     --ledger {RESULTS}/ledger.json
     --plot {RESULTS}/loss.png
+    --report {RESULTS}/report.html
 """.split()
 
 # The programs of ranks, and where their options are declared.

@@ -553,7 +553,7 @@ $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks o
 // ---- the memory -----------------------------------------------------------------------------------------------------
 
 const parts = {parameters: ["parameters", "P", "parameters"], gradients: ["gradients", "G", "gradients"],
-  optimizer: ["optimizer", "O", "Adam's moments, and master weights"], offloaded: ["far memory", "H", "offloaded to host memory or files"],
+  optimizer: ["optimizer", "O", "Adam's moments, and master weights"], offloaded: ["offloaded", "H", "in host memory or files"],
   gathered: ["whole for a while", "g", "parameters gathered for a while"], unreduced: ["whole for a while", "u", "gradients not yet sent"],
   activations: ["activations", "A", "activations"], recomputed: ["computed again", "R", "computed again"]};
 (function () {
