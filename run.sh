@@ -36,6 +36,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
              notebooks/labs/README.md tells instructors the rest
+  docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock
 
@@ -159,7 +160,8 @@ lock() {
     "$python" -m venv "$tools"
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
-    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --extra notebook --output-file requirements.lock --quiet \
+    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --extra notebook --extra docs \
+        --output-file requirements.lock --quiet \
         --universal --python-version "$minimum_python" --upgrade --generate-hashes \
         --no-emit-index-url --no-annotate --no-header
 }
@@ -169,6 +171,7 @@ command=${1:-help}
 case $command in
     notebook)   setup; notebook "$@" ;;
     labs)       setup; "$venv/bin/python" -m grading.release "$@" ;;
+    docs)       setup; "$venv/bin/python" "$root/tools/build_site.py" ;;
     setup)      setup; echo "The environment is ready: $venv" ;;
     demo)       setup; demo "$@" ;;
     test)       setup; check "$@" ;;

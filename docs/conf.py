@@ -1,0 +1,65 @@
+"""Settings of Sphinx for the site, which tools/build_site.py builds."""
+import builtins
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import mpi4py
+from IPython.lib.lexers import IPython3Lexer
+from pygments.lexer import bygroups, inherit
+from pygments.token import Keyword, Operator, Text
+from sphinx.addnodes import pending_xref
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+mpi4py.rc.initialize = False    # packages are imported, and no rank starts
+
+from tools.api_pages import PACKAGES, read_docstring  # noqa: E402
+
+project, author = "Shardlab", "The Shardlab authors"
+copyright = f"2026, {author}"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
+root_doc = "index"
+exclude_patterns = ["**.txt"]
+highlight_language = "none"     # what programs print, unless a fence names a language
+
+html_theme, html_title = "furo", "Shardlab"
+mathjax = Path(*find_spec("sphinx-mathjax-offline").submodule_search_locations, "static", "mathjax", "tex-svg.js")
+html_static_path, html_css_files = [str(ROOT / "docs" / "_static"), str(mathjax)], ["site.css"]
+mathjax_path = mathjax.name     # one file, with its fonts: no network is needed
+html_copy_source = False
+
+nb_execution_mode = "off"       # walkthroughs are shown as they are stored
+myst_enable_extensions = ["dollarmath", "attrs_inline"]
+myst_heading_anchors = 3
+myst_url_schemes = {"http": None, "https": None, "built": "{{path}}#{{fragment}}"}     # built: pages that viewcode makes
+
+suppress_warnings = ["toc.not_readable"]    # a page of docs/index.md may come later; one in no list is an error
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", rf"(?!(?:{'|'.join(PACKAGES)})\.).*"),     # other projects' names,
+                        ("py:class", r".*\.(Config|Content)")]                # and variables of types
+autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource",
+                           "ignore-module-all": True}    # a name is described where it is defined
+autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
+autodoc_class_signature = "mixed"
+python_use_unqualified_type_names = True
+
+
+class WalkthroughLexer(IPython3Lexer):
+    """Cells of a notebook; below %%ranks and %%answer, they are Python."""
+
+    name, aliases = "walkthrough", ["walkthrough"]
+    tokens = {"root": [(r"(%%)(ranks|answer)(.*\n)", bygroups(Operator, Keyword, Text)), inherit]}
+
+
+def leave_builtins(app, document) -> None:
+    """Take `bytes` and `slice` in signatures for Python's own, not for fields of ours that have these names."""
+    for reference in list(document.findall(pending_xref)):
+        if reference.get("refdomain") == "py" and hasattr(builtins, reference["reftarget"]):
+            reference.replace_self(reference.children)
+
+
+def setup(app):
+    app.connect("doctree-read", leave_builtins)
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.add_lexer("walkthrough", WalkthroughLexer)
