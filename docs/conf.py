@@ -32,7 +32,7 @@ html_copy_source = False
 nb_execution_mode = "off"       # walkthroughs are shown as they are stored
 myst_enable_extensions = ["dollarmath", "attrs_inline"]
 myst_heading_anchors = 3
-myst_url_schemes = {"http": None, "https": None, "built": "{{path}}#{{fragment}}"}     # built: pages that viewcode makes
+myst_url_schemes = {"http": None, "https": None, "built": "{{path}}"}     # built: pages that viewcode makes
 
 suppress_warnings = ["toc.not_readable"]    # a page of docs/index.md may come later; one in no list is an error
 nitpicky = True
@@ -43,6 +43,8 @@ autodoc_default_options = {"members": True, "undoc-members": True, "member-order
 autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
+viewcode_follow_imported_members = False
+toc_object_entries = False      # with each function in every page's tree, building takes several times as long
 
 
 class WalkthroughLexer(IPython3Lexer):
@@ -56,7 +58,7 @@ def leave_builtins(app, document) -> None:
     """Take `bytes` and `slice` in signatures for Python's own, not for fields of ours that have these names."""
     for reference in list(document.findall(pending_xref)):
         if reference.get("refdomain") == "py" and hasattr(builtins, reference["reftarget"]):
-            reference.replace_self(reference.children)
+            reference["reftarget"] = f"builtins.{reference['reftarget']}"
 
 
 def setup(app):
