@@ -14,19 +14,20 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 mpi4py.rc.initialize = False    # packages are imported, and no rank starts
 
-from tools.api_pages import PACKAGES, read_docstring  # noqa: E402
+from tools.api_pages import PACKAGES, read_docstring, skip_field  # noqa: E402
 
 project, author = "Shardlab", "The Shardlab authors"
 copyright = f"2026, {author}"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx.ext.mathjax"]
 root_doc = "index"
 exclude_patterns = ["**.txt"]
-highlight_language = "none"     # what programs print, unless a fence names a language
+highlight_language = "text"     # what programs print, unless a fence names a language
 
 html_theme, html_title = "furo", "Shardlab"
 mathjax = Path(*find_spec("sphinx-mathjax-offline").submodule_search_locations, "static", "mathjax", "tex-svg.js")
 html_static_path, html_css_files = [str(ROOT / "docs" / "_static"), str(mathjax)], ["site.css"]
 mathjax_path = mathjax.name     # one file, with its fonts: no network is needed
+html_favicon = str(ROOT / "docs" / "_static" / "shardlab.svg")
 html_copy_source = False
 
 nb_execution_mode = "off"       # walkthroughs are shown as they are stored
@@ -64,4 +65,5 @@ def leave_builtins(app, document) -> None:
 def setup(app):
     app.connect("doctree-read", leave_builtins)
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-skip-member", skip_field)
     app.add_lexer("walkthrough", WalkthroughLexer)

@@ -76,7 +76,8 @@ CONTRASTS = """() => {
     const found = [], walker = document.createTreeWalker(document.querySelector('article'), NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
-        if (!text || !element.getClientRects().length || element.closest('mjx-container, svg, .headerlink, button, script')) continue;
+        const drawn = element.closest('mjx-container, svg, .headerlink, button, script');
+        if (!text || drawn || !element.getClientRects().length) continue;
         const [a, b] = [luminance(parse(getComputedStyle(element).color)), luminance(behind(element))];
         found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), text.slice(0, 60)]);
     }

@@ -1,6 +1,7 @@
 """The API of the packages as pages of the site: a page for each folder, and docstrings as Sphinx reads them."""
 import inspect
 import re
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -8,7 +9,7 @@ PACKAGES = ("reference", "mpi_impl", "grading")
 TITLES = {"reference": "the textbook", "mpi_impl": "the machine", "grading": "how labs are graded"}
 TWINS = {"reference": ("mpi_impl", "On ranks"), "mpi_impl": ("reference", "In the textbook")}
 PATH = re.compile(rf"\b(?:{'|'.join(PACKAGES)})/[\w/]+\.py\b")
-FIELD = re.compile(r"^\s+(\w+): [^#\n]*(?:#\s*(.*))?$", re.MULTILINE)
+FIELD = re.compile(r"^    (\w+): [^#\n]*#\s*(.*)$", re.MULTILINE)
 
 
 # ---- which page has which module ----
@@ -51,7 +52,8 @@ def folder_page(folder: str) -> str:
     name = folder.replace("/", ".")
     text = [heading(name, "="), f".. automodule:: {name}\n"]
     if inner := [one for one in folders() if Path(one).parent == Path(folder)]:
-        text.append(".. toctree::\n   :maxdepth: 1\n\n" + "\n".join(f"   {one.replace('/', '.')}" for one in inner) + "\n")
+        entries = "\n".join(f"   {one.replace('/', '.')}" for one in inner)
+        text.append(f".. toctree::\n   :maxdepth: 1\n\n{entries}\n")
     for path in sorted((ROOT / folder).glob("*.py")):
         place = str(path.relative_to(ROOT))
         if path.name not in ("__init__.py", "__main__.py"):
@@ -74,21 +76,26 @@ def twin(place: str) -> str:
 # ---- docstrings ----
 
 def read_docstring(app, what, name, thing, options, lines) -> None:
-    """Turn a docstring's lines into reStructuredText, in place; a field of a class gets its comment as its docstring."""
-    if what == "attribute" and (not "".join(lines) or lines[0].startswith("Alias for field number")):
-        lines[:] = [field_comment(name)]
-    lines[:] = restructured("\n".join(lines)).split("\n")
+    """Turn a docstring's lines into reStructuredText, in place; a class's also lists its fields with their comments."""
+    text = restructured("\n".join(lines))
+    if what == "class" and (comments := field_comments(thing)):
+        text += "\n\n" + "\n".join(f"- ``{field}``: {restructured(comment)}" for field, comment in comments.items())
+    lines[:] = [*text.split("\n"), ""]
 
 
-def field_comment(name: str) -> str:
-    """Return the comment at the end of the line that declares a field, such as its shape; or nothing."""
-    holder, _, field = name.rpartition(".")
-    module, _, cls = holder.rpartition(".")
+def skip_field(app, what, name, thing, skip, options) -> bool:
+    """Leave fields out of a class's members: its docstring lists them."""
+    return skip or (what == "class" and not callable(thing)
+                    and not isinstance(thing, (property, cached_property, classmethod, staticmethod)))
+
+
+def field_comments(cls) -> dict[str, str]:
+    """Return the comments at the ends of the lines that declare a class's fields, such as their shapes."""
     try:
-        source = inspect.getsource(getattr(__import__(module, fromlist=[cls]), cls))
-    except (ImportError, AttributeError, OSError, TypeError):
-        return ""
-    return dict(FIELD.findall(source)).get(field, "")
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return {}
+    return {field: comment for field, comment in FIELD.findall(source) if comment and field in cls.__annotations__}
 
 
 def restructured(text: str) -> str:

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -39,11 +38,11 @@ COLAB, BINDER = "https://colab.research.google.com/github", "https://mybinder.or
 
 def main() -> None:
     source, html = BUILD / "source", BUILD / "html"
-    for folder in source, html:
+    for folder in source, html, BUILD / "doctrees":
         shutil.rmtree(folder, ignore_errors=True)
     Site(source, repository()).gather()
-    failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees"),
-                         str(source), str(html)])
+    failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
+                         "-d", str(BUILD / "doctrees"), str(source), str(html)])
     faults = broken_links(html)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
@@ -138,7 +137,10 @@ class Site:
         if not (ROOT / place).exists() and place not in self.pages:
             sys.exit(f"error: {page} links to {target}, which does not exist.")
         here = posixpath.dirname(page) or "."
-        relative: Callable[[str], str] = lambda to: posixpath.relpath(to, here) + ("#" + anchor if anchor else "")
+
+        def relative(to: str) -> str:
+            return posixpath.relpath(to, here) + ("#" + anchor if anchor else "")
+
         if place == "README.md":
             return relative("index.md")
         for one in place, f"{place}/README.md":
