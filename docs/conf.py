@@ -43,7 +43,7 @@ autodoc_default_options = {"members": True, "undoc-members": True, "member-order
                            "ignore-module-all": True}    # a name is described where it is defined
 autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
 autodoc_class_signature = "mixed"
-python_use_unqualified_type_names = True
+add_module_names, python_use_unqualified_type_names = False, True
 viewcode_follow_imported_members = False
 toc_object_entries = False      # with each function in every page's tree, building takes several times as long
 

@@ -152,7 +152,7 @@ def test_search_finds_prose_cells_and_functions(browser, address, built, served)
     page = browser.new_page()
     complaints = complaints_of(page)
     for words, expected in (("bubble", "06_pipelines"), ("sharded_mlp_forward", "reference.layers"),
-                            ("allgather ring", "lab1"), ("several hosts", "several_hosts")):
+                            ("ring chunk", "lab1"), ("several hosts", "several_hosts")):
         page.goto(f"{address if served else built.as_uri()}/search.html?q={words}")
         page.wait_for_selector("#search-results li a")
         end = time.monotonic() + 20
