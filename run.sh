@@ -18,8 +18,9 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
              notebooks/labs/README.md tells instructors the rest
+  docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date
-  lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock
+  lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock and requirements-docs.lock
 
 The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
 or newer on PATH."
@@ -101,6 +102,16 @@ make_command() {
     chmod +x "$venv/bin/shardlab"
 }
 
+# Adds to .venv what only the site needs.
+setup_docs() {
+    local lock="$root/requirements-docs.lock"
+    if ! cmp -s "$lock" "$venv/docs-made-from"; then
+        echo "Installing what the site needs ..."
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
+        cp "$lock" "$venv/docs-made-from"
+    fi
+}
+
 # Lint, types and tests: each one speaks, whatever the others found, and pytest's closing line is the last.
 check() {
     local status=0 place
@@ -144,9 +155,11 @@ lock() {
     "$python" -m venv "$tools"
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
-    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --extra notebook --output-file requirements.lock --quiet \
-        --universal --python-version "$minimum_python" --upgrade --generate-hashes \
-        --no-emit-index-url --no-annotate --no-header
+    set -- --extra mpich --extra test --extra notebook --quiet --universal --python-version "$minimum_python" \
+        --generate-hashes --no-emit-index-url --no-annotate --no-header
+    "$tools/bin/uv" pip compile pyproject.toml "$@" --upgrade --output-file requirements.lock
+    "$tools/bin/uv" pip compile pyproject.toml "$@" --upgrade --extra docs --constraint requirements.lock \
+        --output-file requirements-docs.lock
 }
 
 command=${1:-help}
@@ -154,6 +167,7 @@ command=${1:-help}
 case $command in
     notebook)   setup; notebook "$@" ;;
     labs)       setup; "$venv/bin/python" -m grading.release "$@" ;;
+    docs)       setup; setup_docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
     setup)      setup; echo "The environment is ready: $venv" ;;
     demo)       setup; "$venv/bin/shardlab" demo "$@" ;;
     test)       setup; check "$@" ;;

@@ -10,6 +10,7 @@
 A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
 it writes anything.
 """
+import copy
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ import nbformat
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
@@ -201,6 +203,13 @@ def release(folder: Path, lab: str) -> None:
     outcome = capture_log(converter)
     if not outcome["success"]:
         raise UserError(f"nbgrader could not release {lab}. It said: {outcome.get('log') or outcome['error']}")
+
+
+def without_secrets(notebook):
+    """Return an instructor's notebook as students get it: without solutions and hidden tests."""
+    for clear in ClearSolutions(), ClearHiddenTests():
+        notebook, _ = clear.preprocess(copy.deepcopy(notebook), {})
+    return notebook
 
 
 def write(path: Path, data: bytes) -> None:

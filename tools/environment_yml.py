@@ -41,6 +41,7 @@ CONDA_FORGE = {
     "isort": CondaPackage("isort", "5.3.2"),
     "mypy": CondaPackage("mypy", "2.3.0"),
     "import-linter": CondaPackage("import-linter", "2.11"),
+    "playwright": CondaPackage("playwright-python", "1.61.0"),
     # One package for CUDA 12 and 13: conda chooses by the driver.
     "cupy-cuda12x": CondaPackage("cupy", "14.1.0"),
     "nvidia-nccl-cu12": CondaPackage("nccl", "2.27.7.1"),

@@ -11,7 +11,7 @@ from grading import checks
 from grading.answers import answers_of
 from grading.draws import SEED_FILE, read_seed
 from grading.lab_source import labs, notebook_of
-from grading.release import ROOT, course_seed, main, make_course, open_gradebook
+from grading.release import ROOT, course_seed, main, make_course, open_gradebook, without_secrets
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.labs.submissions import marks_of
@@ -58,6 +58,8 @@ def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_the_release(course, lab
     assert not secret & lines("\n".join(cell.source for cell in released.cells))
     assert "SOLUTION" not in text and "HIDDEN" not in text
     assert not any(cell.get("outputs") for cell in released.cells)
+    shown_on_the_site = without_secrets(notebook_of(ROOT / "notebooks" / "labs" / f"{lab}.py"))
+    assert [cell.source for cell in shown_on_the_site.cells] == [cell.source for cell in released.cells]
 
 
 def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, tmp_path):

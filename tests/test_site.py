@@ -1,0 +1,164 @@
+"""The site: every page of it is in a list, its links lead somewhere, and a browser shows it as it should."""
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("sphinx", reason="the site's tools are not installed: pip install '.[docs]'")
+
+from reference.layers.mlp import MLP  # noqa: E402
+from tests.browser import CONTRASTS, DESK, PHONE, complaints_of, open_browser, serve  # noqa: E402
+from tests.launching import ROOT  # noqa: E402
+from tools.api_pages import field_comments, restructured  # noqa: E402
+from tools.build_site import BUILD, LISTS, Site, broken_links  # noqa: E402
+
+
+def test_every_page_of_docs_is_in_a_list_of_the_site():
+    listed = (ROOT / LISTS).read_text()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages == {page for page in pages if re.search(rf"^docs/{page}$", listed, re.MULTILINE)}
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path, "somebody/shardlab")
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("[a](../notebooks/README.md)", "[a](../notebooks/README.md)"),
+    ("[a](../README.md#two-commands)", "[a](../index.md#two-commands)"),
+    ("[a](../notebooks)", "[a](../notebooks/README.md)"),
+    ("[a](../mpi_impl/layers)", "[a](../api/mpi_impl.layers.rst)"),
+    ("[a](../mpi_impl/layers/mlp.py)", "[a](built:../_modules/mpi_impl/layers/mlp.html)"),
+    ("[a](../LICENSE)", "[a](../files/LICENSE.md)"),
+    ("[a](https://example.org/x)", "[a](https://example.org/x)"),
+    ("[a](#here)", "[a](#here)"),
+    ("![a](memory.png)", "![a](memory.png)"),
+    ("[a](../mpi_impl/planning/hardware)",
+     "[a](https://github.com/somebody/shardlab/tree/HEAD/mpi_impl/planning/hardware)"),
+    ("`mpi_impl/layers/`, `reference/ops.py`",
+     "[`mpi_impl/layers/`](../api/mpi_impl.layers.rst), [`reference/ops.py`](built:../_modules/reference/ops.html)"),
+    ("`mpi_impl.compare`", "{py:obj}`mpi_impl.compare`"),
+    ("```\n[a](../README.md) `mpi_impl.compare`\n```", "```\n[a](../README.md) `mpi_impl.compare`\n```"),
+])
+def test_a_link_to_a_file_becomes_a_link_to_its_page(site, text, expected):
+    assert site.linked(text, "docs/memory.md") == expected
+
+
+def test_a_link_to_a_file_that_does_not_exist_is_a_sentence(site):
+    with pytest.raises(SystemExit, match="docs/memory.md links to nowhere.md, which does not exist"):
+        site.linked("[a](nowhere.md)", "docs/memory.md")
+
+
+def test_without_an_address_a_folder_without_a_page_is_text_and_walkthroughs_have_no_badges(tmp_path):
+    site = Site(tmp_path, None)
+    assert site.linked("[a](../mpi_impl/planning/hardware)", "docs/memory.md") == "a"
+    site.gather()
+    assert "colab" not in (tmp_path / "notebooks/01_splitting_matrices.ipynb").read_text()
+
+
+def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(site):
+    site.gather()
+    walkthroughs = sorted(site.folder.glob("notebooks/[0-9]*.ipynb"))
+    assert [path.name for path in walkthroughs] == sorted(path.name for path in ROOT.glob("notebooks/[0-9]*.ipynb"))
+    for path in walkthroughs:
+        text = path.read_text()
+        assert f"https://colab.research.google.com/github/somebody/shardlab/blob/HEAD/notebooks/{path.name}" in text
+        assert f"https://mybinder.org/v2/gh/somebody/shardlab/HEAD?urlpath=lab/tree/notebooks/{path.name}" in text
+    labs = sorted(site.folder.glob("notebooks/labs/*.ipynb"))
+    assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("notebooks/labs/lab*.py"))
+    assert not any(word in lab.read_text() for lab in labs for word in ("BEGIN SOLUTION", "BEGIN HIDDEN"))
+
+
+def test_docstrings_keep_their_shapes_code_tables_and_links():
+    assert restructured("Map x [b, s, h] to `y`s, *, a_ | b.") == r"Map x [b, s, h] to ``y``\ s, \*, a\_ \| b."
+    assert restructured("As in reference/ops.py.") == "As in :py:mod:`reference/ops.py <reference.ops>`."
+    assert restructured("Run\n\n    a `b`\n\n    c\n\nit.") == "Run\n\n::\n\n       a `b`\n\n       c\n\nit."
+    assert restructured("- one\n  more\n- two") == "- one\n  more\n- two"
+
+
+def test_fields_are_described_by_the_comments_beside_them():
+    assert field_comments(MLP)["w_in"] == "A [h, 4h], split along axis 1"
+    assert not field_comments(dict)
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<p id="x"><a href="b.html#y">1</a><a href="#x">2</a><a href="https://c.d">3</a>')
+    (tmp_path / "b.html").write_text('<a href="a.html#z">1</a><img src="c.png"><a href="a.html">2</a>')
+    assert broken_links(tmp_path) == ["a.html links to b.html#y, which does not exist.",
+                                      "b.html links to a.html#z, which does not exist.",
+                                      "b.html links to c.png, which does not exist."]
+
+
+# ---- the whole site, which takes minutes, in a browser ----
+
+PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/06_pipelines",
+         "notebooks/labs/lab1_collectives", "notebooks/labs/README", "api/reference.layers", "api/mpi_impl.comm",
+         "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Build the site, without a warning, and return its folder."""
+    run = subprocess.run([sys.executable, "tools/build_site.py"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and "WARNING" not in run.stderr, run.stderr
+    return BUILD / "html"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(built):
+    with serve(built) as address:
+        yield address
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_without_errors_is_readable_and_fits_a_phone(browser, address, name, scheme):
+    for size in PHONE, DESK:
+        page = browser.new_page(viewport=size, color_scheme=scheme)
+        complaints = complaints_of(page)
+        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        assert page.locator("article h1, article .highlight").first.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert all(page.locator("article img").evaluate_all("all => all.map(one => one.naturalWidth > 0)"))
+        faint = [text for contrast, text in page.evaluate(CONTRASTS) if contrast < 3]
+        page.close()
+        assert not complaints and not faint
+
+
+@pytest.mark.deep
+def test_formulas_are_rendered(browser, address):
+    for name in ("notebooks/01_splitting_matrices", "notebooks/04_embedding_and_loss", "notebooks/10_choosing_t_p_d_b"):
+        page = browser.new_page()
+        page.goto(f"{address}/{name}.html", wait_until="networkidle")
+        page.wait_for_selector("mjx-container svg")
+        assert page.locator("mjx-container").count() == page.locator(".math").count() > 0
+        assert page.locator("mjx-merror, [data-mml-node=merror]").count() == 0
+        page.close()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("served", [True, False], ids=["served", "from_disk"])
+def test_search_finds_prose_cells_and_functions(browser, address, built, served):
+    page = browser.new_page()
+    complaints = complaints_of(page)
+    for words, expected in (("bubble", "06_pipelines"), ("sharded_mlp_forward", "reference.layers"),
+                            ("ring chunk", "lab1"), ("several hosts", "several_hosts")):
+        page.goto(f"{address if served else built.as_uri()}/search.html?q={words}")
+        page.wait_for_selector("#search-results li a")
+        end = time.monotonic() + 20
+        results = page.locator("#search-results li a")
+        while not any(expected in link for link in results.evaluate_all("all => all.map(one => one.href)")):
+            assert time.monotonic() < end, f"{words} does not find {expected}"
+            page.wait_for_timeout(200)
+    page.close()
+    assert not complaints or not served     # from disk, a browser refuses to fetch what is shown below each result

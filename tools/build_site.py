@@ -1,0 +1,206 @@
+"""Build the site: `python tools/build_site.py`, which is `./run.sh docs`.
+
+Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
+docs/_build/html of them, offline; nothing is executed. A warning of Sphinx is an error, and so is an internal link or a
+picture of a finished page that leads nowhere.
+"""
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from grading.lab_source import labs, notebook_of  # noqa: E402
+from grading.release import without_secrets  # noqa: E402
+from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
+
+BUILD = ROOT / "docs" / "_build"
+PAGES = ("CONTRIBUTING.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md", "notebooks/[0-9]*.ipynb",
+         "notebooks/labs/README.md")
+PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
+LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
+CODE = re.compile(rf"(?<![\[`])`((?:{'|'.join(PACKAGES)})[\w./]*)`(?![\]`])")
+LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".yml": "yaml"}
+COLAB, BINDER = "https://colab.research.google.com/github", "https://mybinder.org/v2/gh"
+
+
+def main() -> None:
+    source, html = BUILD / "source", BUILD / "html"
+    for folder in source, html, BUILD / "doctrees":
+        shutil.rmtree(folder, ignore_errors=True)
+    Site(source, repository()).gather()
+    failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
+                         "-d", str(BUILD / "doctrees"), str(source), str(html)])
+    faults = broken_links(html)
+    for fault in faults:
+        print(f"error: {fault}", file=sys.stderr)
+    if failed or faults:
+        sys.exit("error: the site has faults, which are listed above.")
+    print(f"The site has {len(list(html.rglob('*.html')))} pages. Open {html / 'index.html'}")
+
+
+def repository() -> str | None:
+    """Return OWNER/NAME of this repository on GitHub, which git knows where it was cloned from there; else None."""
+    told = subprocess.run(["git", "-C", str(ROOT), "remote", "get-url", "origin"], capture_output=True, text=True)
+    found = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", told.stdout.strip())
+    return found[1] if found else None
+
+
+# ---- the pages ----
+
+class Site:
+    """The folder of pages that Sphinx reads. `repository` is OWNER/NAME on GitHub, or None."""
+
+    def __init__(self, folder: Path, repository: str | None):
+        self.folder, self.repository = folder, repository
+        self.pages = {str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern)} - {LISTS}
+        self.pages |= {f"notebooks/labs/{source.stem}.ipynb" for source in labs()}
+
+    def gather(self) -> None:
+        """Write all pages and pictures."""
+        self.write("index.md", self.linked((ROOT / "README.md").read_text(), "README.md")
+                   + "\n" + (ROOT / LISTS).read_text())
+        for page in sorted(self.pages):
+            if page.endswith(".md"):
+                self.write(page, self.linked((ROOT / page).read_text(), page))
+            elif (ROOT / page).exists():
+                self.write_notebook(page, self.with_badges(nbformat.read(ROOT / page, as_version=4), page))
+        for source in labs():
+            self.write_notebook(f"notebooks/labs/{source.stem}.ipynb", without_secrets(notebook_of(source)))
+        for page, text in api_pages().items():
+            self.write(page, text)
+        for pattern in PICTURES:
+            for picture in ROOT.glob(pattern):
+                copy = self.folder / picture.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(picture, copy)
+
+    def write(self, page: str, text: str) -> None:
+        path = self.folder / page
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def write_notebook(self, page: str, notebook) -> None:
+        notebook.metadata.language_info.pygments_lexer = "walkthrough"      # in docs/conf.py
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = self.linked(cell.source, page)
+        self.write(page, nbformat.writes(notebook))
+
+    def with_badges(self, notebook, page: str):
+        """Put links that open a walkthrough elsewhere below its title, if the repository's address is known."""
+        if self.repository:
+            title, _, rest = notebook.cells[0].source.partition("\n")
+            badges = (f"[Open in Colab]({COLAB}/{self.repository}/blob/HEAD/{page}){{.badge}}\n"
+                      f"[Open in Binder]({BINDER}/{self.repository}/HEAD?urlpath=lab/tree/{page}){{.badge}}\n\n"
+                      "On Colab, first run this in a cell of its own:\n\n```\n%pip install --quiet "
+                      f'"shardlab[mpich] @ git+https://github.com/{self.repository}"\n```\n')
+            notebook.cells[0].source = f"{title}\n\n{badges}\n{rest}"
+        return notebook
+
+    # ---- links, from the repository's files to the site's pages ----
+
+    def linked(self, text: str, page: str) -> str:
+        """Return a page's Markdown with links to the site's pages in place of those to the repository's files."""
+        def link(found: re.Match) -> str:
+            url = self.url(found[2], page)
+            return f"[{found[1]}]({url})" if url else found[1]
+
+        def code(found: re.Match) -> str:
+            if "/" not in found[1]:     # a name with dots, as mpi_impl.compare: Sphinx looks it up
+                return f"{{py:obj}}`{found[1]}`" if "." in found[1] else found[0]
+            place = found[1].rstrip("/")
+            url = (ROOT / place).exists() and self.url(posixpath.relpath(place, posixpath.dirname(page) or "."), page)
+            return f"[{found[0]}]({url})" if url else found[0]
+
+        return "".join(part if i % 2 else CODE.sub(code, LINK.sub(link, part))
+                       for i, part in enumerate(FENCE.split(text)))
+
+    def url(self, target: str, page: str) -> str | None:
+        """Return the link on a page of the site for a link in the repository; None for a folder without a page."""
+        path, _, anchor = target.partition("#")
+        if not path or re.match(r"\w+:", path):
+            return target
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+        if not (ROOT / place).exists() and place not in self.pages:
+            sys.exit(f"error: {page} links to {target}, which does not exist.")
+        here = posixpath.dirname(page) or "."
+
+        def relative(to: str) -> str:
+            return posixpath.relpath(to, here) + ("#" + anchor if anchor else "")
+
+        if place == "README.md":
+            return relative("index.md")
+        for one in place, f"{place}/README.md":
+            if one in self.pages:
+                return relative(one)
+        if place.split("/")[0] in PACKAGES:
+            if module_of(place):
+                return "built:" + relative(source_page_of(place))
+            if api_page_of(place):
+                return relative(api_page_of(place))
+        if (ROOT / place).is_file():
+            return relative(self.file_page(place))
+        return f"https://github.com/{self.repository}/tree/HEAD/{place}" if self.repository else None
+
+    def file_page(self, place: str) -> str:
+        """Write a page that shows a file, and return its path."""
+        page = f"files/{place}.md"
+        if not (self.folder / page).exists():
+            self.write(f"files/{place}.txt", (ROOT / place).read_text())
+            language = LANGUAGES.get(Path(place).suffix, "none")
+            self.write(page, f"---\norphan: true\n---\n# `{place}`\n\n"
+                             f"```{{literalinclude}} {Path(place).name}.txt\n:language: {language}\n```\n")
+        return page
+
+
+# ---- links of the finished pages ----
+
+class Page(HTMLParser):
+    """The targets (`links`) and anchors (`ids`) of a page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        about = dict(attrs)
+        self.ids |= {about[key] for key in ("id", "name") if about.get(key)}
+        self.links += [about[key] for key in ("href", "src") if about.get(key)]
+
+
+def broken_links(html: Path) -> list[str]:
+    """Return a sentence for each internal link, image or script of the pages in a folder that leads nowhere."""
+    pages = {path: Page(path) for path in sorted(html.rglob("*.html")) if "_static" not in path.parts}
+    faults = []
+    for path, page in pages.items():
+        for link in dict.fromkeys(page.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if place.is_dir():
+                place /= "index.html"
+            missing = not place.exists() or (place in pages and parts.fragment
+                                             and unquote(parts.fragment) not in pages[place].ids)
+            if missing:
+                faults.append(f"{path.relative_to(html)} links to {link}, which does not exist.")
+    return faults
+
+
+if __name__ == "__main__":
+    main()
