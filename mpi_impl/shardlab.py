@@ -26,17 +26,23 @@ RESULTS = "runs/demo"       # of the demo, in the current folder
 DEMO = f"""
     --tensor-model-parallel-size 4
     --num-layers 4
-    --hidden-size 256
+    --hidden-size 128
     --num-attention-heads 8
     --seq-length 128
+    --vocab-size 1024
+    --init-method-std 0.06
+    --hidden-dropout 0
+    --attention-dropout 0
     --micro-batch-size 8
     --global-batch-size 16
-    --train-iters 200
-    --eval-interval 50
-    --lr 3e-3
+    --train-iters 500
+    --log-interval 25
+    --eval-interval 100
+    --lr 8e-3
     --lr-decay-style cosine
-    --lr-warmup-fraction 0.1
-    --sample-tokens 200
+    --lr-warmup-fraction 0.05
+    --adam-beta2 0.95
+    --sample-tokens 300
     --metrics-file {RESULTS}/metrics.jsonl
     --ledger {RESULTS}/ledger.json
     --plot {RESULTS}/loss.png

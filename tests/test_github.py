@@ -1,4 +1,4 @@
-"""What GitHub reads of this repository: workflows, forms for issues, the citation, a container."""
+"""The files of this repository that GitHub reads: workflows, forms for issues, the citation, a container."""
 import json
 import shutil
 import subprocess

@@ -4,9 +4,10 @@ from mpi_impl.generation.replica import trained_replica
 from mpi_impl.training.trainer import Trainer
 from reference.generation.decoding import Sampling
 
-TEMPERATURE = 0.8     # below 1, probable tokens become more probable: a small model rambles less
+TEMPERATURE = 0.8     # below 1, probable tokens become more probable: a small model rambles less,
+TOP_P = 0.9           # and still less without the improbable ones
 
 
 def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[int]:
     """Sample `count` tokens after first_token. All ranks of a replica call this, and get the same tokens."""
-    return list(generate(trained_replica(trainer), [first_token], count, Sampling(TEMPERATURE, seed=seed)))
+    return list(generate(trained_replica(trainer), [first_token], count, Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)))

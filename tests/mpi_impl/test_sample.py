@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.sample import TEMPERATURE, sample
+from mpi_impl.programs.sample import TEMPERATURE, TOP_P, sample
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate
@@ -64,4 +64,5 @@ def sample_tokens_with(group, choices, *args):
 
 def test_the_text_is_the_textbooks(ranks):
     p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, Precision("float64")).params
-    assert ranks.run(1, sample_tokens, 40, 3)[0] == generate([2], 40, p, MODEL, Sampling(TEMPERATURE, seed=3))
+    sampling = Sampling(TEMPERATURE, top_p=TOP_P, seed=3)
+    assert ranks.run(1, sample_tokens, 40, 3)[0] == generate([2], 40, p, MODEL, sampling)
