@@ -9,6 +9,9 @@ from mpi_impl.programs.pretraining import Pretraining
 from mpi_impl.programs.sample import sample
 
 
+PROMPT = 32      # tokens that a sample begins with
+
+
 class PretrainingGPT(Pretraining):
     """Samples are windows of the text, and at the end the model may write some."""
 
@@ -23,10 +26,22 @@ class PretrainingGPT(Pretraining):
 
     def conclude(self) -> None:
         """Sample --sample-tokens on one replica, or on all where each has only a shard of the parameters."""
-        if self.args.sample_tokens and (self.topology.place.data == 0 or self.trainer.state.zero.gathers_parameters):
-            tokens = sample(self.trainer, self.sources.eod, self.args.sample_tokens, self.args.seed)
+        if not self.args.sample_tokens:
+            return
+        prompt = self.world.broadcast_object(self.sample_prompt)
+        if self.topology.place.data == 0 or self.trainer.state.zero.gathers_parameters:
+            tokens = sample(self.trainer, prompt, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:
-                print(f"\n{len(tokens)} tokens sampled from the model:\n{self.tokenizer.decode(tokens)}", flush=True)
+                before, text = map(self.tokenizer.decode, (prompt, tokens))
+                print(f"\n{len(prompt)} tokens of the validation data, and after <|> {len(tokens)} tokens sampled from "
+                      f"the model:\n{before}<|>{text}", flush=True)
+
+    def sample_prompt(self) -> list[int]:
+        """Return the first tokens of the validation data, or the end of a document if there are none; on rank 0."""
+        assert self.dataset is not None
+        if not self.dataset.samples("validation"):
+            return [self.sources.eod]
+        return self.dataset.batch("validation", 0, 1)[0, :min(PROMPT, self.args.seq_length)].tolist()
 
 
 main = PretrainingGPT.main

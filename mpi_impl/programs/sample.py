@@ -8,6 +8,6 @@ TEMPERATURE = 0.8     # below 1, probable tokens become more probable: a small m
 TOP_P = 0.9           # and still less without the improbable ones
 
 
-def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[int]:
-    """Sample `count` tokens after first_token. All ranks of a replica call this, and get the same tokens."""
-    return list(generate(trained_replica(trainer), [first_token], count, Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)))
+def sample(trainer: Trainer, prompt: list[int], count: int, seed: int) -> list[int]:
+    """Sample `count` tokens after the prompt's. All ranks of a replica call this, and get the same tokens."""
+    return list(generate(trained_replica(trainer), prompt, count, Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)))

@@ -1,6 +1,7 @@
 """The program itself, on real ranks and real text."""
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,8 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
 
     printed = capfd.readouterr().out
     assert "verified against one process, every iteration" in printed and "off by at most loss" in printed
-    assert "20 tokens sampled from the model" in printed
+    (prompt,) = re.findall(r"after <\|> 20 tokens sampled from the model:\n(.+?)<\|>", printed, re.DOTALL)
+    assert Path(corpus[1]).read_text().index(prompt) > 5000, "the prompt is the beginning of the validation data"
     assert "All-reduces a layer and microbatch: 2 forward, 2 backward. Predicted: 2 and 2." in printed
     assert "NOT" not in printed
 

@@ -23,7 +23,7 @@ def sample_tokens(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **
                                       **choices)
     with connected(group, config) as topology:
         trainer = Trainer(ModelState(model, topology, 1, Precision("float64")), OptimizerConfig(1e-2, 5))
-        return sample(trainer, 2, count, seed)
+        return sample(trainer, [2], count, seed)
 
 
 def test_the_ranks_agree_and_the_seed_decides(ranks):
