@@ -13,8 +13,8 @@ import pytest
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching.guard import children
-from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, mpi_vendor,
-                                       parse_options, supervise)
+from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, check_options, find_mpiexec, launch_environment, launcher,
+                                       mpi_vendor, parse_options, supervise)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import ROOT, SOON, command, environment, launch, launched, write_program
@@ -176,7 +176,7 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
 def test_an_option_that_is_wrong_is_a_sentence(monkeypatch, arguments, sentence):
     monkeypatch.setattr(sys, "argv", ["mpi_impl.launch", *arguments])
     with pytest.raises(UserError) as error:
-        parse_options()
+        check_options(parse_options())
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 

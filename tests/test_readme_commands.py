@@ -49,6 +49,7 @@ SHORT = {
     "mpi_impl.experiments.scaling_study": "",
     "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
     "mpi_impl.demos.mlp": "",
+    "mpi_impl.demos.train": "--train-iters 1",
     **dict.fromkeys(QUICK[:4], ""),
 }
 NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
