@@ -27,7 +27,7 @@ sent = Counter[str]()                                      # the bytes that this
 
 # ---- 1. messages ----------------------------------------------------------------------------------------------------
 def all_reduce(x, group, op=MPI.SUM):
-    """Combine one array of each rank, element by element. Every rank gets the result."""
+    """Combine one array per rank, element by element. Every rank gets the result."""
     if group.size == 1:
         return x
     result = np.array(x, order="C")
@@ -51,17 +51,17 @@ def receive(shape, source, group):
 
 # ---- 2. layers, on one of t tensor-parallel ranks -------------------------------------------------------------------
 def mlp(x, w, dw, tensor):
-    """Y = GeLU(X A) B: a rank's columns of A give GeLU complete sums, and B's matching rows take them as they are."""
+    """Y = GeLU(X A + a) B + b: a rank's columns of A give GeLU complete sums, which B's rows take as they are."""
     z = x @ w["A"] + w["a"]                                # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     tanh = np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))            # [b, s, 4h/t]
-    y = 0.5 * z * (1 + tanh)                               # [b, s, 4h/t]: GeLU, z times the chance of a number below z
+    y = 0.5 * z * (1 + tanh)                               # [b, s, 4h/t]: GeLU, about z P(n < z) for a normal number n
     out = y @ w["B"]                                       # [b, s, 4h/t] @ [4h/t, h] -> [b, s, h], a partial sum
     out = all_reduce(out, tensor) + w["b"]                 # g: the sum over all 4h columns; and the bias only once
     def backward(dout):                                    # [b, s, h], identical on the t ranks
         dw["b"] += dout.sum((0, 1))                        # [h]
         dw["B"] += einsum("bsf,bsh->fh", y, dout)          # [4h/t, h]
-        inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z**2)            # [b, s, 4h/t]: slope of what tanh is taken of
-        slope = 0.5 * (1 + tanh + z * (1 - tanh**2) * inner)              # [b, s, 4h/t]
+        inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z**2)            # [b, s, 4h/t]: derivative of tanh's argument
+        slope = 0.5 * (1 + tanh + z * (1 - tanh**2) * inner)              # [b, s, 4h/t]: GeLU's derivative
         dz = dout @ w["B"].T * slope                       # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
         dw["a"] += dz.sum((0, 1))                          # [4h/t]
         dw["A"] += einsum("bsh,bsf->hf", x, dz)            # [h, 4h/t]
@@ -100,7 +100,7 @@ def attention(x, w, dw, tensor):
 
 
 def layer_norm(x, w, dw, tensor):
-    """Give each token's h numbers mean 0 and variance 1, then a gain and a shift. All ranks do it all: no message."""
+    """Give each token's h numbers mean 0 and variance 1, then a gain and a shift. Each rank does it all: no message."""
     deviation = np.sqrt(x.var(-1, keepdims=True) + 1e-5)   # [b, s, 1]
     normed = (x - x.mean(-1, keepdims=True)) / deviation   # [b, s, h]
     def backward(dout):                                    # [b, s, h]
@@ -120,7 +120,7 @@ def residual(branch, x, w, dw, tensor):
 
 
 def embedding(tokens, w, dw, tensor):
-    """Look up each token's row in a table whose rows are divided: rank i holds V/t of them, from i V/t on."""
+    """Look up each token's row in a table that is sharded by rows: rank i holds V/t of them, from i V/t on."""
     rows, here = find_rows(tokens, w["word"], tensor)      # each [b, s]
     x = w["word"][rows] * here[..., None]                  # [b, s, h], zero for a token of another rank
     x = all_reduce(x, tensor) + w["position"]              # g: one rank has the row, the others add zero
@@ -131,7 +131,7 @@ def embedding(tokens, w, dw, tensor):
 
 
 def loss(targets, x, w, dw, tensor):
-    """Sum -log softmax(x word^T) at the targets. Logits stay divided: three numbers a token travel, and not V."""
+    """Sum -log softmax(x word^T) at the targets. Logits stay sharded: three numbers per token are sent, not V."""
     logits = x @ w["word"].T                               # [b, s, h] @ [h, V/t] -> [b, s, V/t]
     top = all_reduce(logits.max(-1), tensor, MPI.MAX)      # [b, s]: all ranks subtract the same, so that exp is finite
     exp = np.exp(logits - top[..., None])                  # [b, s, V/t]
@@ -156,11 +156,11 @@ def find_rows(tokens, table, tensor):
 
 
 # ---- 3. the model: its weights, and the layers of one of p stages ---------------------------------------------------
-AXIS = {"word": 0, "qkv": 2, "qkv bias": 1, "out": 0, "A": 1, "a": 0, "B": 0}      # divided by t; all hold the others
+AXIS = {"word": 0, "qkv": 2, "qkv bias": 1, "out": 0, "A": 1, "a": 0, "B": 0}      # sharded; the others are replicated
 
 
 def initial_weights(c):
-    """Draw the whole model. All ranks draw the same, and keep their part: the topology does not change the model."""
+    """Draw the whole model. All ranks draw the same and keep their shards, so every topology trains the same model."""
     rng, h, e = np.random.default_rng(0), c.h, c.h // c.a
     end = 0.02 / np.sqrt(2 * c.L)                          # 2 L branches add up in x: each is smaller in a deep model
     norm = {"gain": np.ones(h), "shift": np.zeros(h)}
@@ -186,7 +186,7 @@ def stage_layers(c, pipeline):
 
 
 def own_part(whole, c, tensor, pipeline):
-    """Return what this rank holds: its stage's tensors (the word table is in two stages), divided ones to 1/t."""
+    """Return what this rank holds: its stage's tensors (two stages hold the word table), 1/t of each sharded one."""
     held = {name for _, name in stage_layers(c, pipeline)}
     return {(layer, name): np.split(x, tensor.size, AXIS[name])[tensor.rank].copy() if name in AXIS else x.copy()
             for (layer, name), x in whole.items() if layer in held and not (name == "position" and pipeline.rank > 0)}
@@ -205,7 +205,7 @@ def stage(x, targets, w, dw, c, tensor, pipeline):
 
 # ---- 4. training on t x p x d ranks ---------------------------------------------------------------------------------
 def make_groups(world, t, p):
-    """Arrange the ranks in a box p x d x t. Its lines are the groups; tensor, the busiest, has neighbours."""
+    """Arrange the ranks in a box p x d x t. Its lines are the groups; tensor, the busiest, joins neighbours."""
     d = world.size // (t * p)
     at_p, at_d, at_t = (int(i) for i in np.unravel_index(world.rank, (p, d, t)))
     tensor, pipeline, data = world.Split(at_p * d + at_d), world.Split(at_d * t + at_t), world.Split(at_p * t + at_t)
@@ -244,7 +244,7 @@ def train(world, c, t, p, text, report):
     w = own_part(initial_weights(c), c, tensor, pipeline)
     mean, square = ({key: np.zeros_like(x) for key, x in w.items()} for _ in range(2))
     for i in range(1, c.steps + 1):
-        starts = np.random.default_rng(i).integers(0, len(text) - c.s, c.B)         # [B], same on all ranks
+        starts = np.random.default_rng(i).integers(0, len(text) - c.s, c.B)         # [B], identical on all ranks
         batch = text[starts[:, None] + np.arange(c.s + 1)]                                    # [B, s + 1]
         samples = batch.reshape(data.size, -1, c.b, c.s + 1)[data.rank]                       # [m, b, s + 1]
         dw = {key: np.zeros_like(x) for key, x in w.items()}
@@ -252,8 +252,8 @@ def train(world, c, t, p, text, report):
         if ("embedding", "word") in dw:                    # two stages have the table: its gradient is the sum of both
             dw["embedding", "word"] = all_reduce(dw["embedding", "word"], ends)
         for key, m in mean.items():
-            g, v = all_reduce(dw[key], data), square[key]  # the replicas saw other samples. (No message in `tensor`:
-            m += 0.1 * (g - m)                             # of what t ranks all hold, the gradients are identical.)
+            g, v = all_reduce(dw[key], data), square[key]  # replicas saw other samples. (Not over `tensor`: there the
+            m += 0.1 * (g - m)                             # gradients of replicated weights are identical already.)
             v += 0.001 * (g * g - v)
             w[key] -= c.lr * m / (1 - 0.9**i) / (np.sqrt(v / (1 - 0.999**i)) + 1e-8)          # Adam
         mean_loss = world.allreduce(total) / t / (c.B * c.s)                 # all t ranks of the last stage have it
@@ -265,7 +265,7 @@ def train(world, c, t, p, text, report):
 def main():
     world, parser = MPI.COMM_WORLD, argparse.ArgumentParser(description="Train a GPT on t x p x d ranks.")
     parser.error = lambda text: sys.exit(f"error: {text}" if world.rank == 0 else 2)
-    parser.add_argument("text", nargs="?", default=__file__, help="the file to learn (default: this program)")
+    parser.add_argument("text", nargs="?", default=__file__, help="the file to learn from (default: this program)")
     for name, default, about in (
             ("t", 1, "tensor-parallel ranks"), ("p", 1, "pipeline stages"), ("steps", 30, "steps of training"),
             ("L", 4, "layers"), ("h", 64, "hidden size"), ("a", 8, "attention heads"), ("s", 64, "tokens in a sample"),

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 
 
 # Of `shardlab`'s commands, these are whole without options; of the others a text may speak by their names.
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(\.venv/bin/)?((python|mpiexec|mpirun) .*-m |shardlab ([a-z_]+ |demo|doctor))")
 
 
@@ -36,9 +37,9 @@ def commands() -> list[Command]:
     found = []
     for name in TEXTS:
         text = (ROOT / name).read_text()
-        blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+        blocks = [block for language, block in FENCE.findall(text) if not language]
         lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-        lines += re.findall(r"`([^`\n]+)`", re.sub(r"```\n.*?```", "", text, flags=re.DOTALL))
+        lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
         found += [line for line in (line.partition("  #")[0] for line in lines)
                   if COMMAND.match(line) and "..." not in line]
     return [parsed(line) for line in dict.fromkeys(found)]

@@ -13,7 +13,7 @@ import mpi_impl.programs.arguments as training
 import mpi_impl.programs.generation_options as generation
 from mpi_impl import compare, plan
 from mpi_impl.data.prepare import options as preparation
-from mpi_impl.demos import memory, mlp
+from mpi_impl.demos import memory, mlp, train
 from mpi_impl.experiments import layer_norm_order
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
@@ -33,6 +33,7 @@ PARSE = {
     "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
     "mpi_impl.demos.memory": memory.parse_options,
     "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
+    "mpi_impl.demos.train": lambda options, n: train.parse_options(options),
 }
 QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory")
 
@@ -49,7 +50,8 @@ SHORT = {
     "mpi_impl.experiments.scaling_study": "",
     "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
     "mpi_impl.demos.mlp": "",
-    "mpi_impl.demos.train": "--train-iters 1",
+    "mpi_impl.demos.train": "--train-iters 2",
+    "microshard.py": "--steps 1",
     **dict.fromkeys(QUICK[:4], ""),
 }
 NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
