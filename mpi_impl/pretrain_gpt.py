@@ -8,7 +8,6 @@ from mpi_impl.launching.entry import run
 from mpi_impl.programs.pretraining import Pretraining
 from mpi_impl.programs.sample import sample
 
-
 PROMPT = 32      # tokens that a sample begins with
 
 

@@ -66,9 +66,9 @@ def clip_coefficient(norm: float, clip_grad: float) -> float:
     return min(1.0, clip_grad / (norm + 1e-6)) if clip_grad > 0 else 1.0
 
 
-def sum_of_squares(grad) -> float:
+def sum_of_squares(grad):
     """Sum the squares of one array. The global norm is the root of their sum over tensors, each tensor counted once."""
-    return float(np.vdot(grad, grad).item())
+    return np.vdot(grad, grad)
 
 
 def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: OptimizerConfig) -> None:

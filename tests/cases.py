@@ -10,6 +10,7 @@ from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig, Recompute
 from reference.dropout import Dropout
+from reference.exact.array import ExactArray, random_array
 from reference.models.model import batch_type
 from reference.params import leaves, tree_map, with_names
 
@@ -29,6 +30,7 @@ class Case:
     sequence_parallel: bool = False
     keep_gathered_inputs: bool = False
     main = np.float64        # the dtype of gradients
+    exact = False            # whether the numbers are those of a prime field
 
     @property
     def region(self):
@@ -74,6 +76,16 @@ class Case:
         return self.array(what, self.b, self.s, self.model.hidden_size)
 
 
+@dataclass(frozen=True)
+class ExactCase(Case):
+    """A case with numbers of a prime field (reference/exact/), of which equal ones are equal formulas."""
+
+    exact = True
+
+    def array(self, what: str, *shape):
+        return random_array(shape, self.seed, what)
+
+
 def take(batch, samples: slice):
     """Return some samples of a batch."""
     if isinstance(batch, GPTBatch):
@@ -84,6 +96,10 @@ def take(batch, samples: slice):
 def close(actual, expected, tolerance=1e-11):
     """Assert equality within the tolerance, relative to the largest expected element (or to 1, if that is larger)."""
     assert actual.shape == expected.shape, f"shape {actual.shape} is not {expected.shape}"
+    if isinstance(expected, ExactArray):
+        differ = (actual != expected).sum()
+        assert not differ, f"{differ} of {expected.size} elements are other formulas"
+        return
     difference = np.abs(actual - expected).max(initial=0)
     limit = tolerance * max(1.0, np.abs(expected).max(initial=0))
     assert difference <= limit, f"largest difference {difference:.1e}, allowed {limit:.1e}"

@@ -17,18 +17,19 @@ from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ParallelConfig, Recompute
 from reference.costs.traffic import PassCounts, traffic
-from reference.models.model import sequences_of
+from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head, join_stages
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import join
+from reference.params import assign, join, leaves, split, tree_map
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
 from tests.cases import KEEP_ALL, Case, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
+from tests.textbook_theorems import pick
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
         ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
+        if case.exact:
+            start_from_random_numbers(case, ours, textbook)
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -101,8 +104,24 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
         samples = take(samples, slice(fewer))
         loss = sum(ours.evaluate(dealt(ours, case.b, samples, wrap), fewer))
-        first_checks(group, loss, lambda everyone: close(np.array(everyone), np.full(len(everyone), (
-            training.loss_and_gradients(samples, textbook.params, case.model)[0]))))
+        first_checks(group, loss, lambda everyone: close(np.stack(everyone), np.stack(len(everyone) * [
+            training.loss_and_gradients(samples, textbook.params, case.model)[0]])))
+
+
+def start_from_random_numbers(case: Case, ours: Trainer, textbook: training.Trainer | None) -> None:
+    """Give the ranks and the textbook (on rank 0) exact parameters. The initial ones are few numbers, often 0 or 1."""
+    state, topology = ours.state, ours.topology
+    whole = case.params(model_tensors(case.model))
+    if textbook is not None:
+        textbook.params = tree_map(np.copy, whole)
+        textbook.m, textbook.v = tree_map(np.zeros_like, whole), tree_map(np.zeros_like, whole)
+    mine = pick(state.layout.tensors, dict(leaves(whole)))
+    flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
+    shards = split(mine, state.layout.tensors, topology.tensor.size)
+    tree_map(assign, state.layout.views(flat), shards[topology.tensor.rank])
+    for piece in state.pieces:
+        state.parameters.own.store(piece, flat[piece.in_buffer])
+    state.zero.finish_update()
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
@@ -125,7 +144,7 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
     """Assert that every rank has one process's loss and norm, and every replica its gradients and weights."""
     loss, norm, grads = expected
     for found in everyone:
-        close(np.array([found.result.loss, found.result.grad_norm]), np.array([loss, norm]))
+        close(np.stack([found.result.loss, found.result.grad_norm]), np.stack([loss, norm]))
         assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
     for replica in {found.place.data for found in everyone}:
         stages = [[found for found in everyone if found.place[1:] == (replica, stage)]

@@ -103,7 +103,7 @@ def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Seq
     """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
     work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,
-                       trainer.total_weights(batch, SAMPLES))
+                       trainer.total_weights(batch, SAMPLES), trainer.state.device_prototype)
     first = Action(0, "F", 0)                     # it waits for nobody: do it, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))

@@ -37,7 +37,8 @@ class Sums:
 
     def of_batch(self, microbatches: list):
         """Return this replica's sum, on the last stage's ranks: float64 [1]."""
-        work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0])
+        work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0],
+                              self.replica.device_prototype)
         b, s = microbatches[0].tokens.shape
         shape = b, s // self.topology.config.sequence_shards, self.replica.model.hidden_size
         self.pipeline.play(work.compute, self.replica.device_prototype, shape, phases={"F": "evaluation"})

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import address, moved_to, to_host
+from mpi_impl.runtime.arrays import moved_to, to_host
 from reference.parallel.layout import Piece
 
 
@@ -30,7 +30,7 @@ class Buffer(ABC):
     def store(self, piece: Piece, values) -> None:
         """Give a piece these values."""
         own = self.load(piece)
-        if address(own) != address(values):
+        if not np.may_share_memory(own, values):
             own[...] = values
 
     @property
@@ -71,15 +71,15 @@ class OffloadedShard(Shard):
         """
         self.device_prototype = device_prototype
         if folder is None:
-            super().__init__(np.zeros(size, dtype))
+            super().__init__(np.zeros_like(to_host(device_prototype), shape=size, dtype=dtype))
         else:
             self.file = TemporaryFile(dir=folder)    # noqa: SIM115 - open for as long as the shard lives
             reserve(self.file.fileno(), size * np.dtype(dtype).itemsize)
-            super().__init__(np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype))
+            super().__init__(np.asarray(np.memmap(self.file, dtype, "r+", shape=(size,))) if size else np.zeros(0, dtype))
 
     def load(self, piece: Piece):
         """Return a copy on the device."""
-        return moved_to(np.array(super().load(piece)), self.device_prototype)
+        return moved_to(super().load(piece).copy(), self.device_prototype)
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)

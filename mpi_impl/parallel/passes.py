@@ -19,16 +19,17 @@ class ForwardPass:
     """Some microbatches on their way through this rank's stages, forward only."""
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, Any],
-                 microbatches: Sequence, totals: Sequence[float]):
+                 microbatches: Sequence, totals: Sequence[float], like):
         """Begin a pass of these microbatches (reference/batches.py) through this rank's `params`, by stage.
 
-        `totals` are the sums of the loss weights over the global batch, one for each head.
+        `totals` are the sums of the loss weights over the global batch, one for each head; `like` is an array of the
+        library of the parameters.
         """
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.totals = microbatches, totals
         self.contexts: Sequence[LayerContext] = [EVALUATION] * len(microbatches)
         # The heads' weighted sums, where the last stage is. They stay where they are computed: to look is to wait.
-        self.losses = np.zeros(len(totals), np.float64, like=microbatches[0].tokens)
+        self.losses = np.zeros_like(like, shape=len(totals), dtype=np.float64)
         self.dtypes: list = []                         # of the heads' losses
         self.compute: dict[str, Callable] = {"F": self.forward}
 
@@ -68,7 +69,7 @@ class TrainingPass(ForwardPass):
         """Begin a pass with a context for each microbatch. Gradients are those of `scale` times the loss. Bytes are
         counted only if the pass is `measured`.
         """
-        super().__init__(state.model, state.region, state.stage_params, microbatches, totals)
+        super().__init__(state.model, state.region, state.stage_params, microbatches, totals, state.device_prototype)
         self.grads, self.contexts, self.scale = state.stage_grads, contexts, scale
         self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed)
         self.measured, self.peaks = measured, Peaks()

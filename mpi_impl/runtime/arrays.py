@@ -62,7 +62,7 @@ def address(x) -> int:
 
 def to_host(x):
     """Return a contiguous host array with x's elements: x itself if it is one."""
-    return np.ascontiguousarray(x.get() if on_device(x) else x)
+    return contiguous(x.get() if on_device(x) else x)
 
 
 def moved_to(host, x):

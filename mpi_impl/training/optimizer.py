@@ -1,12 +1,11 @@
 """Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once."""
-from math import isfinite, sqrt
-
 import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.parallel.tiles import tiles
+from mpi_impl.runtime.arrays import to_host
 from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
 from reference.parallel.layout import Piece
 
@@ -34,7 +33,7 @@ class Adam:
         """
         norm = global_norm(grads, self.counted, everyone) / scale
         rate = learning_rate(self.config, self.iteration + 1)
-        if not isfinite(norm):
+        if not np.isfinite(norm):
             return norm, rate
         self.iteration += 1
         factor = clip_coefficient(norm, self.config.clip_grad) / scale
@@ -53,5 +52,5 @@ class Adam:
 def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:
     """Return the norm of the whole model's gradient, from what each rank owns of it."""
     squares = sum((kernels.sum_of_squares(grads.load(tile.place)) for tile in tiles(counted, grads.flat)),
-                  np.zeros((), np.float64, like=grads.flat)).item()
-    return sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
+                  np.zeros_like(grads.flat, shape=1, dtype=np.float64))
+    return np.sqrt(everyone.all_reduce(to_host(squares), "gradient norm")[0])

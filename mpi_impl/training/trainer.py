@@ -1,6 +1,5 @@
 """Training steps on ranks: a schedule's forwards and backwards, the reduction over replicas, and Adam's update."""
 from collections.abc import Sequence
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +36,7 @@ class StepResult(NamedTuple):
     @property
     def skipped(self) -> bool:
         """Report whether the gradients were not finite, so that no weight was moved."""
-        return not isfinite(self.grad_norm)
+        return not np.isfinite(self.grad_norm)
 
 
 class Trainer:
@@ -83,7 +82,7 @@ class Trainer:
             observer.see_reduction(sum(losses))
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             norm, rate = self.optimizer.step(state.gradients.own, state.zero.owners, scale)
-            if isfinite(norm):
+            if np.isfinite(norm):
                 state.zero.finish_update()
         if observer:
             observer.see_update(norm, rate)
@@ -93,7 +92,7 @@ class Trainer:
         """Return the losses of the heads over a global batch, of which this replica has these microbatches."""
         with self.ledger.phase("evaluation"):
             work = ForwardPass(self.state.model, self.state.region, self.state.stage_params, microbatches,
-                               self.total_weights(microbatches, global_batch_size))
+                               self.total_weights(microbatches, global_batch_size), self.state.device_prototype)
             self.pipeline("evaluation", len(microbatches)).play(
                 work.compute, self.state.device_prototype, self.state.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_losses(work.losses)

@@ -1,6 +1,4 @@
 """Training in one process: the run that every sharded run must equal."""
-from math import sqrt
-
 import numpy as np
 
 from reference.dropout import Dropout
@@ -12,7 +10,7 @@ from reference.precision import rounded
 
 
 def loss_and_gradients(batch, p, c, dropout=None):
-    """Compute the loss over a batch, a float, and its gradients: the sum over heads of their weighted means.
+    """Compute the loss over a batch and its gradients: the sum over heads of their weighted means.
 
     For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
     Dropout, or None where nothing is dropped.
@@ -21,7 +19,7 @@ def loss_and_gradients(batch, p, c, dropout=None):
     shares = [weights / max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
     dlosses = tuple(share.astype(loss.dtype) for share, loss in zip(shares, losses))
     _, grads = model_backward(dlosses, p, cache, c)
-    return float(sum((loss * share).sum() for loss, share in zip(losses, shares))), grads
+    return sum((loss * share).sum() for loss, share in zip(losses, shares)), grads
 
 
 class Trainer:
@@ -48,7 +46,7 @@ class Trainer:
         self.iteration += 1
         dropout = Dropout(self.model, self.seed, self.iteration)
         loss, grads = loss_and_gradients(batch, self.in_format(self.params), self.model, dropout)
-        norm = sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
+        norm = np.sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
         grads = tree_map(lambda grad: grad * clip, grads)
         if not skipped:

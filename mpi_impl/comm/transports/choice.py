@@ -5,6 +5,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpi_impl.comm.instruments import Instruments
+from mpi_impl.comm.transports.exact import ExactTransport
 from mpi_impl.comm.transports.halves import HalvesTransport
 from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.nccl import NcclTransport
@@ -29,7 +30,8 @@ class Transports:
         """Return the transports of arrays on a device. A run chooses its path before it makes the first such array."""
         staging, nccl = self.instruments.device_path
         collectives = [NcclTransport(nccl, self.comm)] if nccl else []
-        return [*self.first, *collectives, *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
+        return [*self.first, ExactTransport(self.comm), *collectives,
+                *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
 
     def choose(self, kind: type, x) -> Any:
         """Return the first transport of a kind (Collectives, PostedCollectives or PointToPoint) that takes x.

@@ -1,0 +1,74 @@
+"""How likely is it that two different formulas agree on random numbers modulo P? The bound, and what it is made of.
+
+All elements of an array are N_i / D, with one denominator D: polynomials in the inputs and in
+the values of the random functions. `Degree` bounds their degrees through every operation.
+
+Two different fractions differ by a polynomial of degree at most 2 M over another, M the largest bound of any array. A
+polynomial that is not zero everywhere is zero at a random point with chance 2 M / P at most (Schwartz 1980; Zippel
+1979). The same may happen to the arguments of any two of T values of random functions, which are then equal for no good
+reason. So the chance that different formulas agree is at most (1 + T (T - 1) / 2) 2 M / P. It is that for all elements
+together, since one that differs is enough to be seen. (Comparisons are of values of a random function, so their
+outcomes are independent of the numbers: the proof is of the branches that were taken.)
+"""
+from dataclasses import dataclass, field
+from functools import cached_property
+
+P = 2**127 - 1      # a Mersenne prime
+
+
+@dataclass(frozen=True)
+class Degree:
+    """A bound for an array's formulas N_i / D. D is a product of factors, each (name, degree), with its exponent.
+
+    A factor is the product of an array's numerators, by all of which something was divided. Its name is a hash of the
+    array's values, so that equal factors are recognized in two sums, and on two ranks.
+    """
+
+    numerator: int = 0
+    factors: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @cached_property
+    def denominator(self) -> int:
+        return sum(degree * exponent for (_, degree), exponent in self.factors.items())
+
+    def __mul__(self, other: "Degree") -> "Degree":
+        """Return the bound of a product."""
+        sums = {name: self.factors.get(name, 0) + exponent for name, exponent in other.factors.items()}
+        return Degree(self.numerator + other.numerator, self.factors | sums)
+
+    def __or__(self, other: "Degree") -> "Degree":
+        """Return the bound of a sum, and of an array with elements of both: over the least common denominator."""
+        if self.factors == other.factors:
+            return self if self.numerator >= other.numerator else other
+        largest = {name: max(self.factors.get(name, 0), exponent) for name, exponent in other.factors.items()}
+        common = Degree(0, self.factors | largest)
+        return Degree(max(x.numerator + common.denominator - x.denominator for x in (self, other)), common.factors)
+
+    def inverse(self, elements: set[int]) -> "Degree":
+        """Return the bound of 1 / x for an array x with this bound and these elements."""
+        factor = len(elements) * self.numerator      # the degree of the product of the numerators
+        if not factor:
+            return Degree(self.denominator)
+        return Degree(self.denominator + factor - self.numerator, {(hash(frozenset(elements)), factor): 1})
+
+
+CONSTANT, INPUT = Degree(0), Degree(1)
+
+
+@dataclass
+class Tally:
+    """What was computed so far, for the chance of error."""
+
+    evaluations: int = 0      # of random functions
+    degree: int = 0           # the largest of any array
+
+    def see(self, degree: Degree) -> None:
+        """Note the bound of a result."""
+        self.degree = max(self.degree, degree.numerator, degree.denominator)
+
+    def chance_of_error(self) -> float:
+        """Return the bound that the module's docstring derives."""
+        return (1 + self.evaluations * (self.evaluations - 1) // 2) * 2 * self.degree / P
+
+
+TALLY = Tally()

@@ -1,0 +1,89 @@
+"""A prime field: integers below P, differences that remember their terms, minus infinity, and random functions."""
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+
+from reference.exact.degree import TALLY, P
+
+
+class Difference(int):
+    """A number that remembers of which two numbers it is the difference. What is computed from it is a plain number."""
+
+    terms: tuple[int, int]
+
+    def __new__(cls, a, b):
+        self = super().__new__(cls, (a - b) % P)
+        self.terms = int(a), int(b)
+        return self
+
+    def __reduce__(self):
+        return Difference, self.terms
+
+
+class MinusInfinity:
+    """The element below all others."""
+
+    def __add__(self, other):
+        return self
+
+    __radd__ = __sub__ = __mod__ = __add__
+
+    def __reduce__(self):
+        return "MINUS_INFINITY"
+
+
+MINUS_INFINITY = MinusInfinity()
+
+
+def random_function(name: str, x: int) -> int:
+    """Return the value at x of the random function of this name."""
+    TALLY.evaluations += 1
+    return int.from_bytes(blake2b(x.to_bytes(16), digest_size=24, person=name.encode()).digest()) % P
+
+
+def difference(a, b):
+    """Return a - b. Raise ArithmeticError if that would be infinite, or not a number."""
+    if b is MINUS_INFINITY:
+        raise ArithmeticError("Minus infinity cannot be subtracted: is every score of a row masked?")
+    return a if a is MINUS_INFINITY else Difference(a, b)
+
+
+def inverse(x: int) -> int:
+    """Return 1 / x. Raise ZeroDivisionError for 0, by which nobody divides but by chance, or by mistake."""
+    if x == 0:
+        raise ZeroDivisionError("A divisor is 0 modulo P. Draw other numbers.")
+    return pow(x, -1, P)
+
+
+def exp(x) -> int:
+    """Return the exponential, by the one law that it obeys."""
+    if x is MINUS_INFINITY:
+        return 0
+    if type(x) is Difference:
+        a, b = x.terms
+        return random_function("exp", a) * inverse(random_function("exp", b)) % P
+    return random_function("exp", x)
+
+
+def larger(a, b):
+    """Return the one that comes later in the random order."""
+    return a if place(a) >= place(b) else b
+
+
+def place(x) -> int:
+    """Return the place of a number in the random order."""
+    return -1 if x is MINUS_INFINITY else random_function("order", x)
+
+
+@lru_cache(4096)
+def number(x):
+    """Return the element for a Python or NumPy number. Raise ArithmeticError for infinity and for NaN."""
+    if isinstance(x, (int, np.integer)):
+        return int(x) % P
+    if x == -np.inf:
+        return MINUS_INFINITY
+    if not np.isfinite(x):
+        raise ArithmeticError(f"{x} is no number modulo a prime.")
+    numerator, denominator = float(x).as_integer_ratio()
+    return numerator * pow(denominator, -1, P) % P
