@@ -75,7 +75,8 @@ class OffloadedShard(Shard):
         else:
             self.file = TemporaryFile(dir=folder)    # noqa: SIM115 - open for as long as the shard lives
             reserve(self.file.fileno(), size * np.dtype(dtype).itemsize)
-            super().__init__(np.asarray(np.memmap(self.file, dtype, "r+", shape=(size,))) if size else np.zeros(0, dtype))
+            mapped = np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype)
+            super().__init__(np.asarray(mapped))
 
     def load(self, piece: Piece):
         """Return a copy on the device."""

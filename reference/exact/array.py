@@ -245,10 +245,11 @@ def padded(x, width, constant_values=0):
     return new(np.pad(x.elements, width, constant_values=np.array(to_elements(constant_values), object)), degree_of(x))
 
 
-OWN: dict[Any, Callable] = {np.array: as_exact, np.asarray: as_exact, np.copy: ExactArray.copy, np.pad: padded, np.sum: ExactArray.sum,
-       np.vdot: lambda x, y: (x * y).sum(), np.empty: created(np.zeros), np.empty_like: created(np.zeros_like),
-       **{function: created(function) for function in (
-           np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like, np.full_like)}}
+OWN: dict[Any, Callable] = {
+    np.array: as_exact, np.asarray: as_exact, np.copy: ExactArray.copy, np.pad: padded, np.sum: ExactArray.sum,
+    np.vdot: lambda x, y: (x * y).sum(), np.empty: created(np.zeros), np.empty_like: created(np.zeros_like),
+    **{function: created(function) for function in (
+        np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like, np.full_like)}}
 
 
 def exact_arrays(x) -> Iterator[ExactArray]:
