@@ -21,7 +21,7 @@ class Degree:
     """A bound for an array's formulas N_i / D. D is a product of factors, each (name, degree), with its exponent.
 
     A factor is the product of an array's numerators, by all of which something was divided. Its name is a hash of the
-    array's values, so that equal factors are recognized in two sums, and on two ranks.
+    array's values and of their own D, so that equal factors are recognized in two sums, and on two ranks.
     """
 
     numerator: int = 0
@@ -49,7 +49,8 @@ class Degree:
         factor = len(elements) * self.numerator      # the degree of the product of the numerators
         if not factor:
             return Degree(self.denominator)
-        return Degree(self.denominator + factor - self.numerator, {(hash(frozenset(elements)), factor): 1})
+        name = hash((frozenset(elements), frozenset(self.factors.items())))
+        return Degree(self.denominator + factor - self.numerator, {(name, factor): 1})
 
 
 CONSTANT, INPUT = Degree(0), Degree(1)
