@@ -7,13 +7,12 @@ import pytest
 from mpi_impl.recording.differences import compare
 from reference.config import Recompute
 from reference.schedules.actions import from_csv
-from tests import training_theorems
+from tests import zoo
+from tests.cases import Case, Plan
 from tests.deep import one_fast_of
 from tests.launching import command, launch
 from tests.planted import planted_run
-from tests.recorded_runs import case, record, written
-from tests.test_bug_zoo import IN_A_PIPELINE, IN_THE_TEXTBOOK, ON_RANKS
-from tests.training_theorems import Plan
+from tests.recorded_runs import MODEL, case, record, written
 
 # By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
 # so that adding them several times is seen in the second iteration.
@@ -135,10 +134,15 @@ OTHERWISE = {      # run in another way than in the zoo
 
 
 def test_every_bug_has_its_place():
-    """Ranks run no bug that is in the textbook alone."""
-    assert FOUND.keys() | NOT_FOUND.keys() == ON_RANKS.keys() | IN_A_PIPELINE.keys()
-    assert not FOUND.keys() & NOT_FOUND.keys() and not ON_RANKS.keys() & IN_A_PIPELINE.keys()
-    assert all(bug.module.startswith("reference.") for bug, *_ in IN_THE_TEXTBOOK.values())
+    """If ranks train a GPT in float64, or a part of it, and the bug is not too small for that."""
+    def trains_a_gpt(entry: zoo.Entry) -> bool:
+        module, ranks, args = entry.theorem
+        of = next((one for one in args if isinstance(one, Case)), None)
+        return ranks > 0 and not module.startswith(("mpi_impl.test_mixed_precision", "checkpoint_theorems")) and (
+            of is None or of.model.architecture == "gpt") and not entry.silent
+
+    assert FOUND.keys() | NOT_FOUND.keys() == {entry.name for entry in zoo.ENTRIES if trains_a_gpt(entry)}
+    assert not FOUND.keys() & NOT_FOUND.keys()
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +152,7 @@ def one_rank(ranks):
 
 @pytest.mark.parametrize("name", one_fast_of(12, FOUND))
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
-    bug = (ON_RANKS | IN_A_PIPELINE)[name][0]
-    buggy = record(ranks, *topology_of(name), bug=bug, steps=int(FOUND[name][0]))
+    buggy = record(ranks, *topology_of(name), bug=zoo.BY_NAME[name].bug, steps=int(FOUND[name][0]))
     first, *_ = compare(one_rank, buggy, shown=1).differences
     assert f"{first.key.iteration} {first.key.phase}: {first.key.name}" == FOUND[name]
     assert {holder.run for holder in first.holders} == {"B"}
@@ -167,13 +170,10 @@ def topology_of(name: str) -> tuple:
     """Return the number of ranks, the case and the plan on which the bug shows: those of the zoo, for our model."""
     if name in OTHERWISE:
         return OTHERWISE[name]
-    if name in ON_RANKS:
-        _, theorem, of, *others = ON_RANKS[name]
-        replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
-        recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
-        return of.t * replicas, case(of.t, of.sequence_parallel), Plan(recompute=recompute, bucket_size=300)
-    _, n, _, of, *_, plan = IN_A_PIPELINE[name]
-    return n, case(of.t, of.sequence_parallel), plan
+    _, n, (of, *others) = zoo.BY_NAME[name].theorem
+    recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
+    plan = next((one for one in others if isinstance(one, Plan)), Plan(recompute=recompute, bucket_size=300))
+    return n, case(of.t, of.sequence_parallel, of.model if of.model.position_embedding_type == "rope" else MODEL), plan
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_two_runs_that_differ(ranks, tmp_path):
     """The report on the first tensor has every fact that helps to find the line."""
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ranks.run(1, written, case(), Plan(), a, 1, "float64")
-    bug = ON_RANKS["one mask for the heads of all ranks"][0]
+    bug = zoo.BY_NAME["one mask for the heads of all ranks"].bug
     ranks.run(2, planted_run, bug, written, case(2), Plan(), b, 1, "float64")
     ended = command("-m", "mpi_impl.compare", a, b)
     assert ended.returncode == 1, ended.stderr
