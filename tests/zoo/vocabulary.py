@@ -34,9 +34,9 @@ ENTRIES = [
           on_ranks("rank_theorems.loss_equals_whole", CASE)),
     Entry("gathered logits in the parallel loss", "extra communication", "TP", "NVIDIA/Megatron-LM #7452",
           "The logits are gathered before the loss, which sums over the ranks once more: log t too much.",
-          Bug("mpi_impl.layers.cross_entropy", "    highest = group.all_reduce(",
-              '    logits = group.all_gather(logits, -1, "logits")\n'
-              "    highest = group.all_reduce("),
+          Bug("mpi_impl.layers.cross_entropy", 'highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")',
+              'logits = group.all_gather(logits, -1, "logits")\n'
+              '    highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")'),
           on_ranks("rank_theorems.loss_equals_whole", CASE)),
     Entry("the sum of exp not shared", "missing communication", "TP", "after NVIDIA/Megatron-LM #7452",
           "Every rank normalises its own part of the vocabulary, so that each part has probability 1.",
