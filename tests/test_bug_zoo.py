@@ -3,7 +3,10 @@
 The bugs, with their stories and sources, are in tests/zoo: a file for each subject.
 """
 import re
+import sys
 from collections import Counter
+from pathlib import Path
+from subprocess import run
 
 import pytest
 
@@ -27,14 +30,14 @@ def ranks(small_pools):
 @pytest.mark.parametrize("name", one_fast_of(4, ON_RANKS))
 def test_ranks_catch_the_bug(ranks, name):
     """By a mistake's consequences, not because the wrong text is no program."""
-    *_, bug, theorem = zoo.BY_NAME[name]
+    bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
     failure = assert_caught(ranks, theorem.ranks, bug, theorem.function, *theorem.args, timeout=10)
     assert not re.search("NameError|UnboundLocalError|positional argument", str(failure)), failure
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_the_textbook_catches_the_bug(name):
-    *_, bug, theorem = zoo.BY_NAME[name]
+    bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
     theorem.function(*theorem.args)
     with planted(*bug), pytest.raises(AssertionError):
         theorem.function(*theorem.args)
@@ -43,7 +46,7 @@ def test_the_textbook_catches_the_bug(name):
 @pytest.mark.parametrize("name", SILENT)
 def test_floats_cannot_see_a_bug_below_rounding(ranks, name):
     """Though the wrong line is run: a bug of the same form is seen as soon as it is large enough."""
-    *_, bug, theorem = zoo.BY_NAME[name]
+    bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
     run_with(ranks, bug, theorem)
     larger = bug._replace(wrong=re.sub(r"2\.0\*\*-\d\d|1 / 3|1 / total|0\.7071067811865475", r"(\g<0> + 2.0**-20)",
                                        bug.wrong))
@@ -72,6 +75,13 @@ def test_every_entry_says_where_it_comes_from(entry):
 
 def test_names_are_unique():
     assert len(zoo.BY_NAME) == len(zoo.ENTRIES)
+
+
+def test_the_zoo_can_be_read_without_tests_and_ranks():
+    """Another program may draw from it where neither is installed."""
+    loaded = run([sys.executable, "-c", "import sys, tests.zoo; print(*sys.modules)"], capture_output=True, text=True,
+                 cwd=Path(__file__).parent.parent, check=True).stdout.split()
+    assert "tests.zoo.entry" in loaded and not {"pytest", "hypothesis", "mpi4py", "mpi_impl"} & set(loaded)
 
 
 def test_many_entries_have_a_source():

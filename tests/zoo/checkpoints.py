@@ -51,7 +51,7 @@ ENTRIES = [
           Bug("mpi_impl.checkpoints.checkpoint", "if manifest.loss_scale is not None and trainer",
               "if False and trainer"),
           resumed(*SCALED)),
-    Entry("the model keeps its initial weights", "state and checkpoint", "checkpoint", "NVIDIA/apex #42",
+    Entry("the model keeps its initial weights", "state and checkpoint", "checkpoint", "after NVIDIA/apex #42",
           "Master weights are loaded after the model has been made from their initial values, and the model is not "
           "told.",
           Bug("mpi_impl.parallel.model_state",

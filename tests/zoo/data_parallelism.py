@@ -93,7 +93,7 @@ ENTRIES = [
           "Tokens and targets are cut from one row without the shift, and the loss falls to nothing.",
           Bug("reference.batches", "return cls(rows[:, :-1], rows[:, 1:])", "return cls(rows[:, :-1], rows[:, :-1])"),
           batches()),
-    Entry("the loss over the local batch, in the textbook", "scaling", "DP", "huggingface/transformers #34191",
+    Entry("the loss over the local batch, in the textbook", "scaling", "DP", "after huggingface/transformers #34191",
           "Each microbatch's loss is divided by its own number of tokens.",
           Bug("reference.parallel.data_parallel", "np.full_like(microbatch, 1 / tokens.size)",
               "np.full_like(microbatch, 1 / microbatch.size)"),

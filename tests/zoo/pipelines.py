@@ -3,7 +3,7 @@ from tests.zoo.cases import LARGE, TURNED, PassCounts, gpipe, one_f_one_b, playe
 from tests.zoo.entry import Bug, Entry
 
 ENTRIES = [
-    Entry("the tied table's gradients not summed", "missing communication", "PP", "NVIDIA/Megatron-LM #656",
+    Entry("the tied table's gradients not summed", "missing communication", "PP", "after NVIDIA/Megatron-LM #656",
           "The first and the last stage have a copy of the word table each, and half of its gradient: without the "
           "sum the copies come untied.",
           Bug("mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
@@ -53,7 +53,7 @@ ENTRIES = [
           "The last rank has the last stage in every schedule but a V, where the first rank has it.",
           Bug("mpi_impl.training.trainer", '"loss", self.state.last_rank)', '"loss", self.topology.pipeline.size - 1)'),
           trained("zb-v")),
-    Entry("the loss not broadcast", "missing communication", "PP", "huggingface/nanotron #405",
+    Entry("the loss not broadcast", "missing communication", "PP", "after huggingface/nanotron #405",
           "Every rank logs the loss that it has, and only the last stage's is one.",
           Bug("mpi_impl.training.trainer", 'self.topology.pipeline.broadcast(found, "loss", self.state.last_rank)',
               "found"),

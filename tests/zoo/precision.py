@@ -75,8 +75,8 @@ ENTRIES = [
           "Gradients are rounded before they are sent, and stay as they arrive.",
           Bug("mpi_impl.parallel.data_parallel",
               'return self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")',
-              'flat, kernels = self.own.flat[bucket.slice], __import__("mpi_impl.runtime.arrays").runtime.arrays\n'
-              '        flat[...] = kernels.narrowed(flat, kernels.dtype_of("bfloat16"))\n'
+              'flat, arrays = self.own.flat[bucket.slice], __import__("mpi_impl.runtime.arrays").runtime.arrays\n'
+              '        flat[...] = arrays.narrowed(flat, arrays.dtype_of("bfloat16"))\n'
               '        return self.group.post_all_reduce(flat, "gradients")'),
           sixteen_bits("main_gradients_have_more_digits", "bfloat16")),
     Entry("token counts in 16 bits", "precision", "DP", "after NVIDIA/Megatron-LM #7081",

@@ -7,7 +7,7 @@ ENTRIES = [
           "Every replica has moved its own part only, and goes on with the old values of the rest.",
           Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:", "for bucket in ():"),
           zero(1)),
-    Entry("one bucket of parameters not gathered", "scheduling", "ZeRO", "NVIDIA/Megatron-LM #950",
+    Entry("one bucket of parameters not gathered", "scheduling", "ZeRO", "after NVIDIA/Megatron-LM #950",
           "Gathering is started bucket by bucket in another order than the forward needs them, and one has not been "
           "started when its layer computes.",
           Bug("mpi_impl.parallel.zero",
