@@ -30,7 +30,7 @@ ENTRIES = [
           "The optimizer updates the 16-bit weights themselves, and small updates are rounded away.",
           Bug("mpi_impl.parallel.model_state", "if self.precision.half:", "if False:"),
           sixteen_bits("gains_move", "bfloat16", 2.0**-12)),
-    Entry("master weights that the model never sees", "precision", "optimizer", "after NVIDIA/Megatron-LM #2789",
+    Entry("master weights that the model never sees", "precision", "optimizer", "after databricks/megablocks #80",
           "The optimizer moves its float32 copy, and the model keeps its own.",
           Bug("mpi_impl.kernels.plain", "model[...] = narrowed(param, model.dtype)", "pass"),
           sixteen_bits("gains_move", "bfloat16", 2.0**-12)),

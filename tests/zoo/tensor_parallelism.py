@@ -22,7 +22,7 @@ ENTRIES = [
               "\n"
               "    def keep"),
           on_ranks("rank_theorems.mlp_equals_whole", CASE)),
-    Entry("f sums a copy", "aliasing", "TP", "NovaSky-AI/SkyRL #1886",
+    Entry("f sums a copy", "aliasing", "TP", "after NovaSky-AI/SkyRL #1886",
           "The all-reduce works in place on a contiguous copy of dx, and the original, which nobody has summed, is "
           "returned.",
           Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)",
