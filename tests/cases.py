@@ -1,4 +1,5 @@
-"""The cases of the theorems, and the equality of arrays: sizes of a model and of a batch, with a seed for the numbers.
+"""The cases of the theorems, and the equality of arrays: sizes of a model and of a batch, with a seed for the numbers,
+and the parallelism of a run.
 
 Ranks import this, so it does without hypothesis, with which `tests/strategies.py` draws cases.
 """
@@ -8,7 +9,7 @@ import numpy as np
 
 from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.config import ModelConfig, Recompute
+from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.dropout import Dropout
 from reference.exact.array import ExactArray, random_array
 from reference.models.model import batch_type
@@ -84,6 +85,28 @@ class ExactCase(Case):
 
     def array(self, what: str, *shape):
         return random_array(shape, self.seed, what)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parallelism of a case beside t: the pipeline, the replicas, and the states that each keeps."""
+
+    p: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    scatter_gather: bool = True
+    bucket_size: int = 1000
+    zero_stage: int = 0
+    cpu_offload: bool = False
+    recompute: Recompute = KEEP_ALL
+
+    def parallel(self, world_size: int, case: Case) -> ParallelConfig:
+        return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
+                                        virtual_pipeline_size=self.chunks,
+                                        scatter_gather_tensors_in_pipeline=self.scatter_gather,
+                                        ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
+                                        cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
+                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
 
 
 def take(batch, samples: slice):

@@ -15,18 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpi_impl.launching.pool import Pool, RankFailure
 from tests.small_pools import SmallPools
-
-
-class Bug(NamedTuple):
-    """A wrong text in the place of a right one."""
-
-    module: str
-    right: str
-    wrong: str
+from tests.zoo.entry import Bug
 
 
 class StaleBug(Exception):
@@ -57,14 +50,15 @@ def planted_run(group, bug: Bug, function: Callable, *args):
         return function(group, *args)
 
 
-def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args, timeout: float = 30.0) -> None:
-    """Assert that `function` passes on n ranks, and fails with the bug planted."""
+def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args,
+                  timeout: float = 30.0) -> RankFailure:
+    """Assert that `function` passes on n ranks, and fails with the bug planted; return that failure."""
     buggy_codes(bug)                # here too, since a stale bug must not count as caught
     pool.run(n, function, *args, timeout=timeout)
     try:
         pool.run(n, planted_run, bug, function, *args, timeout=timeout)
-    except RankFailure:
-        return
+    except RankFailure as failure:
+        return failure
     raise AssertionError(f"{function.__qualname__} did not catch `{bug.wrong}` in place of `{bug.right}` "
                          f"in {bug.module}.")
 

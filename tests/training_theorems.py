@@ -1,7 +1,6 @@
 """Theorems about training on t x p x d real ranks: every rank of a group runs them, and rank 0 compares."""
 import gc
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -15,7 +14,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
-from reference.config import ParallelConfig, Recompute
+from reference.config import ModelConfig, ParallelConfig
 from reference.costs.traffic import PassCounts, traffic
 from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head, join_stages
@@ -27,31 +26,12 @@ from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
-from tests.cases import KEEP_ALL, Case, close, take, trees_close
+from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 from tests.textbook_theorems import pick
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The parallelism of a case beside t: the pipeline, the replicas, and the states that each keeps."""
-
-    p: int = 1
-    schedule: str = "1f1b"
-    chunks: int | None = None
-    scatter_gather: bool = True
-    bucket_size: int = 1000
-    zero_stage: int = 0
-    cpu_offload: bool = False
-    recompute: Recompute = KEEP_ALL
-
-    def parallel(self, world_size: int, case: Case) -> ParallelConfig:
-        return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
-                                        virtual_pipeline_size=self.chunks,
-                                        scatter_gather_tensors_in_pipeline=self.scatter_gather,
-                                        ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
-                                        cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
-                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
+ALONE = Plan()      # neither a pipeline nor ZeRO
+ONE_LAYER = ModelConfig(1, 2, 1, 3, 8)
 
 
 @contextmanager
@@ -76,7 +56,7 @@ class Found(NamedTuple):
 
 
 def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
-                                plan: Plan = Plan(), wrap=as_is, order: Schedule | None = None):
+                                plan: Plan = ALONE, wrap=as_is, order: Schedule | None = None):
     """Prove the main theorem: losses, norms, clipped gradients and weights are one process's, in evaluation too.
 
     Also, every rank's peak number of caches is the simulator's. With `order` the stages do their work in that order,
@@ -188,6 +168,37 @@ class Words:
         if self.case.model.causal:
             return self.case.ids(f"{part} {first}", count, self.case.s + 1)
         return self.case.batch(f"{part} {first}", count).pack()
+
+
+class Numbers:
+    """A data set whose sample i is i, i + 1, ..., i + s."""
+
+    def __init__(self, s):
+        self.s = s
+
+    def batch(self, part, first, count):
+        assert part == "train"
+        return np.arange(first, first + count)[:, None] + np.arange(self.s + 1)
+
+
+def batch_is_dealt_out(group, t: int, p: int, b: int, m: int, s: int, step: int):
+    """Assert that microbatch k of replica r has the samples from (k d + r) b on of the step's global batch.
+
+    Only tensor rank 0 of a pipeline's ends has data, and sends it to the ranks that need it. The first stage has the
+    tokens, the last one the targets; those between only know the shape.
+    """
+    with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
+        (tensor, replica, stage), d = topology.place, topology.data.size
+        at_an_end = stage in (0, p - 1)
+        batches = Batches(Numbers(s) if tensor == 0 and at_an_end else None, ONE_LAYER, topology, s, b, m)
+        dealt = batches.microbatches_of("train", step)
+        assert group.ledger.calls(reason="batch", phase="data") == (m if at_an_end else 0) and len(dealt) == m
+        for k, (tokens, targets, _) in enumerate(dealt):
+            first = step * m * d * b + (k * d + replica) * b
+            expected = Numbers(s).batch("train", first, b)
+            assert tokens.shape == targets.shape == (b, s)
+            assert stage != 0 or (tokens == expected[:, :-1]).all()
+            assert stage != p - 1 or (targets == expected[:, 1:]).all()
 
 
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):

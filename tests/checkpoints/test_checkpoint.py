@@ -16,17 +16,16 @@ from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.parallel.boxes import without_padding
 from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
 from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
-from reference.training import trainer as training
 from tests.allocated import most_bytes
-from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, join_replica, load_and_train, train_and_save
+from tests.checkpoint_theorems import goes_on, resumed_is_uninterrupted
+from tests.checkpoints.saved_runs import SMALL, Run, join_replica, load_and_train, train_and_save
 from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
-from tests.strategies import ANY_MODEL, Case, cases, trees_close
+from tests.strategies import ANY_MODEL, Case, cases
 from tests.training_theorems import Plan, connected
 
 # ---- any topology loads any other -----------------------------------------------------------------------------------
@@ -86,17 +85,7 @@ def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
     with tempfile.TemporaryDirectory() as root:
         saved = ranks.run(one.n, train_and_save, one, root, steps)
         after = ranks.run(other.n, load_and_train, other, root)
-    loaded, results, stepped = zip(*after, strict=True)
-    replicas = 1 + max(found.place.data for found in loaded)
-    for state in ("parameters", "m", "v"):
-        for replica in range(replicas):
-            trees_close(join_replica(loaded, state, replica), join_replica(saved, state), 0.0)
-    textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
-    for step in range(steps + 1):
-        loss, norm, _ = textbook.step(one.samples(step))
-    assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result, in results)
-    for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
-        trees_close(join_replica(stepped, state, replicas - 1), expected, 1e-10)
+    goes_on(one, steps, saved, after)
 
 
 # ---- a resumed run is the run ---------------------------------------------------------------------------------------
@@ -111,35 +100,11 @@ def runs_of_any_precision(draw):
     return run._replace(precision=draw(st.sampled_from([*formats, Precision("float16", scaling)]), "precision"))
 
 
-def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
-    """Check that a resumed and an uninterrupted run have bitwise identical states on each rank. The resumed trainer's
-    states begin with other values.
-    """
-    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
-        through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
-        for _ in range(steps):
-            run.step(through)
-            run.step(before)
-        checkpoint.save(before, str(root), {})
-        for buffer in after.state.optimizer_states.values():
-            buffer.flat[...] = 7
-        checkpoint.load(after, str(root), on_disk.read_manifest(str(root)))
-        for _ in range(steps):
-            assert repr(run.step(through)) == repr(run.step(after))
-        assert (through.iteration, through.optimizer.iteration, through.scaler.state) == (
-            after.iteration, after.optimizer.iteration, after.scaler.state)
-        for one, other in ((through.state.parameters.own, after.state.parameters.own), *zip(
-                through.state.optimizer_states.values(), after.state.optimizer_states.values(), strict=True)):
-            for piece in without_padding(through.state.pieces, topology.place.tensor):
-                assert np.array_equal(one.load(piece), other.load(piece), equal_nan=True), piece.of.name
-
-
 @settings(max_examples=settings().max_examples // 5)
 @given(runs_of_any_precision(), st.integers(1, 3))
 def test_a_resumed_run_is_the_run(ranks, run, steps):
     """n + n steps = 2 n steps, to the bit: losses, norms, weights, moments, loss scale; whatever the run is like."""
-    with tempfile.TemporaryDirectory() as root:
-        ranks.run(run.n, resumed_is_uninterrupted, run, root, steps)
+    ranks.run(run.n, resumed_is_uninterrupted, run, steps)
 
 
 @pytest.mark.parametrize("before, after", [("float32", "float64"), ("float64", "float32"), ("bfloat16", "float32"),

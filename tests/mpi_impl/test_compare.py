@@ -2,18 +2,20 @@
 
 A bug is planted in run B alone, on ranks that it bites, and B is compared with a run on one rank.
 """
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from mpi_impl.recording.differences import compare
 from reference.config import Recompute
 from reference.schedules.actions import from_csv
-from tests import training_theorems
+from tests import zoo
+from tests.cases import Case, Plan
 from tests.deep import one_fast_of
 from tests.launching import command, launch
 from tests.planted import planted_run
-from tests.recorded_runs import case, record, written
-from tests.test_bug_zoo import IN_A_PIPELINE, IN_THE_TEXTBOOK, ON_RANKS
-from tests.training_theorems import Plan
+from tests.recorded_runs import MODEL, case, record, written
 
 # By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
 # so that adding them several times is seen in the second iteration.
@@ -94,6 +96,49 @@ FOUND = {
     "offloaded shards not stored": "1 optimizer m: embedding.word",
     "interleaved stages given to ranks in a row": "1 forward: blocks.1.input_layernorm.normed",
     "a layer on two stages": "1 forward: blocks.1.input_layernorm.normed",
+    "f sums a copy": "1 backward: final_layernorm.output",
+    "g gathers where it should sum": "1 forward: embedding.output",
+    "the fused backward of the logits forgets to sum": "1 backward: blocks.3.mlp.output",
+    "attention's input gradient not summed": "1 backward: blocks.2.mlp.output",
+    "the output bias gets t times its gradient": "1 gradients: blocks.3.mlp.b_out",
+    "one rank's epsilon differs": "1 forward: blocks.0.input_layernorm.normed",
+    "every rank's epsilon differs": "1 forward: final_layernorm.normed",
+    "a residual adds the branch's gradient twice": "1 backward: blocks.3.attention.output",
+    "rope's gradients of q and k change places": "1 backward: blocks.3.attention.qkv",
+    "rope rotates on in the backward": "1 backward: blocks.3.attention.qkv",
+    "dropout is scaled forward alone": "1 backward: blocks.3.attention.output",
+    "attention's scale missing in the backward": "1 backward: blocks.3.attention.qkv",
+    "the sum of exp not shared": "1 forward: probabilities",
+    "the loss's gradient stays with the target's rank": "1 backward: logits",
+    "every rank subtracts one at its first column": "1 backward: logits",
+    "the final norm's gradient not summed": "1 reduction: final_layernorm.bias",
+    "the norms' gradients averaged": "1 reduction: final_layernorm.bias",
+    "replicated gradients summed over the world": "1 reduction: final_layernorm.bias",
+    "the tied table's gradients averaged": "1 reduction: embedding.word",
+    "the tied table summed over the world": "1 reduction: embedding.word",
+    "tensor ranks crossed between stages": "1 forward: blocks.2.input",
+    "microbatches of replicas crossed between stages": "1 forward: blocks.2.input",
+    "one bucket averaged, the others summed": "1 reduction: final_layernorm.bias",
+    "gradients averaged, though the loss is the global mean": "1 reduction: final_layernorm.bias",
+    "gradients summed over the model's ranks": "1 reduction: final_layernorm.bias",
+    "the loss summed over all ranks": "1 step: mean loss",
+    "replicas begin with different weights": "1 parameters: embedding.word",
+    "every replica reads the same samples": "1 batch: tokens",
+    "every step reads the first batch": "2 batch: tokens",
+    "targets are the tokens themselves": "1 batch: targets",
+    "one bucket of parameters not gathered": "2 parameters: embedding.word",
+    "gradients not summed in a pipeline": "1 reduction: final_layernorm.bias",
+    "the tied table untied by ZeRO": "1 reduction: embedding.word",
+    "a split bias counted as replicated": "1 step: gradient norm",
+    "the norms of ranks averaged": "1 step: gradient norm",
+    "norms added where their squares should be": "1 step: gradient norm",
+    "clipping switched off": "1 optimizer m: embedding.word",
+    "one rank corrects the bias by another power": "1 optimizer parameters: embedding.word",
+    "no bias correction": "1 optimizer parameters: embedding.word",
+    "weight decay on biases and norms": "1 optimizer parameters: blocks.0.input_layernorm.weight",
+    "the schedule one step late": "1 step: learning rate",
+    "every layer of a group gets the group's input": "1 forward: blocks.1.input_layernorm.output",
+    "recomputed attention sees the future": "1 backward: blocks.3.attention.qkv",
 }
 
 # The others, and why two recordings do not tell them apart.
@@ -103,6 +148,12 @@ EVALUATION = "an evaluation is not recorded"
 NOT_FOUND = {
     "a gathered output scattered by the wrong rank": "a GPT gathers no layer's output",
     "the row-parallel bias added t times": "a GPT's layers add their biases themselves",
+    "columns summed where they should be gathered": "a GPT gathers no layer's output",
+    "the output bias divided by t twice": "a GPT's layers add their biases themselves",
+    "gathered logits in the parallel loss": ENDS,
+    "the last layers of an uneven group lost": ENDS,
+    "a send before the receive that the other side waits for": "short messages arrive",
+    "microbatches overlap": "a test's microbatches are of one sample",
     "QKV split across, not by heads": "ranks draw their shards, and cut nothing",
     "caches kept, though they are recomputed": MEMORY,
     "caches there while the next ones are made": MEMORY,
@@ -131,26 +182,35 @@ OTHERWISE = {      # run in another way than in the zoo
     "receives into one buffer": (2, case(), Plan(2), TURNED),
     "the last stage gets no targets": (2, case(), Plan(2)),
     "the cache of the latest forward": (2, case(), Plan(2)),
+    "every replica reads the same samples": (2, case(), Plan()),
+    "every step reads the first batch": (2, case(), Plan()),
+    "targets are the tokens themselves": (2, case(), Plan()),
 }
 
 
 def test_every_bug_has_its_place():
-    """Ranks run no bug that is in the textbook alone."""
-    assert FOUND.keys() | NOT_FOUND.keys() == ON_RANKS.keys() | IN_A_PIPELINE.keys()
-    assert not FOUND.keys() & NOT_FOUND.keys() and not ON_RANKS.keys() & IN_A_PIPELINE.keys()
-    assert all(bug.module.startswith("reference.") for bug, *_ in IN_THE_TEXTBOOK.values())
+    """If ranks train a GPT in float64, or a part of it, and the bug is not too small for that."""
+    def trains_a_gpt(entry: zoo.Entry) -> bool:
+        module, ranks, args = entry.theorem
+        of = next((one for one in args if isinstance(one, Case)), None)
+        return ranks > 0 and not module.startswith(("mpi_impl.test_mixed_precision", "checkpoint_theorems")) and (
+            of is None or of.model.architecture == "gpt") and not entry.silent
+
+    assert FOUND.keys() | NOT_FOUND.keys() == {entry.name for entry in zoo.ENTRIES if trains_a_gpt(entry)}
+    assert not FOUND.keys() & NOT_FOUND.keys()
 
 
 @pytest.fixture(scope="module")
 def one_rank(ranks):
-    return record(ranks, 1, case())
+    """Return the function from a model to its run on one rank."""
+    return cache(lambda model: record(ranks, 1, case(model=model)))
 
 
 @pytest.mark.parametrize("name", one_fast_of(12, FOUND))
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
-    bug = (ON_RANKS | IN_A_PIPELINE)[name][0]
-    buggy = record(ranks, *topology_of(name), bug=bug, steps=int(FOUND[name][0]))
-    first, *_ = compare(one_rank, buggy, shown=1).differences
+    n, of, *others = topology_of(name)
+    buggy = record(ranks, n, of, *others, bug=zoo.BY_NAME[name].bug, steps=int(FOUND[name][0]))
+    first, *_ = compare(one_rank(of.model), buggy, shown=1).differences
     assert f"{first.key.iteration} {first.key.phase}: {first.key.name}" == FOUND[name]
     assert {holder.run for holder in first.holders} == {"B"}
 
@@ -159,7 +219,8 @@ def test_the_finder_finds_the_bug(ranks, one_rank, name):
 @pytest.mark.parametrize("name", FOUND)
 def test_without_the_bug_there_is_nothing_to_find(ranks, one_rank, name):
     """No difference is beyond a hundredth of its tolerance."""
-    found = compare(one_rank, record(ranks, *topology_of(name)))
+    n, of, *others = topology_of(name)
+    found = compare(one_rank(of.model), record(ranks, n, of, *others))
     assert not found.differences and found.worst.strain < 0.01 and found.compared > 800, found
 
 
@@ -167,13 +228,11 @@ def topology_of(name: str) -> tuple:
     """Return the number of ranks, the case and the plan on which the bug shows: those of the zoo, for our model."""
     if name in OTHERWISE:
         return OTHERWISE[name]
-    if name in ON_RANKS:
-        _, theorem, of, *others = ON_RANKS[name]
-        replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
-        recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
-        return of.t * replicas, case(of.t, of.sequence_parallel), Plan(recompute=recompute, bucket_size=300)
-    _, n, _, of, *_, plan = IN_A_PIPELINE[name]
-    return n, case(of.t, of.sequence_parallel), plan
+    _, n, (of, *others) = zoo.BY_NAME[name].theorem
+    recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
+    plan = next((one for one in others if isinstance(one, Plan)), Plan(recompute=recompute, bucket_size=300))
+    model = replace(MODEL, position_embedding_type=of.model.position_embedding_type)
+    return n, case(of.t, of.sequence_parallel, model), plan
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
@@ -203,7 +262,7 @@ def test_two_runs_that_differ(ranks, tmp_path):
     """The report on the first tensor has every fact that helps to find the line."""
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ranks.run(1, written, case(), Plan(), a, 1, "float64")
-    bug = ON_RANKS["one mask for the heads of all ranks"][0]
+    bug = zoo.BY_NAME["one mask for the heads of all ranks"].bug
     ranks.run(2, planted_run, bug, written, case(2), Plan(), b, 1, "float64")
     ended = command("-m", "mpi_impl.compare", a, b)
     assert ended.returncode == 1, ended.stderr

@@ -301,6 +301,27 @@ def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:
         assert (model == master.astype(model.dtype)).all() and (model != 1).any()
 
 
+def test_gradients_are_not_rounded_before_the_end(ranks):
+    """Not after the product that makes them, nor over microbatches, nor over replicas."""
+    ranks.run(4, main_gradients_have_more_digits, "bfloat16")
+
+
+def main_gradients_have_more_digits(group, compute: str) -> None:
+    """Check that most sums of weight gradients are no numbers of the model's format.
+
+    All microbatches of all replicas are equal, and nothing is dropped, so the sum is a power of two times each. If one
+    of them were rounded on its way, the sum would be a number of that format.
+    """
+    case = replace(CASE, model=replace(CASE.model, hidden_dropout=0.0, attention_dropout=0.0))
+    with connected(group, Plan().parallel(group.size, case)) as topology:
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision(compute)),
+                          replace(OPTIMIZER, clip_grad=0.0))
+        trainer.step([case.batch("", case.b)] * 2, 2 * topology.data.size * case.b)
+        for name, x in leaves(trainer.state.layout.views(trainer.state.gradients.own.flat)):
+            if x.ndim > 1 and "embedding" not in name:
+                assert (x.astype(dtype_of(compute)) != x).mean() > 0.5, name
+
+
 def test_a_loss_in_float16_loses_no_gradient_of_logits(ranks):
     """Of many words each has a small one, and together they are half of it: of order 2^-15 here, with its scale."""
     model = ModelConfig(1, 16, 2, 3000, 8, hidden_dropout=0.0, attention_dropout=0.0, fp16_lm_cross_entropy=True)

@@ -17,10 +17,10 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
+from tests import zoo
 from tests.deep import every_other_deep, one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
-from tests.test_bug_zoo import OF_BERT
 from tests.training_theorems import Plan, connected
 
 BERT = replace(MODEL, architecture="bert", heads=("lm", "sop"))
@@ -126,7 +126,7 @@ FOUND_OF_A_BERT = {
 @pytest.mark.parametrize("name", one_fast_of(3, FOUND_OF_A_BERT))
 def test_the_bugs_of_a_bert_are_found(ranks, name):
     """A step on ranks that a bug affects is compared with one on one rank."""
-    bug, n, _, of, *others = OF_BERT[name]
+    bug, (_, n, (of, *others)) = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
     plan = next((one for one in others if isinstance(one, Plan)), Plan())
     recompute = next((one for one in others if isinstance(one, Recompute)), plan.recompute)
     of, plan = case(of.t, of.sequence_parallel, of.model), replace(plan, recompute=recompute)
