@@ -5,9 +5,9 @@
 # evidence. But this project's README speaks of a *proof* that the two are equal. Is that one? And what can hide below
 # 1e-12?
 #
-# **You will** plant two bugs that no test with floats can see; find out why two different polynomials hardly ever meet;
-# write numbers without rounding in twenty lines; prove a split for *every* activation function, known or unknown; and
-# prove a whole layer, forward and backward, on real ranks, with the chance that the proof is wrong.
+# **You will** plant two bugs that tests with floats do not see; find out why two different polynomials hardly ever
+# meet; write numbers without rounding in twenty lines; prove a split for *every* activation function, known or unknown;
+# and prove a whole layer, forward and backward, on real ranks, with the chance that the proof is wrong.
 #
 # **You need** walkthroughs 1 and 5, polynomials from school, and remainders: 17 modulo 5 is 2. About 30 minutes.
 
@@ -36,10 +36,10 @@ random = np.random.default_rng(11)
 # rank adds after the sum. With 1 there is no bug:
 
 # %%
-tensors = mlp_tensors(c)
+mlp = mlp_tensors(c)
 
 def on_four_ranks(x, p, bug=1):
-    shards = [replace(shard, b_out=bug * shard.b_out) for shard in split(p, tensors, t)]
+    shards = [replace(shard, b_out=bug * shard.b_out) for shard in split(p, mlp, t)]
     ys, _ = sharded_mlp_forward([x] * t, shards, c.activation, TENSOR_PARALLEL)
     return ys[0]
 
@@ -47,7 +47,7 @@ def off(found, expected):
     """Return the largest difference, relative to the largest element."""
     return np.abs(found - expected).max() / np.abs(expected).max()
 
-x, p = random.normal(size=(b, s, h)), tree_map(lambda tensor: random.normal(size=tensor.shape), tensors)
+x, p = random.normal(size=(b, s, h)), tree_map(lambda tensor: random.normal(size=tensor.shape), mlp)
 y, _ = mlp_forward(x, p, c.activation)
 print("off by less than 1e-11:", off(on_four_ranks(x, p), y) < 1e-11)
 print("equal, to the last bit:", np.array_equal(on_four_ranks(x, p), y))
@@ -91,9 +91,9 @@ print(f"numbers nearly equal:   off by {off_by_the_typo(5 + 1e-6 * (-1.0)**np.ar
 #
 # ## Two polynomials hardly ever meet
 #
-# Let us begin with formulas that consist of $+$, $-$ and $\times$: polynomials. Take two of degree $D$ at most. They are
-# equal where their difference is 0. The difference is a polynomial, too, and one of degree $D$ has at most $D$ zeros,
-# unless it is 0 everywhere. So:
+# Let us begin with formulas that consist of $+$, $-$ and $\times$: polynomials. Take two of degree $D$ at most. They
+# are equal where their difference is 0. The difference is a polynomial, too, and one of degree $D$ has at most $D$
+# zeros, unless it is 0 everywhere. So:
 #
 # > Two polynomials of degree $D$ are the same, or they agree at no more than $D$ points.
 #
@@ -101,10 +101,10 @@ print(f"numbers nearly equal:   off by {off_by_the_typo(5 + 1e-6 * (-1.0)**np.ar
 # If we choose *one* point at random, among very many, then different polynomials will almost certainly differ there.
 # One look is enough!
 #
-# With real numbers this is of little use: to differ may mean to differ by $10^{-20}$, and we are back at the
-# tolerance. We need numbers without "nearly". There are such numbers: 0, 1, ..., $P - 1$ for a prime $P$, where
-# every result is replaced by its remainder modulo $P$. Nothing is rounded, and the sentence about zeros remains true.
-# Here are a straight line and a cubic modulo 101, at all 101 points:
+# With real numbers this is of little use: to differ may mean to differ by $10^{-20}$, and we are back at the tolerance.
+# We need numbers without "nearly". There are such numbers: 0, 1, ..., $P - 1$ for a prime $P$, where every result is
+# replaced by its remainder modulo $P$. Nothing is rounded, and the sentence about zeros remains true. Here are a
+# straight line and a cubic modulo 101, at all 101 points:
 
 # %%
 P = 101
@@ -120,15 +120,15 @@ draw_meetings(values([17, 40]), values([52, 64, 58, 1]), ("17 + 40 x", "52 + 64 
 # (The blue points *are* a straight line. It leaves the picture at the top and comes in again below, 40 times. Blue and
 # orange points that are neighbours mean nothing: 30 and 31 are no more equal than 30 and 80. That is the beauty of it.)
 #
-# The two meet 3 times, and could not meet more often. With a larger $P$ there are more points, but no more meetings. So the chance to
-# be deceived is at most $D / P$. Do we believe that? For each $P$ we draw 300 pairs of cubics, and for each pair count
-# all points where they agree. The largest count:
+# The two meet 3 times, and could not meet more often. With a larger $P$ there are more points, but no more meetings. So
+# the chance to be deceived is at most $D / P$. Do we believe that? For each $P$ we draw 300 pairs of cubics, and for
+# each pair count all points where they agree. The largest count:
 
 # %%
 primes = [11, 31, 101, 307, 1009, 3001]
 
 def most_meetings(P, pairs=300):
-    """Return at how many points the pair agrees that agrees most often: where its difference is 0."""
+    """Return the largest number of points at which a pair agrees: at which its difference is 0."""
     x, difference = np.arange(P), 0
     for coefficient in random.integers(1, P, size=(4, pairs, 1)):
         difference = (difference * x + coefficient) % P         # Horner's rule
@@ -139,7 +139,8 @@ print("most meetings of two cubics:", *most)
 
 # %%
 six_of_49 = 1 / 13_983_816
-draw_chances(3, {P: found / P for P, found in zip(primes, most)}, {"$2^{61} - 1$": 2**61 - 1, "$2^{127} - 1$": 2**127 - 1},
+draw_chances(3, {P: found / P for P, found in zip(primes, most)},
+             {"$2^{61} - 1$": 2**61 - 1, "$2^{127} - 1$": 2**127 - 1},
              {"six right in a lottery of 49": six_of_49, "... and again next week": six_of_49**2,
               "six right, five weeks in a row": six_of_49**5}, "how likely it is that two different cubics agree")
 
@@ -147,11 +148,11 @@ draw_chances(3, {P: found / P for P, found in zip(primes, most)}, {"$2^{61} - 1$
 # $2^{61} - 1$ and $2^{127} - 1$ are primes. With the latter, you will sooner win the jackpot five weeks in a row than
 # take two different cubics for the same. (If it happens to you all the same, buy a ticket.)
 #
-# Polynomials of *many* variables may meet at infinitely many points: $x_1$ and $x_2$ do wherever $x_1 = x_2$. But the
-# chance remains: if all variables are random, it is at most $D / P$, where $D$ counts all factors of a product
-# ([Schwartz 1980](https://doi.org/10.1145/322217.322225), [Zippel
-# 1979](https://doi.org/10.1007/3-540-09519-5_73)). It does not depend on the number of variables, and that is the key.
-# A layer has thousands of them, all inputs and all weights, but few products in a row.
+# Polynomials of *many* variables may meet at very many points: $x_1$ and $x_2$ do wherever $x_1 = x_2$. But the chance
+# remains: if all variables are random, it is at most $D / P$. $D$ is now the largest number of variables that are
+# multiplied with one another in a term ([Schwartz 1980](https://doi.org/10.1145/322217.322225), [Zippel
+# 1979](https://doi.org/10.1007/3-540-09519-5_73)). How many variables there are does not matter, and that is the key: a
+# layer has as many as inputs and weights.
 #
 # ## The field in twenty lines
 #
@@ -226,9 +227,9 @@ print("1/10 + 2/10 = 3/10:", one / ten + two / ten == three / ten)
 print("0.1 + 0.2 = 0.3:   ", Number(0.1) + Number(0.2) == Number(0.3))
 
 # %% [markdown]
-# The second is not a mistake. There is no float 0.1: if you write it, you get the nearest fraction with a power of 2
-# below, 3602879701896397 / $2^{55}$. A program that says 0.1 means that number, and the field takes the program at its
-# word.
+# The second is not a mistake. There is no float 0.1: if you write it, you get the nearest fraction whose denominator is
+# a power of 2, 3602879701896397 / $2^{55}$. A program that says 0.1 means that number, and the field takes the program
+# at its word.
 #
 # ## Functions that are no polynomials
 #
@@ -245,15 +246,15 @@ def random_value(x):
 
 f = np.frompyfunc(random_value, 1, 1)       # for arrays, element by element
 
-whole = f(X @ A) @ B
+right = f(X @ A) @ B
 columns_first = np.sum([f(X @ a) @ b for a, b in zip(np.split(A, t, axis=1), np.split(B, t, axis=0))], axis=0)
 rows_first = np.sum([f(x @ a) @ B for x, a in zip(np.split(X, t, axis=1), np.split(A, t, axis=0))], axis=0)
-print("columns first:", (columns_first != whole).sum(), "of", whole.size, "elements differ")
-print("rows first:   ", (rows_first != whole).sum(), "of", whole.size, "elements differ")
+print("columns first:", (columns_first != right).sum(), "of", right.size, "elements differ")
+print("rows first:   ", (rows_first != right).sum(), "of", right.size, "elements differ")
 
 # %% [markdown]
-# Nobody has told this cell what GeLU is. It has proved the split for all activation functions, those that somebody
-# will invent next week included. Why is that allowed? The values of $f$ at different arguments are independent random
+# Nobody has told this cell what GeLU is. It has proved the split for all activation functions, those that somebody will
+# invent next week included. Why is that allowed? The values of $f$ at different arguments are independent random
 # numbers, so they are nothing but *more variables* of our polynomial. If two computations ask for $f$ of the same
 # formula, they get the same variable. If they ask for it of different formulas, they get different ones, and the
 # results differ. That is how the trap of walkthrough 1, rows first, was caught.
@@ -280,10 +281,9 @@ print("random exp:    ", f(u - v) * f(v - w) == f(u - w))
 print("exp with a law:", exp_of_difference(u, v) * exp_of_difference(v, w) == exp_of_difference(u, w))
 
 # %% [markdown]
-# `reference/exact/` has all this, for arrays. An `ExactArray` behaves like a NumPy array of float64, and it counts the
-# products and divisions that it was made with. A difference in it remembers its two terms, until the next operation, so
-# that `np.exp` knows what to do. Nothing else is assumed about exp. Softmax in one go and in tiles, written for floats
-# and run on both:
+# `reference/exact/` has all this, for arrays. An `ExactArray` behaves like a NumPy array of float64, and knows a bound
+# of its degree. A difference in it remembers its two terms, until the next operation, so that `np.exp` can obey the
+# law. Nothing else is assumed about exp. Softmax in one go and in tiles, written for floats and run on both:
 
 # %%
 from reference.exact.array import random_array
@@ -335,8 +335,9 @@ print(f"{variables} variables, and {TALLY.evaluations} values of random function
 print(f"polynomials of degree {TALLY.degree:,} at most, in the numerators and denominators")
 
 # %% [markdown]
-# Nobody would want to write these formulas down, and we need not: we only compare them at a point. The other side of the equation
-# is the machine, on four real processes. Each takes its shard; what it sends goes through the same `group` as always:
+# Nobody would want to write these formulas down, and we need not: we only compare them at a point. The other side of
+# the equation is the machine, on four real processes. Each takes its shard; what it sends goes through the same `group`
+# as always:
 
 # %%
 ranks["c"], ranks["x"], ranks["dy"], ranks["whole"] = c, x, dy, whole
@@ -379,12 +380,16 @@ for name in expected[0]:
     print(f"{name:46} on 4 ranks: {differ} of {sum(mine[name].size for mine in found)} elements differ")
 
 # %% [markdown]
-# Every element of every tensor is equal. And how likely is it that this is a coincidence? For a polynomial it was
-# $D / P$. Two things come on top. A layer divides, so its results are fractions; two different fractions with
-# polynomials of degree $M$ differ by a fraction with $2 M$ above. And the arguments of two of $T$ values of random
-# functions could be equal by coincidence; there are $T (T - 1) / 2$ pairs. Each of these must not happen. The
-# degrees are added up along with the numbers, for each sum, product and quotient, and `reference/exact/degree.py`
-# explains how. The tallies of one process and of four ranks together:
+# Every element of every tensor is equal. How likely is it that this is a coincidence? For polynomials the bound was
+# $D/P$. Here it is larger, for two reasons. A layer divides, so its results are fractions. Two different fractions,
+# with polynomials of degree $M$, differ by a fraction whose numerator has degree $2M$. And the arguments of two of $T$
+# values of random functions could be equal by coincidence. There are $T(T-1)/2$ pairs of values, so the chance is at
+# most
+#
+# $$\left(1 + \frac{T (T - 1)}{2}\right) \frac{2M}{P}.$$
+#
+# Every sum, product and quotient bounds the degree of its result; `reference/exact/degree.py` explains how. The tallies
+# of one process and of four ranks together:
 
 # %%
 tallies = [TALLY, *ranks["TALLY"]]
@@ -394,8 +399,8 @@ print(f"proved: {len(expected[0])} tensors of a layer are the same formulas on {
       f"chance of error below {below}")
 
 # %% [markdown]
-# It took less time than this sentence. And it is not about one input, as the float test was. It is about all inputs,
-# all weights, and all functions in the place of exp and of the root.
+# It took less time than it takes to read this. And it is not about one input, as the test with floats was. It is about
+# all inputs, all weights, whatever function the root is, and whatever function exp is that obeys the law.
 #
 # ## A proof that cannot fail proves nothing
 #
@@ -435,8 +440,9 @@ for name, (difference, differ) in found.items():
 draw_differences({name: (difference, differ > 0) for name, (difference, differ) in found.items()}, 1e-11)
 
 # %% [markdown]
-# Look at the second row and at the third. With floats, right code in another order and a real bug are equally far off.
-# No tolerance, however clever, can have the one and not the other. Exact numbers tell them apart.
+# Look at the second row and at the third. With floats, right code in another order and a real bug are about equally far
+# off. No tolerance, however clever, accepts the one and rejects the other. Exact numbers tell them apart. (Why not all
+# 32 elements? Dropout has removed it from the others.)
 #
 # ## What is not proved
 #
@@ -452,15 +458,15 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 #   used the textbook's kernels, and the group added up by itself. The fast ones are compared with floats.
 # - **The hash.** We believe that a hash function behaves like a random one. If you find a pair of formulas for which it
 #   does not, you have broken a standard of cryptography. Tell more people than your teacher.
-# - **Laws.** Code that needs another law than that of exp, say $\log e^x = x$, is reported as different. That is a false
-#   alarm. It is never a false proof.
+# - **Laws.** Code that needs another law than that of exp, say $\log e^x = x$, is reported as different. That is a
+#   false alarm. It is never a false proof.
 # - **A textbook that is wrong in the same way.** If both sides forget the root of $d$ in attention, both are the same
 #   formula, and it is proved. Are the gradients derivatives at all? Is it the model of the paper? Other tests have to
 #   ask that: central differences, and the logits of published models.
 # - **The rest**, which is the chance. Should it be too large for you, draw again: the second draw is independent, so
 #   the chances are multiplied.
 #
-# Is that still a proof? A mathematician would want a chance of 0. But a proof on 100 pages is read by three tired
+# Is that still a proof? A mathematician would want a chance of 0. But a proof of 100 pages is read by three tired
 # referees, and the chance that all three miss a gap is not 1e-29.
 #
 # ## What to take away
@@ -476,13 +482,13 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 #
 # - Different polynomials of degree $D$ agree at a random point with a chance of at most $D / P$, with however many
 #   variables.
-# - What a test does not see is not necessarily small. It may only be elsewhere.
+# - A bug that a test does not see is not necessarily small. It may only be elsewhere.
 # - Plant bugs. A test that has never failed has not shown that it can.
 #
 # ## Try it
 #
 # 1. Set `P` to 101 in the cell that draws $X$, $A$ and $B$, and run it and the one with `rows_first`. Is the trap still
-#    caught? How likely is it that one *element* does not show it?
+#    caught? How likely is it that one *element* does not show it? (Then set `P` back.)
 #
 # <details><summary>Answer</summary>
 #
@@ -512,14 +518,14 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 #
 # </details>
 #
-# 4. Prove the layer with `activation="relu"` in `c`. What does the comparison `x > 0` mean modulo $P$, and what exactly is
-#    proved then?
+# 4. Set `activation="relu"` in `c`, and run everything again. What does the comparison `x > 0` mean modulo $P$, and
+#    what exactly is proved then?
 #
 # <details><summary>Answer</summary>
 #
-# The numbers have a random order, the same on all ranks, and `x > 0` asks for the places of $x$ and 0 in it. Both
-# sides of the equation take the same branches, and with these branches they are the same formulas. Another seed takes
-# other branches.
+# The numbers have a random order, the same on all ranks, and `x > 0` asks for the places of $x$ and 0 in it. Both sides
+# of the equation take the same branches, and with these branches they are the same formulas. Another seed takes other
+# branches.
 #
 # </details>
 #
@@ -539,10 +545,10 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 #
 # <details><summary>Answer</summary>
 #
-# The factor `2.0**127`. It is $P + 1$, and so 1 modulo $P$; floats are off by a factor of $10^{38}$. What we prove is
+# The factor `2.0**127`. It is $P + 1$, and so 1 modulo $P$; with floats it is a bias of $10^{38}$. What we prove is
 # that formulas are the same *modulo P*: their coefficients may differ by multiples of $P$. No sane program contains
-# such a number. A proof with a second prime would notice. So would a test with floats, and that is the reason why
-# this project has both.
+# such a number. A proof with a second prime would notice. So would a test with floats, and that is the reason why this
+# project has both.
 #
 # </details>
 #

@@ -1,19 +1,8 @@
-"""The pictures of the walkthrough about proofs show what they are given, and its answers are right."""
-from dataclasses import replace
-from math import comb
-
-import numpy as np
+"""The pictures about proofs show where values agree, how rarely, and which differences floats see."""
 import pytest
 from matplotlib.colors import to_hex
 
-from mpi_impl.notebook.pictures.polynomials import (DIFFERENT, SAME, draw_chances, draw_differences, draw_meetings)
-from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.exact.array import random_array
-from reference.exact.degree import P
-from reference.layers.mlp import mlp_forward, mlp_tensors, sharded_mlp_forward
-from reference.params import split
-from tests.cases import Case, ExactCase
-from reference.config import ModelConfig
+from mpi_impl.notebook.pictures.polynomials import DIFFERENT, SAME, draw_chances, draw_differences, draw_meetings
 
 
 def test_circles_are_where_both_are_equal():
