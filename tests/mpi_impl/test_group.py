@@ -115,6 +115,20 @@ def connect_and_disconnect(group, t, p):
     assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
 
 
+def test_the_search_for_hosts_gives_its_communicator_back(ranks):
+    ranks.run(2, look_for_hosts)
+
+
+def look_for_hosts(group):
+    """Record what is split off the group's communicator: afterwards it is free."""
+    comm, made = group.comm, []
+    watched = mock.Mock(wraps=comm)
+    watched.Split_type = lambda kind: made.append(comm.Split_type(kind)) or made[-1]
+    with mock.patch.object(group, "comm", watched), mock.patch.object(group, "known_hosts", lambda: None):
+        assert list(group.hosts().of) == [0, 1]
+    assert made == [MPI.COMM_NULL]
+
+
 def test_groups_of_eight_ranks(ranks):
     """t = 2, d = 4: pairs of neighbours hold one model, even and odd ranks hold the same shards."""
     found = ranks.run(8, members, 2, 1)
