@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             (known.get(mutant.name) is None or options.survivors and known[mutant.name]["result"] not in FOUND)]
     if options.survivors:
         todo = [mutant for mutant in todo if mutant.name in known]
-    work(todo, options.folder, options.tests or default_tests(), options.minutes)
+    work(todo, options.folder, options.tests or default_tests(), options.minutes, options.budget)
     print(report(chosen, latest(options.folder, chosen)))
     return 0
 
@@ -62,6 +62,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="as many mutants, chosen at random (all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after this time")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each mutant (30)")
     parser.add_argument("--survivors", action="store_true", help="try again those that no test has killed")
     parser.add_argument("--tests", nargs="*", help="test files (those of the folders)")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="where the results are")
@@ -102,7 +103,7 @@ def latest(folder: Path, chosen: list[Mutant]) -> dict[str, dict]:
     return found
 
 
-def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float) -> None:
+def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float, budget: float) -> None:
     """Try all mutants. Where one takes the process with it, the next go on in a new one."""
     end, left = time.monotonic() + 60 * minutes, todo
     spoiled: list[str] = []
@@ -112,7 +113,7 @@ def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float) -> 
         with open(folder / "pytest.log", "w") as log:
             process = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tools.mutants.worker",
                                         "-p", "no:cacheprovider", "--rootdir", ROOT, "-c", ROOT / "pyproject.toml",
-                                        "--mutants", folder, *tests], cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                                        "--mutants", folder, "--budget", str(budget), *tests], cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             try:
                 watch(process, folder, began, len(left), end)
             finally:

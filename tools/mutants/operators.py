@@ -16,7 +16,8 @@ COMMUNICATION = set("""all_reduce all_gather reduce_scatter broadcast enter leav
     keep all_reduce_sum all_reduce_max sum_over scatter gather total""".split())
 COPIES = {"array", "ascontiguousarray", "deepcopy", "empty_like"}       # with one argument: the alias is the argument
 WAITS = set("wait wait_all release free close barrier flush fence join prefetch".split())
-ORDERLESS = {"isinstance", "issubclass", "hasattr", "zip", "print", "gcd", "dict"}   # no mistake, or a crash at best
+ORDERLESS = {"isinstance", "issubclass", "hasattr", "zip", "print", "gcd", "dict", "maximum", "minimum",
+             "array_equal"}   # no mistake, or a crash at best
 OF_AXES = set("sum max min mean split array_split stack concatenate swapaxes moveaxis take cumsum argmax roll".split())
 OTHER_GROUP = {"tensor": "data", "data": "tensor", "pipeline": "data", "model": "tensor", "embedding": "pipeline",
                "world": "model"}
@@ -138,7 +139,7 @@ def changes(body: list[ast.stmt], text: Text) -> Iterator[Change]:
 
 def changes_below(node: ast.AST, text: Text) -> Iterator[Change]:
     """Yield the changes of a node and of its children, but for messages, types and defaults."""
-    if isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments):
+    if isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments) or is_call_of(node, "sleep"):
         return
     for operator in OPERATORS.get(type(node), ()):
         yield from operator(node, text)
@@ -156,6 +157,10 @@ def called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
+def is_call_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and called(node) == name
+
+
 def is_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
 
@@ -169,7 +174,7 @@ def of_expression(node: ast.Expr, text: Text) -> Iterator[Change]:
 
 
 def of_call(node: ast.Call, text: Text) -> Iterator[Change]:
-    """Leave out a communication or a copy; exchange the first two arguments; take the other extreme."""
+    """Leave out a communication, a copy or a cast; exchange the first two arguments; take the other extreme."""
     name = called(node)
     plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
     if name in COMMUNICATION and plain:
@@ -178,6 +183,10 @@ def of_call(node: ast.Call, text: Text) -> Iterator[Change]:
         yield Change("alias", node, node, text.operand(plain[0]))
     if name == "copy" and not node.args and isinstance(node.func, ast.Attribute):
         yield Change("alias", node, node, text.operand(node.func.value))
+    if name == "astype" and isinstance(node.func, ast.Attribute):
+        yield Change("drop cast", node, node, text.operand(node.func.value))
+    if name == "sorted" and plain:
+        yield Change("drop call", node, node, text.operand(plain[0]))
     if len(plain) == len(node.args) >= 2 and name not in ORDERLESS | {"max", "min"}:
         first, second = node.args[:2]
         if text.of(first) != text.of(second) and is_string(first) == is_string(second):

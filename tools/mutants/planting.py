@@ -3,6 +3,7 @@
 It also records which lines a test runs, here and on ranks: a mutant needs only the tests that run its line.
 """
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def observed_run(group, function, *args):
 
 @contextmanager
 def observed() -> Iterator[Lines]:
-    """Collect the lines of our packages that this thread runs within the `with` block."""
+    """Collect the lines of our packages that this thread, and those it starts, run within the `with` block."""
     root, lines = f"{ROOT}/", Lines()
     wanted: dict[str, Any] = {}
 
@@ -84,10 +85,12 @@ def observed() -> Iterator[Lines]:
 
     before = sys.gettrace()
     sys.settrace(enter)
+    threading.settrace(enter)
     try:
         yield lines
     finally:
         sys.settrace(before)
+        threading.settrace(None)    # type: ignore[arg-type]
 
 
 class Ranks:

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from tools.mutants.operators import ROOT, Mutant
 from tools.mutants.planting import OutOfTime, Ranks
 
 SLOW = 8.0              # seconds: a test that takes longer is left out
-BUDGET = 20.0           # seconds of tests for one mutant, after which it has survived
 MEMORY = 6 << 30        # bytes of each process: some mutants ask for all there is
 SPOILED = 3             # exit status: a mutant has left something behind, and the tests need a new process
 
 
 def pytest_addoption(parser):
     parser.addoption("--mutants", help="the folder of the queue and the results")
+    parser.addoption("--budget", type=float, help="seconds of tests for one mutant, after which it has survived")
 
 
 @pytest.hookimpl(trylast=True)
@@ -91,7 +91,7 @@ class Worker:
             for test in tests:
                 tried += 1
                 result = self.outcome(mutant, test)
-                if result != "survived" or time.monotonic() - begin > BUDGET:
+                if result != "survived" or time.monotonic() - begin > self.session.config.getoption("budget"):
                     break
         except StaleBug:
             result = "not planted"
@@ -104,11 +104,25 @@ class Worker:
              tried=tried, tests=len(tests), seconds=round(time.monotonic() - begin, 2))
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run the mutant's lines: first those that kill most in the shortest time."""
-        lines = range(mutant.statement or mutant.line, mutant.line + 1)
-        names = [name for name in self.tests if (known := self.known[name])["passed"] and known["seconds"] < SLOW
-                 and not set(lines).isdisjoint(known["lines"].get(mutant.path, ()))]
-        return sorted(names, key=lambda name: (0.1 + self.known[name]["seconds"]) / (0.2 + self.kills[name, mutant.path]))
+        """Return the tests that run the mutant's statement, the most promising first: one of each test function, then
+        the next of each. Those come first that are quick, have killed others of the file, and run little else.
+        """
+        lines = range(mutant.statement, mutant.line + 1)
+
+        def cost(name: str) -> float:
+            known = self.known[name]
+            share = len(known["lines"][mutant.path]) / sum(map(len, known["lines"].values()))
+            return (0.1 + known["seconds"]) / ((0.2 + self.kills[name, mutant.path]) * share)
+
+        names = sorted((name for name in self.tests if (known := self.known[name])["passed"] and known["seconds"] < SLOW
+                        and not set(lines).isdisjoint(known["lines"].get(mutant.path, ()))), key=cost)
+        turns = Counter[str]()
+        places = {}
+        for name in names:
+            function = name.partition("[")[0]
+            places[name] = turns[function]
+            turns[function] += 1
+        return sorted(names, key=places.__getitem__)
 
     def outcome(self, mutant: Mutant, test: str) -> str:
         try:
