@@ -22,8 +22,8 @@ from tools.mutants.worker import checksum, results, write
 
 FOLDERS = ["reference", *(f"mpi_impl/{name}" for name in
                           ("comm", "layers", "models", "parallel", "training", "checkpoints"))]
-TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/generation", "tests/evaluation/test_argmax_token.py",
-         "tests/test_spy_layers.py"]
+TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/generation",
+         "tests/evaluation/test_argmax_token.py", "tests/test_spy_layers.py"]
 # Tests that start programs, in which no mutant is planted, or that repeat others.
 LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_training_demos mpi_impl/test_layer_demos mpi_impl/test_pretrain_gpt
     mpi_impl/test_pretrain_bert mpi_impl/test_kills mpi_impl/test_faults mpi_impl/test_report_page mpi_impl/test_sample
@@ -34,6 +34,7 @@ LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_training_demos mpi_impl/test_lay
     checkpoints/test_resumed_runs checkpoints/test_bert_program checkpoints/test_gpt2_program""".split()
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 FOUND = ("killed", "hung", "crashed")
+STEPS = ("begun", "spoiled")        # no result yet
 OTHER = ("survived", "not run", "equivalent", "not planted")
 
 
@@ -98,7 +99,7 @@ def latest(folder: Path, chosen: list[Mutant]) -> dict[str, dict]:
     sums = {path: checksum(path) for path in {mutant.path for mutant in chosen}}
     wanted, found = {mutant.name for mutant in chosen}, {}
     for result in results(folder):
-        if result["name"] in wanted and result["sum"] == sums[result["path"]] and result["result"] not in ("begun", "spoiled"):
+        if result["name"] in wanted and result["sum"] == sums[result["path"]] and result["result"] not in STEPS:
             found[result["name"]] = result
     return found
 
@@ -107,13 +108,13 @@ def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float, bud
     """Try all mutants. Where one takes the process with it, the next go on in a new one."""
     end, left = time.monotonic() + 60 * minutes, todo
     spoiled: list[str] = []
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tools.mutants.worker", "-p", "no:cacheprovider",
+               "--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "--mutants", folder, "--budget", str(budget), *tests]
     while left and time.monotonic() < end:
         write(folder / "queue.json", left)
         began = len(results(folder))
         with open(folder / "pytest.log", "w") as log:
-            process = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tools.mutants.worker",
-                                        "-p", "no:cacheprovider", "--rootdir", ROOT, "-c", ROOT / "pyproject.toml",
-                                        "--mutants", folder, "--budget", str(budget), *tests], cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             try:
                 watch(process, folder, began, len(left), end)
             finally:
@@ -126,7 +127,7 @@ def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float, bud
         if new and time.monotonic() < end and (new[-1]["result"] == "begun" or spoiled.count(new[-1]["name"]) == 2):
             with open(folder / "results.jsonl", "a") as file:       # it took the process with it
                 file.write(json.dumps(new[-1] | {"result": "crashed"}) + "\n")
-        done = {result["name"] for result in results(folder)[began:] if result["result"] not in ("begun", "spoiled")}
+        done = {result["name"] for result in results(folder)[began:] if result["result"] not in STEPS}
         left = [mutant for mutant in left if mutant.name not in done]
 
 
@@ -136,11 +137,11 @@ def watch(process: subprocess.Popen, folder: Path, began: int, count: int, end: 
     while True:
         over = process.poll() is not None or time.monotonic() > end
         new = results(folder)[shown:]
-        done = sum(result["result"] not in ("begun", "spoiled") for result in results(folder)[began:])
+        done = sum(result["result"] not in STEPS for result in results(folder)[began:])
         for result in new:
-            if result["result"] not in ("begun", "spoiled"):
-                print(f"{done} of {count}  {result['result']:11} {result.get('seconds', 0):6.1f} s  {result['operator']:18} "
-                      f"{result['path']}:{result['line']}", flush=True)
+            if result["result"] not in STEPS:
+                print(f"{done} of {count}  {result['result']:11} {result.get('seconds', 0):6.1f} s  "
+                      f"{result['operator']:18} {result['path']}:{result['line']}", flush=True)
         shown += len(new)
         text = (folder / "progress.txt").read_text() if (folder / "progress.txt").exists() else ""
         if text not in ("", progress):
@@ -160,7 +161,8 @@ def report(chosen: list[Mutant], known: dict[str, dict]) -> str:
             rows[str(Path(mutant.path).parent)][result] += 1
             rows["all"][result] += 1
         if result in ("survived", "not run", "not planted"):
-            alive.append(f"{mutant.path}:{mutant.line}  {result}, {mutant.operator}\n    {mutant.before}\n    {mutant.after}")
+            alive.append(f"{mutant.path}:{mutant.line}  {result}, {mutant.operator}\n"
+                         f"    {mutant.before}\n    {mutant.after}")
     lines = [f"{'folder':28}" + "".join(f"{name:>12}" for name in (*FOUND, *OTHER, "score"))]
     for name in [*sorted(rows.keys() - {"all"}), *rows.keys() & {"all"}]:
         counts = rows[name]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 
 # A call that communicates, and gives back something of the kind of its first argument.
-COMMUNICATION = set("""all_reduce all_gather reduce_scatter broadcast enter leave enter_backward leave_backward enter_again
-    keep all_reduce_sum all_reduce_max sum_over scatter gather total""".split())
+COMMUNICATION = set("""all_reduce all_gather reduce_scatter broadcast scatter gather enter leave enter_backward
+    leave_backward enter_again keep total""".split())
 COPIES = {"array", "ascontiguousarray", "deepcopy", "empty_like"}       # with one argument: the alias is the argument
 WAITS = set("wait wait_all release free close barrier flush fence join prefetch".split())
 ORDERLESS = {"isinstance", "issubclass", "hasattr", "zip", "print", "gcd", "dict", "maximum", "minimum",
@@ -56,7 +56,7 @@ class Mutant(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What an operator makes of a node."""
+    """A text in the place of some adjacent nodes."""
 
     operator: str
     first: ast.AST
@@ -75,8 +75,8 @@ def mutants(path: str, source: str | None = None) -> list[Mutant]:
             before, after = text.lines_around(start, end, change.replacement)
             if before != after:
                 line = change.first.lineno      # type: ignore[attr-defined]
-                found.append(Mutant(path, function, line, change.operator, start, end, change.replacement, before, after,
-                                    seen[function, before, after], change.statement))
+                found.append(Mutant(path, function, line, change.operator, start, end, change.replacement, before,
+                                    after, seen[function, before, after], change.statement))
                 seen[function, before, after] += 1
     return sorted(found, key=lambda mutant: (mutant.line, mutant.start, mutant.operator))
 
@@ -128,7 +128,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, list[ast.s
 def changes(body: list[ast.stmt], text: Text) -> Iterator[Change]:
     """Yield the changes of these statements and of all that is in them."""
     for statement, following in zip(body, [*body[1:], None]):
-        if is_call(statement) and called(statement.value) in WAITS and following and not isinstance(following, ast.Return | ast.Raise):
+        if is_wait(statement) and following and not isinstance(following, ast.Return | ast.Raise):
             indent = " " * statement.col_offset
             yield Change("wait too late", statement, following, f"{text.of(following)}\n{indent}{text.of(statement)}",
                          statement.lineno)
@@ -161,15 +161,15 @@ def is_call_of(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Call) and called(node) == name
 
 
-def is_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+def is_wait(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and called(node.value) in WAITS
 
 
 # ---- one function for each kind of node -----------------------------------------------------------------------------
 
 
 def of_expression(node: ast.Expr, text: Text) -> Iterator[Change]:
-    if is_call(node):
+    if isinstance(node.value, ast.Call):
         yield Change("drop call", node, node, "pass")
 
 
@@ -255,8 +255,8 @@ def is_number(node: ast.AST) -> bool:
 
 def of_comparison(node: ast.Compare, text: Text) -> Iterator[Change]:
     if len(node.ops) == 1:
-        symbol = OTHER_COMPARISON[type(node.ops[0])]
-        yield Change("comparison", node, node, f"{text.operand(node.left)} {symbol} {text.operand(node.comparators[0])}")
+        left, symbol, right = node.left, OTHER_COMPARISON[type(node.ops[0])], node.comparators[0]
+        yield Change("comparison", node, node, f"{text.operand(left)} {symbol} {text.operand(right)}")
 
 
 def of_choice(node: ast.BoolOp, text: Text) -> Iterator[Change]:

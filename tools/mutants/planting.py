@@ -119,7 +119,8 @@ class Ranks:
         try:
             return self.run(pool, n, mutated_run, self.mutant, function, *args, timeout=limit)
         except RankFailure as failure:
-            if limit < timeout and time.monotonic() - begin >= limit and any(a.what == "stuck" for a in failure.answers):
+            stuck = any(answer.what == "stuck" for answer in failure.answers)
+            if stuck and time.monotonic() - begin >= limit < timeout:
                 raise OutOfTime from failure
             raise
 

@@ -204,9 +204,10 @@ def results(folder: Path) -> list[dict]:
 
 
 def note(folder: Path, mutant: Mutant, result: str, **more) -> None:
+    found = {"name": mutant.name, "path": mutant.path, "line": mutant.line, "operator": mutant.operator,
+             "sum": checksum(mutant.path), "result": result}
     with open(folder / "results.jsonl", "a") as file:
-        file.write(json.dumps({"name": mutant.name, "path": mutant.path, "line": mutant.line,
-                               "operator": mutant.operator, "sum": checksum(mutant.path), "result": result} | more) + "\n")
+        file.write(json.dumps(found | more) + "\n")
 
 
 def say(folder: Path, text: str) -> None:
