@@ -21,6 +21,7 @@ ORDERLESS = {"isinstance", "issubclass", "hasattr", "zip", "print", "gcd", "dict
 OF_AXES = set("sum max min mean split array_split stack concatenate swapaxes moveaxis take cumsum argmax roll".split())
 OTHER_GROUP = {"tensor": "data", "data": "tensor", "pipeline": "data", "model": "tensor", "embedding": "pipeline",
                "world": "model"}
+INSTRUMENTS = {"ledger", "trace", "watchdog"}       # all groups of a rank have the same
 OTHER_COMPARISON = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
                     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
 OTHER_OPERATION = {ast.Add: "-", ast.Sub: "+", ast.LShift: ">>", ast.RShift: "<<", ast.BitXor: "|", ast.BitAnd: "|",
@@ -143,12 +144,14 @@ def changes_below(node: ast.AST, text: Text) -> Iterator[Change]:
         return
     for operator in OPERATORS.get(type(node), ()):
         yield from operator(node, text)
+    if isinstance(node, ast.Attribute) and node.attr in INSTRUMENTS:
+        return
     for name, value in ast.iter_fields(node):
         if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
             yield from changes(value, text)
         elif name not in ("annotation", "returns", "decorator_list"):
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
+                if isinstance(child, ast.AST) and not (is_call_of(node, "reshape") and text.of(child) == "-1"):
                     yield from changes_below(child, text)
 
 
