@@ -139,13 +139,11 @@ def changes(body: list[ast.stmt], text: Text) -> Iterator[Change]:
 
 
 def changes_below(node: ast.AST, text: Text) -> Iterator[Change]:
-    """Yield the changes of a node and of its children, but for messages, types and defaults."""
-    if isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments) or is_call_of(node, "sleep"):
+    """Yield the changes of a node and of its children."""
+    if stays(node):
         return
     for operator in OPERATORS.get(type(node), ()):
         yield from operator(node, text)
-    if isinstance(node, ast.Attribute) and node.attr in INSTRUMENTS:
-        return
     for name, value in ast.iter_fields(node):
         if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
             yield from changes(value, text)
@@ -153,6 +151,13 @@ def changes_below(node: ast.AST, text: Text) -> Iterator[Change]:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not (is_call_of(node, "reshape") and text.of(child) == "-1"):
                     yield from changes_below(child, text)
+
+
+def stays(node: ast.AST) -> bool:
+    """Report whether a node is a message, a default, a pause, an instrument or zip's `strict`: no result changes."""
+    return (isinstance(node, ast.Raise | ast.JoinedStr | ast.arguments) or is_call_of(node, "sleep") or
+            isinstance(node, ast.Attribute) and node.attr in INSTRUMENTS or
+            isinstance(node, ast.keyword) and node.arg == "strict")
 
 
 def called(node: ast.Call) -> str:
