@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
     chosen = choose(options.paths, options.sample, options.seed)
+    if not chosen:
+        sys.exit(f"error: there is nothing to mutate in {' '.join(options.paths)}: name folders or Python files, as "
+                 "mpi_impl/layers, from the root of the repository.")
     if options.list:
         for mutant in chosen:
             print(f"{mutant.path}:{mutant.line}  {mutant.operator}\n    {mutant.before}\n    {mutant.after}")
