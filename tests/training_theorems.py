@@ -166,8 +166,6 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap
     with connected(group, plan.parallel(group.size, case)) as topology:
         state = ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
         trainer, together = Trainer(state, OptimizerConfig(1e-2, 10)), Ledger()
-        if case.exact:
-            start_from_random_numbers(case, trainer)
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
         for step in range(work.steps):
