@@ -72,7 +72,7 @@ class Training(NamedTuple):
     def case(self) -> ExactCase:
         stages = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages
         sizes = dict(num_layers=stages + 1, hidden_size=4 * self.t, num_attention_heads=2 * self.t, vocab_size=10,
-                     max_position_embeddings=5, make_vocab_size_divisible_by=3)
+                     max_position_embeddings=4, make_vocab_size_divisible_by=3)
         s = 4 if self.sequence_parallel else 3
         return ExactCase(self.t, ModelConfig(**sizes | self.model), 1, s, self.t, False, self.sequence_parallel,
                          self.keep_gathered_inputs)

@@ -62,11 +62,10 @@ def everything_together(group, count, virtual, seed):
         for one in groups:
             freed.callback(one.free)
             for i in range(count):
-                xs = [random_array((4,), seed, one.name, i, source) for source in range(n)]
-                total = xs[rank].copy()
-                waiting += [(one.post_all_reduce(total, "sum"), collectives.all_reduce(xs)[0]),
-                            (one.post_send(xs[rank], (rank + 1) % n, i, "test"), xs[rank]),
-                            (one.post_receive(as_exact(np.zeros(4)), (rank - 1) % n, i, "test"), xs[rank - 1])]
+                xs, ys = ([random_array((4,), seed, one.name, what, i, source) for source in range(n)] for what in "xy")
+                waiting += [(one.post_all_reduce(xs[rank].copy(), "sum"), collectives.all_reduce(xs)[0]),
+                            (one.post_send(ys[rank], (rank + 1) % n, i, "test"), ys[rank]),
+                            (one.post_receive(as_exact(np.zeros(4)), (rank - 1) % n, i, "test"), ys[rank - 1])]
         Random(seed + rank).shuffle(waiting)
         for pending, expected in waiting:
             found = pending.wait()
