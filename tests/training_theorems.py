@@ -68,7 +68,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
         if case.exact:
-            start_from_random_numbers(case, ours, textbook)
+            start_from_random_numbers(case, ours)
+            if textbook is not None:
+                start_textbook_from_random_numbers(case, textbook)
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -88,20 +90,22 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
             training.loss_and_gradients(samples, textbook.params, case.model)[0]])))
 
 
-def start_from_random_numbers(case: Case, ours: Trainer, textbook: training.Trainer | None) -> None:
-    """Give the ranks and the textbook (on rank 0) exact parameters. The initial ones are few numbers, often 0 or 1."""
-    state, topology = ours.state, ours.topology
-    whole = case.params(model_tensors(case.model))
-    if textbook is not None:
-        textbook.params = tree_map(np.copy, whole)
-        textbook.m, textbook.v = tree_map(np.zeros_like, whole), tree_map(np.zeros_like, whole)
-    mine = pick(state.layout.tensors, dict(leaves(whole)))
+def start_from_random_numbers(case: Case, trainer: Trainer) -> None:
+    """Give the ranks exact parameters. The initial ones are few numbers, often 0 or 1."""
+    state, topology = trainer.state, trainer.topology
+    mine = pick(state.layout.tensors, dict(leaves(case.params(model_tensors(case.model)))))
     flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
     shards = split(mine, state.layout.tensors, topology.tensor.size)
     tree_map(assign, state.layout.views(flat), shards[topology.tensor.rank])
     for piece in state.pieces:
         state.parameters.own.store(piece, flat[piece.in_buffer])
     state.zero.finish_update()
+
+
+def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
+    """Give one process the same parameters."""
+    textbook.params = case.params(textbook.tensors)
+    textbook.m, textbook.v = tree_map(np.zeros_like, textbook.params), tree_map(np.zeros_like, textbook.params)
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
@@ -137,11 +141,11 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
                     trees_close(part.embedding.word, whole.embedding.word, 1e-10)
 
 
-def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan):
+def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
     """Assert that a pipeline's ranks together send what the formulas predict, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
-        together = Ledger()
+        state = ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
+        trainer, together = Trainer(state, OptimizerConfig(1e-2, 10)), Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
         for step in range(work.steps):
