@@ -314,7 +314,8 @@ FUNCTIONS: dict[Any, Callable] = {
     np.sum: ExactArray.sum, np.max: ExactArray.max, np.argmax: ExactArray.argmax, np.vdot: lambda x, y: (x * y).sum(),
     np.copyto: copy_into, np.put_along_axis: put_along_axis,
     np.empty: created(np.zeros), np.empty_like: created(np.zeros_like), np.full_like: filled,
-    **{function: created(function) for function in (np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like)},
+    **{function: created(function) for function in (
+        np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like)},
     **{function: together(function) for function in (np.concatenate, np.stack)},
     **{function: moved(function) for function in (
         np.split, np.take_along_axis, np.broadcast_to, np.repeat, np.reshape, np.ravel, np.transpose, np.swapaxes,

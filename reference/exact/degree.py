@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 
-P = 2**127 - 2721      # (P - 1) / 2 is prime too: so floats, a 2^k, are different numbers (modulo 2^127 - 1, 2^127 is 1)
+P = 2**127 - 2721      # (P - 1) / 2 is prime, too. So powers of two differ, and floats. (Modulo 2^127 - 1, 2^127 is 1.)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ SAME_AS_NUMPYS = {
     "repeated": lambda x, y: np.repeat(x, 2, 1), "broadcast": lambda x, y: np.broadcast_to(x[:, :1], x.shape),
     "taken": lambda x, y: np.take_along_axis(x, np.array([[[3], [1], [0]]] * 2), -1), "tril": lambda x, y: np.tril(x),
     "like": lambda x, y: np.zeros_like(x) + np.ones_like(x) + np.full_like(x, 2.5), "copied": lambda x, y: np.copy(x),
-    "full of a number": lambda x, y: np.full_like(x, y[0, 0, 0]), "arange": lambda x, y: np.arange(3.0, like=x) * x[0, 0, 0],
+    "full": lambda x, y: np.full_like(x, y[0, 0, 0]), "arange": lambda x, y: np.arange(3.0, like=x) * x[0, 0, 0],
     "cast": lambda x, y: x.astype(np.float32), "masked sum": lambda x, y: (x * (WHOLE > 0)).sum(0),
     "in place": lambda x, y: changed(x, y), "added at": lambda x, y: added_at(x, y), "out": lambda x, y: written(x, y),
     "put": lambda x, y: put(x, y), "list": lambda x, y: np.array([x[0, 0], y[0, 0]], like=x),
@@ -200,7 +200,7 @@ def test_arrays_do_what_numpys_do(name):
 ESCAPES = {
     "float": float, "int": int, "bool": bool, "math.sqrt": math.sqrt, "np.array": lambda x: np.array(x),
     "np.array of a list": lambda x: np.array([x, x]), "np.float64": np.float64, "format": lambda x: f"{x:.2f}",
-    "into floats": lambda x: np.zeros(3).__setitem__(..., X[0]), "onto floats": lambda x: np.add(x, x, out=np.zeros(())),
+    "into floats": lambda x: np.zeros(3).__setitem__(..., X[0]), "out": lambda x: np.add(x, x, out=np.zeros(())),
     "abs": abs, "round": round, "np.mean": np.mean, "np.std": np.std, "np.cumsum": np.cumsum, "np.prod": np.prod,
     "np.linalg.norm": np.linalg.norm, "accumulate": np.add.accumulate, "sign": np.sign, "//": lambda x: x // 2,
     "where=": lambda x: np.add(x, x, where=np.array(False)), "initial=": lambda x: np.add.reduce(x, initial=1.0),

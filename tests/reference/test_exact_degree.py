@@ -1,8 +1,7 @@
 """The chance of a false proof: no formula has a higher degree than its bound, and modulo small primes the bound holds.
 
 A degree is measured. Along a line through the space of all inputs and all values of random functions, each of them
-a + t b, a result is a fraction of two polynomials in t. From its values at sufficiently many t, Euclid's algorithm finds
-the two.
+a + t b, a result is a fraction of two polynomials in t. From its values at many t, Euclid's algorithm finds the two.
 """
 from itertools import count
 from unittest import mock
@@ -18,7 +17,6 @@ from reference.exact.array import as_exact, new, random_array
 from reference.exact.degree import CONSTANT, INPUT, P, Tally
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig, adam_update
-from reference.params import leaves
 from reference.training.trainer import loss_and_gradients
 from tests.cases import ExactCase
 
@@ -58,7 +56,7 @@ def divided(a, b):
 
 
 def interpolated(values):
-    """Return the polynomial with these values at 1, 2, ..., and the product of (t - 1), (t - 2), ... (Newton's form)."""
+    """Return the polynomial with these values at t = 1, 2, ... in Newton's form, and the product of all (t - i)."""
     polynomial, product = [], [1]
     for t, value in enumerate(values, 1):
         at = [sum(c * pow(t, i, P) for i, c in enumerate(x)) % P for x in (polynomial, product)]
@@ -168,7 +166,8 @@ STEPS = {
     "1 /": lambda x, y: 1 / x, "/ of a column": lambda x, y: x / y[:, :1], "@": lambda x, y: x @ y,
     "square": lambda x, y: x**2, "exp": lambda x, y: np.exp(x), "exp of a difference": lambda x, y: np.exp(x - y),
     "exp of a difference, or not": lambda x, y: np.exp(np.where(MASK, x - y, y)),
-    "where": lambda x, y: np.where(MASK, x, y), "where, else a number": lambda x, y: last_added(np.where([[True], [True], [False]], x[[0, 1, 0]], 3.5)),
+    "where": lambda x, y: np.where(MASK, x, y),
+    "where, else a number": lambda x, y: last_added(np.where([[True], [True], [False]], x[[0, 1, 0]], 3.5)),
     "concatenate": lambda x, y: np.concatenate([x[:1], y[1:]]),
     "pad": lambda x, y: last_added(np.pad(x, [(0, 1), (0, 0)], constant_values=2.0)),
     "beside numbers": lambda x, y: last_added(np.concatenate([x, [[1.5, 2.5]]])),
