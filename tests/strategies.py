@@ -9,6 +9,7 @@ __all__ = ["ANY_MODEL", "SIZES", "Case", "ExactCase", "cases", "close", "recompu
 
 ANY_MODEL = tuple(ARCHITECTURES)
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8])
+PAIRS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]      # of dimensions of a head, and how many of them rope turns
 
 
 @st.composite
@@ -21,7 +22,7 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False
     heads = t * draw(st.integers(1, 2))
     sharded = t > 1 and draw(st.booleans(), "sequence parallel")
     s = t * draw(st.integers(1, 2)) if sharded else draw(st.integers(1, 6))
-    pairs, turned = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)][:3 if exact else 6]))   # of dimensions of a head
+    pairs, turned = draw(st.sampled_from(PAIRS[:3] if exact else PAIRS))
     choices = dict(
         num_layers=draw(st.integers(1, 3)), hidden_size=heads * 2 * pairs, rotary_percent=turned / pairs,
         num_attention_heads=heads, vocab_size=draw(st.integers(2, 10 if exact else 40)),
