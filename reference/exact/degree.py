@@ -12,8 +12,9 @@ outcomes are independent of the numbers: the proof is of the branches that were 
 """
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 
-P = 2**127 - 1      # a Mersenne prime
+P = 2**127 - 2721      # (P - 1) / 2 is prime, too. So powers of two differ, and floats. (Modulo 2^127 - 1, 2^127 is 1.)
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,12 @@ class Degree:
     """A bound for an array's formulas N_i / D. D is a product of factors, each (name, degree), with its exponent.
 
     A factor is the product of an array's numerators, by all of which something was divided. Its name is a hash of the
-    array's values and of their own D, so that equal factors are recognized in two sums, and on two ranks.
+    array's values, so that equal factors are recognized in two sums, and on two ranks. (Equal values may have been
+    computed as other fractions N_i / D. The bounds hold for those in lowest terms, which equal values have in common.)
     """
 
     numerator: int = 0
-    factors: dict[tuple[int, int], int] = field(default_factory=dict)
+    factors: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @cached_property
     def denominator(self) -> int:
@@ -49,7 +51,7 @@ class Degree:
         factor = len(elements) * self.numerator      # the degree of the product of the numerators
         if not factor:
             return Degree(self.denominator)
-        name = hash((frozenset(elements), frozenset(self.factors.items())))
+        name = blake2b(repr(sorted(elements)).encode(), digest_size=16).hexdigest()
         return Degree(self.denominator + factor - self.numerator, {(name, factor): 1})
 
 
