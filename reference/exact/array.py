@@ -34,7 +34,7 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
     dtype, itemsize = np.dtype(np.float64), 8      # of the floats that it stands for
 
     def __init__(self, elements: np.ndarray, bound: Bound):
-        """Wrap an array of Python objects: integers below P, Differences and MINUS_INFINITY."""
+        """Wrap an array of Python objects: integers below P, Subtractions and MINUS_INFINITY."""
         self.elements, self.bound = elements, bound
         self.shape, self.ndim, self.size, self.flags = elements.shape, elements.ndim, elements.size, elements.flags
 
@@ -195,7 +195,7 @@ def power(x, n):
 def exponential(x):
     """Compute exp(x). The denominators are the exponentials of what was subtracted."""
     numbers = [y for y in np.ravel(x.elements) if y is not MINUS_INFINITY]
-    differences = [y for y in numbers if isinstance(y, field.Difference)]
+    differences = [y for y in numbers if isinstance(y, field.Subtraction)]
     degree = INPUT * INPUT.inverse({field.exp(y.terms[1]) for y in differences})
     return new(exp(x.elements), degree if len(differences) == len(numbers) else degree | INPUT)
 

@@ -194,7 +194,7 @@ def test_arrays_do_what_numpys_do(name):
     expected = function(WHOLE.copy(), OTHER.copy())
     assert isinstance(found, ExactArray)
     close(found, as_exact(expected))
-    assert all(type(x) in (int, field.Difference) and 0 <= x < P for x in found.elements.ravel())
+    assert all(type(x) in (int, field.Subtraction) and 0 <= x < P for x in found.elements.ravel())
 
 
 ESCAPES = {
