@@ -13,7 +13,7 @@ from reference.exact.field import MINUS_INFINITY, P
 
 
 class Bound:
-    """The Degree of all arrays that share memory."""
+    """The Degree of all arrays that may share memory."""
 
     def __init__(self, degree: Degree):
         self.degree = degree
@@ -268,17 +268,10 @@ def moved(function):
 
 
 def wrapped(elements, x):
-    """Wrap an array of elements of x, or several. A view has the bound of the array that it is a view of."""
+    """Wrap an array of elements of x, or several. They may be views, so they have the bound of x."""
     if isinstance(elements, (list, tuple)):
         return [wrapped(each, x) for each in elements]
-    return ExactArray(elements, x.bound if owner(elements) is owner(x.elements) else Bound(x.bound.degree))
-
-
-def owner(elements):
-    """Return the array that owns the memory of a view."""
-    while elements.base is not None:
-        elements = elements.base
-    return elements
+    return ExactArray(elements, x.bound)
 
 
 def together(function):
