@@ -173,7 +173,8 @@ STEPS = {
     "beside numbers": lambda x, y: last_added(np.concatenate([x, [[1.5, 2.5]]])),
     "sum": lambda x, y: x + y.sum(-1, keepdims=True), "softmax": lambda x, y: ops.softmax(x),
     "maximum": lambda x, y: np.maximum(x, y), "sqrt": lambda x, y: np.sqrt(x), "tanh": lambda x, y: np.tanh(x),
-    "another fraction": lambda x, y: x * y / y, "in place": written_over, "layer norm": lambda x, y: ops.layer_norm(x, y[0], y[1], 0.5)[0],
+    "another fraction": lambda x, y: x * y / y, "in place": written_over,
+    "layer norm": lambda x, y: ops.layer_norm(x, y[0], y[1], 0.5)[0],
 }
 
 
