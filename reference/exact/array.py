@@ -13,7 +13,7 @@ from reference.exact.field import MINUS_INFINITY, P
 
 
 class Bound:
-    """The Degree of all arrays that share memory."""
+    """The Degree of all arrays that may share memory."""
 
     def __init__(self, degree: Degree):
         self.degree = degree
@@ -34,7 +34,7 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
     dtype, itemsize = np.dtype(np.float64), 8      # of the floats that it stands for
 
     def __init__(self, elements: np.ndarray, bound: Bound):
-        """Wrap an array of Python objects: integers below P, Differences and MINUS_INFINITY."""
+        """Wrap an array of Python objects: integers below P, Subtractions and MINUS_INFINITY."""
         self.elements, self.bound = elements, bound
         self.shape, self.ndim, self.size, self.flags = elements.shape, elements.ndim, elements.size, elements.flags
 
@@ -195,7 +195,7 @@ def power(x, n):
 def exponential(x):
     """Compute exp(x). The denominators are the exponentials of what was subtracted."""
     numbers = [y for y in np.ravel(x.elements) if y is not MINUS_INFINITY]
-    differences = [y for y in numbers if isinstance(y, field.Difference)]
+    differences = [y for y in numbers if isinstance(y, field.Subtraction)]
     degree = INPUT * INPUT.inverse({field.exp(y.terms[1]) for y in differences})
     return new(exp(x.elements), degree if len(differences) == len(numbers) else degree | INPUT)
 
@@ -268,17 +268,10 @@ def moved(function):
 
 
 def wrapped(elements, x):
-    """Wrap an array of elements of x, or several. A view has the bound of the array that it is a view of."""
+    """Wrap an array of elements of x, or several. They may be views, so they have the bound of x."""
     if isinstance(elements, (list, tuple)):
         return [wrapped(each, x) for each in elements]
-    return ExactArray(elements, x.bound if owner(elements) is owner(x.elements) else Bound(x.bound.degree))
-
-
-def owner(elements):
-    """Return the array that owns the memory of a view."""
-    while elements.base is not None:
-        elements = elements.base
-    return elements
+    return ExactArray(elements, x.bound)
 
 
 def together(function):

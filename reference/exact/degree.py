@@ -1,4 +1,4 @@
-"""How likely is it that two different formulas agree on random numbers modulo P? The bound, and what it is made of.
+"""The chance that two different formulas agree on random numbers modulo P: a bound, and what it is made of.
 
 All elements of an array are N_i / D, with one denominator D: polynomials in the inputs and in
 the values of the random functions. `Degree` bounds their degrees through every operation.
@@ -60,7 +60,7 @@ CONSTANT, INPUT = Degree(0), Degree(1)
 
 @dataclass
 class Tally:
-    """What was computed so far, for the chance of error."""
+    """The computation so far, for the chance of error."""
 
     evaluations: int = 0      # of random functions
     degree: int = 0           # the largest of any array

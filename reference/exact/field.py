@@ -7,8 +7,8 @@ import numpy as np
 from reference.exact.degree import TALLY, P
 
 
-class Difference(int):
-    """A number that remembers of which two numbers it is the difference. What is computed from it is a plain number."""
+class Subtraction(int):
+    """The result of a subtraction, which remembers its two terms. What is computed from it is a plain number."""
 
     terms: tuple[int, int]
 
@@ -18,7 +18,7 @@ class Difference(int):
         return self
 
     def __reduce__(self):
-        return Difference, self.terms
+        return Subtraction, self.terms
 
 
 class MinusInfinity:
@@ -46,7 +46,7 @@ def difference(a, b):
     """Return a - b. Raise ArithmeticError if that would be infinite, or not a number."""
     if b is MINUS_INFINITY:
         raise ArithmeticError("Minus infinity cannot be subtracted: is every score of a row masked?")
-    return a if a is MINUS_INFINITY else Difference(a, b)
+    return a if a is MINUS_INFINITY else Subtraction(a, b)
 
 
 def inverse(x: int) -> int:
@@ -60,7 +60,7 @@ def exp(x) -> int:
     """Return the exponential, by the one law that it obeys."""
     if x is MINUS_INFINITY:
         return 0
-    if type(x) is Difference:
+    if type(x) is Subtraction:
         a, b = x.terms
         return random_function("exp", a) * inverse(random_function("exp", b)) % P
     return random_function("exp", x)

@@ -173,7 +173,8 @@ STEPS = {
     "beside numbers": lambda x, y: last_added(np.concatenate([x, [[1.5, 2.5]]])),
     "sum": lambda x, y: x + y.sum(-1, keepdims=True), "softmax": lambda x, y: ops.softmax(x),
     "maximum": lambda x, y: np.maximum(x, y), "sqrt": lambda x, y: np.sqrt(x), "tanh": lambda x, y: np.tanh(x),
-    "in place": written_over, "layer norm": lambda x, y: ops.layer_norm(x, y[0], y[1], 0.5)[0],
+    "another fraction": lambda x, y: x * y / y, "in place": written_over,
+    "layer norm": lambda x, y: ops.layer_norm(x, y[0], y[1], 0.5)[0],
 }
 
 
@@ -226,6 +227,10 @@ class LineCase(ExactCase):
         return self.line.array(*shape)
 
 
+def fraction_upside_down(line):
+    return 1 / (line.array(1) / line.array(1))
+
+
 def attention_and_gradients(line):
     q, k, v, dy = (line.array(1, 2, 1, 1) for _ in range(4))
     y, cache = ops.attention_core(q, k, v, causal=True)
@@ -261,7 +266,7 @@ def tied_loss(line):
 
 
 @pytest.mark.parametrize("compute", [
-    attention_and_gradients, layer_norm_and_gradients, loss_and_its_gradient, adam, tied_loss])
+    fraction_upside_down, attention_and_gradients, layer_norm_and_gradients, loss_and_its_gradient, adam, tied_loss])
 def test_no_operation_of_the_textbook_has_a_higher_degree(compute):
     assert no_degree_is_above_the_bound(compute)
 
@@ -287,7 +292,12 @@ def product(xs):
     return xs[0] * product(xs[1:]) if len(xs) > 1 else xs[0]
 
 
+def nested(x, depth=30):
+    return nested(np.sqrt(x), depth - 1) if depth else x
+
+
 DIFFERENT = {
+    "a function of a function, and so on": lambda x, y: (nested(x[0]), nested(y[0])),
     "a product that is 0 at eight places": lambda x, y: (product(product_of_differences(x[0], y)), x[0] * 0),
     "fractions": lambda x, y: (1 / x[0]**3, x[0]),
     "one function of two arguments": lambda x, y: (np.sqrt(x[0] * x[0]), np.sqrt(y[0] * y[0])),

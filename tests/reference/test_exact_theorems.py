@@ -52,7 +52,7 @@ def block(case, recompute):
 
 
 def cross_entropy(case):
-    """Logits of any size; but the second way's exp(logit) is another formula, equal by the law of log."""
+    """Check two ways, for logits of any size. The third, without a maximum, needs the law of log."""
     theorems.losses_agree(case, scale=1000.0)
 
 
@@ -71,7 +71,7 @@ def pipeline(schedule, data):
 
 
 def adjoint(region, t, n):
-    """Both pairs of operators, for arrays of exact numbers."""
+    """Check f and g, or the pair of sequence parallelism."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_mappings, "draw", lambda seed, *shape: random_array(shape, *seed))
         for test in (test_mappings.test_entering_and_its_backward_are_adjoint,
@@ -81,7 +81,7 @@ def adjoint(region, t, n):
 
 
 def attention_is_its_definition(data, b, s, a, d, causal):
-    """With padding and dropout, one query at a time."""
+    """Compare with one query at a time, with padding and dropout."""
     q, k, v = (random_array((b, s, a, d), name) for name in "qkv")
     real, rate = data.draw(lengths(b, s)), data.draw(st.sampled_from(test_dropout.RATES))
     site = Dropout(test_dropout.model(n=6, a=6, attention=rate), 1, 1, 10).attention(2)
@@ -97,13 +97,13 @@ def cached_attention(b, n, before, a, d):
 
 
 def softmax_is_its_definition(n, m):
-    """To subtract the maximum changes nothing: that is the law of exp."""
+    """Check that to subtract the maximum changes nothing: that is the law of exp."""
     x = random_array((n, m), "x")
     close(ops.softmax(x), np.exp(x) / np.exp(x).sum(-1, keepdims=True))
 
 
 def adam_moves_slices_as_the_whole(cut, steps, decay):
-    """Element by element: a shard of a flat buffer moves as it does within the whole."""
+    """Check that a shard of a flat buffer moves as it does within the whole."""
     c = test_zero.optimizer_of(0.5)
     whole = [random_array(9, "param"), *(np.zeros_like(random_array(9, "m")) for _ in "mv")]
     parts = [[x[where].copy() for x in whole] for where in (slice(cut), slice(cut, 9))]
@@ -167,7 +167,7 @@ CASE = dict(t=2, model=ModelConfig(2, 4, 2, 5, 6, make_vocab_size_divisible_by=3
 
 
 def kv_cache(case):
-    """Look at a text in two pieces, and at once."""
+    """Compare a text in two pieces with all of it."""
     c, p, tokens = case.model, case.params(gpt_tensors(case.model)), case.ids("tokens", case.b, case.s)
     kv_cache = empty_kv_cache(c, p.blocks, case.s, p.embedding.word, case.b)
     for piece in (tokens[:, :3], tokens[:, 3:]):
