@@ -70,10 +70,9 @@ class Training(NamedTuple):
 
     @property
     def case(self) -> ExactCase:
-        stages = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages
-        sizes = dict(num_layers=stages + 1, hidden_size=4 * self.t, num_attention_heads=2 * self.t, vocab_size=10,
+        stages, s = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages, 3 + self.sequence_parallel
+        sizes = dict(num_layers=max(stages, 3), hidden_size=4 * self.t, num_attention_heads=2 * self.t, vocab_size=10,
                      max_position_embeddings=4, make_vocab_size_divisible_by=3)
-        s = 4 if self.sequence_parallel else 3
         return ExactCase(self.t, ModelConfig(**sizes | self.model), 1, s, self.t, False, self.sequence_parallel,
                          self.keep_gathered_inputs)
 
@@ -90,20 +89,20 @@ RUNS = {
     "1f1b, sequence parallel": Training(
         2, 2, 2, Plan(2, "1f1b", bucket_size=1 << 30, recompute=Recompute("selective")), UNTIED, True),
     "interleaved, keeps gathered inputs": Training(
-        2, 1, 2, Plan(2, "interleaved", 2, bucket_size=5, recompute=Recompute("full", "uniform", 2)),
-        dict(position_embedding_type="rope"), True, True),
+        2, 1, 2, Plan(2, "interleaved", 2, bucket_size=5), dict(position_embedding_type="rope"), True, True),
     "zb-h1, ZeRO-2, BERT": Training(
         2, 2, 2, Plan(2, "zb-h1", scatter_gather=False, bucket_size=13, zero_stage=2, recompute=Recompute("full")),
         dict(architecture="bert", heads=("lm", "sop"))),
-    "zb-h2, ZeRO-3, offloaded": Training(
-        1, 2, 3, Plan(3, "zb-h2", zero_stage=3, cpu_offload=True, recompute=Recompute("full", "block", 1))),
+    "zb-h2, ZeRO-3, offloaded": Training(1, 2, 3, Plan(3, "zb-h2", zero_stage=3, cpu_offload=True)),
     "zb-v, ZeRO-3": Training(1, 2, 2, Plan(2, "zb-v", zero_stage=3), dict(activation="gelu_exact")),
     "dualpipe-v, ZeRO-2, offloaded, BERT": Training(
         1, 2, 2, Plan(2, "dualpipe-v", bucket_size=101, zero_stage=2, cpu_offload=True),
         dict(architecture="bert", heads=("choice",), apply_residual_connection_post_layernorm=True)),
-    "ZeRO-1, BERT": Training(4, 2, 1, Plan(bucket_size=1, zero_stage=1), dict(
-        architecture="bert", heads=("lm",), activation="relu"), True),
-    "ZeRO-3 on three replicas, sequence parallel": Training(2, 3, 2, Plan(zero_stage=3), {}, True),
+    "ZeRO-1, BERT, sequence parallel": Training(
+        4, 2, 1, Plan(bucket_size=1, zero_stage=1, recompute=Recompute("full", "block", 1)),
+        dict(architecture="bert", heads=("lm",), activation="relu", num_layers=2), True),
+    "ZeRO-3 on three replicas, sequence parallel": Training(
+        2, 3, 2, Plan(zero_stage=3, recompute=Recompute("full", "uniform", 2)), {}, True),
 }
 
 

@@ -1,5 +1,4 @@
 """Exact numbers between ranks: the textbook's collectives, and messages that nothing takes for one another."""
-from contextlib import ExitStack
 from random import Random
 
 import numpy as np
@@ -57,20 +56,20 @@ def test_nothing_is_taken_for_another(ranks, n, count, virtual, seed):
 def everything_together(group, count, virtual, seed):
     n, rank, waiting = group.size, group.rank, []
     instruments = Instruments(trace=Trace(VirtualClock(Link(), Times()))) if virtual else Instruments()
-    with ExitStack() as freed:
-        groups = [Group(group.comm, "world", instruments).split(0, name) for name in ("one", "other")]
-        for one in groups:
-            freed.callback(one.free)
-            for i in range(count):
-                xs, ys = ([random_array((4,), seed, one.name, what, i, source) for source in range(n)] for what in "xy")
-                waiting += [(one.post_all_reduce(xs[rank].copy(), "sum"), collectives.all_reduce(xs)[0]),
-                            (one.post_send(ys[rank], (rank + 1) % n, i, "test"), ys[rank]),
-                            (one.post_receive(as_exact(np.zeros(4)), (rank - 1) % n, i, "test"), ys[rank - 1])]
-        Random(seed + rank).shuffle(waiting)
-        for pending, expected in waiting:
-            found = pending.wait()
-            if found is not None:
-                close(found, expected)
+    groups = [Group(group.comm, "world", instruments).split(0, name) for name in ("one", "other")]
+    for one in groups:
+        for i in range(count):
+            xs, ys = ([random_array((4,), seed, one.name, what, i, source) for source in range(n)] for what in "xy")
+            waiting += [(one.post_all_reduce(xs[rank].copy(), "sum"), collectives.all_reduce(xs)[0]),
+                        (one.post_send(ys[rank], (rank + 1) % n, i, "test"), ys[rank]),
+                        (one.post_receive(as_exact(np.zeros(4)), (rank - 1) % n, i, "test"), ys[rank - 1])]
+    Random(seed + rank).shuffle(waiting)
+    for pending, expected in waiting:
+        found = pending.wait()
+        if found is not None:
+            close(found, expected)
+    for one in groups:
+        one.free()
 
 
 def test_a_message_of_another_shape_is_refused(ranks):

@@ -39,7 +39,7 @@ class ExactTransport(Collectives, PointToPoint, PostedCollectives):
         tag = self.collective_tag()
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [self.comm.isend(x, rank, tag) for rank in others]
-        receives = {rank: Receive(self.comm, rank, tag) for rank in others}
+        receives = {rank: IncomingMessage(self.comm, rank, tag) for rank in others}
 
         def finish():
             xs = [x if rank == self.rank else receives[rank].x for rank in range(self.size)]
@@ -59,12 +59,11 @@ class ExactTransport(Collectives, PointToPoint, PostedCollectives):
         return together([self.comm.isend(x, to, tag)], None)
 
     def post_receive(self, x, source, tag):
-        receive = Receive(self.comm, source, tag)
+        message = IncomingMessage(self.comm, source, tag)
+        return together([message], lambda: fill(x, message.x))
 
-        return together([receive], lambda: fill(x, receive.x))
 
-
-class Receive:
+class IncomingMessage:
     """A message on its way, with the methods of mpi4py's requests."""
 
     def __init__(self, comm, source: int, tag: int):
