@@ -61,10 +61,19 @@ class Tally:
 
     evaluations: int = 0      # of random functions
     degree: int = 0           # the largest of any array
+    zero_divisors: int = 0    # that were met, while they are counted
+    counts_zero_divisors: bool = False      # instead of raising: on ranks no one may leave while others wait
 
     def see(self, degree: Degree) -> None:
         """Note the bound of a result."""
         self.degree = max(self.degree, degree.numerator, degree.denominator)
+
+    def see_zero_divisor(self) -> int:
+        """Count a division by 0, and return a quotient that means nothing; or raise ZeroDivisionError."""
+        if not self.counts_zero_divisors:
+            raise ZeroDivisionError("A divisor is 0 modulo P. Draw other numbers.")
+        self.zero_divisors += 1
+        return 0
 
     def chance_of_error(self) -> float:
         """Return the bound that the module's docstring derives."""
