@@ -19,7 +19,7 @@ from reference.config import ParallelConfig
 from reference.errors import UserError
 from reference.exact.degree import TALLY, Tally
 
-TEXTBOOK, ONE_PROCESS = "the textbook", "one process"
+TEXTBOOK, ALONE = "the textbook", "one rank alone"
 DRAWS = 3           # of fresh numbers, while a divisor is 0
 QUIET = 4.0         # seconds until the program says what it is doing
 
@@ -42,7 +42,7 @@ class Proving(Program):
     def work(self) -> None:
         """Prove, and say so; or say what differs, and end all ranks with status 1."""
         name = NAMES[self.settings.architecture]
-        self.say(f"proving {self.sizes.describe(name)}; in place of yours")
+        self.say(f"in place of your model, proving {self.sizes.describe(name)}")
         if self.ignored:
             self.say(f"without effect on a proof: {', '.join(self.ignored)}")
         proofs, seed = list[Proof](), self.args.seed
@@ -106,7 +106,7 @@ def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[Run]:
     one = world.split(int(world.rank == last), "one process")
     try:
         def in_one_process() -> tuple[Parts, Parts]:
-            textbook = gathered(play_in_textbook(sizes, seed), TEXTBOOK, progress) if world.rank == 0 else []
+            textbook = gathered(play_in_textbook(sizes, seed), f"in {TEXTBOOK}", progress) if world.rank == 0 else []
             return textbook, play(one, alone, seed, progress) if world.rank == last else []
 
         found = world.gather_objects(lambda: (*in_one_process(), on_ranks.parts))
@@ -114,14 +114,14 @@ def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[Run]:
         one.free()
     textbook, alone_parts, parts = ([part for of_rank in one for part in of_rank] for one in zip(*found)) \
         if found else ([], [], [])
-    return [Run(TEXTBOOK, textbook), Run(ONE_PROCESS, alone_parts), on_ranks._replace(parts=parts)]
+    return [Run(TEXTBOOK, textbook), Run(ALONE, alone_parts), on_ranks._replace(parts=parts)]
 
 
 def play(group: Group, sizes: ProofSizes, seed: int, progress) -> Parts:
     """Play a run on the ranks of a group; return this rank's parts."""
     topology = connect(group, sizes.parallel)
     try:
-        return gathered(play_on_ranks(sizes, topology, seed), count(group.size, "rank"), progress)
+        return gathered(play_on_ranks(sizes, topology, seed), f"on {count(group.size, 'rank')}", progress)
     finally:
         disconnect(topology)
 
@@ -131,7 +131,7 @@ def gathered(steps: Iterable[Parts], where: str, progress) -> Parts:
     parts = []
     for step, found in enumerate(steps):
         parts += found
-        progress(f"step {step} of {STEPS} on {where} is played")
+        progress(f"step {step} of {STEPS} is played {where}")
     return parts
 
 
@@ -141,7 +141,7 @@ def compare_all(runs: list[Run], sizes: ProofSizes, seed: int) -> Comparison:
     if result.found is None:
         _, one, ranks = runs
         check_whole(recording(one, sizes, ParallelConfig(), seed), recording(ranks, sizes, sizes.parallel, seed),
-                    ("One process", f"The run on {ranks.name}"), "it is never computed there, so nothing is proved.")
+                    ("The run on one rank", f"The run on {ranks.name}"), "it is never computed there, so nothing is proved.")
     return result
 
 
@@ -180,20 +180,24 @@ def describe_difference(comparison: Comparison, parallel: ParallelConfig) -> str
     assert one is not None
     before = (f"The tensors before it are the same formulas, the last of them is {comparison.last}."
               if comparison.last else "It is the first tensor of all.")
-    return (f"not proved: {one.key} is another formula {where(one, parallel)} than in {one.expected}, first at "
+    return (f"not proved: {one.key} is another formula {where(one, parallel)} than {named(one.expected)}, first at "
             f"{list(one.at)} of {list(one.shape)}, and in {one.others:,} of {one.holder.values.size:,} elements there. "
             f"{before}")
 
 
 def where(one: OtherFormula, parallel: ParallelConfig) -> str:
     """Say who has another formula."""
-    if one.holder.run in (TEXTBOOK, ONE_PROCESS):
-        return f"in {one.holder.run}"
+    if one.holder.run in (TEXTBOOK, ALONE):
+        return named(one.holder.run)
     if len(one.holder.ranks) > 1:
         return f"in the sum over ranks {', '.join(map(str, one.holder.ranks))}"
     rank, = one.holder.ranks
     at = place(rank, parallel)
     return f"on rank {rank} (tensor {at.tensor}, data {at.data}, pipeline {at.pipeline})"
+
+
+def named(run: str) -> str:
+    return f"in {run}" if run == TEXTBOOK else f"on {run}"
 
 
 def power_of_ten(exponent: float) -> str:

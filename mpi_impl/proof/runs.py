@@ -65,7 +65,8 @@ def play_in_textbook(sizes: ProofSizes, seed: int) -> Iterator[Parts]:
         loss, norm, clipped = trainer.step(batch)
         factor = clip_coefficient(norm, sizes.optimizer.clip_grad)
         for name, grad in leaves(clipped):
-            seen.see_inside("reduction", name, grad / factor)
+            for phase in ("gradients", "reduction"):      # the same in one process
+                seen.see_inside(phase, name, grad / factor)
         seen.see_inside("step", "mean loss", np.stack([loss]))
         seen.see_inside("step", "gradient norm", np.stack([norm]))
         for state, tree in (("m", trainer.m), ("v", trainer.v), ("parameters", trainer.params)):
