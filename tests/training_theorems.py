@@ -13,6 +13,7 @@ from mpi_impl.models import model
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ParallelConfig, Recompute
@@ -22,14 +23,14 @@ from reference.models.stage import StageCache, has_embedding, has_head, join_sta
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import assign, join, leaves, split, tree_map
+from reference.params import join
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
+from reference.training.random_start import start_textbook
 from tests.cases import KEEP_ALL, Case, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
-from tests.textbook_theorems import pick
 
 
 @dataclass(frozen=True)
@@ -109,19 +110,11 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
 
 
 def start_from_random_numbers(case: Case, ours: Trainer, textbook: training.Trainer | None) -> None:
-    """Give the ranks and the textbook (on rank 0) exact parameters. The initial ones are few numbers, often 0 or 1."""
-    state, topology = ours.state, ours.topology
+    """Give the ranks and the textbook (on rank 0) exact parameters."""
     whole = case.params(model_tensors(case.model))
     if textbook is not None:
-        textbook.params = tree_map(np.copy, whole)
-        textbook.m, textbook.v = tree_map(np.zeros_like, whole), tree_map(np.zeros_like, whole)
-    mine = pick(state.layout.tensors, dict(leaves(whole)))
-    flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
-    shards = split(mine, state.layout.tensors, topology.tensor.size)
-    tree_map(assign, state.layout.views(flat), shards[topology.tensor.rank])
-    for piece in state.pieces:
-        state.parameters.own.store(piece, flat[piece.in_buffer])
-    state.zero.finish_update()
+        start_textbook(textbook, whole)
+    start_ranks(ours.state, whole)
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:

@@ -64,7 +64,7 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
     return settings_of(given, kind, world_size, architecture)
 
 
-def settings_of(given: Mapping[str, Any], kind: Any, world_size: int, architecture: str) -> PretrainingSettings:
+def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture: str) -> PretrainingSettings:
     """Check the given options of this kind, and fill in the others. Raises UserError."""
     preset = preset_of(given, architecture)
     args: Any = kind(**preset | given)

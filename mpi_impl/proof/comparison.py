@@ -19,7 +19,7 @@ from reference.exact.array import as_exact
 Parts = list[tuple[Key, TensorPart, Any]]
 
 
-class Run(NamedTuple):
+class PlayedRun(NamedTuple):
     """The recorded parts of one run."""
 
     name: str
@@ -64,7 +64,7 @@ class KnownTensor:
         self.source[holder.box] = np.where(new, source, self.source[holder.box])
 
 
-def compare_formulas(runs: Sequence[Run]) -> Comparison:
+def compare_formulas(runs: Sequence[PlayedRun]) -> Comparison:
     """Compare runs, the one to be proved last, up to the first other formula."""
     held = [holders_by_key(run) for run in runs]
     shapes = whole_shapes(held)
@@ -100,14 +100,14 @@ def forward(key: Key) -> Key:
 
 def whole_shapes(held: Iterable[dict[Key, list[Holder]]]) -> dict[Key, tuple[int, ...]]:
     """Return the shape of each whole tensor."""
-    together = defaultdict(list)
+    together = defaultdict[Key, list[Holder]](list)
     for holders in held:
         for key, own in holders.items():
             together[forward(key)] += own
     return {key: whole_shape(own) for key, own in together.items()}
 
 
-def holders_by_key(run: Run) -> dict[Key, list[Holder]]:
+def holders_by_key(run: PlayedRun) -> dict[Key, list[Holder]]:
     """Return the holders of each tensor of a run; for partial sums, all ranks as one."""
     parts = defaultdict(list)
     for key, part, values in run.parts:

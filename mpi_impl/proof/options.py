@@ -10,8 +10,8 @@ from typing import Any
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.option_fields import declared, option_field, parse_given
 from mpi_impl.programs.arguments import LOSS_SCALING, PretrainingSettings, settings_of
-from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, GPTPretrainingOptions,
-                                       ReportOptions, StateOptions, TokenizerFileOptions)
+from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, GPTPretrainingOptions, ReportOptions,
+                                       StateOptions, TokenizerFileOptions)
 from reference.config import option, require_positive
 from reference.errors import UserError
 

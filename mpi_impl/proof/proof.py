@@ -2,7 +2,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from math import ceil, floor, log10
+from math import log10
 from typing import NamedTuple
 
 from mpi_impl.comm.group import Group
@@ -10,14 +10,14 @@ from mpi_impl.comm.topology import connect, disconnect, place
 from mpi_impl.programs.arguments import PretrainingSettings
 from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.program import Program
-from mpi_impl.proof.comparison import Comparison, OtherFormula, Parts, Run, compare_formulas
+from mpi_impl.proof.comparison import Comparison, OtherFormula, Parts, PlayedRun, compare_formulas
 from mpi_impl.proof.runs import STEPS, play_in_textbook, play_on_ranks
 from mpi_impl.proof.sizes import ProofSizes, count, shrink
 from mpi_impl.recording.completeness import check_whole
 from mpi_impl.recording.recording import Recording, RunFacts, in_memory
 from reference.config import ParallelConfig
 from reference.errors import UserError
-from reference.exact.degree import TALLY, Tally
+from reference.exact.degree import TALLY, Tally, power_of_ten
 
 TEXTBOOK, ALONE = "the textbook", "one rank alone"
 DRAWS = 3           # of fresh numbers, while a divisor is 0
@@ -97,11 +97,11 @@ def prove(world: Group, sizes: ProofSizes, seed: int, progress=lambda text: None
     return Proof(world.broadcast_object(lambda: compare_all(runs, sizes, seed)), log10(min(1.0, chance)))
 
 
-def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[Run]:
+def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[PlayedRun]:
     """Play the run on all ranks, on the last one alone, and on the first one in the textbook; return them there."""
     parallel = ParallelConfig()
     alone = replace(sizes, parallel=parallel, micro_batch_size=sizes.global_batch_size, microbatches=1)
-    on_ranks = Run(count(world.size, "rank"), play(world, sizes, seed, progress))
+    on_ranks = PlayedRun(count(world.size, "rank"), play(world, sizes, seed, progress))
     last = world.size - 1
     one = world.split(int(world.rank == last), "one process")
     try:
@@ -114,7 +114,7 @@ def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[Run]:
         one.free()
     textbook, alone_parts, parts = ([part for of_rank in one for part in of_rank] for one in zip(*found)) \
         if found else ([], [], [])
-    return [Run(TEXTBOOK, textbook), Run(ALONE, alone_parts), on_ranks._replace(parts=parts)]
+    return [PlayedRun(TEXTBOOK, textbook), PlayedRun(ALONE, alone_parts), on_ranks._replace(parts=parts)]
 
 
 def play(group: Group, sizes: ProofSizes, seed: int, progress) -> Parts:
@@ -135,17 +135,18 @@ def gathered(steps: Iterable[Parts], where: str, progress) -> Parts:
     return parts
 
 
-def compare_all(runs: list[Run], sizes: ProofSizes, seed: int) -> Comparison:
+def compare_all(runs: list[PlayedRun], sizes: ProofSizes, seed: int) -> Comparison:
     """Compare the runs, on the first rank. Raise UserError for a tensor that some ranks should have computed."""
     result = compare_formulas(runs)
     if result.found is None:
         _, one, ranks = runs
         check_whole(recording(one, sizes, ParallelConfig(), seed), recording(ranks, sizes, sizes.parallel, seed),
-                    ("The run on one rank", f"The run on {ranks.name}"), "it is never computed there, so nothing is proved.")
+                    ("The run on one rank", f"The run on {ranks.name}"),
+                    "it is never computed there, so nothing is proved.")
     return result
 
 
-def recording(run: Run, sizes: ProofSizes, parallel: ParallelConfig, seed: int) -> Recording:
+def recording(run: PlayedRun, sizes: ProofSizes, parallel: ParallelConfig, seed: int) -> Recording:
     about = RunFacts(sizes.model, sizes.optimizer, seed, sizes.global_batch_size, sizes.seq_length, "float64", parallel)
     return in_memory(about, run.parts)
 
@@ -198,10 +199,3 @@ def where(one: OtherFormula, parallel: ParallelConfig) -> str:
 
 def named(run: str) -> str:
     return f"in {run}" if run == TEXTBOOK else f"on {run}"
-
-
-def power_of_ten(exponent: float) -> str:
-    """Format 10^exponent, rounded up to one digit: -14.6 -> '3e-15'. It may be smaller than any float."""
-    whole = floor(exponent)
-    digit = ceil(10 ** (exponent - whole))
-    return f"{digit}e{whole}" if digit < 10 else f"1e{whole + 1}"

@@ -4,16 +4,17 @@ The textbook has no observer. Its caches, gradients and states are shown to one 
 names that they have on ranks.
 """
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 
 from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.proof.comparison import Parts
-from mpi_impl.proof.drawn import RandomSamples, random_parameters, start_ranks, start_textbook
 from mpi_impl.proof.sizes import ProofSizes
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observed import show_block, show_heads, show_mask
+from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recorder import Recorder
 from mpi_impl.recording.recording import TensorPart
 from mpi_impl.training.batches import Batches, whole_batch
@@ -23,9 +24,10 @@ from reference.exact.array import as_exact
 from reference.layer_context import LayerContext
 from reference.models.model import model_forward
 from reference.optimizer import clip_coefficient
-from reference.params import leaves
+from reference.params import assign, leaves, shard, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training
+from reference.training.random_start import RandomSamples, random_parameters, start_textbook
 
 STEPS = 2       # in the first the optimizer has no state; the second uses the weights that the first has moved
 
@@ -38,12 +40,23 @@ def play_on_ranks(sizes: ProofSizes, topology: Topology, seed: int) -> Iterator[
     recorder.see_pieces("optimizer parameters", state.parameters.own)
     yield recorder.pop_parts()
     start_ranks(state, random_parameters(model, seed))
-    samples, batch = RandomSamples(model, sizes.seq_length, seed), sizes.global_batch_size
+    samples, batch = random_samples(sizes, seed), sizes.global_batch_size
     batches = Batches(samples if topology.place.tensor == 0 else None, model, topology, sizes.seq_length, b,
                       batch // (b * topology.data.size))
     for step in range(STEPS):
         trainer.step(batches.microbatches_of("train", step), batch, recorder)
         yield recorder.pop_parts()
+
+
+def start_ranks(state: ModelState, whole) -> None:
+    """Give a rank its shards of these parameters. The initial ones are few numbers, often 0 or 1."""
+    tensor, values = state.topology.tensor, dict(leaves(whole))
+    flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
+    tree_map(lambda view, named: assign(view, shard(values[named.name], named.leaf, tensor.size, tensor.rank)),
+             state.layout.views(flat), with_names(state.layout.tensors))
+    for piece in state.pieces:
+        state.parameters.own.store(piece, flat[piece.in_buffer])
+    state.zero.finish_update()
 
 
 def play_in_textbook(sizes: ProofSizes, seed: int) -> Iterator[Parts]:
@@ -53,7 +66,7 @@ def play_in_textbook(sizes: ProofSizes, seed: int) -> Iterator[Parts]:
     seen.see_tree("optimizer parameters", trainer.params)
     yield seen.pop_parts()
     start_textbook(trainer, random_parameters(model, seed))
-    samples = RandomSamples(model, sizes.seq_length, seed)
+    samples = random_samples(sizes, seed)
     for step in range(STEPS):
         seen.iteration = step + 1
         batch = whole_batch(samples, model, "train", step, sizes.global_batch_size)
@@ -72,6 +85,10 @@ def play_in_textbook(sizes: ProofSizes, seed: int) -> Iterator[Parts]:
         for state, tree in (("m", trainer.m), ("v", trainer.v), ("parameters", trainer.params)):
             seen.see_tree(f"optimizer {state}", tree)
         yield seen.pop_parts()
+
+
+def random_samples(sizes: ProofSizes, seed: int) -> Any:
+    return RandomSamples(sizes.model, sizes.seq_length, seed)
 
 
 class WholeTensors:
@@ -95,14 +112,14 @@ class WholeTensors:
 
     def see_forward(self, trainer: training.Trainer, batch) -> None:
         """See the activations of the next step's forward, which is computed here once more."""
-        model = trainer.model
+        model, observer = trainer.model, cast(Observer, self)
         context = LayerContext(Dropout(model, trainer.seed, self.iteration))
         losses, cache = model_forward(None, trainer.params, model, batch, context)
-        show_mask(self, "forward", "embedding.output_mask", cache.embedding[-1])
+        show_mask(observer, "forward", "embedding.output_mask", cache.embedding[-1])
         for kept in cache.layers:
             for layer, block in kept.caches.items():
-                show_block(self, "forward", f"blocks.{layer}", block)
-        show_heads(self, model, losses, cache.head)
+                show_block(observer, "forward", f"blocks.{layer}", block)
+        show_heads(observer, model, losses, cache.head)
 
     def pop_parts(self) -> Parts:
         """Return the parts seen since the last call, and forget them."""

@@ -20,7 +20,7 @@ MOST_HIDDEN, MOST_WORK = 256, 2e9       # columns; multiplications of a step, of
 
 @dataclass(frozen=True)
 class ProofSizes:
-    """What is proved: a model, its parallelism, and a step of it."""
+    """A model, its parallelism, and the size of its steps."""
 
     model: ModelConfig
     parallel: ParallelConfig

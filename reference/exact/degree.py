@@ -1,4 +1,4 @@
-"""How likely is it that two different formulas agree on random numbers modulo P? The bound, and what it is made of.
+"""The chance that two different formulas agree on random numbers modulo P: a bound, and what it is made of.
 
 All elements of an array are N_i / D, with one denominator D: polynomials in the inputs and in
 the values of the random functions. `Degree` bounds their degrees through every operation.
@@ -12,6 +12,7 @@ outcomes are independent of the numbers: the proof is of the branches that were 
 """
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil, floor
 
 P = 2**127 - 1      # a Mersenne prime
 
@@ -78,6 +79,13 @@ class Tally:
     def chance_of_error(self) -> float:
         """Return the bound that the module's docstring derives."""
         return (1 + self.evaluations * (self.evaluations - 1) // 2) * 2 * self.degree / P
+
+
+def power_of_ten(exponent: float) -> str:
+    """Format 10^exponent, rounded up to one digit: -14.6 -> '3e-15'. It may be smaller than any float."""
+    whole = floor(exponent)
+    digit = ceil(10 ** (exponent - whole))
+    return f"{digit}e{whole}" if digit < 10 else f"1e{whole + 1}"
 
 
 TALLY = Tally()

@@ -8,10 +8,11 @@ from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
 from mpi_impl.proof import proof
 from mpi_impl.proof.options import WITHOUT_EFFECT, parse
-from mpi_impl.proof.proof import describe_difference, power_of_ten, statement
+from mpi_impl.proof.proof import describe_difference, statement
 from mpi_impl.proof.sizes import shrink
 from mpi_impl.recording.names import Key
 from reference.errors import UserError
+from reference.exact.degree import power_of_ten
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 from tests.deep import one_fast_of
 from tests.launching import launch
@@ -34,7 +35,7 @@ def prove(group, line: str, seed: int = 5):
 
 TOPOLOGIES = {
     f"{T2} --sequence-parallel --zero-stage 1 --recompute-activations {SMALL}": 4,
-    f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --zero-stage 2 {SMALL}": 4,
+    f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --zero-stage 2 {SMALL} --global-batch-size 8": 4,
     f"--model bert {T2} {SMALL}": 2,
     f"--zero-stage 3 --cpu-offload {SMALL}": 2,
     f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-v {SMALL} --num-layers 5": 2,
@@ -59,8 +60,8 @@ def test_a_run_is_proved(ranks, line):
 
 def test_one_real_program_proves_and_says_so():
     """It names what it proves in place of the run's model, and what has no effect."""
-    done = launch(4, "-m", "mpi_impl.prove", *T2.split(), *SMALL.split(), "--zero-stage", 1, "--proofs", 2, "--verify",
-                  "--data-path", "none", "--vocab-size", 4096)
+    done = launch(4, "-m", "mpi_impl.prove", *T2.split(), *SMALL.split(), "--zero-stage", 1, "--proofs", 2,
+                  "--data-path", "none", "--verify", "--vocab-size", 4096)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("...")]
     assert lines[0] == ("in place of your model, proving a GPT of 2 layers, hidden size 8, 4 heads, 6 words; steps of "
@@ -191,8 +192,8 @@ def test_what_a_run_has_several_of_its_proof_has_two_of():
     """As many buckets stay, and a run that has one of something keeps it."""
     line = "--num-attention-heads 8 --seq-length 64 --global-batch-size 64 --sequence-parallel " + T2
     sizes = sizes_of(f"{line} --ddp-bucket-size 100000 --max-position-embeddings 99", 4)
-    assert (sizes.model.num_attention_heads, sizes.seq_length, sizes.micro_batch_size, sizes.microbatches) == (4, 4, 2, 2)
-    assert sizes.model.max_position_embeddings == 5
+    assert (sizes.model.num_attention_heads, sizes.seq_length, sizes.model.max_position_embeddings) == (4, 4, 5)
+    assert (sizes.micro_batch_size, sizes.microbatches) == (2, 2)
     run = parse_run(f"{line} --ddp-bucket-size 100000".split(), 4)
     layouts = [layouts_of_ranks(model, parallel)[0] for model, parallel in (
         (run.model(4095), run.parallel), (sizes.model, sizes.parallel))]
@@ -268,7 +269,8 @@ def test_options_without_effect_change_nothing():
 
 
 def test_the_chance_of_several_proofs_is_their_product():
-    assert [power_of_ten(x) for x in (-14.6, -15.0, -14.99999, 0, -400.5)] == ["3e-15", "1e-15", "2e-15", "1e0", "4e-401"]
+    exponents = -14.6, -15.0, -14.99999, 0, -400.5
+    assert [power_of_ten(x) for x in exponents] == ["3e-15", "1e-15", "2e-15", "1e0", "4e-401"]
     one = proof.Proof(proof.Comparison(1954, 700, Key(2, "step", "mean loss")), -200.0)
     parallel = sizes_of(T2, 4).parallel
     assert statement([one, one], parallel) == (
