@@ -84,7 +84,7 @@ class Verifier:
         found = self.world.broadcast_object(lambda: self.compare(batch, result, grads, params),
                                       "the textbook's step")
         self.worst = StepDifference(*map(max, self.worst, found))
-        for name, difference, allowed in zip(StepDifference._fields, found, TOLERANCE[self.precision.compute], strict=True):
+        for name, difference, allowed in zip(found._fields, found, TOLERANCE[self.precision.compute], strict=True):
             if not isfinite(difference):
                 raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} cannot be compared, for "
                                 "the run has diverged. Try a smaller --lr.")

@@ -58,7 +58,7 @@ CONSTANT, INPUT = Degree(0), Degree(1)
 
 @dataclass
 class Tally:
-    """What was computed so far, for the chance of error."""
+    """The computation so far, for the chance of error."""
 
     evaluations: int = 0      # of random functions
     degree: int = 0           # the largest of any array
