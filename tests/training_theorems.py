@@ -89,7 +89,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
         if case.exact:
-            start_from_random_numbers(case, ours, textbook)
+            start_from_random_numbers(case, ours)
+            if textbook is not None:
+                start_textbook_from_random_numbers(case, textbook)
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -109,12 +111,14 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
             training.loss_and_gradients(samples, textbook.params, case.model)[0]])))
 
 
-def start_from_random_numbers(case: Case, ours: Trainer, textbook: training.Trainer | None) -> None:
-    """Give the ranks and the textbook (on rank 0) exact parameters."""
-    whole = case.params(model_tensors(case.model))
-    if textbook is not None:
-        start_textbook(textbook, whole)
-    start_ranks(ours.state, whole)
+def start_from_random_numbers(case: Case, trainer: Trainer) -> None:
+    """Give the ranks exact parameters."""
+    start_ranks(trainer.state, case.params(model_tensors(case.model)))
+
+
+def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
+    """Give one process the same parameters."""
+    start_textbook(textbook, case.params(textbook.tensors))
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:

@@ -55,7 +55,8 @@ def parse(argv: Sequence[str] | None, world_size: int) -> tuple[PretrainingSetti
     check_exact(given)
     settings = settings_of(given, KINDS[architecture], world_size, architecture)
     check_exact(vars(settings.args))        # a preset's, too
-    return settings, [option(name) for name in given if name in WITHOUT_EFFECT]
+    replaces = {"dtype"} if "preset" in given else set()        # it takes the place of the preset's 16 bits
+    return settings, [option(name) for name in given if name in WITHOUT_EFFECT - replaces]
 
 
 def check_exact(options: dict[str, Any]) -> None:

@@ -12,10 +12,9 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
-WORDS = 3                   # of the vocabulary on each rank, padding included
 UNKNOWN_VOCABULARY = 4095   # with padding, since that is the harder case
 SIMPLE = ("gpipe", "1f1b", "zb-h1")     # schedules that p + 1 microbatches fill
-MOST_HIDDEN, MOST_WORK = 256, 2e9       # columns; multiplications of a step, of which a core does a million a second
+MOST_HIDDEN, MOST_WORK = 256, 1e8       # columns; multiplications of a step: a million take ten seconds or more
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
     s = shrink_sequence(args.seq_length, parallel.sequence_shards)
     positions = s + (full.max_position_embeddings > args.seq_length)
     model = replace(full, num_layers=layers, hidden_size=heads * shrink_head(full), num_attention_heads=heads,
-                    vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=WORDS,
+                    vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=words_of_rank(t),
                     max_position_embeddings=positions)
     parallel = replace(parallel, recompute=recompute, ddp_bucket_size=shrink_bucket(full, model, parallel))
     found = ProofSizes(model, parallel, settings.optimizer, min(args.micro_batch_size, 2),
@@ -105,7 +104,12 @@ def shrink_vocabulary(full: ModelConfig, t: int) -> int:
     """Return the vocabulary's size: as many ranks as in the run hold only padding, and one more in part if one does."""
     shard = full.padded_vocab_size(t) // t
     ranks, words = divmod(t * shard - full.vocab_size, shard)
-    return WORDS * (t - ranks) - (words > 0)
+    return words_of_rank(t) * (t - ranks) - (words > 0)
+
+
+def words_of_rank(t: int) -> int:
+    """Return the number of words on each rank, padding included: three, or more where ranks are few."""
+    return max(3, 8 // t)
 
 
 def shrink_bucket(full: ModelConfig, model: ModelConfig, parallel: ParallelConfig) -> int:
