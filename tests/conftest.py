@@ -36,7 +36,7 @@ LONG = """notebooks/test_walkthroughs mpi_impl/test_training test_bug_zoo mpi_im
     mpi_impl/test_device mpi_impl/test_training_demos checkpoints/test_resumed_runs labs/test_grade
     mpi_impl/test_sample labs/test_canvas test_launch test_command generation/test_words
     generation/test_generate evaluation/test_fine_tuning evaluation/test_zero_shot data/prepare/test_prepare
-    test_readme_commands test_base_install mpi_impl/test_report mpi_impl/test_report_page""".split()
+    test_readme_commands test_base_install mpi_impl/test_prove mpi_impl/test_report mpi_impl/test_report_page""".split()
 
 
 def place(item) -> int:

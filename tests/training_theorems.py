@@ -12,6 +12,7 @@ from mpi_impl.models import model
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -21,14 +22,14 @@ from reference.models.stage import StageCache, has_embedding, has_head, join_sta
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import assign, join, leaves, split, tree_map
+from reference.params import join
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
+from reference.training.random_start import start_textbook
 from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
-from tests.textbook_theorems import pick
 
 ALONE = Plan()      # neither a pipeline nor ZeRO
 ONE_LAYER = ModelConfig(1, 2, 1, 3, 8)
@@ -91,15 +92,13 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
 
 
 def start_from_random_numbers(case: Case, trainer: Trainer) -> None:
-    """Give the ranks exact parameters. The initial ones are few numbers, often 0 or 1."""
-    state, topology = trainer.state, trainer.topology
-    mine = pick(state.layout.tensors, dict(leaves(case.params(model_tensors(case.model)))))
-    flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
-    shards = split(mine, state.layout.tensors, topology.tensor.size)
-    tree_map(assign, state.layout.views(flat), shards[topology.tensor.rank])
-    for piece in state.pieces:
-        state.parameters.own.store(piece, flat[piece.in_buffer])
-    state.zero.finish_update()
+    """Give the ranks exact parameters."""
+    start_ranks(trainer.state, case.params(model_tensors(case.model)))
+
+
+def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
+    """Give one process the same parameters."""
+    start_textbook(textbook, case.params(textbook.tensors))
 
 
 def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:

@@ -13,6 +13,7 @@ outcomes are independent of the numbers: the proof is of the branches that were 
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from math import ceil, floor
 
 P = 2**127 - 2721      # (P - 1) / 2 is prime, too. So powers of two differ, and floats. (Modulo 2^127 - 1, 2^127 is 1.)
 
@@ -64,14 +65,30 @@ class Tally:
 
     evaluations: int = 0      # of random functions
     degree: int = 0           # the largest of any array
+    zero_divisors: int = 0    # that were met, while they are counted
+    counts_zero_divisors: bool = False      # instead of raising: on ranks no one may leave while others wait
 
     def see(self, degree: Degree) -> None:
         """Note the bound of a result."""
         self.degree = max(self.degree, degree.numerator, degree.denominator)
 
+    def see_zero_divisor(self) -> int:
+        """Count a division by 0, and return a quotient that means nothing; or raise ZeroDivisionError."""
+        if not self.counts_zero_divisors:
+            raise ZeroDivisionError("A divisor is 0 modulo P. Draw other numbers.")
+        self.zero_divisors += 1
+        return 0
+
     def chance_of_error(self) -> float:
         """Return the bound that the module's docstring derives."""
         return (1 + self.evaluations * (self.evaluations - 1) // 2) * 2 * self.degree / P
+
+
+def power_of_ten(exponent: float) -> str:
+    """Format 10^exponent, rounded up to one digit: -14.6 -> '3e-15'. It may be smaller than any float."""
+    whole = floor(exponent)
+    digit = ceil(10 ** (exponent - whole))
+    return f"{digit}e{whole}" if digit < 10 else f"1e{whole + 1}"
 
 
 TALLY = Tally()
