@@ -92,19 +92,13 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
 
 
 def start_from_random_numbers(case: Case, trainer: Trainer) -> None:
-    """Give the ranks exact parameters."""
+    """Add exact numbers to the ranks' initial parameters."""
     start_ranks(trainer.state, case.params(model_tensors(case.model)))
 
 
 def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
-    """Give one process the same parameters."""
+    """Add the same to those of one process."""
     start_textbook(textbook, case.params(textbook.tensors))
-
-
-def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
-    """Give one process the same parameters."""
-    textbook.params = case.params(textbook.tensors)
-    textbook.m, textbook.v = tree_map(np.zeros_like, textbook.params), tree_map(np.zeros_like, textbook.params)
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:

@@ -8,13 +8,13 @@ from reference.params import tree_map, with_names
 
 
 def random_parameters(model, seed):
-    """Draw the whole model's parameters."""
+    """Draw a number for each of the whole model's parameters."""
     return tree_map(lambda named: random_array(named.leaf.shape, seed, named.name), with_names(model_tensors(model)))
 
 
 def start_textbook(textbook, whole) -> None:
-    """Give a Trainer copies of these parameters, and moments of their kind."""
-    textbook.params = tree_map(np.copy, whole)
+    """Add these numbers to a Trainer's initial parameters, and give it moments of their kind."""
+    textbook.params = tree_map(np.add, textbook.params, whole)
     textbook.m, textbook.v = tree_map(np.zeros_like, whole), tree_map(np.zeros_like, whole)
 
 

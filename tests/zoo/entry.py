@@ -3,6 +3,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+ABOUT_FORMULAS = ("rank_theorems", "textbook_theorems")
 BELOW_ROUNDING = "below rounding"      # a kind: floats cannot see it, so the theorem about floats must stay silent
 KINDS = ("missing communication", "extra communication", "wrong group", "scaling", "computation", "scheduling",
          "aliasing", "state and checkpoint", "precision", "random numbers", "memory", BELOW_ROUNDING)
@@ -34,15 +35,15 @@ class Theorem(NamedTuple):
         module, name = self.name.rsplit(".", 1)
         return getattr(import_module(f"tests.{module}"), name)
 
-
-def exact(theorem: Theorem) -> Theorem:
-    """Return the same theorem about exact numbers (reference/exact/)."""
-    from tests.cases import ExactCase
-    case, *others = theorem.args
-    args = ExactCase(**vars(case)), *others
-    if theorem.ranks == 0:
-        return theorem._replace(args=args)
-    return Theorem("exact_theorems.proved", theorem.ranks, (theorem.function, *args))
+    @property
+    def exact(self) -> "Theorem | None":
+        """Return the same theorem about exact numbers (reference/exact/), or None if it has no such meaning."""
+        file, name = self.name.split(".", 1)
+        if name != "training_equals_one_process" and (file not in ABOUT_FORMULAS or name == "gradients_are_derivatives"):
+            return None
+        args = self.args[0].exactly(), *self.args[1:]
+        return Theorem("exact_theorems.proved", self.ranks, (self.function, *args)) if self.ranks else (
+            self._replace(args=args))
 
 
 class Entry(NamedTuple):
