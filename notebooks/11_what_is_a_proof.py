@@ -545,12 +545,20 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 #
 # <details><summary>Answer</summary>
 #
-# The factor `2.0**127`. It is $P + 1$, and so 1 modulo $P$; with floats it is a bias of $10^{38}$. What we prove is
-# that formulas are the same *modulo P*: their coefficients may differ by multiples of $P$. No sane program contains
-# such a number. A proof with a second prime would notice. So would a test with floats, and that is the reason why this
-# project has both.
+# The factor `P + 1`, with the project's prime: `from reference.exact.degree import P`. It is 1 modulo $P$; with floats
+# it makes a bias of $10^{38}$. What we prove is that formulas are the same *modulo P*: their coefficients may differ by
+# multiples of $P$. No sane program contains such a number. A proof with a second prime would notice. So would a test
+# with floats, and that is the reason why this project has both.
 #
 # </details>
 #
-# The labs in [labs](labs) let you build the pieces yourself. The method is that of a verifier of GPU kernels, Mirage
-# ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5).
+# A whole run is proved by one command, with the options of training:
+#
+# ```bash
+# .venv/bin/shardlab run -n 8 prove --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \
+#     --pipeline-schedule zb-h1 --zero-stage 2
+# ```
+#
+# [What is proved, and what is not](../docs/proof.md) tells you how. The method is that of a verifier of GPU kernels,
+# Mirage ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5). The labs in [labs](labs) let you build the
+# pieces yourself.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from reference.exact.array import as_exact, random_array
+from reference.exact.degree import P
 from tools.notebooks import FOLDER, text_of
 
 
@@ -41,9 +42,9 @@ def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
 
 
 @pytest.mark.parametrize("factor, floats_see, exact_numbers_see", [
-    (1, False, False), (1 + 2**-50, False, True), (4, True, True), (2.0**127, True, False)])
+    (1, False, False), (1 + 2**-50, False, True), (4, True, True), (P + 1, True, False)])
 def test_a_factor_of_a_bias_is_seen_by_floats_or_by_exact_numbers(factor, floats_see, exact_numbers_see):
-    """2^127 is 1 modulo P: the answer to the last exercise about proofs."""
+    """P + 1 is 1 modulo P: the answer to the last exercise about proofs."""
     def differences(x, bias):
         return x + factor * bias, x + bias
 

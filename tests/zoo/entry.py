@@ -39,7 +39,8 @@ class Theorem(NamedTuple):
     def exact(self) -> "Theorem | None":
         """Return the same theorem about exact numbers (reference/exact/), or None if it has no such meaning."""
         file, name = self.name.split(".", 1)
-        if name != "training_equals_one_process" and (file not in ABOUT_FORMULAS or name == "gradients_are_derivatives"):
+        about_formulas = file in ABOUT_FORMULAS and name != "gradients_are_derivatives"
+        if not about_formulas and name != "training_equals_one_process":
             return None
         args = self.args[0].exactly(), *self.args[1:]
         return Theorem("exact_theorems.proved", self.ranks, (self.function, *args)) if self.ranks else (
