@@ -97,3 +97,9 @@ class ChoiceBatch(NamedTuple):
     def weights_of_heads(self, heads) -> list:
         """Return, for each head, the weights of its losses, in their shape."""
         return [self.weights]
+
+
+def number_of_tokens(batch) -> int:
+    """Return the number of a batch's tokens, without padding."""
+    lengths = getattr(batch, "lengths", None)
+    return batch.tokens.size if lengths is None else lengths.sum()

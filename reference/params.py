@@ -27,6 +27,7 @@ class Tensor:
     fill: float = 0.0          # ... around this value
     decay: bool = False        # whether weight decay applies to it
     pad_to: int = 0            # the split axis is padded to a multiple of this x t; 0: it must divide by t
+    dealt: bool = False        # whether axis 0 numbers experts, which expert parallelism deals out
 
     def padded(self, t: int) -> int:
         """Return the length of the split axis after padding for t ranks. Raise UserError if t does not divide it."""
@@ -39,11 +40,16 @@ class Tensor:
                             f"{length} does not divide by {t}. Choose another number of tensor-parallel ranks.")
         return length
 
-    def local_shape(self, t: int) -> tuple[int, ...]:
-        """Return the shape of the shard that each of t ranks holds, padding included."""
+    def local_shape(self, t: int, e: int = 1) -> tuple[int, ...]:
+        """Return the shape of the shard that each of t ranks holds, padding included, where e ranks share experts."""
+        shape = (self.shape[0] // e, *self.shape[1:]) if self.dealt else self.shape
         if self.split is None:
-            return self.shape
-        return (*self.shape[:self.split], self.padded(t) // t, *self.shape[self.split + 1:])
+            return shape
+        return (*shape[:self.split], self.padded(t) // t, *shape[self.split + 1:])
+
+    def stacked(self, n: int) -> "Tensor":
+        """Return the declaration of this tensor of n experts, along a new first axis."""
+        return replace(self, shape=(n, *self.shape), split=None if self.split is None else self.split + 1, dealt=True)
 
 
 def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
@@ -170,3 +176,15 @@ def whole(parts, tensor: Tensor):
         return parts[0]
     length = tensor.shape[tensor.split]
     return np.concatenate(parts, tensor.split)[(slice(None),) * tensor.split + (slice(length),)]
+
+
+def deal(params, tensors, e: int) -> list:
+    """Return e ranks' parts of parameters (or gradients): E/e neighbours of each stack of experts, all of the others.
+    """
+    return [tree_map(lambda x, tensor, rank=rank: np.split(x, e)[rank] if tensor.dealt else x, params, tensors)
+            for rank in range(e)]
+
+
+def join_experts(parts: list, tensors):
+    """Return the parameters (or gradients) with all experts, from those of e ranks: the inverse of `deal`."""
+    return tree_map(lambda tensor, *each: np.concatenate(each) if tensor.dealt else each[0], tensors, *parts)

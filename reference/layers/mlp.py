@@ -23,11 +23,11 @@ class MLP:
     b_out: Any   #   [h], replicated
 
 
-def mlp_tensors(c):
+def mlp_tensors(c, width=None):
     """Declare the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
-    h, std = c.hidden_size, c.init_method_std
-    return MLP(weight((h, 4 * h), std, split=1), bias((4 * h,), split=0),
-               weight((4 * h, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
+    h, std, width = c.hidden_size, c.init_method_std, width or 4 * c.hidden_size
+    return MLP(weight((h, width), std, split=1), bias((width,), split=0),
+               weight((width, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
 def mlp_forward(x, p, activation):
