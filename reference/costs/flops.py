@@ -1,6 +1,6 @@
 """FLOPs of a step, the utilization of the peak, and the duration of a run, as the papers have them.
 
-The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Korthikanti et al. 2022 is
+The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Korthikanti et al. 2022 is
 2205.05198.
 """
 from typing import NamedTuple

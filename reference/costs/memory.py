@@ -2,7 +2,7 @@
 
 The tensors that our own implementation saves: activation_inventory.py.
 
-Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241. Letters as in reference/config.py. A GB is 10^9
+Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241. Letters as in reference/config. A GB is 10^9
 bytes, as in the papers' tables.
 """
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """The number of parameters of a model, in total and on each rank, as the papers count them.
 
-The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
+The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
 """
 from collections.abc import Collection
 

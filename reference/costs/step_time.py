@@ -9,7 +9,7 @@ Each part of a step is counted as the papers count it, and divided by the hardwa
     replicas      reduction of gradients, ZeRO's gathering, and waiting for the slowest of d
     optimizer     Adam, over the parameters that a rank owns
 
-Letters as in reference/config.py.
+Letters as in reference/config.
 """
 from collections import Counter
 from functools import cache

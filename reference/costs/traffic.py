@@ -1,4 +1,4 @@
-"""The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config.py."""
+"""The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config."""
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -75,7 +75,7 @@ ENTRIES = [
     Entry("a sharded activation scattered once more", "computation", "SP", "classic",
           "Each rank sends a t-th of its activation to the next stage, though it holds a t-th already, and receivers "
           "get parts of other positions.",
-          Bug("reference.config", "whole = self.sequence_parallel or not self", "whole = not self"),
+          Bug("reference.config.parallel_config", "whole = self.sequence_parallel or not self", "whole = not self"),
           trained(t=2, sequence_parallel=True)),
     Entry("gradients of replicated tensors not summed, in the textbook",
           "missing communication", "SP", "after NVIDIA/Megatron-LM #443",

@@ -1,0 +1,31 @@
+"""Checks that a model, a sequence and a batch can be divided among the ranks."""
+from reference.config.checks import require_divides, require_positive
+from reference.config.model_config import ModelConfig
+from reference.config.parallel_config import ParallelConfig
+from reference.errors import UserError
+
+
+def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Raise UserError unless every tensor-parallel rank gets whole heads (and so 4h/t columns of the MLP)."""
+    require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
+                    "num_attention_heads", model.num_attention_heads,
+                    "A rank holds whole attention heads, and 4h/t columns of the MLP.")
+
+
+def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:
+    """Raise UserError unless sequence parallelism gives every rank the same number of positions."""
+    if parallel.sequence_parallel:
+        require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "seq_length", seq_length,
+                        "With --sequence-parallel every rank has the same number of positions.")
+
+
+def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
+    """Return m = B / (b d), the number of microbatches that each replica processes one after another in a step."""
+    for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
+        require_positive(name, value)
+    together = micro_batch_size * data_parallel_size
+    if global_batch_size % together:
+        raise UserError(f"--global-batch-size is {global_batch_size}, but must be a multiple of --micro-batch-size x "
+                        f"data-parallel size = {micro_batch_size} x {data_parallel_size} = {together}. "
+                        f"The nearest that fits is {max(1, round(global_batch_size / together)) * together}.")
+    return global_batch_size // together
