@@ -123,8 +123,8 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
     for found in everyone:
         close(np.stack([found.result.loss, found.result.grad_norm]), np.stack([loss, norm]))
         assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
-    for replica in {found.place.data for found in everyone}:
-        stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
+    for replica in {found.place.replica for found in everyone}:
+        stages = [[found for found in everyone if (found.place.replica, found.place.pipeline) == (replica, stage)]
                   for stage in range(len(in_flight))]
         for field, whole in (("grads", grads), ("params", params)):
             parts = [join([getattr(found, field) for found in stage], stage[0].tensors) for stage in stages]
@@ -148,7 +148,7 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap
         for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)
         found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
-        lines = traffic(case.model, topology.config, case.b, case.s, work, topology.place.data)
+        lines = traffic(case.model, topology.config, case.b, case.s, work, topology.replicas.rank)
         assert len({line[:4] for line in lines}) == len(lines)
         expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
         assert found == expected, f"{found.items() ^ expected.items()}"
@@ -185,7 +185,7 @@ def batch_is_dealt_out(group, t: int, p: int, b: int, m: int, s: int, step: int)
     tokens, the last one the targets; those between only know the shape.
     """
     with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
-        (tensor, replica, stage), d = topology.place, topology.data.size
+        (tensor, _, replica, stage), d = topology.place, topology.data.size
         at_an_end = stage in (0, p - 1)
         batches = Batches(Numbers(s) if tensor == 0 and at_an_end else None, ONE_LAYER, topology, s, b, m)
         dealt = batches.microbatches_of("train", step)

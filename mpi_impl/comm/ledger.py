@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     """The properties that the calls of one line of the ledger have in common."""
 
     operation: str    # all_reduce, all_gather, reduce_scatter, broadcast, send
-    group: str        # world, tensor, data, pipeline, embedding, model
+    group: str        # world, tensor, context, data, replicas, pipeline, embedding, model
     group_size: int   # ranks in the group
     phase: str        # forward, backward, optimizer, ...
     reason: str       # what needed it: 'attention output', 'loss: maximum', ...

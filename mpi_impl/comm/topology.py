@@ -1,14 +1,21 @@
-"""The topology: which ranks share a rank's layers (tensor), which hold copies of them (data), and which hold the
-layers before and after (pipeline).
+"""The topology: which ranks share a rank's layers (tensor), which hold the other positions of its samples (context),
+which see other samples (data), and which hold the layers before and after (pipeline).
 
-Megatron's order: tensor-parallel ranks are neighbours, then come data-parallel ones, then those of a pipeline.
-Neighbours sit in one server, where the links are fastest, and tensor parallelism sends the most.
+Megatron's order: tensor-parallel ranks are neighbours, then come context-parallel ones, then data-parallel ones, then
+those of a pipeline. Neighbours sit in one server, where the links are fastest, and tensor parallelism sends the most.
 
 With t = p = d = 2:    world       0 1 2 3 4 5 6 7
                        tensor     [0 1][2 3][4 5][6 7]
                        data       [0 2][1 3][4 6][5 7]
                        pipeline   [0 4][1 5][2 6][3 7]
                        model      [0 1 4 5][2 3 6 7]
+
+With t = c = d = 2:    tensor     [0 1][2 3][4 5][6 7]
+                       context    [0 2][1 3][4 6][5 7]
+                       data       [0 4][1 5][2 6][3 7]
+                       replicas   [0 2 4 6][1 3 5 7]
+                       pipeline   [0][1][2][3][4][5][6][7]
+                       model      [0 1][2 3][4 5][6 7]
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,14 +28,22 @@ class Place(NamedTuple):
     """A rank's coordinates."""
 
     tensor: int
+    context: int
     data: int
     pipeline: int
 
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Return which copy of the model the rank has a shard of."""
+        return self.context, self.data
+
 
 def place(rank: int, c: ParallelConfig) -> Place:
-    """Return a rank's place: rank = tensor + t (data + d pipeline)."""
-    t, d = c.tensor_model_parallel_size, c.data_parallel_size
-    return Place(rank % t, rank // t % d, rank // (t * d))
+    """Return a rank's place: rank = tensor + t (context + c (data + d pipeline))."""
+    rest, tensor = divmod(rank, c.tensor_model_parallel_size)
+    rest, context = divmod(rest, c.context_parallel_size)
+    pipeline, data = divmod(rest, c.data_parallel_size)
+    return Place(tensor, context, data, pipeline)
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,9 @@ class Topology:
     config: ParallelConfig
     world: Group
     tensor: Group   # the t ranks that hold shards of the same layers
+    context: Group | None   # the c ranks that see the same samples, each other positions of them; None: c = 1
     data: Group     # the d ranks that hold the same shard and see different samples
+    replicas: Group  # the c d ranks that hold the same shard; with c = 1, `data` itself
     pipeline: Group  # the p ranks that hold the layers of one model between them, in the order of the layers
     model: Group    # the t x p ranks that hold one replica
     embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
@@ -48,17 +65,22 @@ class Topology:
 def connect(world: Group, config: ParallelConfig) -> Topology:
     """Form the groups. Called by every rank of a world of config.world_size ranks."""
     at = place(world.rank, config)
-    t, d, p = config.tensor_model_parallel_size, config.data_parallel_size, config.pipeline_model_parallel_size
-    pipeline = world.split(at.tensor + t * at.data, "pipeline")
+    t, c, d, p = (config.tensor_model_parallel_size, config.context_parallel_size, config.data_parallel_size,
+                  config.pipeline_model_parallel_size)
+    replica = at.context + c * at.data
+    pipeline = world.split(at.tensor + t * replica, "pipeline")
+    data = world.split(at.tensor + t * (at.context + c * at.pipeline), "data")
     at_an_end = p > 1 and at.pipeline in (0, p - 1)
-    return Topology(config, world, tensor=world.split(at.data + d * at.pipeline, "tensor"),
-                    data=world.split(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
-                    model=world.split(at.data, "model"),
+    return Topology(config, world, tensor=world.split(replica + c * d * at.pipeline, "tensor"),
+                    context=world.split(at.tensor + t * (at.data + d * at.pipeline), "context") if c > 1 else None,
+                    data=data, replicas=world.split(at.tensor + t * at.pipeline, "replicas") if c > 1 else data,
+                    pipeline=pipeline, model=world.split(replica, "model"),
                     embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
 def disconnect(topology: Topology) -> None:
     """Free the groups that `connect` formed."""
-    for group in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):
+    between = (topology.context, topology.replicas) if topology.context else ()
+    for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding):
         if group is not None:
             group.free()

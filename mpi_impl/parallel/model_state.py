@@ -112,7 +112,7 @@ class ModelState:
         flat = np.zeros_like(self.device_prototype, shape=self.layout.size, dtype=buffer.flat.dtype)
         for piece in self.pieces:
             flat[piece.in_buffer] = buffer.load(piece)
-        return self.topology.data.all_reduce(flat, "all parts") if self.layout.parts > 1 else flat
+        return self.topology.replicas.all_reduce(flat, "all parts") if self.layout.parts > 1 else flat
 
     # ---- gradients ----
 

@@ -188,12 +188,12 @@ class Stage0:
         """
         self.layout, self.topology, self.new_shard = layout, topology, new_shard
         self.parameters = self.make_parameters(device_prototype)
-        self.gradients = self.gradients_type(layout, topology.data, contributions, main)
+        self.gradients = self.gradients_type(layout, topology.replicas, contributions, main)
         self.pieces = layout.pieces(self.part)      # what this rank owns, so what its optimizer updates
 
     def make_parameters(self, like) -> Parameters:
         """Allocate the parameters."""
-        return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(like, shape=self.layout.size)))
+        return Parameters(self.layout, self.topology.replicas, Whole(np.zeros_like(like, shape=self.layout.size)))
 
     @property
     def part(self) -> int:
@@ -208,7 +208,7 @@ class Stage0:
     @property
     def saves(self) -> bool:
         """Report whether this rank saves what it owns: the first replica does it for all."""
-        return self.topology.place.data == 0
+        return self.topology.replicas.rank == 0
 
     def finish_update(self) -> None:
         """Do nothing: all replicas have made the same update."""
@@ -221,7 +221,7 @@ class Stage1(Stage0):
 
     @property
     def part(self) -> int:
-        return self.topology.data.rank
+        return self.topology.replicas.rank
 
     @property
     def owners(self) -> Group:
@@ -248,7 +248,7 @@ class Stage3(Stage2):
     gathers_parameters = True
 
     def make_parameters(self, like) -> Parameters:
-        return ShardedParameters(self.layout, self.topology.data, self.new_shard(like), like)
+        return ShardedParameters(self.layout, self.topology.replicas, self.new_shard(like), like)
 
     def finish_update(self) -> None:
         """Do nothing: parameters are gathered where they are used."""

@@ -66,8 +66,7 @@ class RunSizes:
     def bytes_of_parameter(self) -> float:
         """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states."""
         parallel = self.parallel
-        parameter, gradient, adam = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
-                                                 *self.precision.bytes_each)
+        parameter, gradient, adam = model_states(1, parallel.replicas, parallel.zero_stage, *self.precision.bytes_each)
         if parallel.cpu_offload and self.elsewhere:
             parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
         return parameter + gradient + adam
@@ -136,7 +135,7 @@ def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
     options = {}
     if parallel.recompute.granularity != "full":
         options["--recompute-granularity full"] = replace(parallel, recompute=Recompute("full"))
-    if parallel.data_parallel_size > 1:
+    if parallel.replicas > 1:
         options |= {f"--zero-stage {stage}": replace(parallel, zero_stage=stage)
                     for stage in range(parallel.zero_stage + 1, 4)}
     for option, choice in options.items():

@@ -121,7 +121,7 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
     return "\n".join([
         "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
         states_table(everyone, parallel), *while_table(everyone), "",
-        f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
+        f"N = {parallel.replicas} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
         f"bytes a parameter, g = {g} a gradient, K = {k} for "
         f"{'a float32 copy and ' * precision.half}Adam's two moments.",
         f"Psi counts the parameters of the rank's layers, 1/t of each sharded one.{padding(everyone)}", "",
@@ -167,7 +167,7 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:
     """Tabulate all stages of ZeRO, in this run's bytes and in the papers'."""
-    sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.data_parallel_size
+    sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.replicas
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
         found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]

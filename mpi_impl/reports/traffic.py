@@ -66,7 +66,7 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
     if n := edges(c, p):
         statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
-    if p.data_parallel_size > 1:
+    if p.replicas > 1:
         statements.append(between_replicas(ledger, c, p, b, s, work))
     if ledger.crossing:
         statements.append(between_hosts(ledger))
@@ -108,7 +108,7 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
 
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
-    d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
         sum(RING[entry.operation](elements, d) for entry, elements in found

@@ -111,12 +111,12 @@ class Trainer:
         mine = sum(np.stack([weights.sum() for weights in batch.weights_of_heads(self.state.model.heads)])
                    for batch in microbatches)
         with self.ledger.phase("data"):
-            total = self.topology.data.all_reduce(to_host(mine).astype(np.float64), "weights of the losses")
+            total = self.topology.replicas.all_reduce(to_host(mine).astype(np.float64), "weights of the losses")
         return np.maximum(total, 1).tolist()                # where nothing counts, the loss is 0
 
     def whole_losses(self, losses) -> tuple[float, ...]:
         """Return the sums over replicas of what their last stages have found, [heads], on every rank."""
-        found = self.topology.data.all_reduce(self.on_host(losses), "loss")
+        found = self.topology.replicas.all_reduce(self.on_host(losses), "loss")
         return tuple(self.topology.pipeline.broadcast(found, "loss", self.state.last_rank).tolist())
 
     def on_host(self, x) -> np.ndarray:

@@ -16,6 +16,7 @@ Left alone the two would part, and nothing would be wrong: training at a high ra
 make a difference of 1e-7 in a gradient one of 0.3 within a hundred steps (and 1e-15 one of 1e-9).
 """
 from collections.abc import Iterable, Iterator
+from itertools import product
 from math import isfinite, sqrt
 from typing import NamedTuple
 
@@ -126,9 +127,9 @@ class Verifier:
         """Yield each replica's whole tree, from the flat buffers of all ranks [ranks, size]."""
         parallel = self.trainer.topology.config
         by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
-        for replica in range(parallel.data_parallel_size):
+        for data, context in product(range(parallel.data_parallel_size), range(parallel.context_parallel_size)):
             yield join_stages([
-                join([layout.views(by_place[Place(tensor, replica, pipeline)])
+                join([layout.views(by_place[Place(tensor, context, data, pipeline)])
                       for tensor in range(parallel.tensor_model_parallel_size)], layout.tensors)
                 for pipeline, layout in enumerate(self.layouts)])
 

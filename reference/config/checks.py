@@ -17,6 +17,7 @@ LARGEST = {
     "pipeline_model_parallel_size": 1_000,      # 64: Narayanan et al. 2021
     "pipeline ranks p": 1_000,                  # the same, for a schedule alone
     "data_parallel_size": 1_000_000,
+    "context_parallel_size": 10_000,            # 16: Meta 2024 (Llama 3)
     "num_gpus": 1_000_000,                      # 16,384: Meta 2024 (Llama 3)
     "train_iters": 100_000_000,                 # 2 million: Devlin et al. 2018 (BERT)
     "eval_iters": 1_000_000,

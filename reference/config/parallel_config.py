@@ -1,15 +1,16 @@
 """Sizes and choices of parallelism."""
 from dataclasses import dataclass, field
+from math import prod
 
-from reference.config.checks import require_positive
+from reference.config.checks import option, require_positive
 from reference.config.recompute import Recompute
 from reference.errors import UserError
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Sizes and choices of parallelism: the ranks of one model (t, p), the number of replicas (d), the pipeline's
-    schedule, the reduction of gradients, and the model states and activations that each rank keeps.
+    """Sizes and choices of parallelism: the ranks of one model (t, p), the number of replicas (d, and c of each), the
+    pipeline's schedule, the reduction of gradients, and the model states and activations that each rank keeps.
 
     Raises UserError for sizes below 1, and for choices that do not go together.
     """
@@ -26,10 +27,11 @@ class ParallelConfig:
     sequence_parallel: bool = False        # whether activations outside the regions are sharded by positions
     keep_gathered_inputs: bool = False     # whether the regions' gathered inputs are kept for the backward
     recompute: Recompute = field(default_factory=Recompute)
+    context_parallel_size: int = 1         # c
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
-                     "ddp_bucket_size"):
+                     "ddp_bucket_size", "context_parallel_size"):
             require_positive(name, getattr(self, name))
         check_zero_stage(self.zero_stage)
         if self.cpu_offload and self.zero_stage == 0:
@@ -43,19 +45,29 @@ class ParallelConfig:
 
     @classmethod
     def for_world(cls, world_size: int, t: int, p: int = 1, **choices) -> "ParallelConfig":
-        """Derive the data-parallel size from the world size, t and p. `choices` are the other fields."""
-        require_positive("tensor_model_parallel_size", t)
-        require_positive("pipeline_model_parallel_size", p)
-        if world_size % (t * p):
-            needs = f" and --pipeline-model-parallel-size is {p}" if p > 1 else ""
-            raise UserError(f"--tensor-model-parallel-size is {t}{needs}, so the number of ranks must be a multiple of "
-                            f"{t * p}, but it is {world_size}. Start {-(-world_size // (t * p)) * t * p} ranks, or "
-                            f"choose a size that divides {world_size}.")
-        return cls(t, p, world_size // (t * p), **choices)
+        """Derive the data-parallel size from the world size, t, p and c. `choices` are the other fields."""
+        sizes = {"tensor": t, "pipeline": p, "context": choices.get("context_parallel_size", 1)}
+        names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size",
+                 "context": "context_parallel_size"}
+        for size in sizes:
+            require_positive(names[size], sizes[size])
+        together = prod(sizes.values())
+        if world_size % together:
+            given = " and ".join(f"{option(names[size])} is {value}" for size, value in sizes.items()
+                                 if value > 1 or size == "tensor")
+            raise UserError(f"{given}, so the number of ranks must be a multiple of {together}, but it is "
+                            f"{world_size}. Start {-(-world_size // together) * together} ranks, or choose a size that "
+                            f"divides {world_size}.")
+        return cls(t, p, world_size // together, **choices)
 
     @property
     def world_size(self) -> int:
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.data_parallel_size
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of ranks that hold the same parameters: those of d samples, each dealt out to c ranks."""
+        return self.data_parallel_size * self.context_parallel_size
 
     @property
     def sequence_shards(self) -> int:
@@ -79,7 +91,7 @@ class ParallelConfig:
     @property
     def shards(self) -> int:
         """Return the number of shards that the replicas make of the flat buffers."""
-        return self.data_parallel_size if self.zero_stage else 1
+        return self.replicas if self.zero_stage else 1
 
     @property
     def bucket_size(self) -> int:

@@ -93,7 +93,7 @@ class Plan:
                         for recompute in (p.recompute.granularity, "none"))
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
-        return PlanMemory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
+        return PlanMemory(*model_states(parameters_of_stage(c, t, held), p.replicas, p.zero_stage),
                       activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
 
     @property
@@ -106,7 +106,7 @@ class Plan:
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
         return Messages(HALF * self.m * len(self.layers) * in_layer,
                         HALF * self.m * sent * pipeline_traffic(*sizes, t),
-                        HALF * data_parallel_traffic(self.psi, p.data_parallel_size, p.zero_stage, self.m))
+                        HALF * data_parallel_traffic(self.psi, p.replicas, p.zero_stage, self.m))
 
     @cached_property
     def timeline(self) -> Timeline:

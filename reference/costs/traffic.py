@@ -13,7 +13,7 @@ class Traffic(NamedTuple):
     """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
-    group: str       # tensor, data, pipeline, embedding or model
+    group: str       # tensor, context, data, replicas, pipeline, embedding or model
     phase: str
     reason: str
     calls: int
@@ -44,26 +44,27 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
     return [
-        *data(c, b, s, m + e, steps + evaluations, ranks),
+        *data(c, p, b, s, m + e, steps + evaluations, ranks),
         *forward(c, p, b, s, "forward", m),
         *backward(c, p, b, s, m),
         *layers(p, bsh(c, b, s), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
-        *loss("reduction", steps, ranks, heads, "a step"),
+        *loss(p, "reduction", steps, ranks, heads, "a step"),
         Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
                 steps * ranks, "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
         *forward(c, p, b, s, "evaluation", e),
-        *loss("evaluation", evaluations, ranks, heads, "an evaluation"),
+        *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
     ]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
 
 
-def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks: int) -> list[Traffic]:
+def data(c: ModelConfig, p: ParallelConfig, b: int, s: int, microbatches: int, batches: int,
+         ranks: int) -> list[Traffic]:
     """Predict the samples; and for weighted losses, the sum of a global batch's weights.
 
     In a GPT the first and the last rank of a pipeline read samples. In a BERT all do: every layer must know the
@@ -74,7 +75,7 @@ def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks:
     found = [Traffic("broadcast", "tensor", "data", "batch", readers * microbatches,
                      readers * microbatches * b * kind.width(s), f"{f'{readers} ' if readers > 1 else ''}b ({row})")]
     if not c.causal:
-        found.append(Traffic("all_reduce", "data", "data", "weights of the losses", batches * ranks,
+        found.append(Traffic("all_reduce", replicas(p), "data", "weights of the losses", batches * ranks,
                              batches * ranks * len(c.heads), "heads a rank, a batch"))
     return found
 
@@ -160,20 +161,27 @@ def edges(c: ModelConfig, p: ParallelConfig) -> int:
 # ---- between replicas -----------------------------------------------------------------------------------------------
 
 
+def replicas(p: ParallelConfig) -> str:
+    """Return the name of the group that holds the same parameters."""
+    return "data" if p.context_parallel_size == 1 else "replicas"
+
+
 def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
     """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
     operation = "reduce_scatter" if p.zero_stage else "all_reduce"
     times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
-    return [Traffic(operation, "data", "reduction", "gradients", times * sum(len(layout.buckets) for layout in layouts),
-                    times * sum(layout.size for layout in layouts), f"parameters of the ranks{each}")]
+    calls, elements = (times * sum(sizes) for sizes in zip(*((len(one.buckets), one.size) for one in layouts)))
+    return [Traffic(operation, replicas(p), "reduction", "gradients", calls, elements,
+                    f"parameters of the ranks{each}")]
 
 
 def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
     """Predict ZeRO-1's and 2's gathering of the updated parameters."""
     if p.zero_stage not in (1, 2):
         return []
-    return [Traffic("all_gather", "data", "optimizer", "parameters", steps * sum(len(one.buckets) for one in layouts),
-                    steps * sum(layout.size for layout in layouts), "parameters of the ranks, a step")]
+    calls, elements = (steps * sum(sizes) for sizes in zip(*((len(one.buckets), one.size) for one in layouts)))
+    return [Traffic("all_gather", replicas(p), "optimizer", "parameters", calls, elements,
+                    "parameters of the ranks, a step")]
 
 
 def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], m: int, e: int) -> list[Traffic]:
@@ -188,8 +196,8 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
         for units in (edge_units(c, layout), *(block_units(p.recompute.groups(held)) for held in stages.values())):
             for phase, names in units.items():
                 found[phase] += [layout.bucket_of[name].size for name in names if name in layout.bucket_of]
-    return [Traffic("all_gather", "data", phase, "parameters", times * len(found[of]), times * sum(found[of]), formula)
-            for phase, of, times, formula in (
+    return [Traffic("all_gather", replicas(p), phase, "parameters", times * len(found[of]), times * sum(found[of]),
+                    formula) for phase, of, times, formula in (
                 ("forward", "forward", m, "parameters of the ranks"),
                 ("backward", "backward", m, "the same without the embedding's"),
                 ("recompute", "recompute", m, "of layers recomputed in groups"),
@@ -226,7 +234,7 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
     replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
-    part, found = " / d" if p.zero_stage else "", []
+    part, found = (" / d" if p.context_parallel_size == 1 else " / (c d)") if p.zero_stage else "", []
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
@@ -244,8 +252,8 @@ def all_reduces(group: str, reason: str, sizes: list[int], steps: int, formula: 
                    steps * sum(sizes), formula)
 
 
-def loss(phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
+def loss(p: ParallelConfig, phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
     """Predict the loss's sum over the replicas and its broadcast from the last stage: a number for each head."""
     formula = f"{'1' if heads == 1 else 'heads'} a rank, {each}"
-    return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks * heads, formula),
+    return [Traffic("all_reduce", replicas(p), phase, "loss", times * ranks, times * ranks * heads, formula),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks * heads, formula)]

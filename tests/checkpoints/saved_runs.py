@@ -68,9 +68,9 @@ def states(trainer: Trainer) -> States:
                    for name, buffer in trainer.state.optimizer_states.items()})
 
 
-def join_replica(everyone: list[States], state: str, replica: int = 0):
+def join_replica(everyone: list[States], state: str, replica: tuple[int, int] = (0, 0)):
     """Return this state of the whole model, from the ranks of one replica."""
-    stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
+    stages = [[found for found in everyone if (found.place.replica, found.place.pipeline) == (replica, stage)]
               for stage in range(1 + max(found.place.pipeline for found in everyone))]
     parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]
     whole = join_stages(parts)

@@ -109,7 +109,7 @@ ENTRIES = [
               "        return True",
               "    @property\n"
               "    def saves(self) -> bool:\n"
-              "        return self.topology.place.data == 0"),
+              "        return self.topology.replicas.rank == 0"),
           resumed(*SHARDS)),
     Entry("every rank loads the first shard", "state and checkpoint", "checkpoint", "after NVIDIA/Megatron-LM #520",
           "The offset of a rank's shard is lost, and the first columns fit everywhere, so the load succeeds.",
