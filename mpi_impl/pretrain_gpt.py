@@ -28,7 +28,7 @@ class PretrainingGPT(Pretraining):
         if not self.args.sample_tokens:
             return
         prompt = self.world.broadcast_object(self.sample_prompt)
-        if self.topology.replicas.rank == 0 or self.trainer.state.zero.gathers_parameters:
+        if self.topology.expert_replicas.rank == 0 or self.trainer.state.zero.gathers_parameters:
             tokens = sample(self.trainer, prompt, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:
                 before, text = map(self.tokenizer.decode, (prompt, tokens))

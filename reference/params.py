@@ -125,21 +125,26 @@ def initialize(tensors, seed: int, dtype):
     return tree_map(lambda named: draw(named, named.leaf.shape, 0, seed, HOST).astype(dtype), with_names(tensors))
 
 
-def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, prefix: str = ""):
-    """Draw rank `rank`'s shard of the same initial parameters, as `split` would give it, without the rest.
+def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, prefix: str = "", e: int = 1,
+                     expert_rank: int = 0):
+    """Draw rank `rank`'s shard of the same initial parameters, as `split` and `deal` would give it, without the rest.
 
     `like` is an array of the library that the parameters belong to; `prefix` is the name of a subtree of a model.
     """
-    return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank, seed, like).astype(dtype),
-                    with_names(tensors, prefix))
+    return tree_map(lambda named: draw(named, named.leaf.local_shape(t, e), rank, seed, like,
+                                       expert_rank).astype(dtype), with_names(tensors, prefix))
 
 
-def draw(named: Named, shape, rank: int, seed: int, like):
-    """Draw float64 [shape], the shard of a tensor that begins at rank x shape along its split axis. Padding is 0."""
+def draw(named: Named, shape, rank: int, seed: int, like, expert_rank: int = 0):
+    """Draw float64 [shape], the shard of a tensor that begins at rank x shape along its split axis, and likewise at the
+    experts of a rank. Padding is 0.
+    """
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
     first = [rank * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
+    if tensor.dealt:
+        first[0] = expert_rank * shape[0]
     index = counter_rng.indices(shape, tensor.shape, first, like)
     x = tensor.fill + tensor.std * counter_rng.normal(counter_rng.key(seed, "weights", name), index)
     if tensor.split is None:
@@ -156,8 +161,10 @@ def split(params, tensors, t: int) -> list:
     return [tree_map(lambda x, tensor, rank=rank: shard(x, tensor, t, rank), params, tensors) for rank in range(t)]
 
 
-def shard(x, tensor: Tensor, t: int, rank: int):
-    """Return rank `rank`'s shard of the whole tensor x, or x itself where the tensor is replicated."""
+def shard(x, tensor: Tensor, t: int, rank: int, e: int = 1, expert_rank: int = 0):
+    """Return rank `rank`'s shard of the whole tensor x, or x itself where the tensor is replicated; of its experts."""
+    if tensor.dealt:
+        x = np.split(x, e)[expert_rank]
     if tensor.split is None:
         return x
     padding = [(0, 0)] * x.ndim
@@ -185,6 +192,8 @@ def deal(params, tensors, e: int) -> list:
             for rank in range(e)]
 
 
-def join_experts(parts: list, tensors):
-    """Return the parameters (or gradients) with all experts, from those of e ranks: the inverse of `deal`."""
-    return tree_map(lambda tensor, *each: np.concatenate(each) if tensor.dealt else each[0], tensors, *parts)
+def join_experts(parts: list, tensors, own: int = 0):
+    """Return the parameters (or gradients) with all experts, from those of e ranks: the inverse of `deal`. What is not
+    dealt out is that of rank `own`.
+    """
+    return tree_map(lambda tensor, *each: np.concatenate(each) if tensor.dealt else each[own], tensors, *parts)

@@ -103,6 +103,7 @@ class Plan:
     zero_stage: int = 0
     cpu_offload: bool = False
     recompute: Recompute = KEEP_ALL
+    e: int = 1
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
         return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
@@ -110,7 +111,8 @@ class Plan:
                                         scatter_gather_tensors_in_pipeline=self.scatter_gather,
                                         ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
                                         cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
-                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
+                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
+                                        expert_model_parallel_size=self.e)
 
 
 def take(batch, samples: slice):

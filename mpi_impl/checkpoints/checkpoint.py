@@ -74,7 +74,8 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
     place, rank = trainer.topology.place, trainer.topology.world.rank
     pieces = without_padding(trainer.state.saved, place.tensor)
-    boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
+    expert_rank = trainer.topology.expert_rank
+    boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor, expert_rank)]
     if not boxes:
         return [], {}
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
@@ -190,7 +191,7 @@ def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     """Return a piece's elements, [piece.size], in the dtype of this run."""
     values, start = np.empty(piece.size, trainer.state.main.dtype), 0
-    for box in boxes_of_piece(piece, trainer.topology.place.tensor):
+    for box in boxes_of_piece(piece, trainer.topology.place.tensor, trainer.topology.expert_rank):
         shape = shape_of(box)
         reader.read(piece.of.name, box, values[start:start + prod(shape)].reshape(shape))
         start += prod(shape)

@@ -8,11 +8,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpi_impl.comm.group import Group, Pending
+from mpi_impl.comm.pending import Pending
+from mpi_impl.comm.topology import Topology
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.buffers import Buffer, Whole
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
+
+
+def reason_of(bucket: Bucket) -> str:
+    """Return why a bucket's gradients are sent, for the ledger."""
+    return "gradients of experts" if bucket.dealt else "gradients"
 
 
 class Gradients:
@@ -25,11 +31,11 @@ class Gradients:
 
     whole_after_backward = True     # until the sums begin, a rank has the gradients of all its parameters
 
-    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like):
+    def __init__(self, layout: Layout, topology: Topology, contributions: Mapping[str, int], like):
         """Allocate the buffer, of the kind of `like`. `contributions` says for some units how many a microbatch makes;
         to the others it makes one.
         """
-        self.layout, self.group, self.like = layout, group, like
+        self.layout, self.topology, self.like = layout, topology, like
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []
@@ -54,21 +60,21 @@ class Gradients:
         """Count a contribution to each unit in these trees: a microbatch's backward has finished one use of them."""
         for tree in units:
             for _, unit in leaves(tree):
-                bucket = self.layout.bucket_of[unit.name]
-                self.missing[bucket] -= 1
-                self.counted(bucket)
+                for bucket in self.layout.buckets_of(unit.name):
+                    self.missing[bucket] -= 1
+                    self.counted(bucket)
         for pending in self.begun:
             pending.poll()
 
     def counted(self, bucket: Bucket) -> None:
         """Begin the bucket's sum if this contribution was the last."""
         if self.missing[bucket] == 0:
-            with self.group.ledger.phase("reduction"):
+            with self.topology.world.ledger.phase("reduction"):
                 self.begun.append(self.begin(bucket))
 
     def begin(self, bucket: Bucket) -> Pending:
         """Begin a bucket's sum."""
-        return self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")
+        return self.topology.copies_of(bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))
 
     def finish(self) -> None:
         """Wait until all sums are there."""

@@ -162,6 +162,8 @@ class Observer(ABC):
     def see_parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
         """See this rank's shard x of a parameter, or of its gradient, without padding."""
         tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
+        if tensor.dealt:
+            first[0] = self.topology.expert_rank * x.shape[0]
         if (split := tensor.split) is not None:
             first[split] = self.tensor_rank * x.shape[split]
             x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
@@ -171,7 +173,7 @@ class Observer(ABC):
         """See this rank's own pieces of a buffer that has its parameters' layout."""
         for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0
-            for box in boxes_of_piece(piece, self.tensor_rank):
+            for box in boxes_of_piece(piece, self.tensor_rank, self.topology.expert_rank):
                 shape = shape_of(box)
                 stop = start + int(np.prod(shape))
                 x = values[start:stop].reshape(shape)

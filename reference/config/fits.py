@@ -10,6 +10,23 @@ def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
     require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
                     "num_attention_heads", model.num_attention_heads,
                     "A rank holds whole attention heads, and 4h/t columns of the MLP.")
+    check_experts_fit(model, parallel)
+
+
+def check_experts_fit(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Raise UserError unless experts can be dealt out to e ranks, and each of them split over t."""
+    t, e, experts = parallel.tensor_model_parallel_size, parallel.expert_model_parallel_size, model.experts
+    if experts is None:
+        if e > 1:
+            raise UserError(f"--expert-model-parallel-size is {e}, but the model has no experts. Give --num-experts, a "
+                            "multiple of it, or leave it out.")
+        return
+    require_divides("expert_model_parallel_size", e, "num_experts", experts.num_experts,
+                    "Every rank has the same number of experts.")
+    for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+        if getattr(experts, name):
+            require_divides("tensor_model_parallel_size", t, name, getattr(experts, name),
+                            "Every rank has the same number of columns of each expert.")
 
 
 def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:

@@ -164,12 +164,12 @@ def sharded_experts_backward(dys, shards, cache, c, region):
 
 
 def biased_once(p, rank):
-    """Return a rank's shard of the experts, without the last bias on all ranks but the first.
+    """Return a rank's shard of the experts, with zeros for the last bias on all ranks but the first.
 
     The experts' outputs are partial sums until they leave the region, and a bias must be in the sum once. All ranks see
     all of dy, so its gradient is complete on each of them.
     """
-    return p if rank == 0 else replace(p, b_out=None)
+    return p if rank == 0 else replace(p, b_out=np.zeros_like(p.b_out))
 
 
 # ---- experts on e ranks ---------------------------------------------------------------------------------------------

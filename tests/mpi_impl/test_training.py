@@ -21,24 +21,33 @@ def places(ranks=8):
 
 
 @st.composite
-def runs(draw):
-    """Draw the number of ranks, a case, the number of microbatches, and a plan."""
+def runs(draw, experts=False):
+    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e > 1 whenever d > 1."""
     t, p, d = draw(st.sampled_from(places()), "t, p, d")
+    e = draw(st.sampled_from([e for e in range(d, 0, -1) if d % e == 0]), "e") if experts else None
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
-    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L")))
+    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L"),
+                      experts=e))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"))
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), e or 1)
     return t * p * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
 def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@given(runs(experts=True), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
+def test_any_run_with_experts(ranks, run, steps, clip):
+    """Dealt out or not; uneven loads, experts without tokens, samples of one token."""
     n, case, m, plan = run
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
 
