@@ -159,8 +159,28 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap
         lines = traffic(case.model, topology.config, case.b, case.s, work, topology.replicas.rank)
         assert len({line[:4] for line in lines}) == len(lines)
         expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
+        travelled_as_counted(topology, found, expected)
         assert found == expected, f"{found.items() ^ expected.items()}"
         return together
+
+
+def travelled_as_counted(topology, found: dict, expected: dict) -> None:
+    """Check the elements of all-to-alls, which depend on the data, and put them in the place of what was expected.
+
+    What a rank dispatches to others, its gradients come back from; all ranks together get what all of them send.
+    """
+    travelled = {key: found[key] for key in expected if key[0] == "all_to_all"}
+    for there, back in (("dispatch", "combine"), ("combine", "dispatch")):
+        one, other = ((0, 0) if not travelled else found["all_to_all", "expert", phase, f"experts: {what}"]
+                      for phase, what in (("forward", there), ("backward", back)))
+        assert one == other, f"{one} went there, {other} came back"
+    if topology.expert and travelled:
+        sums = topology.expert.allgather_objects({key: travelled[key][1] for key in travelled})
+        for phase in {key[2] for key in travelled}:
+            there, back = (sum(each["all_to_all", "expert", phase, f"experts: {what}"] for each in sums)
+                           for what in ("dispatch", "combine"))
+            assert there == back
+    expected |= {key: (expected[key][0], travelled[key][1]) for key in travelled}
 
 
 class Words:

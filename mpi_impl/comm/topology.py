@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from mpi_impl.comm.group import Group
 from reference.config import ParallelConfig
-from reference.parallel.layout import Bucket
 
 
 class Place(NamedTuple):
@@ -77,10 +76,6 @@ class Topology:
     def expert_rank(self) -> int:
         """Return which of the experts that are dealt out this rank has."""
         return self.expert.rank if self.expert else 0
-
-    def copies_of(self, bucket: Bucket) -> Group:
-        """Return the ranks that hold copies of a bucket."""
-        return self.expert_replicas if bucket.dealt else self.replicas
 
 
 def connect(world: Group, config: ParallelConfig) -> Topology:

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mpi_impl.comm.pending import Pending
-from mpi_impl.comm.topology import Topology
+from mpi_impl.comm.group import Group, Pending
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.buffers import Buffer, Whole
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
+
+
+def group_of(holder, bucket: Bucket) -> Group:
+    """Return the ranks that hold copies of a bucket, for the holder of a rank's gradients or parameters."""
+    return holder.expert_group if bucket.dealt else holder.group
 
 
 def reason_of(bucket: Bucket) -> str:
@@ -31,11 +35,12 @@ class Gradients:
 
     whole_after_backward = True     # until the sums begin, a rank has the gradients of all its parameters
 
-    def __init__(self, layout: Layout, topology: Topology, contributions: Mapping[str, int], like):
+    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like,
+                 expert_group: Group | None = None):
         """Allocate the buffer, of the kind of `like`. `contributions` says for some units how many a microbatch makes;
-        to the others it makes one.
+        to the others it makes one. `group` has the replicas, `expert_group` those of them that hold the same experts.
         """
-        self.layout, self.topology, self.like = layout, topology, like
+        self.layout, self.group, self.expert_group, self.like = layout, group, expert_group, like
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []
@@ -69,12 +74,12 @@ class Gradients:
     def counted(self, bucket: Bucket) -> None:
         """Begin the bucket's sum if this contribution was the last."""
         if self.missing[bucket] == 0:
-            with self.topology.world.ledger.phase("reduction"):
+            with self.group.ledger.phase("reduction"):
                 self.begun.append(self.begin(bucket))
 
     def begin(self, bucket: Bucket) -> Pending:
         """Begin a bucket's sum."""
-        return self.topology.copies_of(bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))
+        return group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))
 
     def finish(self) -> None:
         """Wait until all sums are there."""

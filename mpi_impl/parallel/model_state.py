@@ -62,7 +62,7 @@ class ModelState:
         self.zero = STAGES[topology.config.zero_stage](self.layout, topology, self.device_prototype, self.main,
                                                        self.contributions, self.new_shard)
         self.parameters, self.gradients, self.pieces = self.zero.parameters, self.zero.gradients, self.zero.pieces
-        self.parameters.initialize(tensors, seed)
+        self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
         self.counted = list(filter(self.zero.counts, counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)))
         self.optimizer_states = self.make_optimizer_states()
         # What a schedule's actions work on.

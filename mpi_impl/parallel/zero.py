@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.comm.group import Group
-from mpi_impl.comm.pending import Pending
+from mpi_impl.comm.group import Group, Pending
 from mpi_impl.comm.topology import Topology
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.buffers import Buffer, Shard, Whole
-from mpi_impl.parallel.data_parallel import Gradients, reason_of
+from mpi_impl.parallel.data_parallel import Gradients, group_of, reason_of
 from reference.parallel.layout import Bucket, Layout, Piece, map_units
 from reference.params import assign, initialize_shard, tree_map
 
@@ -34,8 +33,8 @@ class ScatteredGradients(Gradients):
     """Stage 1: at the end of a step, each replica gets the sum of its own part only."""
 
     def begin(self, bucket: Bucket) -> Pending:
-        flat, own = self.own.flat, self.layout.owned_piece(bucket, self.topology.replicas.rank)
-        return self.topology.copies_of(bucket).post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer],
+        flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
+        return group_of(self, bucket).post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer],
                                                                    reason_of(bucket))
 
 
@@ -71,8 +70,8 @@ class ShardedGradients(Gradients):
         """Send the bucket if it has as many contributions as a microbatch makes."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, group = self.whole[bucket], self.topology.copies_of(bucket)
-            own = self.own.load(self.layout.owned_piece(bucket, self.topology.replicas.rank))
+            flat, group = self.whole[bucket], group_of(self, bucket)
+            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             with group.ledger.phase("reduction"):
                 own += group.post_reduce_scatter(flat, np.empty_like(own), reason_of(bucket)).wait()
             flat[...] = 0
@@ -96,23 +95,22 @@ class GradientsOfUnit(Unit):
 class Parameters:
     """Stages 0 to 2: all of a rank's parameters."""
 
-    def __init__(self, layout: Layout, topology: Topology, own: Buffer):
-        self.layout, self.topology, self.own = layout, topology, own
+    def __init__(self, layout: Layout, group: Group, own: Buffer, expert_group: Group | None = None):
+        self.layout, self.group, self.expert_group, self.own = layout, group, expert_group, own
         self.whole_bytes = 0        # the most bytes of units that were gathered at the same time
 
     def units(self, tensors):
         """Return a model's tree with units in it."""
         return map_units(lambda name, below: Unit(name, self.layout.views_of(below, self.own.flat, name)), tensors)
 
-    def initialize(self, tensors, seed: int) -> None:
-        """Draw the initial values of this rank's shards."""
-        tree_map(assign, self.layout.views(self.own.flat), self.draw(tensors, seed, self.own.flat))
+    def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
+        """Draw the initial values, for rank `rank` of t tensor-parallel ones."""
+        tree_map(assign, self.layout.views(self.own.flat), self.draw(tensors, seed, t, rank, self.own.flat))
 
-    def draw(self, tensors, seed: int, like, prefix: str = ""):
-        """Draw the initial values of this rank's shards of some tensors."""
-        tensor = self.topology.tensor
-        return initialize_shard(tensors, seed, like.dtype, tensor.size, tensor.rank, like, prefix, self.layout.e,
-                                self.topology.expert_rank)
+    def draw(self, tensors, seed: int, t: int, rank: int, like, prefix: str = ""):
+        """Draw the initial values of this rank's shards of some tensors. e neighbours share the experts."""
+        e = self.layout.e
+        return initialize_shard(tensors, seed, like.dtype, t, rank, like, prefix, e, self.group.rank % e)
 
     def gather_updated(self) -> None:
         """Gather what every replica has updated. Each bucket in flight holds a copy of the owned part, so there are at
@@ -120,7 +118,7 @@ class Parameters:
         """
         flat, in_flight = self.own.flat, deque[Pending]()
         for bucket in self.layout.buckets:
-            own, group = self.layout.owned_piece(bucket, self.topology.replicas.rank), self.topology.copies_of(bucket)
+            own, group = self.layout.owned_piece(bucket, self.group.rank), group_of(self, bucket)
             in_flight.append(group.post_all_gather(flat[own.in_buffer], flat[bucket.slice], "parameters"))
             if len(in_flight) == 2:
                 in_flight.popleft().wait()
@@ -131,21 +129,21 @@ class Parameters:
 class ShardedParameters(Parameters):
     """Stage 3: the owned part of a rank's parameters. Each bucket is one unit, gathered only while it is used."""
 
-    def __init__(self, layout: Layout, topology: Topology, own: Shard, device_prototype):
+    def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype, expert_group: Group | None = None):
         """Gather units into arrays of the kind of `device_prototype`."""
-        super().__init__(layout, topology, own)
+        super().__init__(layout, group, own, expert_group)
         self.device_prototype, self.whole = device_prototype, set[str]()    # and the units that are gathered now
 
     def units(self, tensors):
         return map_units(lambda name, _: GatheredUnit(name, self), tensors)
 
-    def initialize(self, tensors, seed: int) -> None:
+    def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         def draw(name, below):
             buckets = self.layout.buckets_of(name)
             flats = [np.zeros_like(self.device_prototype, shape=bucket.size) for bucket in buckets]
-            tree_map(assign, self.layout.unit_views(name, *flats), self.draw(below, seed, flats[0], name))
+            tree_map(assign, self.layout.unit_views(name, *flats), self.draw(below, seed, t, rank, flats[0], name))
             for bucket, flat in zip(buckets, flats):
-                own = self.layout.owned_piece(bucket, self.topology.replicas.rank)
+                own = self.layout.owned_piece(bucket, self.group.rank)
                 self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
 
         map_units(draw, tensors)
@@ -158,9 +156,9 @@ class ShardedParameters(Parameters):
         return [self.gather_bucket(bucket) for bucket in self.layout.buckets_of(unit)]
 
     def gather_bucket(self, bucket: Bucket) -> Pending:
-        own = self.own.load(self.layout.owned_piece(bucket, self.topology.replicas.rank))
+        own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
         whole = np.empty_like(self.device_prototype, shape=bucket.size)
-        return self.topology.copies_of(bucket).post_all_gather(own, whole, "parameters")
+        return group_of(self, bucket).post_all_gather(own, whole, "parameters")
 
 
 class GatheredUnit(Unit):
@@ -200,12 +198,14 @@ class Stage0:
         """
         self.layout, self.topology, self.new_shard = layout, topology, new_shard
         self.parameters = self.make_parameters(device_prototype)
-        self.gradients = self.gradients_type(layout, topology, contributions, main)
+        self.gradients = self.gradients_type(layout, topology.replicas, contributions, main,
+                                             topology.expert_replicas)
         self.pieces = layout.pieces(self.part)      # what this rank owns, so what its optimizer updates
 
     def make_parameters(self, like) -> Parameters:
         """Allocate the parameters."""
-        return Parameters(self.layout, self.topology, Whole(np.zeros_like(like, shape=self.layout.size)))
+        return Parameters(self.layout, self.topology.replicas, Whole(np.zeros_like(like, shape=self.layout.size)),
+                          self.topology.expert_replicas)
 
     @property
     def part(self) -> int:
@@ -266,7 +266,8 @@ class Stage3(Stage2):
     gathers_parameters = True
 
     def make_parameters(self, like) -> Parameters:
-        return ShardedParameters(self.layout, self.topology, self.new_shard(like), like)
+        return ShardedParameters(self.layout, self.topology.replicas, self.new_shard(like), like,
+                                 self.topology.expert_replicas)
 
     def finish_update(self) -> None:
         """Do nothing: parameters are gathered where they are used."""

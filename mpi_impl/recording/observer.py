@@ -19,8 +19,11 @@ from reference.schedules.actions import Action
 # The factors of a weight's gradient x^T dy: the input kept by the forward, and the gradient of the output.
 FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
            "attention.w_out": ("attention.context", "attention.partial"),
-           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial")}
-BY_COLUMNS = ("attention.context", "mlp.hidden", "mlp.pre_activation", "logits", "probabilities")    # of [b, s, n/t]
+           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial"),
+           "mlp.shared.w_in": ("mlp.shared.entered", "mlp.shared.pre_activation"),
+           "mlp.shared.w_out": ("mlp.shared.hidden", "mlp.shared.partial")}
+BY_COLUMNS = ("attention.context", "mlp.hidden", "mlp.pre_activation", "mlp.shared.hidden", "mlp.shared.pre_activation",
+              "logits", "probabilities")                                         # of [b, s, n/t]
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
 
 
@@ -96,7 +99,8 @@ class Observer(ABC):
             return
         for name, segment in self.state.layout.by_name.items():
             if unit_of(name) == unit:
-                identical = segment.tensor.split is None and not self.topology.config.sequence_parallel
+                inside = segment.tensor.dealt or not self.topology.config.sequence_parallel
+                identical = segment.tensor.split is None and inside
                 if self.tensor_rank == 0 or not identical:
                     self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
@@ -110,6 +114,11 @@ class Observer(ABC):
             return
         if unit in HEADS:
             self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
+            return
+        if ".mlp.experts." in name:                      # the rows are copies of tokens, in an order of their own
+            return
+        if name.endswith(".mlp.router"):
+            self.see_outside("backward", f"{unit}.mlp.logits", dy)
             return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
         if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]

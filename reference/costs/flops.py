@@ -6,6 +6,7 @@ The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD
 from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
+from reference.costs.experts import added_flops
 from reference.costs.parameters import pooled_columns
 
 
@@ -25,8 +26,8 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
     core, but the papers (and the textbook) compute all of it. Only matrix products count.
     """
     L, h = c.num_layers, c.hidden_size
-    return ForwardFlops(linear=L * (6 + 2 + 16) * b * s * h**2, attention=L * (2 + 2) * b * s**2 * h,
-                        logits=head_flops(c, b, s))
+    return ForwardFlops(linear=L * (6 + 2 + 16) * b * s * h**2 + added_flops(c, b, s),
+                        attention=L * (2 + 2) * b * s**2 * h, logits=head_flops(c, b, s))
 
 
 def head_flops(c: ModelConfig, b: int, s: int) -> int:

@@ -5,6 +5,7 @@ The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD
 from collections.abc import Collection
 
 from reference.config import ModelConfig
+from reference.costs.experts import added_parameters
 
 
 def parameters(c: ModelConfig) -> int:
@@ -16,7 +17,7 @@ def parameters(c: ModelConfig) -> int:
     """
     h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
     return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * (12 * h**2 + 13 * h) + 2 * h
-            + head_parameters(c, c.vocab_size))
+            + head_parameters(c, c.vocab_size) + added_parameters(c, range(c.num_layers)))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -28,8 +29,8 @@ def published_parameters(c: ModelConfig) -> float:
     return 12 * L * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * L * h))
 
 
-def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
-    """Count the elements on one of t tensor-parallel ranks of the stage with these layers.
+def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int], e: int = 1) -> int:
+    """Count the elements on one of t tensor-parallel ranks of the stage with these layers, one of e that share experts.
 
     It holds 1/t of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last has the
     final layer norm and the logits. Tied logits need the word table there too: a copy, unless the stage is both.
@@ -39,7 +40,8 @@ def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     tables += last and c.untie_embeddings_and_output_weights
     split, replicated = (12 * h**2 + 7 * h) // t, 6 * h      # 3h + 4h biases are split; two norms, two biases are not
     return (tables * words * h + (positions(c) + token_types(c) if first else 0)
-            + len(layers) * (split + replicated) + (2 * h + head_parameters(c, words) if last else 0))
+            + len(layers) * (split + replicated) + (2 * h + head_parameters(c, words) if last else 0)
+            + added_parameters(c, layers, t, e))
 
 
 def positions(c: ModelConfig) -> int:

@@ -123,6 +123,14 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(experts=True), st.integers(1, 2), st.integers(0, 2))
+def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
+    """Dispatched copies too, whose number depends on the data: what went there came back."""
+    n, case, m, plan = run
+    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+
+
 KNOWN = {
     "a BERT that learns words and the order of sentences, its sequence cut": (
         2, 2, 1, ("bert", ("lm", "sop")), True, Plan(2)),
