@@ -58,7 +58,7 @@ ALONE = {
         "softmax_minus_target": "it is a kernel",
     },
     "layers.experts": {
-        "dealt_experts_forward dealt_experts_backward": "a rank splits an expert over t and deals out to e in one function",
+        "dealt_experts_forward dealt_experts_backward": "one function on ranks, over t and e",
         "sum_of_copies": "the machine's ModelState completes the gradients of all tensors",
         "averaged_gradients": "the wrong way",
     },

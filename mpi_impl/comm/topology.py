@@ -18,12 +18,15 @@ With t = c = d = 2:    tensor     [0 1][2 3][4 5][6 7]
                        model      [0 1][2 3][4 5][6 7]
 
 Experts are dealt out to e neighbours among the replicas, whether they differ in positions or in samples. The ranks with
-the same experts are d c / e. With t = 1, d = 4, e = 2, p = 2:
+the same experts are d c / e.
 
-                       replicas          [0 1 2 3][4 5 6 7]
-                       expert            [0 1][2 3][4 5][6 7]
-                       expert_replicas   [0 2][1 3][4 6][5 7]
-                       holders           [0 1 4 5][2 3 6 7]
+With d = 4, p = e = 2: data       [0 1 2 3][4 5 6 7]
+                       pipeline   [0 4][1 5][2 6][3 7]
+                       tensor     [0][1][2][3][4][5][6][7]
+                       model      [0 4][1 5][2 6][3 7]
+                       expert     [0 1][2 3][4 5][6 7]
+                       expert replicas  [0 2][1 3][4 6][5 7]
+                       holders    [0 1 4 5][2 3 6 7]
 """
 from dataclasses import dataclass
 from typing import Any, NamedTuple

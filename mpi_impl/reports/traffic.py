@@ -68,7 +68,7 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
-    statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
+    statements = [*([] if c.experts else in_layers(ledger, c, p, b, s, work)), for_the_loss(ledger, c, b, s, work)]
     if n := edges(c, p):
         statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
     if p.replicas > 1:
@@ -114,10 +114,11 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    e, reasons = p.expert_model_parallel_size, ("gradients", "gradients of experts", "parameters")
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
-        sum(RING[entry.operation](elements, d) for entry, elements in found
-            if entry.reason in ("gradients", "parameters") and entry.phase in phases) / work.steps
+        sum(RING[entry.operation](elements, d // e if entry.group == "expert replicas" else d)
+            for entry, elements in found if entry.reason in reasons and entry.phase in phases) / work.steps
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]

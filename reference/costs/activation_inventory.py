@@ -2,7 +2,7 @@
 
 The formulas: memory.py. Qi et al. 2023 is 2401.10241.
 """
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -76,9 +76,36 @@ class ActivationInventory:
         return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
                 self.array("input of attention's output layer", self.inside, 2 * self.inside),
                 self.mask("dropout mask after attention", self.outside, self.c.hidden_dropout),
-                *self.norm("second norm"), self.region_input("input of the MLP"), *self.activation(),
-                self.array("input of the MLP's second layer", 4 * self.inside, 8 * self.inside),
+                *self.norm("second norm"), *self.mlp(),
                 self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
+
+    def mlp(self) -> list[SavedTensor]:
+        return [self.region_input("input of the MLP"), *self.activation(),
+                self.array("input of the MLP's second layer", 4 * self.inside, 8 * self.inside)]
+
+    def experts(self) -> list[SavedTensor]:
+        """List the tensors of experts in the MLP's place, all of them on each rank: those of n = b s k copies. The
+        papers have no formula. (Where experts are dealt out, the number of copies on a rank depends on the data.)
+        """
+        assert self.c.experts
+        c, main, k = self.c.experts, self.precision.main, self.c.experts.moe_router_topk
+        tokens, outside = self.whole // self.c.hidden_size, self.outside // self.c.hidden_size
+        n, t = tokens * k, self.parallel.tensor_model_parallel_size
+        width = (c.moe_ffn_hidden_size or 4 * self.c.hidden_size) // t
+        found = [self.array("input of the router", self.outside, 0),
+                 self.array("the router's probabilities and weights", outside * (c.num_experts + k), 0, "", main),
+                 self.array("factors of the router's losses", self.sequences * c.num_experts + outside + 2, 0, "",
+                            main),
+                 SavedTensor("choices, and the copies in the order of experts", outside * k + n + c.num_experts,
+                             8 * (outside * k + n + c.num_experts), 0, "int64"),
+                 self.array("weights of the copies", n, 0),
+                 self.array("copies, and what experts made of them", 2 * n * self.c.hidden_size, 0),
+                 *self.activation_of(n * width), self.array("inputs of the experts' second layers", n * width, 0)]
+        if c.moe_shared_expert_intermediate_size:
+            n = tokens * c.moe_shared_expert_intermediate_size // t
+            found += [self.region_input("input of the shared expert"), *self.activation_of(n),
+                      self.array("input of the shared expert's second layer", n, 0)]
+        return found
 
     def kept_layer(self) -> list[SavedTensor]:
         """List the same for a layer that full recompute leaves alone."""
@@ -225,15 +252,17 @@ class ActivationInventory:
         """Return the bytes of the tables that all layers of a stage share."""
         return self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
 
-    def bytes_of_layers(self, count: int) -> int:
-        """Return the bytes that so many layers save of their own, if they are not recomputed."""
-        return count * (total(self.kept_layer()) - self.rope_bytes)
+    def bytes_of_layers(self, layers: Collection[int]) -> int:
+        """Return the bytes that these layers save of their own, if they are not recomputed."""
+        experts = sum(map(self.c.has_experts, layers))
+        return (len(layers) * (total(self.kept_layer()) - self.rope_bytes)
+                + (experts * (total(self.experts()) - total(self.mlp())) if experts else 0))
 
     def stage(self, layers: Sequence[int]) -> StageBytes:
         """Return the bytes of a stage with these layers."""
         kept, deferred = self.rope_bytes, len(layers) * total(self.layer_deferred())
         for group, recompute in self.parallel.recompute.groups(layers):
-            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(len(group))
+            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(group)
         if 0 in layers:
             kept += total(self.embedding())
         if self.c.num_layers - 1 in layers:
@@ -242,8 +271,8 @@ class ActivationInventory:
 
     def recomputed(self, layers: Sequence[int]) -> int:
         """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
-        groups = [len(group) for group, recompute in self.parallel.recompute.groups(layers) if recompute]
-        return self.bytes_of_layers(max(groups)) + self.rope_bytes if groups else 0
+        groups = [group for group, recompute in self.parallel.recompute.groups(layers) if recompute]
+        return max(map(self.bytes_of_layers, groups)) + self.rope_bytes if groups else 0
 
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
