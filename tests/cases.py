@@ -91,6 +91,13 @@ class ExactCase(Case):
         return random_array(shape, self.seed, what)
 
 
+def random_numbers(seed: int, what: str, shape, exact: bool = False):
+    """Draw float64 of order 1, or exact numbers, independently for each name."""
+    if exact:
+        return random_array(shape, seed, what)
+    return np.random.default_rng([seed, *what.encode()]).normal(size=shape)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parallelism of a case beside t: the pipeline, the replicas, and the states that each keeps."""

@@ -64,6 +64,8 @@ ALONE = {
     "parallel.data_parallel": {
         "samples_of": "the machine imports it elsewhere",
         "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
+        "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
+        "mean_of_means": "the wrong way",
         "Gradients": "one replica's gradients, summed while the backward goes on",
     },
     "parallel.pipeline": {
