@@ -3,11 +3,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.comm.positions import collect, deal, zigzag
 from reference.config import ModelConfig
 from reference.dropout import Dropout
 from reference.layers.context_attention import WAYS
 from reference.ops import CoreInputs, attention_core, attention_core_backward
+from reference.positions import collect, deal, zigzag
 from tests.cases import close, random_numbers
 
 

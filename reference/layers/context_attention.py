@@ -1,6 +1,6 @@
 """Attention over c context-parallel ranks, each with its own positions of every sequence: three ways.
 
-A rank has the queries, keys and values of its positions (comm/positions.py), and each of its queries has to see keys
+A rank has the queries, keys and values of its positions (positions.py), and each of its queries has to see keys
 of other ranks. A rank has a/t heads of queries and g/t of keys and values. g is below a where several heads of queries
 share one of keys, and then less is sent, above all in the first two ways.
 
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.comm.collectives import all_gather, all_to_all, reduce_scatter
-from reference.comm.positions import collect, deal, visible_blocks
 from reference.online_softmax import Partial, block_attention, block_attention_backward, finish, merge
 from reference.ops import CoreInputs, attention_core, attention_core_backward
+from reference.positions import collect, deal, visible_blocks
 
 
 class BlocksCache(NamedTuple):
@@ -38,11 +38,12 @@ class BlocksCache(NamedTuple):
 # ---- one rank, and the keys and values of some -----------------------------------------------------------------------
 
 
-def attend(inputs, k, v, queries, keys, found):
+def attend(inputs, kv, queries, keys, found):
     """Let the queries at these chunks of positions attend to the keys at others, and merge with what was `found`.
 
     found has a Partial for each chunk of queries, or None at first.
     """
+    k, v = kv
     for block in visible_blocks(queries, keys, inputs.causal):
         partial = block_attention(inputs.q[:, block.queries], k[:, block.keys], v[:, block.keys], block.diagonal,
                                   *at_block(inputs, block))
@@ -50,15 +51,16 @@ def attend(inputs, k, v, queries, keys, found):
         found[block.chunk] = partial if before is None else merge(before, partial)
 
 
-def attend_backward(dattended, cache, k, v, queries, keys):
+def attend_backward(dattended, cache, kv, queries, keys):
     """Return the parts of dq, dk and dv that come from these keys, for dattended [b, s/c, a/t, d]."""
-    inputs, dq, dk, dv = cache.inputs, np.zeros_like(cache.inputs.q), np.zeros_like(k), np.zeros_like(v)
+    inputs, (k, v) = cache.inputs, kv
+    dq, dk, dv = (np.zeros_like(x) for x in (inputs.q, k, v))
     along = (dattended * cache.attended).sum(-1, keepdims=True).swapaxes(1, 2)           # [b, a/t, s/c, 1]
     for block in visible_blocks(queries, keys, inputs.causal):
-        rows, mine = block.queries, (along, cache.highest, cache.total)
+        rows = block.queries
         dq_block, dk_block, dv_block = block_attention_backward(
-            dattended[:, rows], *(x[:, :, rows] for x in mine), inputs.q[:, rows], k[:, block.keys], v[:, block.keys],
-            block.diagonal, *at_block(inputs, block))
+            dattended[:, rows], along[:, :, rows], cache.highest[:, :, rows], cache.total[:, :, rows],
+            inputs.q[:, rows], k[:, block.keys], v[:, block.keys], block.diagonal, *at_block(inputs, block))
         dq[:, rows] += dq_block
         dk[:, block.keys] += dk_block
         dv[:, block.keys] += dv_block
@@ -87,7 +89,7 @@ def ring_attention_forward(inputs, chunks):
     travelling = [(one.k, one.v) for one in inputs]
     for step in range(c):
         for rank, one in enumerate(inputs):
-            attend(one, *travelling[rank], chunks[rank], chunks[(rank - step) % c], found[rank])
+            attend(one, travelling[rank], chunks[rank], chunks[(rank - step) % c], found[rank])
         travelling = pass_on(travelling)
     return unzip(finish_all(one, partials) for one, partials in zip(inputs, found))
 
@@ -96,13 +98,13 @@ def ring_attention_backward(dattended, caches, chunks):
     """Return each rank's dq, dk and dv. The gradients travel behind the keys and values, one step later."""
     c = len(caches)
     travelling = [(cache.inputs.k, cache.inputs.v) for cache in caches]
-    home = [attend_backward(dy, cache, *kv, own, own)
+    home = [attend_backward(dy, cache, kv, own, own)
             for dy, cache, kv, own in zip(dattended, caches, travelling, chunks)]
     dqs, gathered = [dq for dq, _, _ in home], [(0, 0)] * c
     for step in range(1, c):
         travelling, gathered = pass_on(travelling), pass_on(gathered)
         for rank, (dy, cache) in enumerate(zip(dattended, caches)):
-            dq, dk, dv = attend_backward(dy, cache, *travelling[rank], chunks[rank], chunks[(rank - step) % c])
+            dq, dk, dv = attend_backward(dy, cache, travelling[rank], chunks[rank], chunks[(rank - step) % c])
             dqs[rank] = dqs[rank] + dq
             gathered[rank] = gathered[rank][0] + dk, gathered[rank][1] + dv
     gathered = pass_on(gathered)                                         # home
@@ -123,7 +125,7 @@ def gathered_attention_forward(inputs, chunks):
     keys, results = [chunk for own in chunks for chunk in own], []
     for one, k, v, own in zip(inputs, ks, vs, chunks):
         found: list[Partial | None] = [None] * len(own)
-        attend(one, k, v, own, keys, found)
+        attend(one, (k, v), own, keys, found)
         results.append(finish_all(one, found))
     return unzip(results)
 
@@ -132,7 +134,7 @@ def gathered_attention_backward(dattended, caches, chunks):
     """Return each rank's dq, dk and dv."""
     ks, vs = (all_gather([getattr(cache.inputs, name) for cache in caches], 1) for name in "kv")
     keys = [chunk for own in chunks for chunk in own]
-    dqs, dks, dvs = zip(*[attend_backward(dy, cache, k, v, own, keys)
+    dqs, dks, dvs = zip(*[attend_backward(dy, cache, (k, v), own, keys)
                           for dy, cache, k, v, own in zip(dattended, caches, ks, vs, chunks)])
     return list(zip(dqs, reduce_scatter(dks, 1), reduce_scatter(dvs, 1)))
 
@@ -152,10 +154,10 @@ def exchanged_attention_forward(inputs, chunks):
     return positions_for_heads(results, chunks), cores
 
 
-def exchanged_attention_backward(dattended, cores, chunks):
+def exchanged_attention_backward(dattended, caches, chunks):
     """Return each rank's dq, dk and dv. The adjoint of an exchange is the exchange back."""
     gradients = [attention_core_backward(dy, core)
-                 for dy, core in zip(heads_for_positions(dattended, chunks), cores)]
+                 for dy, core in zip(heads_for_positions(dattended, chunks), caches)]
     return list(zip(*[positions_for_heads(parts, chunks) for parts in zip(*gradients)]))
 
 

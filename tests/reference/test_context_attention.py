@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.comm.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
 from reference.layers.context_attention import WAYS, averaged_attention
 from reference.online_softmax import Partial, block_attention, finish, merge
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
+from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
 from tests.context_theorems import ContextCase, attention_over_ranks_equals_one_go, dealt, one_go
 from tests.strategies import close
 
