@@ -39,7 +39,7 @@ ENTRIES = [
           small()),
     Entry("an evaluation with dropout", "random numbers", "model", "classic",
           "The model is not told that it is evaluated.",
-          Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)",
+          Bug("mpi_impl.parallel.passes", "[context] * len(microbatches)",
               "[LayerContext(__import__('reference.dropout').dropout.Dropout(model, 1, 1))] * len(microbatches)"),
           small()),
     Entry("the output kept, where the input is needed", "computation", "recompute", "classic",
