@@ -24,6 +24,7 @@ from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
 from reference.params import split
+from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
@@ -112,6 +113,9 @@ def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
     if not has_head(trainer.state.layout.tensors, trainer.state.model):
         samples = nonsense(samples, "targets", "swapped", "answers")
     mine = [take(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
+    if (context := trainer.topology.context) is not None:
+        s = samples.tokens.shape[1]
+        mine = [batch.at(SequencePart(context.rank, zigzag(context.size, s))) for batch in mine]
     return [type(batch)(*(x if x is None else wrap(x) for x in batch)) for batch in mine]
 
 
@@ -169,15 +173,15 @@ def travelled_as_counted(topology, found: dict, expected: dict) -> None:
 
     What a rank dispatches to others, its gradients come back from; all ranks together get what all of them send.
     """
-    travelled = {key: found[key] for key in expected if key[0] == "all_to_all"}
+    travelled = {key: found[key] for key in expected if key[0] == "all_to_all_rows"}
     for there, back in (("dispatch", "combine"), ("combine", "dispatch")):
-        one, other = ((0, 0) if not travelled else found["all_to_all", "expert", phase, f"experts: {what}"]
+        one, other = ((0, 0) if not travelled else found["all_to_all_rows", "expert", phase, f"experts: {what}"]
                       for phase, what in (("forward", there), ("backward", back)))
         assert one == other, f"{one} went there, {other} came back"
     if topology.expert and travelled:
         sums = topology.expert.allgather_objects({key: travelled[key][1] for key in travelled})
         for phase in {key[2] for key in travelled}:
-            there, back = (sum(each["all_to_all", "expert", phase, f"experts: {what}"] for each in sums)
+            there, back = (sum(each["all_to_all_rows", "expert", phase, f"experts: {what}"] for each in sums)
                            for what in ("dispatch", "combine"))
             assert there == back
     expected |= {key: (expected[key][0], travelled[key][1]) for key in travelled}

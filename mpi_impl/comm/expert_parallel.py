@@ -14,7 +14,7 @@ def send_to_experts(copies, counts, group: Group, reason: str):
     experts, and for one expert in the order of the ranks that sent them. `counts` are all ranks', [e, E].
     """
     sent = rows_between_ranks(counts)
-    arrived = group.all_to_all(copies, sent[group.rank].tolist(), sent[:, group.rank].tolist(), reason)
+    arrived = group.all_to_all_rows(copies, sent[group.rank].tolist(), sent[:, group.rank].tolist(), reason)
     return arrived[by_expert(counts_of_rank(counts, group.rank))]
 
 
@@ -23,7 +23,7 @@ def return_from_experts(copies, counts, group: Group, reason: str):
     sent = rows_between_ranks(counts)
     as_arrived = np.empty_like(copies)
     as_arrived[by_expert(counts_of_rank(counts, group.rank))] = copies
-    return group.all_to_all(as_arrived, sent[:, group.rank].tolist(), sent[group.rank].tolist(), reason)
+    return group.all_to_all_rows(as_arrived, sent[:, group.rank].tolist(), sent[group.rank].tolist(), reason)
 
 
 def counts_of_ranks(counts, group: Group):

@@ -66,14 +66,26 @@ class Group(ObjectGroup):
             transport.broadcast(x, root)
         return x
 
-    def all_to_all(self, x, sent: Sequence[int], received: Sequence[int], reason: str):
+    def all_to_all(self, xs: list, reason: str) -> list:
+        """Return what each rank has for this one, in rank order: xs[i] goes to rank i. All have one shape."""
+        out = [x if i == self.rank else np.empty_like(x, order="C") for i, x in enumerate(xs)]
+        others = [i for i in range(self.size) if i != self.rank]
+        with self._collective("all_to_all", xs[0], sum(x.size for x in xs), reason):
+            transport = self.transports.choose(PointToPoint, xs[0])
+            requests = [transport.post_receive(out[i], i, 0) for i in others]
+            requests += [transport.post_send(xs[i], i, 0) for i in others]
+            for request in requests:
+                request.wait()
+        return out
+
+    def all_to_all_rows(self, x, sent: Sequence[int], received: Sequence[int], reason: str):
         """Send sent[i] rows of x to rank i, one rank's after the other's; return received[i] rows of each, in order.
 
         Only the rows for other ranks are recorded: another number on each.
         """
         out = np.empty_like(x, order="C", shape=(sum(received), *x.shape[1:]))
         elements = (len(x) - sent[self.rank]) * prod(x.shape[1:])
-        with self._collective("all_to_all", x, elements, reason, kind=AllToAll) as transport:
+        with self._collective("all_to_all_rows", x, elements, reason, kind=AllToAll) as transport:
             transport.all_to_all_rows(x, sent, out, received)
         return out
 

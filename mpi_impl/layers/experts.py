@@ -17,7 +17,7 @@ from reference.layer_context import TRAINING
 from reference.layers.dispatch import combine, combine_backward, dispatch, dispatch_backward, order_of
 from reference.layers.experts import Experts, ExpertsCache, biased_once, expert_of
 from reference.layers.mlp import MLP
-from reference.layers.router import route, route_backward, router_losses, router_losses_backward
+from reference.layers.router import choices_of_sequences, route, route_backward, router_losses, router_losses_backward
 
 
 def experts_forward(x, p: Experts, c, region, context=TRAINING):
@@ -27,7 +27,7 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     entered, ids, weights = (region.enter(each, reason) for each, reason in (                        # f
         (x, "experts input"), (routing.ids, "experts: choices"),
         (narrowed(routing.weights, x.dtype), "experts: weights")))
-    losses = router_losses(logits, routing, ids, c.experts, context, region.positions(x).start)
+    losses = losses_of_positions(logits, routing, ids, c.experts, context, context.runs(region.positions(x)))
     context.note_losses([losses])
     order = order_of(ids, c.experts)
     copies, counts = dispatch(entered, order), to_host(order.counts)
@@ -44,6 +44,20 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
         beside, shared = mlp_forward(x, p.shared, c.activation, region)
         y += beside
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
+
+
+def losses_of_positions(logits, routing, ids, c, context, runs):
+    """Return the RouterLosses of logits [b, s, E] at these positions; ids [b, s, k] are those of all that the t ranks
+    of a layer have. c is an ExpertsConfig.
+    """
+    if context.auxiliary is None:
+        return None
+    length = ids.shape[1]
+    choices = choices_of_sequences(ids, c.num_experts, context, context.runs(slice(0, length)))
+    if context.part:                                         # the other positions are on other ranks
+        choices = context.part.group.all_reduce(choices, "experts: choices of sequences")
+        length *= context.part.group.size
+    return router_losses(logits, routing, choices, length, c, context, runs)
 
 
 def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sink, region):

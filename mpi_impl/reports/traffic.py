@@ -30,7 +30,7 @@ class Line(NamedTuple):
         """
         if self.predicted is None or self.total.calls != self.predicted.calls:
             return False
-        return self.entry.operation == "all_to_all" or self.total.elements == self.predicted.elements
+        return self.entry.operation == "all_to_all_rows" or self.total.elements == self.predicted.elements
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:

@@ -169,11 +169,14 @@ def dispatches(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, ti
     if phase == "backward":
         found += edge(p, "enter_backward", phase, "experts: weights", times, copies, "L b s k", kept=True)
     else:
+        if p.context_parallel_size > 1 and phase != "evaluation":
+            found.append(Traffic("all_reduce", "context", phase, "experts: choices of sequences", times,
+                                 times * b * sequences_of(c) * c.experts.num_experts, "L b E"))
         found += [*edge(p, "enter", phase, "experts: choices", times, copies, "L b s k"),
                   *edge(p, "enter", phase, "experts: weights", times, copies, "L b s k")]
     if e > 1:
         travel = times * copies * c.hidden_size * (e - 1) // e
-        found += [Traffic("all_to_all", "expert", phase, f"experts: {what}", times, travel,
+        found += [Traffic("all_to_all_rows", "expert", phase, f"experts: {what}", times, travel,
                           "L b s k h (e-1)/e, if the routers choose evenly") for what in ("dispatch", "combine")]
         if phase != "backward":
             found.append(Traffic("all_gather", "expert", phase, "experts: counts of copies", times,

@@ -27,7 +27,8 @@ from reference.comm.expert_parallel import return_from_experts, send_to_experts
 from reference.layer_context import TRAINING
 from reference.layers.dispatch import Order, combine, combine_backward, dispatch, dispatch_backward, order_of
 from reference.layers.mlp import MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
-from reference.layers.router import Routing, route, route_backward, router_losses, router_losses_backward
+from reference.layers.router import (Routing, choices_of_sequences, route, route_backward, router_losses,
+                                     router_losses_backward)
 from reference.ops import linear, linear_backward
 from reference.params import tree_map, weight
 
@@ -67,7 +68,7 @@ def experts_forward(x, p, c, context=TRAINING):
     """Map x [b, s, h] -> y [b, s, h]. c is the ModelConfig, `context` the layer's LayerContext."""
     logits = linear(x, p.router)                              # [b, s, h] @ [h, E] -> [b, s, E]
     routing = route(logits, c.experts)
-    losses = router_losses(logits, routing, routing.ids, c.experts, context)
+    losses = losses_of_whole(logits, routing, c.experts, context)
     context.note_losses([losses])
     order = order_of(routing.ids, c.experts)
     outputs, experts = each_expert_forward(dispatch(x, order), p.experts, order.counts, c.activation)
@@ -76,6 +77,13 @@ def experts_forward(x, p, c, context=TRAINING):
         beside, shared = mlp_forward(x, p.shared, c.activation)
         y = y + beside
     return y, ExpertsCache(x, routing, losses, order, routing.weights, outputs, experts, shared)
+
+
+def losses_of_whole(logits, routing, c, context):
+    """Return the RouterLosses of whole sequences. c is an ExpertsConfig."""
+    length = logits.shape[1]
+    choices = choices_of_sequences(routing.ids, c.num_experts, context, [slice(0, length)])
+    return router_losses(logits, routing, choices, length, c, context, [slice(0, length)])
 
 
 def experts_backward(dy, p, cache, c):
@@ -129,7 +137,8 @@ def sharded_experts_forward(xs, shards, c, region, context=TRAINING):
     ids, weights = region.enter([one.ids for one in routings]), region.enter([one.weights for one in routings])    # f
     partial, caches = [], []
     for rank, (x, positions) in enumerate(zip(region.enter(xs), region.positions(xs))):              # f
-        losses = router_losses(logits[rank], routings[rank], ids[rank], c.experts, context, positions.start)
+        choices = choices_of_sequences(ids[rank], c.experts.num_experts, context, [slice(0, x.shape[1])])
+        losses = router_losses(logits[rank], routings[rank], choices, x.shape[1], c.experts, context, [positions])
         order = order_of(ids[rank], c.experts)
         outputs, experts = each_expert_forward(dispatch(x, order), biased_once(shards[rank].experts, rank),
                                                order.counts, c.activation)
@@ -179,7 +188,7 @@ def dealt_experts_forward(xs, shards, c, contexts):
     """Map each rank's x [b, s, h], of its own samples, to y. Of each stacked tensor a rank has its own E/e experts."""
     logits = [linear(x, p.router) for x, p in zip(xs, shards)]
     routings = [route(each, c.experts) for each in logits]
-    losses = [router_losses(each, routing, routing.ids, c.experts, context)
+    losses = [losses_of_whole(each, routing, c.experts, context)
               for each, routing, context in zip(logits, routings, contexts)]
     orders = [order_of(routing.ids, c.experts) for routing in routings]
     counts = [order.counts for order in orders]

@@ -75,30 +75,36 @@ def top_k(logits, k):
 # ---- the losses -----------------------------------------------------------------------------------------------------
 
 
-def choices_of_sequences(ids, num_experts, lengths=None):
-    """Count each sequence's choices of each expert: ids [b, s, k] -> int64 [b, E]. Padding does not count."""
+def choices_of_sequences(ids, num_experts, context, runs):
+    """Count each sequence's choices of each expert at these positions: ids [b, s, k] -> int64 [b, E]. Padding does not
+    count.
+    """
     chosen = (ids[..., None] == np.arange(num_experts, like=ids)).sum(2)             # [b, s, E]
-    return (chosen if lengths is None else chosen * is_real(ids, lengths)).sum(1)
+    return (chosen * real_positions(ids, context, runs)).sum(1)
 
 
-def is_real(x, lengths, first=0):
-    """Report which positions of x [b, s, ...], the first of which is `first`, are not padding: [b, s, 1]."""
-    return (np.arange(first, first + x.shape[1], like=lengths) < lengths[:, None])[..., None]
+def real_positions(like, context, runs):
+    """Report which positions, slices of the sequence, are not padding: [b, s, 1], or [1, 1, 1] if there is none."""
+    if context.lengths is None:
+        return np.ones_like(like, shape=(1, 1, 1), dtype=bool)
+    positions = np.concatenate([np.arange(run.start, run.stop, like=context.lengths) for run in runs])
+    return (positions < context.lengths[:, None])[..., None]
 
 
-def router_losses(logits, routing, ids, c, context, first=0):
-    """Compute both losses of some positions, from `first` on, and what their backward needs, as RouterLosses.
+def router_losses(logits, routing, choices, length, c, context, runs):
+    """Compute both losses of some positions, and what their backward needs, as RouterLosses.
 
-    logits [b, s, E] are those of these positions, ids [b, s, k] the choices of the whole sequences. c is an
-    ExpertsConfig, `context` the layer's LayerContext: where it asks for no losses the result is None.
+    logits [b, s, E] are those of the positions `runs`, slices of sequences of this length; `choices` [b, E] are counts
+    over the whole sequences. c is an ExpertsConfig, `context` the layer's LayerContext: where it asks for no losses the
+    result is None.
     """
     auxiliary, lengths = context.auxiliary, context.lengths
     if auxiliary is None:
         return None
-    real = np.ones_like(ids, shape=(1, 1, 1)) if lengths is None else is_real(logits, lengths, first)
-    tokens = np.full_like(ids, ids.shape[1], shape=(1, 1)) if lengths is None else lengths[:, None]      # [b, 1]
+    real = real_positions(choices, context, runs)
+    tokens = np.full_like(choices, length, shape=(1, 1)) if lengths is None else lengths[:, None]        # [b, 1]
     even = c.moe_router_topk / c.num_experts                                         # the even share of f_e, in choices
-    fractions = choices_of_sequences(ids, c.num_experts, lengths) / (even * tokens)                      # E f_e [b, E]
+    fractions = choices / (even * tokens)                                            # E f_e [b, E]
     shares = (fractions / (tokens * auxiliary.sequences)).astype(logits.dtype)[:, None] * real
     size = log_sum_exp(logits)
     weighted = size * (real / auxiliary.tokens).astype(logits.dtype)
@@ -133,7 +139,7 @@ def balance_of_microbatches(probs, ids, parts):
     """
     experts, losses = probs.shape[-1], []
     for some_probs, some_ids in zip(np.split(probs, parts), np.split(ids, parts)):
-        fractions = choices_of_sequences(some_ids, experts).sum(0) / some_ids.size
+        fractions = np.bincount(some_ids.reshape(-1), minlength=experts) / some_ids.size
         losses.append(experts * (fractions * some_probs.mean((0, 1))).sum())
     return sum(losses) / parts
 

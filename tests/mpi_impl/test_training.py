@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import CP_COMM_TYPES, ModelConfig, Recompute
 from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
@@ -21,21 +21,23 @@ def places(ranks=8):
 
 
 @st.composite
-def runs(draw, experts=False):
-    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e > 1 whenever d > 1."""
-    t, p, d = draw(st.sampled_from(places()), "t, p, d")
-    e = draw(st.sampled_from([e for e in range(d, 0, -1) if d % e == 0]), "e") if experts else None
+def runs(draw, least_c=1, most_c=8, experts=False):
+    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e is any divisor."""
+    t, p, d = draw(st.sampled_from(places(8 // least_c)), "t, p, d")
+    c = draw(st.integers(least_c, min(most_c, 8 // (t * p * d))), "c")
+    way = draw(st.sampled_from(CP_COMM_TYPES), "cp comm type") if c > 1 else "p2p"
+    e = draw(st.sampled_from([e for e in range(c * d, 0, -1) if c * d % e == 0]), "e") if experts else None
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
     case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L"),
-                      experts=e))
+                      c=c, heads_of=c if way == "a2a" else 1, experts=e))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), e or 1)
-    return t * p * d, case, m, plan
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1)
+    return t * p * c * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
@@ -50,6 +52,14 @@ def test_any_run_with_experts(ranks, run, steps, clip):
     """Dealt out or not; uneven loads, experts without tokens, samples of one token."""
     n, case, m, plan = run
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(least_c=2), st.integers(1, 2))
+def test_any_run_with_dealt_positions(ranks, run, steps):
+    """Each of several ranks has its own positions of every sequence; everything else is as ragged as before."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, 0.05, plan)
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -124,7 +134,7 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(runs(experts=True), st.integers(1, 2), st.integers(0, 2))
+@given(runs(most_c=1, experts=True), st.integers(1, 2), st.integers(0, 2))
 def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """Dispatched copies too, whose number depends on the data: what went there came back."""
     n, case, m, plan = run

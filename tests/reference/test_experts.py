@@ -10,9 +10,9 @@ from reference.errors import UserError
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.dispatch import combine, dispatch, order_of
 from reference.layers.experts import (averaged_gradients, dealt_experts_backward, dealt_experts_forward,
-                                      experts_backward, experts_forward, experts_tensors, sharded_experts_backward,
-                                      sharded_experts_forward)
-from reference.layers.router import (balance_of_microbatches, overwritten_counts, route, route_backward, router_losses,
+                                      experts_backward, experts_forward, experts_tensors, losses_of_whole,
+                                      sharded_experts_backward, sharded_experts_forward)
+from reference.layers.router import (balance_of_microbatches, overwritten_counts, route, route_backward,
                                      router_losses_backward, top_k)
 from reference.params import deal, split
 from tests import experts_theorems as theorems, textbook_theorems
@@ -60,12 +60,12 @@ def test_the_routers_gradient_is_a_derivative(pre_softmax):
 
     def value(logits):
         routing = route(logits, c)
-        losses = router_losses(logits, routing, routing.ids, c, context)
+        losses = losses_of_whole(logits, routing, c, context)
         return (routing.weights * dweights).sum() + losses.values @ [0.3, 0.2]
 
     routing = route(logits, c)
     dlogits = route_backward(dweights, routing, c) + router_losses_backward(
-        routing.probs, router_losses(logits, routing, routing.ids, c, context), c)
+        routing.probs, losses_of_whole(logits, routing, c, context), c)
     for place in np.ndindex(logits.shape):
         beside = step * theorems.one_at(place, logits.shape)
         assert abs((value(logits + beside) - value(logits - beside)) / (2 * step) - dlogits[place]) < 1e-8
