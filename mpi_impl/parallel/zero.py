@@ -118,8 +118,9 @@ class Parameters:
         """
         flat, in_flight = self.own.flat, deque[Pending]()
         for bucket in self.layout.buckets:
-            own, group = self.layout.owned_piece(bucket, self.group.rank), group_of(self, bucket)
-            in_flight.append(group.post_all_gather(flat[own.in_buffer], flat[bucket.slice], "parameters"))
+            own = self.layout.owned_piece(bucket, self.group.rank)
+            in_flight.append(group_of(self, bucket).post_all_gather(flat[own.in_buffer], flat[bucket.slice],
+                                                                    "parameters"))
             if len(in_flight) == 2:
                 in_flight.popleft().wait()
         while in_flight:

@@ -90,20 +90,23 @@ class ActivationInventory:
         assert self.c.experts
         c, main, k = self.c.experts, self.precision.main, self.c.experts.moe_router_topk
         tokens, outside = self.whole // self.c.hidden_size, self.outside // self.c.hidden_size
-        n, t = tokens * k, self.parallel.tensor_model_parallel_size
+        n, t, cut = tokens * k, self.parallel.tensor_model_parallel_size, self.parallel.sequence_parallel
         width = (c.moe_ffn_hidden_size or 4 * self.c.hidden_size) // t
         found = [self.array("input of the router", self.outside, 0),
                  self.array("the router's probabilities and weights", outside * (c.num_experts + k), 0, "", main),
-                 self.array("factors of the router's losses", self.sequences * c.num_experts + outside + 2, 0, "",
-                            main),
+                 self.array("factors of the router's losses",
+                            (self.sequences if self.c.causal else outside) * c.num_experts + outside + 2, 0, "", main),
                  SavedTensor("choices, and the copies in the order of experts", outside * k + n + c.num_experts,
                              8 * (outside * k + n + c.num_experts), 0, "int64"),
-                 self.array("weights of the copies", n, 0),
+                 self.array("weights of the copies", n if cut or self.precision.half else 0, 0,
+                            "the router's own, unless they are gathered or rounded"),
                  self.array("copies, and what experts made of them", 2 * n * self.c.hidden_size, 0),
                  *self.activation_of(n * width), self.array("inputs of the experts' second layers", n * width, 0)]
         if c.moe_shared_expert_intermediate_size:
             n = tokens * c.moe_shared_expert_intermediate_size // t
-            found += [self.region_input("input of the shared expert"), *self.activation_of(n),
+            gathered = self.whole if self.parallel.keep_gathered_inputs else 0
+            found += [self.array("input of the shared expert", gathered, 0, "the router's own, unless it is gathered"),
+                      *self.activation_of(n),
                       self.array("input of the shared expert's second layer", n, 0)]
         return found
 
@@ -167,10 +170,30 @@ class ActivationInventory:
         W.
         """
         factors = [("input of Q, K and V", self.whole), ("its gradient: of Q, K and V", 3 * self.inside),
-                   ("input of attention's output layer", self.inside), ("gradient of its output", self.whole),
-                   ("input of the MLP", self.whole), ("gradient before the activation", 4 * self.inside),
-                   ("input of the MLP's second layer", 4 * self.inside), ("gradient of its output", self.whole)]
+                   ("input of attention's output layer", self.inside), ("gradient of its output", self.whole)]
+        return [*(self.array(what, n, 2 * n) for what, n in factors), *self.mlp_deferred(4 * self.inside)]
+
+    def mlp_deferred(self, n: int) -> list[SavedTensor]:
+        """List the same for an MLP whose rank has n elements between its two layers."""
+        factors = [("input of the MLP", self.whole), ("gradient before the activation", n),
+                   ("input of the MLP's second layer", n), ("gradient of its output", self.whole)]
         return [self.array(what, n, 2 * n) for what, n in factors]
+
+    def experts_deferred(self) -> list[SavedTensor]:
+        """List the same for experts in the MLP's place."""
+        assert self.c.experts
+        c, t, h = self.c.experts, self.parallel.tensor_model_parallel_size, self.c.hidden_size
+        n, shared = self.whole // h * c.moe_router_topk, c.moe_shared_expert_intermediate_size
+        tokens = self.outside // h
+        factors = [("input of the router, and gradient of its logits", tokens * (h + c.num_experts)),
+                   ("copies, and gradients of what experts made of them", 2 * n * h),
+                   ("what is between the experts' layers, and its gradient",
+                    2 * n * (c.moe_ffn_hidden_size or 4 * h) // t)]
+        found = [self.array(what, n, 0) for what, n in factors]
+        if shared:                       # whose input is the router's own, unless it was gathered
+            own, *others = self.mlp_deferred(self.whole // h * shared // t)
+            found += [own, *others] if self.parallel.sequence_parallel else others
+        return found
 
     # ---- before and after the layers ----
 
@@ -261,6 +284,8 @@ class ActivationInventory:
     def stage(self, layers: Sequence[int]) -> StageBytes:
         """Return the bytes of a stage with these layers."""
         kept, deferred = self.rope_bytes, len(layers) * total(self.layer_deferred())
+        if experts := sum(map(self.c.has_experts, layers)):
+            deferred += experts * (total(self.experts_deferred()) - total(self.mlp_deferred(4 * self.inside)))
         for group, recompute in self.parallel.recompute.groups(layers):
             kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(group)
         if 0 in layers:

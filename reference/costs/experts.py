@@ -1,4 +1,4 @@
-"""What experts in the MLP's place add to a model's parameters and to its FLOPs, counted from the declared tensors.
+"""The parameters and FLOPs that experts in the MLP's place add to a model, counted from the declared tensors.
 
 An expert is a whole MLP, so the parameters grow with the number E of experts. The work grows with k, the number of
 those that compute a token. Mixtral 8x7B has 46.7 billion parameters, and computes a token with 12.9 billion of them

@@ -130,7 +130,7 @@ def test_an_even_router_has_a_load_balancing_loss_of_one():
 
 def test_a_loss_over_microbatches_depends_on_their_number():
     """The same eight sequences in one, two, four microbatches have three losses; the mean over sequences has one."""
-    routing = route(RNG.normal(size=(8, 4, 3)), ExpertsConfig(3, 2))
+    routing = route(np.random.default_rng(1).normal(size=(8, 4, 3)), ExpertsConfig(3, 2))
     usual = [balance_of_microbatches(routing.probs, routing.ids, parts) for parts in (1, 2, 4)]
     assert min(abs(np.diff(usual))) > 1e-3
     each = [balance_of_microbatches(routing.probs[i:i + 1], routing.ids[i:i + 1], 1) for i in range(8)]
