@@ -63,9 +63,12 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
-    statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
+    own = s // p.context_parallel_size
+    statements = [*in_layers(ledger, c, p, b, own, work), for_the_loss(ledger, c, b, own, work)]
+    if p.context_parallel_size > 1:
+        statements.append(between_positions(ledger, c, p, b, own, work))
     if n := edges(c, p):
-        statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
+        statements.append(between_stages(ledger, c, p, b, own, n * work.microbatches))
     if p.replicas > 1:
         statements.append(between_replicas(ledger, c, p, b, s, work))
     if ledger.crossing:
@@ -97,6 +100,18 @@ def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCount
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
     return (f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
             f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.")
+
+
+def between_positions(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Describe what attention sends between context-parallel ranks, each with s positions."""
+    n, units = p.context_parallel_size, c.num_layers * work.microbatches
+    measured, predicted = (
+        sum(RING[one.operation](elements, n) for one, elements in found
+            if one.group == "context" and one.phase in ("forward", "backward")) / units
+        for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
+                      [(line, line.elements) for line in traffic(c, p, b, n * s, work)]))
+    return (f"Elements that attention sends to ranks with other positions, a layer and microbatch ({p.cp_comm_type}, "
+            f"each of c = {n} ranks has {s:,} of {n * s:,} positions): {measured:,.0f}. Predicted: {predicted:,.0f}.")
 
 
 def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:

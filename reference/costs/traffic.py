@@ -34,20 +34,22 @@ class PassCounts(NamedTuple):
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
-    b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
+    b is the micro-batch size, s the sequence length, of which a context-parallel rank has s/c. A layer all-reduces b s h elements twice forward (g) and twice
     backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
     section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
     section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
     where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
+    own = s // p.context_parallel_size
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
     return [
         *data(c, p, b, s, m + e, steps + evaluations, ranks),
-        *forward(c, p, b, s, "forward", m),
-        *backward(c, p, b, s, m),
-        *layers(p, bsh(c, b, s), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *forward(c, p, b, own, "forward", m),
+        *backward(c, p, b, own, m),
+        *layers(p, bsh(c, b, own), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *contexts(c, p, b * sequences_of(c) * own, "recompute", m * recomputed_layers(c, p), "recomputed layers"),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
@@ -55,7 +57,7 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
         Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
                 steps * ranks, "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
-        *forward(c, p, b, s, "evaluation", e),
+        *forward(c, p, b, own, "evaluation", e),
         *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
     ]
 
@@ -86,7 +88,7 @@ def bsh(c: ModelConfig, b: int, s: int) -> int:
 
 
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
-    """Predict the forward of m microbatches."""
+    """Predict the forward of m microbatches, of which a rank has s positions."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
         found = [*edge(p, "enter", phase, "logits input", m, x, "b s h"),
@@ -98,6 +100,7 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
     return [
         *edge(p, "leave", phase, "embedding output", m, x, "b s h"),
         *layers(p, x, phase, m * c.num_layers, "L"),
+        *contexts(c, p, b * sequences_of(c) * s, phase, m * c.num_layers, "L"),
         *between_stages(c, p, phase, "activation", m, x),
         *found,
     ]
@@ -118,6 +121,7 @@ def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[
         *(one for branch in ("mlp", "attention")
           for one in (*edge(p, "leave_backward", "backward", f"{branch} output", n, x, "L b s h"),
                       *edge(p, "enter_backward", "backward", f"{branch} input", n, x, "L b s h"))),
+        *contexts(c, p, b * sequences_of(c) * s, "backward", n, "L"),
         *between_stages(c, p, "backward", "gradient", m, x),
         *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
@@ -136,6 +140,25 @@ def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: i
     if name == "enter_backward" and p.sequence_parallel and not p.keep_gathered_inputs:
         found = [("all_gather", f"{reason}, again"), *found]
     return [Traffic(operation, "tensor", phase, why, calls, calls * x, formula) for operation, why in found]
+
+
+def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: int, number: str) -> list[Traffic]:
+    """Predict attention's messages between context-parallel ranks, each with so many tokens, in `times` layers."""
+    ranks, backward = p.context_parallel_size, phase == "backward"
+    if ranks == 1:
+        return []
+    columns = c.hidden_size // p.tensor_model_parallel_size      # of a rank's queries, and of its keys
+    kv, what, d_what = 2 * tokens * columns, "keys and values", "gradients of keys and values"
+    if p.cp_comm_type == "a2a":
+        return [Traffic("all_to_all", "context", phase, what, times, times * tokens * columns, f"{number} b s/c h/t")
+                for what in ("queries", "keys", "values", "attended values")]
+    if p.cp_comm_type == "all_gather":
+        found = [("all_gather", what)] + [("reduce_scatter", d_what)] * backward
+        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s h/t")
+                for operation, what in found]
+    hops = times * (ranks - 1)
+    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c h/t")
+            for what in (what, *[d_what] * backward)]
 
 
 def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
