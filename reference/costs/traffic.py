@@ -44,7 +44,7 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
     own = s // p.context_parallel_size
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
-    return [
+    return in_words_of_c(p, [
         *data(c, p, b, s, m + e, steps + evaluations, ranks),
         *forward(c, p, b, own, "forward", m),
         *backward(c, p, b, own, m),
@@ -59,7 +59,15 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
         *published_parameters(p, layouts, steps - work.skipped),
         *forward(c, p, b, own, "evaluation", e),
         *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
-    ]
+    ])
+
+
+def in_words_of_c(p: ParallelConfig, lines: list[Traffic]) -> list[Traffic]:
+    """Write s/c for a rank's positions into the formulas, where context parallelism deals them out."""
+    if p.context_parallel_size == 1:
+        return lines
+    return [line if line.group == "context" or line.reason == "batch" else
+            line._replace(formula=line.formula.replace("b s", "b s/c")) for line in lines]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
