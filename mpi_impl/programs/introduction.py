@@ -16,7 +16,8 @@ def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts
     placed = f"{hosts.describe(t)}\n" if hosts.several else ""
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{contexts(p)}{pipelining(p, model)} x "
             f"data parallel {p.data_parallel_size}; a step is {settings.microbatches} x "
-            f"{settings.args.micro_batch_size} samples on each replica\n{placed}{saving(p, settings.precision.half, settings.args.offload_folder)}"
+            f"{settings.args.micro_batch_size} samples on each replica\n{placed}"
+            f"{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
 

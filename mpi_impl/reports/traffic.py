@@ -116,7 +116,8 @@ def between_positions(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int,
 
 def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:
     """Describe the forward's traffic between stages."""
-    sent, part = ledger.elements(group="pipeline", operation="send", phase="forward") / messages, " / t" if p.sent_parts > 1 else ""
+    sent = ledger.elements(group="pipeline", operation="send", phase="forward") / messages
+    part = " / t" if p.sent_parts > 1 else ""
     return (f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 

@@ -34,11 +34,11 @@ class PassCounts(NamedTuple):
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
-    b is the micro-batch size, s the sequence length, of which a context-parallel rank has s/c. A layer all-reduces b s h elements twice forward (g) and twice
-    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
-    section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
-    section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
-    where the receivers gather them (2104.04473, section 4.1).
+    b is the micro-batch size, s the sequence length, or with context parallelism a rank's s/c. A layer all-reduces
+    b s h elements twice forward (g) and twice backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t
+    elements a layer and microbatch (1909.08053, section 3). With sequence parallelism each is an all-gather or a
+    reduce-scatter, forward and backward (2205.05198, section 4.2.2). Between stages on different ranks, b s h elements
+    go each way, or b s h / t from each of t ranks where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
     own = s // p.context_parallel_size
