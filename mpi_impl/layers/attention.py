@@ -21,7 +21,7 @@ def attention_forward(x, p: Attention, causal, region, context=TRAINING):
     site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
     inputs = CoreInputs(q, k, v, causal, site, context.lengths)
     if context.part is not None:
-        attended, core = context.part.attend(inputs)
+        attended, core = context.part.attend(inputs, context.recompute)
     elif kv_cache is None:
         attended, core = attention_core(*inputs)                         # [b, s, a/t, d]
         core = inputs if context.recompute.selective else core

@@ -34,8 +34,8 @@ class ScatteredGradients(Gradients):
 
     def begin(self, bucket: Bucket) -> Pending:
         flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
-        return group_of(self, bucket).post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer],
-                                                                   reason_of(bucket))
+        group = group_of(self, bucket)
+        return group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], reason_of(bucket))
 
 
 class ShardedGradients(Gradients):

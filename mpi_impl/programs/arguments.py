@@ -9,7 +9,7 @@ from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
 from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -143,7 +143,16 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
-        recompute=recompute(args), expert_model_parallel_size=args.expert_model_parallel_size)
+        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
+        expert_model_parallel_size=args.expert_model_parallel_size)
+
+
+def cp_comm_type(args) -> str:
+    """Return how attention communicates between context-parallel ranks. Raise UserError if there is only one."""
+    if args.cp_comm_type is not None and args.context_parallel_size == 1:
+        raise UserError(f"--cp-comm-type is {args.cp_comm_type}, but --context-parallel-size is 1, so that no rank "
+                        "needs the keys of another. Choose at least 2, or leave the option out.")
+    return args.cp_comm_type or CP_COMM_TYPES[0]
 
 
 def zero_stage(args) -> int:

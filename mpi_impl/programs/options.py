@@ -6,8 +6,8 @@ from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig, option, require_not_negative,
-                              require_positive)
+from reference.config import (CP_COMM_TYPES, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig, option,
+                              require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
@@ -74,6 +74,12 @@ class ParallelismOptions:
 
     tensor_model_parallel_size: int = option_field(
         1, "ranks that share each layer; data parallelism takes the rest of the world", "T")
+    context_parallel_size: int = option_field(
+        1, "ranks that share each sample: each has other positions of it, two of 2 C chunks", "C")
+    cp_comm_type: str | None = option_field(
+        None, "how attention reaches the keys of other ranks: they travel around a ring while blocks are computed "
+        "(p2p, the default), all ranks get all of them (all_gather), or ranks exchange heads for positions (a2a)",
+        choices=CP_COMM_TYPES)
     pipeline_model_parallel_size: int = option_field(
         1, "ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to the first "
         "stages, a layer more for each", "P")

@@ -5,6 +5,7 @@ and positions on a rank, samples of a microbatch, layers of a stage. Layers that
 proof, too, and the vocabulary needs the same kind of padding.
 """
 from dataclasses import dataclass, replace
+from math import lcm
 
 from mpi_impl.programs.arguments import PretrainingSettings
 from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute
@@ -54,8 +55,9 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
     full = settings.model(args.vocab_size or UNKNOWN_VOCABULARY)
     t = parallel.tensor_model_parallel_size
     layers, recompute = shrink_layers(full.num_layers, stages(parallel), parallel.recompute)
-    heads = t * min(2, full.num_attention_heads // t)
-    s = shrink_sequence(args.seq_length, parallel.sequence_shards)
+    together = t * (parallel.context_parallel_size if parallel.cp_comm_type == "a2a" else 1)
+    heads = together * min(2, full.num_attention_heads // together)
+    s = shrink_sequence(args.seq_length, parallel)
     positions = s + (full.max_position_embeddings > args.seq_length)
     model = replace(full, num_layers=layers, hidden_size=heads * shrink_head(full), num_attention_heads=heads,
                     vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=words_of_rank(t),
@@ -86,9 +88,13 @@ def shrink_layers(layers: int, stages: int, recompute: Recompute) -> tuple[int, 
     return stages * (wanted - (more > 0)) + more, replace(recompute, num_layers=n)
 
 
-def shrink_sequence(s: int, shards: int) -> int:
-    """Return the sequence length: two positions on each rank of sequence parallelism, or three without it."""
-    return shards * min(2, s // shards) if shards > 1 else min(s, 3)
+def shrink_sequence(s: int, parallel: ParallelConfig) -> int:
+    """Return the sequence length: two positions on each rank of sequence parallelism, or three without it; and two in
+    each chunk of context parallelism.
+    """
+    c, shards = parallel.context_parallel_size, parallel.sequence_shards
+    unit = lcm(2 * c, c * shards) if c > 1 else shards
+    return unit * min(2, s // unit) if unit > 1 else min(s, 3)
 
 
 def shrink_head(full: ModelConfig) -> int:

@@ -10,8 +10,9 @@ and a sink that report to the observer, and shows it the caches:
     the pass   transfers between stages, and the loss
 """
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+from mpi_impl.layers.context_attention import PartCache
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -19,6 +20,7 @@ from mpi_impl.recording.observer import Observer
 from reference import ops
 from reference.config import ModelConfig
 from reference.layers.block import BlockCache
+from reference.layers.context_attention import ExchangedCache
 from reference.layers.experts import ExpertsCache
 from reference.models.stage import StageCache
 from reference.params import leaves, tree_map
@@ -95,14 +97,7 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
 def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) -> None:
     """Show a block's cache. One in 16 bits holds less, since its kernels recompute more."""
     show_norm(observer, phase, f"{block}.input_layernorm", cache.input_layernorm)
-    core = cache.attention.core
-    q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        observer.see_inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
-    if hasattr(core, "probs"):
-        observer.see_inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
-        if core.mask is not None:
-            observer.see_inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs != 0), axis=1)
+    show_core(observer, phase, f"{block}.attention", cache.attention.core)
     observer.see_inside(phase, f"{block}.attention.context", cache.attention.context)
     show_mask(observer, phase, f"{block}.attention.output_mask", cache.attention_mask)
     show_norm(observer, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
@@ -127,6 +122,26 @@ def show_experts(observer: Observer, phase: str, mlp: str, cache: ExpertsCache) 
         observer.see_outside(phase, f"{mlp}.{name}", getattr(cache.routing, name))
     if cache.shared is not None:
         show_mlp(observer, phase, f"{mlp}.shared", cache.shared)
+
+
+def show_core(observer: Observer, phase: str, attention: str, core) -> None:
+    """Show the cache of attention's core."""
+    inputs, see = core, cast(Callable, observer.see_inside)
+    if isinstance(core, PartCache):
+        kept, inputs = core.kept, core.kept.inputs
+        core, see = (kept.core, observer.see_exchanged) if isinstance(kept, ExchangedCache) else (None, see)
+    q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else inputs[:3]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        see(phase, f"{attention}.{name}", x, axis=2)                 # [b, s, a/t, d]
+    if hasattr(core, "probs"):
+        show_probabilities(see, phase, attention, core)
+
+
+def show_probabilities(see: Callable, phase: str, attention: str, core) -> None:
+    """Show probabilities [b, a/t, s, s], and their mask."""
+    see(phase, f"{attention}.probs", core.probs, axis=1)
+    if core.mask is not None:
+        see(phase, f"{attention}.probs_mask", core.mask.keep & (core.probs != 0), axis=1)
 
 
 def show_norm(observer: Observer, phase: str, name: str, cache) -> None:

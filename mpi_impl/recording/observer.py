@@ -25,6 +25,8 @@ FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
 BY_COLUMNS = ("attention.context", "mlp.hidden", "mlp.pre_activation", "mlp.shared.hidden", "mlp.shared.pre_activation",
               "logits", "probabilities")                                         # of [b, s, n/t]
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
+OF_SAMPLES = ("lengths", "swapped", "answers", "sop probabilities", "choice probabilities", "sop loss", "choice loss",
+              "pooler", "binary_head", "multichoice_head")    # tensors and units without an axis of positions
 
 
 class Observer(ABC):
@@ -49,10 +51,11 @@ class Observer(ABC):
     def begin_step(self, work: TrainingPass, iteration: int) -> None:
         """Begin a step of this ObservedPass."""
         self.work, self.iteration = work, iteration
+        self.part = self.state.part(work.microbatches)
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
             for name, x in batch._asdict().items():
-                if x is not None and (self.last_stage if name in PREDICTED else self.first_stage):
+                if x is not None and name != "counted" and (self.last_stage if name in PREDICTED else self.first_stage):
                     self.see_inside("batch", name, x)
 
     def see_reduction(self, loss: float) -> None:
@@ -140,7 +143,12 @@ class Observer(ABC):
     @property
     def has_first_position(self) -> bool:
         """Report whether this rank holds the first position outside the regions."""
-        return self.tensor_rank == 0 or not self.topology.config.sequence_parallel
+        return self.in_first_chunk and (self.tensor_rank == 0 or not self.topology.config.sequence_parallel)
+
+    @property
+    def in_first_chunk(self) -> bool:
+        """Report whether this rank's part of a sequence begins with the first position."""
+        return self.part is None or self.part.has_first_position
 
     @property
     def sample(self) -> int:
@@ -150,11 +158,20 @@ class Observer(ABC):
 
     def see_outside(self, phase: str, name: str, x) -> None:
         """See x [b, s, ...] outside the regions, this rank's positions."""
-        positions = self.state.region.positions(x)
-        self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
+        first = (self.sample, self.state.region.positions(x).start, *[0] * (x.ndim - 2))
+        self.see_positions(phase, name, self.unscaled(phase, x), first)
+
+    def see_positions(self, phase: str, name: str, x, first: tuple[int, ...], summed: bool = False) -> None:
+        """See x [b, n, ...], of which first[1] is the first position among those that this rank has."""
+        runs = [slice(first[1], first[1] + x.shape[1])] if self.part is None else self.part.runs(
+            slice(first[1], first[1] + x.shape[1]))
+        for run, piece in zip(runs, np.split(x, len(runs), 1)):
+            self.see(phase, name, piece, (first[0], run.start, *first[2:]), summed)
 
     def see_inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
-        """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or sharded along an axis."""
+        """See x [b, ...] of all positions of this rank's part: identical on all tensor-parallel ranks, or sharded along
+        an axis. Where there are no positions, see it on ranks whose part begins with the first.
+        """
         site = name.removeprefix(f"{unit_of(name)}.")
         axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
         first = [self.sample, *[0] * (x.ndim - 1)]
@@ -162,7 +179,16 @@ class Observer(ABC):
             first[axis] = self.tensor_rank * x.shape[axis]
         if site in OF_WORDS:
             x = x[..., :max(self.state.model.vocab_size - first[2], 0)]
-        self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
+        if x.ndim > 1 and name not in OF_SAMPLES and unit_of(name) not in OF_SAMPLES:
+            self.see_positions(phase, name, self.unscaled(phase, x), tuple(first), summed)
+        elif self.in_first_chunk:
+            self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
+
+    def see_exchanged(self, phase: str, name: str, x, axis: int) -> None:
+        """See x of all positions and of those heads, along an axis, that this rank got from its context group."""
+        c, first = self.topology.config.context_parallel_size, [self.sample, *[0] * (x.ndim - 1)]
+        first[axis] = (self.tensor_rank * c + self.topology.place.context) * x.shape[axis]
+        self.see(phase, name, x, tuple(first))
 
     def unscaled(self, phase: str, x):
         """Divide gradients by the loss scale, in a format that is wide enough."""

@@ -53,9 +53,14 @@ class ActivationInventory:
         return self.b * sequences_of(self.c)
 
     @property
+    def own(self) -> int:
+        """Return s/c, the positions of a context-parallel rank."""
+        return self.s // self.parallel.context_parallel_size
+
+    @property
     def whole(self) -> int:
-        """Return the elements of [b, s, h]."""
-        return self.sequences * self.s * self.c.hidden_size
+        """Return the elements of [b, s, h], of s/c positions with context parallelism."""
+        return self.sequences * self.own * self.c.hidden_size
 
     @property
     def inside(self) -> int:
@@ -133,9 +138,19 @@ class ActivationInventory:
         found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
         if self.c.position_embedding_type == "rope":
             found.append(self.rotary())
+        ranks, way = self.parallel.context_parallel_size, self.parallel.cp_comm_type
+        if ranks > 1 and way != "a2a":
+            statistics = 2 * self.inside // self.c.head_size
+            return [*found, self.array("largest score and sum of each query", statistics, 0,
+                                       "too small for the formula, whose probabilities are computed again block by "
+                                       "block", self.precision.main)]
         if self.parallel.recompute.selective:
             return found
-        n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        if ranks > 1 and not self.precision.half:
+            found.append(self.array("attention's results, before heads were exchanged back", self.inside, 0,
+                                    "with context parallelism they are other arrays than the output layer's input"))
+        n = self.sequences * self.c.num_attention_heads * self.s**2 // (
+            self.parallel.tensor_model_parallel_size * ranks)
         if self.precision.half:
             return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
                                         "the backward's kernel recomputes them")]
@@ -160,7 +175,7 @@ class ActivationInventory:
         return found
 
     def rotary(self) -> SavedTensor:
-        return self.array("cos and sin of rope", self.s * self.c.rotary_size, 0,
+        return self.array("cos and sin of rope", self.own * self.c.rotary_size, 0,
                           "one pair of tables for all layers of the stage")
 
     def layer_deferred(self) -> list[SavedTensor]:
@@ -209,7 +224,7 @@ class ActivationInventory:
                 *(self.predicted_tokens() if "lm" in self.c.heads else []), *self.pooled()]
 
     def predicted_tokens(self) -> list[SavedTensor]:
-        logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
+        logits = 4 * self.b * self.own * self.c.vocab_size / self.parallel.tensor_model_parallel_size
         return [self.region_input("input of the logits"),
                 self.array("probabilities of the tokens", self.logits, logits, "padding included",
                            self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
@@ -247,10 +262,10 @@ class ActivationInventory:
     def logits(self) -> int:
         """Return the elements of [b, s, V/t]."""
         t = self.parallel.tensor_model_parallel_size
-        return self.b * self.s * self.c.padded_vocab_size(t) // t
+        return self.b * self.own * self.c.padded_vocab_size(t) // t
 
     def ids(self, what: str) -> SavedTensor:
-        n = self.sequences * self.s
+        n = self.sequences * self.own
         return SavedTensor(what, 2 * n, 9 * n, 0, "8 bytes for the row in this rank's shard, 1 for: is it there?")
 
     # ---- a kind of item ----

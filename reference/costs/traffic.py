@@ -34,20 +34,21 @@ class PassCounts(NamedTuple):
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
-    b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
-    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
-    section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
-    section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
-    where the receivers gather them (2104.04473, section 4.1).
+    b is the micro-batch size, s the sequence length, or with context parallelism a rank's s/c. A layer all-reduces
+    b s h elements twice forward (g) and twice backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t
+    elements a layer and microbatch (1909.08053, section 3). With sequence parallelism each is an all-gather or a
+    reduce-scatter, forward and backward (2205.05198, section 4.2.2). Between stages on different ranks, b s h elements
+    go each way, or b s h / t from each of t ranks where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
+    own = s // p.context_parallel_size
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
-    return [
+    return in_words_of_c(p, [
         *data(c, p, b, s, m + e, steps, evaluations, ranks),
-        *forward(c, p, b, s, "forward", m),
-        *backward(c, p, b, s, m),
-        *layers(c, p, b, s, "recompute", m, recomputed_layers(c, p)),
+        *forward(c, p, b, own, "forward", m),
+        *backward(c, p, b, own, m),
+        *layers(c, p, b, own, "recompute", m, recomputed_layers(c, p)),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
@@ -56,9 +57,17 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
         Traffic("all_reduce", owners(p), "optimizer", "gradient norm", steps * ranks, steps * ranks,
                 "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
-        *forward(c, p, b, s, "evaluation", e),
+        *forward(c, p, b, own, "evaluation", e),
         *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
-    ]
+    ])
+
+
+def in_words_of_c(p: ParallelConfig, lines: list[Traffic]) -> list[Traffic]:
+    """Write s/c for a rank's positions into the formulas, where context parallelism deals them out."""
+    if p.context_parallel_size == 1:
+        return lines
+    return [line if line.group == "context" or line.reason == "batch" else
+            line._replace(formula=line.formula.replace("b s", "b s/c")) for line in lines]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def bsh(c: ModelConfig, b: int, s: int) -> int:
 
 
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
-    """Predict the forward of m microbatches."""
+    """Predict the forward of m microbatches, of which a rank has s positions."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
         found = [*edge(p, "enter", phase, "logits input", m, x, "b s h"),
@@ -115,7 +124,8 @@ def layers(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int
     found = [one for branch, times in branches(c, which).items()
              for one in (*edge(p, "enter", phase, f"{branch} input", m * times, x, f"{number} b s h"),
                          *edge(p, "leave", phase, f"{branch} output", m * times, x, f"{number} b s h"))]
-    return found + dispatches(c, p, b, s, phase, m * branches(c, which)["experts"])
+    return [*found, *dispatches(c, p, b, s, phase, m * branches(c, which)["experts"]),
+            *contexts(c, p, b * sequences_of(c) * s, phase, m * len(which), number)]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
@@ -129,6 +139,7 @@ def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[
         *edge(p, "leave_backward", "backward", "experts output", m * times["experts"], x, "L b s h"),
         *edge(p, "enter_backward", "backward", "experts input", m * times["experts"], x, "L b s h", kept=True),
         *dispatches(c, p, b, s, "backward", m * times["experts"]),
+        *contexts(c, p, b * sequences_of(c) * s, "backward", m * c.num_layers, "L"),
         *between_stages(c, p, "backward", "gradient", m, x),
         *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
@@ -182,6 +193,25 @@ def dispatches(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, ti
             found.append(Traffic("all_gather", "expert", phase, "experts: counts of copies", times,
                                  times * e * c.experts.num_experts, "L e E"))
     return found
+
+
+def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: int, number: str) -> list[Traffic]:
+    """Predict attention's messages between context-parallel ranks, each with so many tokens, in `times` layers."""
+    ranks, backward = p.context_parallel_size, phase == "backward"
+    if ranks == 1:
+        return []
+    columns = c.hidden_size // p.tensor_model_parallel_size      # of a rank's queries, and of its keys
+    kv, what, d_what = 2 * tokens * columns, "keys and values", "gradients of keys and values"
+    if p.cp_comm_type == "a2a":
+        return [Traffic("all_to_all", "context", phase, what, times, times * tokens * columns, f"{number} b s/c h/t")
+                for what in ("queries", "keys", "values", "attended values")]
+    if p.cp_comm_type == "all_gather":
+        found = [("all_gather", what)] + [("reduce_scatter", d_what)] * backward
+        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s h/t")
+                for operation, what in found]
+    hops = times * (ranks - 1)
+    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c h/t")
+            for what in (what, *[d_what] * backward)]
 
 
 def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> list[int]:

@@ -47,6 +47,9 @@ TOPOLOGIES = {
     f"--untie-embeddings-and-output-weights --pipeline-model-parallel-size 2 --pipeline-schedule gpipe {SMALL}": 2,
     f"--model bert --bert-no-binary-head --apply-residual-connection-post-layernorm {SMALL}": 2,
     f"{T2} --recompute-granularity full --recompute-num-layers 2 {SMALL} --num-layers 3": 2,
+    f"--context-parallel-size 2 --cp-comm-type all_gather {T2} --sequence-parallel --zero-stage 3 {SMALL}": 4,
+    f"--model bert --context-parallel-size 2 {SMALL}": 2,
+    f"--context-parallel-size 2 --cp-comm-type a2a --recompute-activations {SMALL}": 4,
     f"{T2} --sequence-parallel --keep-gathered-inputs --clip-grad 0 --lr-warmup-iters 100 {SMALL}": 2,
 }
 
@@ -206,6 +209,8 @@ def test_what_a_run_has_several_of_its_proof_has_two_of():
     layouts = [layouts_of_ranks(model, parallel)[0] for model, parallel in (
         (run.model(4095), run.parallel), (sizes.model, sizes.parallel))]
     assert len(layouts[0].buckets) > 3 and abs(len(layouts[0].buckets) - len(layouts[1].buckets)) <= 2
+    ring = sizes_of("--context-parallel-size 4 --num-attention-heads 8 --cp-comm-type a2a --seq-length 64", 4)
+    assert (ring.model.num_attention_heads, ring.seq_length) == (8, 16)
     one = sizes_of("--num-attention-heads 1 --seq-length 1 --micro-batch-size 1 --num-layers 1", 1)
     assert (one.model.num_attention_heads, one.seq_length, one.micro_batch_size, one.microbatches) == (1, 1, 1, 1)
 

@@ -35,6 +35,9 @@ PLANS = {
     "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
+    "a ring": (4, case(), Plan(2, c=2)),
+    "gathered keys": (4, case(2, cut=True), Plan(c=2, cp_comm_type="all_gather")),
+    "exchanged heads": (4, case(2), Plan(c=2, cp_comm_type="a2a", zero_stage=1)),
 }
 DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
 
@@ -106,7 +109,10 @@ OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"
 
 @pytest.mark.parametrize("model, n, of, plan", [
     pytest.param(BERT, *PLANS["sequence"], id="words and order"),
-    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep)])
+    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep),
+    pytest.param(BERT, 2, case(), Plan(c=2), id="words and order, in a ring"),
+    pytest.param(CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), id="a choice, heads exchanged",
+                 marks=pytest.mark.deep)])
 def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
     """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
     model = replace(model, num_layers=2)

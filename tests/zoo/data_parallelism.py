@@ -6,7 +6,8 @@ ENTRIES = [
     Entry("the loss over the local batch", "scaling", "DP", "after meta-pytorch/torchtune #1875",
           "Each replica divides by the tokens that it has, so that gradients are a sum of means: right only for d = "
           "m = 1.",
-          Bug("mpi_impl.training.trainer", "return [global_batch_size * microbatches[0].tokens.shape[1]]",
+          Bug("mpi_impl.training.trainer", "return [global_batch_size * microbatches[0].tokens.shape[1] * "
+              "self.topology.config.context_parallel_size]",
               "return [microbatches[0].tokens.size]"),
           TRAINED_ON_FOUR),
     Entry("replicas' gradients not summed", "missing communication", "DP", "after deepspeedai/DeepSpeed #855",

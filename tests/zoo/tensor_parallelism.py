@@ -126,8 +126,8 @@ ENTRIES = [
           on_ranks("rank_theorems.block_equals_whole", CASE)),
     Entry("attention's scale missing in the backward", "scaling", "TP", "after verify-llm/TrainVerify mutation 13",
           "The forward scales q before the product, and the backward returns the gradient of the scaled q.",
-          Bug("mpi_impl.layers.attention", "dq, dk, dv = attention_core_backward(dcontext, core_again(core))",
-              "dq, dk, dv = attention_core_backward(dcontext, core_again(core))\n"
+          Bug("mpi_impl.layers.attention", "dq, dk, dv = core_backward(dcontext, core)",
+              "dq, dk, dv = core_backward(dcontext, core)\n"
               "    dq *= dq.shape[-1] ** 0.5"),
           on_ranks("rank_theorems.attention_equals_whole", CASE)),
     Entry("f without its all-reduce, in the textbook",
