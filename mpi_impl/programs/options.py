@@ -49,10 +49,10 @@ class ExpertsOptions:
     moe_router_topk: int = option_field(ExpertsConfig.moe_router_topk, "experts that compute a token", "K")
     moe_router_pre_softmax: bool = option_field(
         False, "weights are softmax over all experts, not over the K chosen ones alone")
-    moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "F")
+    moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "N")
     moe_layer_freq: int = option_field(ExpertsConfig.moe_layer_freq, "every N-th layer has experts", "N")
     moe_shared_expert_intermediate_size: int | None = option_field(
-        None, "columns of an MLP that computes all tokens, beside the experts (default: none)", "F")
+        None, "columns of an MLP that computes all tokens, beside the experts (default: none)", "N")
     moe_aux_loss_coeff: float = option_field(
         ExpertsConfig.moe_aux_loss_coeff, "of the load-balancing loss, which is taken over each sequence", "C")
     moe_z_loss_coeff: float = option_field(
