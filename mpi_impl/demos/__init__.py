@@ -2,4 +2,4 @@
 
 # In the order in which to look at them.
 DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "pipeline", "zero",
-         "memory", "deadlock", "train")
+         "experts", "memory", "deadlock", "train")
