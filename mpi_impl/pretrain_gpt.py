@@ -24,7 +24,9 @@ class PretrainingGPT(Pretraining):
         return unigram_cross_entropy(dataset, vocab_size)
 
     def conclude(self) -> None:
-        """Sample --sample-tokens on one replica, or on all where each has only a shard of the parameters."""
+        """Sample --sample-tokens on one replica, or on e that share experts; on all where each has only a shard of the
+        parameters.
+        """
         if not self.args.sample_tokens:
             return
         prompt = self.world.broadcast_object(self.sample_prompt)

@@ -27,7 +27,7 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     entered, ids, weights = (region.enter(each, reason) for each, reason in (                        # f
         (x, "experts input"), (routing.ids, "experts: choices"),
         (narrowed(routing.weights, x.dtype), "experts: weights")))
-    losses = losses_of_positions(logits, routing, ids, c.experts, context, context.runs(region.positions(x)))
+    losses = losses_of_positions(logits, routing, ids, c.experts, context, region.positions(x))
     context.note_losses([losses])
     order = order_of(ids, c.experts)
     copies, counts = dispatch(entered, order), to_host(order.counts)
@@ -46,9 +46,9 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
 
 
-def losses_of_positions(logits, routing, ids, c, context, runs):
-    """Return the RouterLosses of logits [b, s, E] at these positions; ids [b, s, k] are those of all that the t ranks
-    of a layer have. c is an ExpertsConfig.
+def losses_of_positions(logits, routing, ids, c, context, held):
+    """Return the RouterLosses of logits [b, s, E] at this rank's positions `held`; ids [b, s, k] are those of all that
+    the t ranks of a layer have. c is an ExpertsConfig.
     """
     if context.auxiliary is None:
         return None
@@ -57,7 +57,7 @@ def losses_of_positions(logits, routing, ids, c, context, runs):
     if context.part:                                         # the other positions are on other ranks
         choices = context.part.group.all_reduce(choices, "experts: choices of sequences")
         length *= context.part.group.size
-    return router_losses(logits, routing, choices, length, c, context, runs)
+    return router_losses(logits, routing, choices, length, c, context, context.runs(held))
 
 
 def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sink, region):
