@@ -6,12 +6,13 @@ from reference.kv_cache import length_of
 
 
 class LayerContext(NamedTuple):
-    """One microbatch's context. The caller of a model chooses the first four fields; the model adds the other two."""
+    """One microbatch's context. The caller of a model chooses the first five fields; the model adds the other two."""
 
     dropout: Any = None                   # a Dropout, or None where nothing is dropped
     recompute: Recompute = Recompute()    # which activations are not kept for the backward
     training: bool = True                 # False: no backward follows, so nothing is kept for one
     kv_cache: Any = None                  # in generation: a KVCache for each layer, by its number
+    part: Any = None                      # with context parallelism: the SequencePart of this rank
     rotary: Any = None                    # rope's cos and sin of the positions; None where positions are learned
     lengths: Any = None                   # [b]: the samples' lengths, with padding after them; None without padding
 
@@ -23,6 +24,12 @@ class LayerContext(NamedTuple):
     def groups(self, layers):
         """Return a stage's layers in groups, each with a bool: whether only the group's input is kept."""
         return self.recompute.groups(layers) if self.training else [(list(layers), True)]
+
+    def runs(self, held):
+        """Return where this rank's positions `held`, a slice, are in the whole sequence: one slice or more."""
+        if self.part is not None:
+            return self.part.runs(held)
+        return [slice(self.first_position + held.start, self.first_position + held.stop)]
 
     @property
     def first_position(self):

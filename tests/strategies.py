@@ -1,4 +1,6 @@
 """The strategies of hypothesis for the theorems: sizes of a model and of a batch, with a seed for the numbers."""
+from math import lcm
+
 from hypothesis import strategies as st
 
 from reference.config import ARCHITECTURES, ModelConfig, Recompute
@@ -13,15 +15,17 @@ PAIRS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]      # of dimensions of
 
 
 @st.composite
-def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False, **model_choices):
+def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False, c=1, heads_of=1, **model_choices):
     """Draw a case that is ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one
-    position, one head. An exact one is small: its numbers are Python objects.
+    position, one head. An exact one is small: its numbers are Python objects. c context-parallel ranks can take it, and
+    `heads_of` divides the heads of each of t ranks.
     """
     architecture = draw(st.sampled_from(architectures))
     t = draw(sizes)
-    heads = t * draw(st.integers(1, 2))
+    heads = t * heads_of * draw(st.integers(1, 2))
     sharded = t > 1 and draw(st.booleans(), "sequence parallel")
-    s = t * draw(st.integers(1, 2)) if sharded else draw(st.integers(1, 6))
+    unit = lcm(2 * c if c > 1 else 1, c * t if sharded else 1)
+    s = unit * draw(st.integers(1, 2)) if unit > 1 else draw(st.integers(1, 6))
     pairs, turned = draw(st.sampled_from(PAIRS[:3] if exact else PAIRS))
     choices = dict(
         num_layers=draw(st.integers(1, 3)), hidden_size=heads * 2 * pairs, rotary_percent=turned / pairs,

@@ -40,11 +40,18 @@ ALONE = {
         "allowed_tokens": "a step of the textbook's next_token, which the machine calls through Sampling",
         "last_logits": "the logits come through a pipeline, and are gathered",
     },
-    "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard"},
+    "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard",
+                         "core_backward": "the textbook's ranks of context parallelism have a list of cores"},
     "layers.block": {
         "norms_forward norms_backward residuals_backward": "loops over ranks",
         "add_branch_and_norm": "two steps of the textbook's block_forward: one kernel on a GPU",
         "local_site": "a step of the textbook's add_branch, which the machine has twice",
+    },
+    "layers.context_attention": {
+        "ContextPart PartCache part_of": "one rank's positions, and its group",
+        "arrived with_others": "what a rank has posted",
+        "unzip": "of lists over ranks",
+        "averaged_attention blocks_apart": "the wrong way",
     },
     "layers.cross_entropy": {
         "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",
@@ -64,6 +71,8 @@ ALONE = {
     "parallel.data_parallel": {
         "samples_of": "the machine imports it elsewhere",
         "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
+        "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
+        "mean_of_means": "the wrong way",
         "Gradients": "one replica's gradients, summed while the backward goes on",
     },
     "parallel.pipeline": {

@@ -23,6 +23,7 @@ from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
 from reference.params import join
+from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
@@ -110,6 +111,9 @@ def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
     if not has_head(trainer.state.layout.tensors, trainer.state.model):
         samples = nonsense(samples, "targets", "swapped", "answers")
     mine = [take(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
+    if (context := trainer.topology.context) is not None:
+        s = samples.tokens.shape[1]
+        mine = [batch.at(SequencePart(context.rank, zigzag(context.size, s))) for batch in mine]
     return [type(batch)(*(x if x is None else wrap(x) for x in batch)) for batch in mine]
 
 

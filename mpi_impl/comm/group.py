@@ -63,6 +63,18 @@ class Group(ObjectGroup):
             transport.broadcast(x, root)
         return x
 
+    def all_to_all(self, xs: list, reason: str) -> list:
+        """Return what each rank has for this one, in rank order: xs[i] goes to rank i. All have one shape."""
+        out = [x if i == self.rank else np.empty_like(x, order="C") for i, x in enumerate(xs)]
+        others = [i for i in range(self.size) if i != self.rank]
+        with self._collective("all_to_all", xs[0], sum(x.size for x in xs), reason):
+            transport = self.transports.choose(PointToPoint, xs[0])
+            requests = [transport.post_receive(out[i], i, 0) for i in others]
+            requests += [transport.post_send(xs[i], i, 0) for i in others]
+            for request in requests:
+                request.wait()
+        return out
+
     def _like(self, x, axis: int, length: int):
         """Return an array for a result: like x, but for its length along the axis. A rank alone gets x itself."""
         if self.size == 1:

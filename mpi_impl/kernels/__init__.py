@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels import compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blocks, compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import HALVES
-from reference import ops
+from reference import online_softmax, ops
 
 
 class Kernel(NamedTuple):
@@ -115,6 +115,12 @@ attention_core_backward = Kernel(ops.attention_core_backward, cpu.attention_core
                                  cuda.attention_core_backward)
 cached_attention = Kernel(ops.cached_attention, cpu.cached_attention, cpu.cached_attention, half.cached_attention,
                           cuda.cached_attention)
+
+block_attention = Kernel(online_softmax.block_attention, blocks.block_attention, blocks.block_attention,
+                         blocks.block_attention, cuda.block_attention)
+block_attention_backward = Kernel(online_softmax.block_attention_backward, blocks.block_attention_backward,
+                                  blocks.block_attention_backward, blocks.block_attention_backward,
+                                  cuda.block_attention_backward)
 
 exp_and_sum = Kernel(plain.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum)
 cross_entropy_backward = Kernel(plain.cross_entropy_backward, plain.cross_entropy_backward,

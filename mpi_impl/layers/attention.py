@@ -3,6 +3,7 @@ import numpy as np
 
 from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, cached_attention, linear,
                               rotate, rotate_backward, rows, total)
+from mpi_impl.layers.context_attention import PartCache
 from reference.layer_context import TRAINING
 from reference.layers.attention import Attention, AttentionCache
 from reference.ops import CoreInputs
@@ -19,7 +20,9 @@ def attention_forward(x, p: Attention, causal, region, context=TRAINING):
         q[...], k[...] = rotate(q, rotary), rotate(k, rotary)            # v keeps their buffer, so they may stay in it
     site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
     inputs = CoreInputs(q, k, v, causal, site, context.lengths)
-    if kv_cache is None:
+    if context.part is not None:
+        attended, core = context.part.attend(inputs)
+    elif kv_cache is None:
         attended, core = attention_core(*inputs)                         # [b, s, a/t, d]
         core = inputs if context.recompute.selective else core
     else:
@@ -41,7 +44,7 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     sink(grads.w_out, context, dy)
     dcontext = linear(dy, p.w_out.T).reshape(b, s, *p.b_qkv.shape[1:])
     # forward: context = attention_core(rotate(q), rotate(k), v)
-    dq, dk, dv = attention_core_backward(dcontext, core_again(core))
+    dq, dk, dv = core_backward(dcontext, core)
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = f(x) @ w_qkv + b_qkv
@@ -50,6 +53,13 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     grads.b_qkv[...] += total(rows(dqkv)).reshape(grads.b_qkv.shape)
     dx = linear(dqkv, p.w_qkv.reshape(h, -1).T)
     return region.enter_backward(dx, "attention input")      # f, backward
+
+
+def core_backward(dcontext, core):
+    """Return dq, dk and dv, each [b, s, a/t, d], for dcontext [b, s, a/t, d]."""
+    if isinstance(core, PartCache):
+        return core.backward(dcontext)
+    return attention_core_backward(dcontext, core_again(core))
 
 
 def core_again(core):

@@ -53,4 +53,4 @@ def add_branch_and_norm(x, y, norm: LayerNorm, epsilon, region, dropout, site):
 
 def local_site(site, x, region, dropout):
     """Return the dropout site of this rank's positions."""
-    return dropout and dropout.hidden(site, region.positions(x).start)
+    return dropout and dropout.hidden(site, region.positions(x))

@@ -7,6 +7,7 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
+from mpi_impl.layers.context_attention import ContextPart, part_of
 from mpi_impl.parallel.buffers import Buffer, OffloadedShard, Shard
 from mpi_impl.parallel.tiles import tiles
 from mpi_impl.parallel.zero import STAGES
@@ -139,6 +140,10 @@ class ModelState:
                 self.gradients.own.store(piece, part)
 
     # ---- what others ask ----
+
+    def part(self, microbatches: Sequence) -> ContextPart | None:
+        """Return this rank's part of the microbatches' sequences; None without context parallelism."""
+        return part_of(self.topology.context, self.topology.config.cp_comm_type, microbatches[0].tokens.shape[1])
 
     @property
     def last_rank(self) -> int:

@@ -12,7 +12,7 @@ from mpi_impl.recording.observer import Observer
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.optimizer import Adam
 from reference.dropout import Dropout
-from reference.layer_context import LayerContext
+from reference.layer_context import EVALUATION, LayerContext
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
@@ -92,7 +92,8 @@ class Trainer:
         """Return the losses of the heads over a global batch, of which this replica has these microbatches."""
         with self.ledger.phase("evaluation"):
             work = ForwardPass(self.state.model, self.state.region, self.state.stage_params, microbatches,
-                               self.total_weights(microbatches, global_batch_size), self.state.device_prototype)
+                               self.total_weights(microbatches, global_batch_size), self.state.device_prototype,
+                               EVALUATION._replace(part=self.state.part(microbatches)))
             self.pipeline("evaluation", len(microbatches)).play(
                 work.compute, self.state.device_prototype, self.state.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_losses(work.losses)
@@ -101,13 +102,14 @@ class Trainer:
         """Return what this step drops, and what it keeps, of each of this replica's microbatches."""
         b, (replica, d) = len(microbatches[0].tokens), (self.topology.place.data, self.topology.data.size)
         first = [samples_of(replica, k, d, b).start for k in range(len(microbatches))]
-        return [LayerContext(Dropout(self.state.model, self.state.seed, self.iteration, sample),
-                             self.topology.config.recompute) for sample in first]
+        part = self.state.part(microbatches)
+        return [LayerContext(Dropout(self.state.model, self.state.seed, self.iteration, sample, part=part),
+                             self.topology.config.recompute, part=part) for sample in first]
 
     def total_weights(self, microbatches: Sequence, global_batch_size: int) -> list[float]:
         """Return the sum of the loss weights over the global batch, for each head."""
         if microbatches[0].weights is None:
-            return [global_batch_size * microbatches[0].tokens.shape[1]]
+            return [global_batch_size * microbatches[0].tokens.shape[1] * self.topology.config.context_parallel_size]
         mine = sum(np.stack([weights.sum() for weights in batch.weights_of_heads(self.state.model.heads)])
                    for batch in microbatches)
         with self.ledger.phase("data"):

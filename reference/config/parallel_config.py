@@ -2,9 +2,11 @@
 from dataclasses import dataclass, field
 from math import prod
 
-from reference.config.checks import option, require_positive
+from reference.config.checks import option, require_one_of, require_positive
 from reference.config.recompute import Recompute
 from reference.errors import UserError
+
+CP_COMM_TYPES = ("p2p", "all_gather", "a2a")     # layers/context_attention.py has the three ways
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class ParallelConfig:
     keep_gathered_inputs: bool = False     # whether the regions' gathered inputs are kept for the backward
     recompute: Recompute = field(default_factory=Recompute)
     context_parallel_size: int = 1         # c
+    cp_comm_type: str = "p2p"              # how attention over c ranks communicates: a name in CP_COMM_TYPES
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
                      "ddp_bucket_size", "context_parallel_size"):
             require_positive(name, getattr(self, name))
         check_zero_stage(self.zero_stage)
+        require_one_of("cp_comm_type", self.cp_comm_type, CP_COMM_TYPES)
         if self.cpu_offload and self.zero_stage == 0:
             raise UserError("--cpu-offload offloads a rank's shard of the model's states, but without ZeRO there are "
                             "no shards. Choose --zero-stage 1, 2 or 3.")

@@ -131,7 +131,7 @@ def add_branch(xs, ys, region, dropout, site):
     """Add the branch to the residual on each rank; return the sums and the dropout masks of its positions."""
     sums, masks = [], []
     for x, y, positions in zip(xs, ys, region.positions(xs)):
-        y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions.start))
+        y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions))
         sums.append(x + y)
         masks.append(mask)
     return sums, masks

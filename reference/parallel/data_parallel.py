@@ -41,6 +41,27 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
     return all_reduce(losses)[0], all_reduce_trees(grads)
 
 
+def weighted_loss(losses, weights):
+    """Return the loss over all ranks, and each rank's gradient of it, from each rank's losses and their weights.
+
+    The ranks have other samples, or with context parallelism other positions. Both sums are over all of them.
+    """
+    total = all_reduce([weight.sum() for weight in weights])[0]
+    return all_reduce([(loss * weight).sum() / total for loss, weight in zip(losses, weights)])[0], [
+        weight / total for weight in weights]
+
+
+def mean_of_means(losses, weights):
+    """Do the same by the mean of the ranks' means, which is wrong where their weights differ: a rank with few tokens
+    that count gives each of them more weight.
+
+    With context parallelism that is the rule, not the exception: padding is at the end of a sequence, and so on a few
+    ranks. With one token that counts, on one of c = 2 ranks, loss and gradient are halved (NVIDIA/Megatron-LM #7452).
+    """
+    shares = [weight / max(weight.sum(), 1) / len(weights) for weight in weights]
+    return all_reduce([(loss * share).sum() for loss, share in zip(losses, shares)])[0], shares
+
+
 def all_reduce_trees(trees):
     """All-reduce every tensor. (The machine's gradients lie in one flat buffer, and take a single all-reduce.)"""
     total = tree_map(lambda *xs: all_reduce(xs)[0], *trees)

@@ -100,7 +100,7 @@ class ZeroTrainer:
         c, blocks, contexts = self.model, {}, [LayerContext(dropout) for dropout in dropouts]
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
                                                             self.whole("embedding.position")), contexts)
-        rotary = stage_rotary(xs[0], c, tokens[0].shape[1])
+        rotary = stage_rotary(xs[0], c, [slice(0, tokens[0].shape[1])])
         contexts = [context._replace(rotary=rotary) for context in contexts]
         for layer in self.tensors.blocks:
             xs, blocks[layer] = each(lambda x, p, context: block_forward(x, p, c, context),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, Recompute
+from reference.config import ARCHITECTURES, CP_COMM_TYPES, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, Recompute
 from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
@@ -70,15 +70,16 @@ class Training(NamedTuple):
 
     @property
     def case(self) -> ExactCase:
-        stages, s = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages, 3 + self.sequence_parallel
+        stages, c = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages, self.plan.c
+        s = 2 * c if c > 1 else 3 + self.sequence_parallel
         sizes = dict(num_layers=max(stages, 3), hidden_size=4 * self.t, num_attention_heads=2 * self.t, vocab_size=10,
-                     max_position_embeddings=4, make_vocab_size_divisible_by=3)
+                     max_position_embeddings=max(s, 4), make_vocab_size_divisible_by=3)
         return ExactCase(self.t, ModelConfig(**sizes | self.model), 1, s, self.t, False, self.sequence_parallel,
                          self.keep_gathered_inputs)
 
     @property
     def ranks(self) -> int:
-        return self.t * self.plan.p * self.d
+        return self.t * self.plan.p * self.plan.c * self.d
 
 
 NO_DROPOUT = dict(hidden_dropout=0.0, attention_dropout=0.0)
@@ -103,6 +104,16 @@ RUNS = {
         dict(architecture="bert", heads=("lm",), activation="relu", num_layers=2), True),
     "ZeRO-3 on three replicas, sequence parallel": Training(
         2, 3, 2, Plan(zero_stage=3, recompute=Recompute("full", "uniform", 2)), {}, True),
+    "a ring of three, rope, 1f1b": Training(
+        1, 1, 2, Plan(2, c=3, zero_stage=1), dict(position_embedding_type="rope", num_layers=2)),
+    "a ring of two, sequence parallel, BERT": Training(
+        2, 2, 1, Plan(c=2, zero_stage=2, recompute=Recompute("full")),
+        dict(architecture="bert", heads=("lm", "sop"), num_layers=2), True),
+    "gathered keys, ZeRO-3": Training(
+        1, 2, 2, Plan(c=2, cp_comm_type="all_gather", zero_stage=3), dict(num_layers=2)),
+    "heads for positions, BERT": Training(
+        2, 1, 2, Plan(2, "zb-h1", c=2, cp_comm_type="a2a", recompute=Recompute("selective")),
+        dict(architecture="bert", heads=("choice",), num_layers=2)),
 }
 
 
@@ -119,6 +130,7 @@ def test_every_choice_is_met():
     models = [case.model for case in every]
     assert {plan.schedule for plan in plans} == SCHEDULES.keys() - {"forward-only"}
     assert {plan.zero_stage for plan in plans} == set(range(4))
+    assert {plan.cp_comm_type for plan in plans if plan.c > 1} == set(CP_COMM_TYPES)
     assert {plan.recompute.granularity for plan in plans} == set(RECOMPUTE)
     assert {plan.recompute.method for plan in plans} == {"uniform", "block"}
     assert {(c.architecture, c.heads) for c in models} == {(name, each) for name in ARCHITECTURES

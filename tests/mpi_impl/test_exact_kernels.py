@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import cpu, plain
-from reference import ops
+from mpi_impl.kernels import blocks, cpu, plain
+from reference import online_softmax, ops
 from reference.dropout import Site
 from reference.exact import array, field
 from reference.exact.array import ExactArray, random_array
 from reference.exact.field import MINUS_INFINITY
 from reference.layers.cross_entropy import softmax_minus_target
-from tests.mpi_impl.test_kernels import attention_mask
+from tests.mpi_impl.test_kernels import attention_mask, block_backward_arguments, block_of
 from tests.planted import planted
 from tests.reference.test_ops import lengths
 from tests.strategies import close
@@ -36,6 +36,7 @@ def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have several."""
     monkeypatch.setattr(cpu, "TILE", 8)
     monkeypatch.setattr(cpu, "ATTENTION_ROWS", 2)
+    monkeypatch.setattr(blocks, "ROOM", 8)
     monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:2, :2])
 
 
@@ -109,6 +110,19 @@ def test_cached_attention(b, n, before, a, d):
     m = n + before - 1
     q, (k, v) = random_array((b, n, a, d), "q"), random_array((2, b, m + 3, a, d), "kv")[:, :, :m]
     same([cpu.cached_attention(q, k, v)], [ops.cached_attention(q, k, v)])
+
+
+@examples
+@given(st.data(), SMALL, st.integers(1, 5), st.integers(1, 5), SMALL, SMALL, HEAD_SIZES)
+def test_block_attention(data, b, n, m, g, each, d):
+    """Forward; and backward with any statistics of the other blocks."""
+    def drawn(name, *shape):
+        return random_array(shape, name)
+
+    block, dy = block_of(data, drawn, b, n, m, g, each, d)
+    same(blocks.block_attention(*block), online_softmax.block_attention(*block))
+    arguments = block_backward_arguments(block, dy, drawn)
+    same(blocks.block_attention_backward(*arguments), online_softmax.block_attention_backward(*arguments))
 
 
 @examples

@@ -38,9 +38,11 @@ def collectives_agree(group, xs, axis):
     assert (group.all_reduce(x.copy(), "test", op="max") == collectives.all_reduce(xs, np.maximum)[0]).all()
     assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
     close(group.reduce_scatter(x, axis, "test"), collectives.reduce_scatter(xs, axis)[group.rank], tolerance)
+    parts = collectives.all_to_all([np.split(x, n, axis) for x in xs])[group.rank]
+    assert all((one == other).all() for one, other in zip(group.all_to_all(np.split(x, n, axis), "test"), parts))
     assert (group.broadcast(x.copy(), "test", root=n - 1) == collectives.broadcast(xs, n - 1)[0]).all()
-    assert group.ledger.elements(reason="test") == (4 + n) * x.size
-    assert group.ledger.calls(group="world", group_size=n) == 5
+    assert group.ledger.elements(reason="test") == (5 + n) * x.size
+    assert group.ledger.calls(group="world", group_size=n) == 6
 
 
 @given(RANKS)

@@ -26,7 +26,8 @@ from reference.params import leaves, tree_map
 from reference.precision import FORMATS
 from tests import rank_theorems as theorems
 from tests.allocated import most_bytes
-from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles  # noqa: F401
+from tests.mpi_impl.test_kernels import (SEEDS, arrays, block_backward_arguments, block_of, sites,  # noqa: F401
+                                         small_tiles)
 from tests.reference.test_ops import lengths
 from tests.strategies import Case, cases, close
 
@@ -202,6 +203,23 @@ def test_attention_core(data, b, s, a, d, causal, drops, name, seed):
                                    cpu.attention_core_backward(widened(dcontext), wide_cache),
                                    ops.attention_core_backward(in_float64(dcontext), expected_cache), strict=True):
         near(name, actual if real is not None else assert_rounds_once(name, actual, wide), exact)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6),
+       NAMES, SEEDS)
+def test_block_attention(data, b, n, m, g, d, name, seed):
+    """Halves are read, and all results are float32, to the last bit those for the same numbers in float32."""
+    def drawn(what, *shape):
+        if what in ("along", "highest", "total"):
+            return np.full(shape, 2, np.float32)
+        return halves(seed + ord(what[0]), name, *shape)
+
+    block, dy = block_of(data, drawn, b, n, m, g, 2, d)
+    arguments = block_backward_arguments(block, dy, drawn)
+    for kernel, given_ in ((kernels.block_attention, block), (kernels.block_attention_backward, arguments)):
+        for one, other in zip(kernel(*given_), kernel(*map(widened, given_)), strict=True):
+            assert one.dtype == other.dtype == np.float32
+            np.testing.assert_array_equal(one, other)
 
 
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6), NAMES, SEEDS)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blocks, compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
-from reference import ops
+from reference import online_softmax, ops
 from reference.dropout import Site
 from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device, to_host
@@ -37,6 +37,7 @@ def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
+    monkeypatch.setattr(blocks, "ROOM", 128)
     monkeypatch.setattr(cpu, "ATTENTION_ROWS", 5)
     monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:5, :5])
 
@@ -68,13 +69,13 @@ def test_the_table_names_functions_by_its_rows():
     in_turn = {"drop_then_add", "add_then_norm", "multiply_then_activate", "repeat_core"}
     for name, row in TABLE.items():
         assert {function.__name__ for function in row} - in_turn <= {name}
-        twin = getattr(ops, name, None)
+        twin = getattr(ops, name, getattr(online_softmax, name, None))
         assert twin is None or row.textbook is twin or name == "cross_entropy_backward"     # ours gets other arguments
 
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, compiled, half, fused, cuda):
+    for module in (plain, cpu, blocks, compiled, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
@@ -238,6 +239,44 @@ def test_cached_attention(b, n, before, a, d, dtype, seed):
         found = kernels.cached_attention(*map(wrap, (q[:, m - n:], k, v)))
         assert isinstance(found, type(wrap(q)))
         same(to_host(found), expected, dtype)
+
+
+def block_of(data, draw_array, b, n, m, g, each, d):
+    """Draw a block's arguments: q, k, v, and whether it is on the diagonal, where dropout draws, how much is real."""
+    diagonal = data.draw(st.booleans(), "diagonal")
+    m = n if diagonal else m
+    site = data.draw(st.sampled_from([None, Site((3, 4), 0.3, (0, g * each + 1, n + 5, m + 4), (2, 1, 5, 3))]), "site")
+    real = data.draw(st.sampled_from([None, np.random.default_rng(n).integers(-2, m + 2, b)]), "real")
+    q, k, v = draw_array("q", b, n, g * each, d), draw_array("k", b, m, g, d), draw_array("v", b, m, g, d)
+    return (q, k, v, diagonal, site, real), draw_array("dy", b, n, g * each, d)
+
+
+def block_backward_arguments(block, dy, draw_array):
+    """Return the arguments of block_attention_backward; other blocks have raised the maximum, and have their sums."""
+    q = block[0]
+    b, n, a, _ = q.shape
+    along, highest, total = (draw_array(name, b, a, n, 1) for name in ("along", "highest", "total"))
+    return dy, along, highest, total, *block
+
+
+@FAST
+@given(st.data(), st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 5), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_block_attention(fast, data, b, n, m, g, each, d, dtype, seed):
+    """With keys that several heads share, and samples of which no key is real; forward and backward."""
+    def drawn(name, *shape):
+        return abs(draw(seed, dtype, *shape)) + 1 if name == "total" else draw(seed + len(name) + ord(name[0]), dtype,
+                                                                               *shape)
+
+    block, dy = block_of(data, drawn, b, n, m, g, each, d)
+    for actual, expected in zip(fast.block_attention(*block), online_softmax.block_attention(*block), strict=True):
+        hidden = np.isinf(expected)
+        assert (actual == expected)[hidden].all()
+        same(np.where(hidden, 0, actual).astype(dtype), np.where(hidden, 0, expected).astype(dtype), dtype)
+    arguments = block_backward_arguments(block, dy, drawn)
+    for actual, expected in zip(fast.block_attention_backward(*arguments),
+                                online_softmax.block_attention_backward(*arguments), strict=True):
+        same(actual, expected, dtype)
 
 
 def test_padding_on_a_device():

@@ -250,7 +250,7 @@ BUGS = [        # demo, what its check says, the bug
     ("sequence_parallel", "every weight's gradient differs", Bug("mpi_impl.demos.sequence_parallel",
                                                                  "if tensor.split is None:", "if False:")),
     ("sequence_parallel", "what is sent differs", Bug(MAPPINGS, 'f"{reason}, again"', "reason")),
-    ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x).start)", "0)")),
+    ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x))", "slice(0, x.shape[1]))")),
 ]
 
 

@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import CP_COMM_TYPES, ModelConfig, Recompute
 from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
@@ -21,19 +21,22 @@ def places(ranks=8):
 
 
 @st.composite
-def runs(draw):
+def runs(draw, least_c=1):
     """Draw the number of ranks, a case, the number of microbatches, and a plan."""
-    t, p, d = draw(st.sampled_from(places()), "t, p, d")
+    t, p, d = draw(st.sampled_from(places(8 // least_c)), "t, p, d")
+    c = draw(st.integers(least_c, 8 // (t * p * d)), "c")
+    way = draw(st.sampled_from(CP_COMM_TYPES), "cp comm type") if c > 1 else "p2p"
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
-    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L")))
+    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L"),
+                      c=c, heads_of=c if way == "a2a" else 1))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"))
-    return t * p * d, case, m, plan
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way)
+    return t * p * c * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
@@ -41,6 +44,14 @@ def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
     n, case, m, plan = run
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(least_c=2), st.integers(1, 2))
+def test_any_run_with_dealt_positions(ranks, run, steps):
+    """Each of several ranks has its own positions of every sequence; everything else is as ragged as before."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, 0.05, plan)
 
 
 @settings(max_examples=settings().max_examples // 5)

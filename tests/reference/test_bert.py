@@ -165,7 +165,7 @@ def test_padding_may_be_of_any_length(case):
     longest = batch.lengths.max()
     if isinstance(batch, BERTBatch):
         batch = batch._replace(weights=batch.weights * (np.arange(case.s) < batch.lengths[:, None]))
-    short = type(batch)(*(x[:, :longest] if x.ndim == 2 else x for x in batch))
+    short = type(batch)(*(x[:, :longest] if x is not None and x.ndim == 2 else x for x in batch))
     (loss, grads), (other, others) = (loss_and_gradients(one, p, case.model) for one in (batch, short))
     close(np.stack([other]), np.stack([loss]))
     trees_close(others, grads)
