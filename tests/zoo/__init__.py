@@ -7,7 +7,7 @@ from tests.zoo import (below_rounding, bert, checkpoints, context_parallelism, d
                        precision, recompute, sequence_parallelism, tensor_parallelism, vocabulary, zero)
 from tests.zoo.entry import Entry
 
-SUBJECTS = (tensor_parallelism, vocabulary, sequence_parallelism, context_parallelism, pipelines, data_parallelism, zero,
-            optimizer, precision, recompute, bert, checkpoints, below_rounding)
+SUBJECTS = (tensor_parallelism, vocabulary, sequence_parallelism, context_parallelism, pipelines, data_parallelism,
+            zero, optimizer, precision, recompute, bert, checkpoints, below_rounding)
 ENTRIES: tuple[Entry, ...] = tuple(entry for subject in SUBJECTS for entry in subject.ENTRIES)
 BY_NAME = {entry.name: entry for entry in ENTRIES}
