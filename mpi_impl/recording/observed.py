@@ -96,8 +96,12 @@ def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) ->
     show_norm(observer, phase, f"{block}.input_layernorm", cache.input_layernorm)
     core = cache.attention.core
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        observer.see_inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
+    copies = observer.copies_of_keys
+    for name, x, of in (("q", q, 1), ("k", k, copies), ("v", v, copies)):
+        observer.see_inside(phase, f"{block}.attention.{name}", x, axis=2, copies=of)  # [b, s, a/t, d]
+    for name, norm, of in zip(("q_norm", "k_norm"), getattr(cache.attention, "norms", ()), (1, copies)):
+        for part, x in zip(("normed", "inverse_std"), norm or ()):
+            observer.see_inside(phase, f"{block}.attention.{name}.{part}", x, axis=2, copies=of)
     if hasattr(core, "probs"):
         observer.see_inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
         if core.mask is not None:
@@ -108,7 +112,7 @@ def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) ->
     _, activation, hidden = cache.mlp
     z = activation[0] if isinstance(activation, tuple) else activation
     if z.dtype != bool:                                                       # ReLU keeps only its sign
-        observer.see_inside(phase, f"{block}.mlp.pre_activation", z)
+        observer.see_inside(phase, f"{block}.mlp.{'gate_up' if z.ndim == 4 else 'pre_activation'}", z)
     observer.see_inside(phase, f"{block}.mlp.hidden", hidden)
     show_mask(observer, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
 

@@ -6,10 +6,25 @@ from reference.errors import UserError
 
 
 def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
-    """Raise UserError unless every tensor-parallel rank gets whole heads (and so 4h/t columns of the MLP)."""
-    require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
-                    "num_attention_heads", model.num_attention_heads,
+    """Raise UserError unless every tensor-parallel rank gets whole heads, and as many columns of the MLP as others."""
+    t, g = parallel.tensor_model_parallel_size, model.groups
+    require_divides("tensor_model_parallel_size", t, "num_attention_heads", model.num_attention_heads,
                     "A rank holds whole attention heads, and 4h/t columns of the MLP.")
+    if g % t and t % g:
+        raise UserError(f"--tensor-model-parallel-size is {t} and --num-query-groups is {g}, but one must divide the "
+                        "other: a rank holds whole heads of keys and values, or several ranks hold the same one. "
+                        f"Near {t}, these do: {nearest(t, model)}.")
+    require_divides("tensor_model_parallel_size", t, "hidden_size", model.hidden_size,
+                    "Each rank sends 1/t of an activation to the next stage.")
+    require_divides("tensor_model_parallel_size", t, "ffn_hidden_size", model.ffn_size,
+                    "Every rank has the same number of columns of the MLP.")
+
+
+def nearest(t: int, model: ModelConfig) -> str:
+    """Return the tensor-parallel sizes near t that divide the heads, and fit the groups."""
+    heads, g = model.num_attention_heads, model.groups
+    fit = [n for n in range(1, min(heads, 1024) + 1) if heads % n == 0 and (g % n == 0 or n % g == 0)]
+    return ", ".join(map(str, sorted(sorted(fit, key=lambda n: abs(n - t))[:4])))
 
 
 def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Layout, Piece
+from reference.parallel.layout import SEVERAL, Layout, Piece, shared_pieces
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -13,7 +13,7 @@ class Traffic(NamedTuple):
     """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
-    group: str       # tensor, data, pipeline, embedding or model
+    group: str       # tensor, copies, data, pipeline, embedding or model
     phase: str
     reason: str
     calls: int
@@ -221,7 +221,8 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
     The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. A replica sums only its own elements.
+    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
+    queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
@@ -231,6 +232,11 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
         found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+    shared = [shared_pieces(pieces) for pieces in owned]
+    for n in sorted({n for pieces in shared for n in pieces}):
+        group = "tensor" if n == p.tensor_model_parallel_size else "copies"
+        sizes = [elements(pieces.get(n, ())) for pieces in shared]
+        found.append(all_reduces(group, f"gradients of {n} copies", sizes, steps, f"split by t/{n}{part}, a step"))
     return found
 
 

@@ -15,7 +15,7 @@ from reference.layers.block import (block_backward, block_forward, block_tensors
                                     sharded_block_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
-from reference.ops import rotary_cos_sin
+from reference.rope import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):
@@ -143,7 +143,9 @@ def add_table(embedding, dtable):
 
 def stage_rotary(x, c, s, first=0):
     """Return rope's cos and sin for s positions from `first` on, like x, for all layers; None for learned positions."""
-    return rotary_cos_sin(s, c.rotary_size, x, first=first) if c.position_embedding_type == "rope" else None
+    if c.position_embedding_type != "rope":
+        return None
+    return rotary_cos_sin(s, c.rotary_size, x, c.rotary_base, first, c.rope_scaling)
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------

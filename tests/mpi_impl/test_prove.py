@@ -98,7 +98,7 @@ BUGS = {
         "iteration 1, forward: blocks.0.attention.probs_mask is another formula on rank 1 (tensor 1, data 0, pipeline "
         "0) than in the textbook, first at [0, 3, "),
     "every rank draws the same shard": (
-        2, RUN, Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
+        2, RUN, Bug("reference.params", "number * length if axis == tensor.split else 0 for", "0 for"),
         "iteration 0, optimizer parameters: embedding.word is another formula on rank 1 "),
     "f without its all-reduce": (
         2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)", "return dx"),

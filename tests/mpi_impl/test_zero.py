@@ -64,7 +64,8 @@ def batch_of(trainer, case, m, step=0):
 
 # ---- the stages -----------------------------------------------------------------------------------------------------
 
-REPORTS = re.compile("(demos|notebook|planning|programs|reports)/|plan.py|recording/completeness.py")    # and options
+REPORTS = re.compile(  # and options
+    "(demos|notebook|planning|programs|proof|reports)/|plan.py|recording/completeness.py")
 
 
 def test_the_stage_is_chosen_in_one_place():

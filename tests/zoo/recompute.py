@@ -83,7 +83,7 @@ ENTRIES = [
     Entry("recomputed attention sees the future", "computation", "recompute", "after NVIDIA/Megatron-LM #4966",
           "The second call of attention's core does not get all of the first one's arguments, and the mask is not "
           "among them.",
-          Bug("mpi_impl.layers.attention", "return attention_core_again(core) if",
+          Bug("mpi_impl.layers.core_attention", "return attention_core_again(core) if",
               "return attention_core_again(core._replace(causal=False)) if"),
           on_ranks("rank_theorems.attention_equals_whole", CASE, True, Recompute("selective"))),
     Entry("caches kept, though they are recomputed", "memory", "recompute", "classic",
