@@ -92,7 +92,8 @@ def model_of(args: PlanOptions) -> ModelConfig:
     if missing := [name for name in SIZES if name not in preset | given]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
     options: Any = OPTIONS[architecture](**preset | given)
-    words = args.vocab_size or VOCABULARIES.get(args.preset or "", VOCABULARY[architecture])
+    known = VOCABULARIES.get(args.preset or "", VOCABULARY[architecture])
+    words = known if args.vocab_size is None else args.vocab_size
     return filled(ModelConfig, options, vocab_size=words, max_position_embeddings=options.seq_length,
                   architecture=architecture, heads=ARCHITECTURES[architecture][0], **in_other_words(options))
 
