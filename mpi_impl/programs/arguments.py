@@ -24,9 +24,9 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "t
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
-# Options that replace another one, which a preset may have.
-INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
-           "recompute_activations": "recompute_granularity"}
+# Options that replace others, which a preset may have.
+INSTEAD = {"fp16": ("bf16",), "bf16": ("fp16",), "dtype": ("fp16", "bf16"),
+           "lr_warmup_fraction": ("lr_warmup_iters",), "recompute_activations": ("recompute_granularity",)}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
 def preset_of(given: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the options that --preset stands for, without those that a given option of another name replaces."""
     preset = PRESETS[architecture].get(given.get("preset", ""), {})
-    replaced = {INSTEAD[name] for name in given.keys() & INSTEAD.keys()}
+    replaced = {other for name in given.keys() & INSTEAD.keys() for other in INSTEAD[name]}
     return {name: value for name, value in preset.items() if name not in replaced}
 
 

@@ -91,6 +91,11 @@ def test_an_option_has_the_last_word(options, compute):
     assert settings.precision.compute == compute
 
 
+@pytest.mark.parametrize("options, compute", [("--fp16", "float16"), ("--dtype float64", "float64")])
+def test_an_option_takes_the_place_of_a_llamas_format(options, compute):
+    assert parse(["--preset", "qwen3-0.6b", *options.split()], 1).precision.compute == compute
+
+
 @pytest.mark.parametrize("options, gone", [
     ("--lr-warmup-fraction 0.5 --train-iters 8", "lr_warmup_iters"), ("--recompute-activations", "none"),
     ("--recompute-granularity none", "none")])
