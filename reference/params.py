@@ -27,9 +27,16 @@ class Tensor:
     fill: float = 0.0          # ... around this value
     decay: bool = False        # whether weight decay applies to it
     pad_to: int = 0            # the split axis is padded to a multiple of this x t; 0: it must divide by t
+    most_shards: int | None = None   # on more ranks some hold copies, and the gradient of each is a partial sum
+
+    def copies(self, t: int) -> int:
+        """Return how many neighbours of t ranks hold the same elements."""
+        if self.split is None:
+            return t
+        return 1 if self.most_shards is None else max(1, t // self.most_shards)
 
     def padded(self, t: int) -> int:
-        """Return the length of the split axis after padding for t ranks. Raise UserError if t does not divide it."""
+        """Return the length of the split axis after padding for t shards. Raise UserError if t does not divide it."""
         assert self.split is not None
         length = self.shape[self.split]
         if self.pad_to:
@@ -43,7 +50,8 @@ class Tensor:
         """Return the shape of the shard that each of t ranks holds, padding included."""
         if self.split is None:
             return self.shape
-        return (*self.shape[:self.split], self.padded(t) // t, *self.shape[self.split + 1:])
+        shards = t // self.copies(t)
+        return (*self.shape[:self.split], self.padded(shards) // shards, *self.shape[self.split + 1:])
 
 
 def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
@@ -124,16 +132,16 @@ def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, pr
 
     `like` is an array of the library that the parameters belong to; `prefix` is the name of a subtree of a model.
     """
-    return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank, seed, like).astype(dtype),
-                    with_names(tensors, prefix))
+    return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank // named.leaf.copies(t), seed,
+                                       like).astype(dtype), with_names(tensors, prefix))
 
 
-def draw(named: Named, shape, rank: int, seed: int, like):
-    """Draw float64 [shape], the shard of a tensor that begins at rank x shape along its split axis. Padding is 0."""
+def draw(named: Named, shape, number: int, seed: int, like):
+    """Draw float64 [shape], the shard of a tensor that begins at number x shape along its split axis. Padding is 0."""
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
-    first = [rank * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
+    first = [number * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
     index = counter_rng.indices(shape, tensor.shape, first, like)
     x = tensor.fill + tensor.std * counter_rng.normal(counter_rng.key(seed, "weights", name), index)
     if tensor.split is None:
@@ -154,9 +162,9 @@ def shard(x, tensor: Tensor, t: int, rank: int):
     """Return rank `rank`'s shard of the whole tensor x, or x itself where the tensor is replicated."""
     if tensor.split is None:
         return x
-    padding = [(0, 0)] * x.ndim
-    padding[tensor.split] = (0, tensor.padded(t) - x.shape[tensor.split])
-    return np.split(np.pad(x, padding), t, tensor.split)[rank]
+    shards, padding = t // tensor.copies(t), [(0, 0)] * x.ndim
+    padding[tensor.split] = (0, tensor.padded(shards) - x.shape[tensor.split])
+    return np.split(np.pad(x, padding), shards, tensor.split)[rank // tensor.copies(t)]
 
 
 def join(shards: list, tensors):
@@ -165,8 +173,9 @@ def join(shards: list, tensors):
 
 
 def whole(parts, tensor: Tensor):
-    """Concatenate all ranks' shards, in rank order, to the whole tensor; return the first where it is replicated."""
+    """Concatenate all ranks' shards, in rank order and without copies, to the whole tensor."""
     if tensor.split is None:
         return parts[0]
     length = tensor.shape[tensor.split]
+    parts = parts[::tensor.copies(len(parts))]
     return np.concatenate(parts, tensor.split)[(slice(None),) * tensor.split + (slice(length),)]

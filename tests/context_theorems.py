@@ -3,11 +3,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.dropout import Dropout
 from reference.layers.context_attention import WAYS
 from reference.ops import CoreInputs, attention_core, attention_core_backward
-from reference.positions import collect, deal, zigzag
+from reference.positions import SequencePart, collect, deal, zigzag
 from tests.cases import close, random_numbers
 
 
@@ -55,15 +56,12 @@ class ContextCase:
 def one_go(case: ContextCase):
     """Return the inputs, the upstream gradient, the result and the gradients of attention on one rank."""
     inputs, dy = case.inputs, case.array("dy", case.heads * case.queries)
-    repeated = inputs._replace(k=np.repeat(inputs.k, case.queries, 2), v=np.repeat(inputs.v, case.queries, 2))
-    y, core = attention_core(*repeated)
-    dq, dk, dv = attention_core_backward(dy, core)
-    return inputs, dy, y, (dq, *(x.reshape(case.b, case.s, case.heads, case.queries, case.d).sum(3) for x in (dk, dv)))
+    y, core = attention_core(*inputs)
+    return inputs, dy, y, attention_core_backward(dy, core)
 
 
 def attention_over_ranks_equals_one_go(case: ContextCase, way: str, tolerance=1e-11):
     """Check one of the three ways: the results, and dQ, dK and dV, for any upstream gradient."""
-    case = replace(case, queries=1) if way == "a2a" else case
     inputs, dy, y, gradients = one_go(case)
     forward, backward = WAYS[way]
     ys, caches = forward(dealt(inputs, case.chunks), case.chunks)
@@ -76,3 +74,14 @@ def attention_over_ranks_equals_one_go(case: ContextCase, way: str, tolerance=1e
 def dealt(inputs: CoreInputs, chunks) -> list[CoreInputs]:
     """Return each rank's inputs."""
     return [inputs._replace(q=q, k=k, v=v) for q, k, v in zip(*(deal(x, chunks) for x in inputs[:3]))]
+
+
+def targets_are_the_next_tokens(case: ContextCase):
+    """Check that the target of each token that a rank gets is the token after it in the text."""
+    text = np.arange(case.b * (case.s + 1)).reshape(case.b, -1)
+    batch = GPTBatch.unpack(text)
+    for rank in range(case.c):
+        mine = batch.at(SequencePart(rank, case.chunks))
+        assert (mine.targets == mine.tokens + 1).all()
+    close(collect([batch.at(SequencePart(rank, case.chunks)).tokens for rank in range(case.c)], case.chunks),
+          batch.tokens)

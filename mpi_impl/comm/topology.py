@@ -17,7 +17,7 @@ With t = c = d = 2:    tensor     [0 1][2 3][4 5][6 7]
                        pipeline   [0][1][2][3][4][5][6][7]
                        model      [0 1][2 3][4 5][6 7]
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpi_impl.comm.group import Group
@@ -60,6 +60,19 @@ class Topology:
     model: Group    # the t x p ranks that hold one replica
     embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
     place: Place
+    copies: dict[int, Group] = field(default_factory=dict)    # what `neighbours` has made
+
+    def neighbours(self, n: int) -> Group:
+        """Return the n neighbouring ranks of the tensor group, from a multiple of n on, that this rank is one of.
+
+        They hold copies of a shard, where there are fewer shards than ranks. The first call is made by all of the
+        tensor group's ranks.
+        """
+        if n == self.tensor.size:
+            return self.tensor
+        if n not in self.copies:
+            self.copies[n] = self.tensor.split(self.tensor.rank // n, "copies")
+        return self.copies[n]
 
 
 def connect(world: Group, config: ParallelConfig) -> Topology:
@@ -81,6 +94,7 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
 def disconnect(topology: Topology) -> None:
     """Free the groups that `connect` formed."""
     between = (topology.context, topology.replicas) if topology.context else ()
-    for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding):
+    for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding,
+                  *topology.copies.values()):
         if group is not None:
             group.free()

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.kernels import attention_core, attention_core_backward, block_attention, block_attention_backward
+from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, block_attention,
+                              block_attention_backward)
 from mpi_impl.runtime.arrays import narrowed, widened
-from reference.layers.context_attention import BlocksCache, at_block
+from reference.layers.context_attention import BlocksCache, ExchangedCache, at_block
 from reference.online_softmax import finish, merge
 from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
 
@@ -23,10 +24,15 @@ class ContextPart(SequencePart):
     group: Group
     way: str        # a key of WAYS
 
-    def attend(self, inputs):
-        """Map CoreInputs to the attended values [b, s/c, a/t, d], and return the cache."""
+    def attend(self, inputs, recompute):
+        """Map CoreInputs to the attended values [b, s/c, a/t, d], and return the cache.
+
+        Selective recompute changes only what heads exchanged for positions keep: blocks keep no probabilities anyway.
+        """
         forward, _ = WAYS[self.way]
         attended, cache = forward(inputs, self.chunks_of_ranks, self.group)
+        if recompute.selective and isinstance(cache, ExchangedCache):
+            cache = cache._replace(core=None)
         return attended, PartCache(self, cache)
 
 
@@ -173,13 +179,15 @@ def exchanged_attention_forward(inputs, chunks, group):
     q, k, v = (heads_for_positions(x, chunks, group, what)
                for x, what in zip(inputs, ("queries", "keys", "values")))
     site = inputs.site and inputs.site.moved(0, group.rank * q.shape[2])              # its heads are not the first
-    attended, core = attention_core(q, k, v, inputs.causal, site, inputs.lengths)
-    return positions_for_heads(attended, chunks, group, "attended values"), core
+    exchanged = inputs._replace(q=q, k=k, v=v, site=site)
+    attended, core = attention_core(*exchanged)
+    return positions_for_heads(attended, chunks, group, "attended values"), ExchangedCache(exchanged, core)
 
 
 def exchanged_attention_backward(dattended, cache, chunks, group):
     """Return dq, dk and dv. The adjoint of an exchange is the exchange back."""
-    gradients = attention_core_backward(heads_for_positions(dattended, chunks, group, "attended values"), cache)
+    core = attention_core_again(cache.inputs) if cache.core is None else cache.core
+    gradients = attention_core_backward(heads_for_positions(dattended, chunks, group, "attended values"), core)
     return tuple(positions_for_heads(x, chunks, group, what)
                  for x, what in zip(gradients, ("queries", "keys", "values")))
 

@@ -7,10 +7,10 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
-from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
+from mpi_impl.programs.options import NAMES, OPTIONS, LlamaOptions, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_positive)
+from reference.config import (CP_COMM_TYPES, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              check_sequence_fits, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -24,9 +24,9 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "t
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
-# Options that replace another one, which a preset may have.
-INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
-           "recompute_activations": "recompute_granularity"}
+# Options that replace others, which a preset may have.
+INSTEAD = {"fp16": ("bf16",), "bf16": ("fp16",), "dtype": ("fp16", "bf16"),
+           "lr_warmup_fraction": ("lr_warmup_iters",), "recompute_activations": ("recompute_granularity",)}
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,25 @@ class PretrainingSettings:
     def model(self, vocab_size: int) -> ModelConfig:
         """Return the model with the tokenizer's vocabulary. Raise UserError for sizes that do not fit."""
         heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
-        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads)
+        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads,
+                       **in_other_words(self.args))
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
+
+
+def in_other_words(args) -> dict[str, Any]:
+    """Return the fields of a ModelConfig that have another form than the options. Raise UserError for groups of none.
+    """
+    if not isinstance(args, LlamaOptions):
+        return {}
+    if args.num_query_groups is not None and not args.group_query_attention:
+        raise UserError(f"--num-query-groups is {args.num_query_groups}, but without --group-query-attention every "
+                        "head of queries has its own keys and values. Add it, or leave the number out.")
+    groups = 1 if args.num_query_groups is None else args.num_query_groups
+    return {"num_query_groups": groups if args.group_query_attention else None,
+            "add_bias_linear": not args.disable_bias_linear}
 
 
 def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:
@@ -93,7 +107,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
 def preset_of(given: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the options that --preset stands for, without those that a given option of another name replaces."""
     preset = PRESETS[architecture].get(given.get("preset", ""), {})
-    replaced = {INSTEAD[name] for name in given.keys() & INSTEAD.keys()}
+    replaced = {other for name in given.keys() & INSTEAD.keys() for other in INSTEAD[name]}
     return {name: value for name, value in preset.items() if name not in replaced}
 
 
@@ -127,7 +141,15 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
-        recompute=recompute(args))
+        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args))
+
+
+def cp_comm_type(args) -> str:
+    """Return how attention communicates between context-parallel ranks. Raise UserError if there is only one."""
+    if args.cp_comm_type is not None and args.context_parallel_size == 1:
+        raise UserError(f"--cp-comm-type is {args.cp_comm_type}, but --context-parallel-size is 1, so that no rank "
+                        "needs the keys of another. Choose at least 2, or leave the option out.")
+    return args.cp_comm_type or CP_COMM_TYPES[0]
 
 
 def zero_stage(args) -> int:

@@ -54,8 +54,12 @@ class TensorParallelRegion:
         return dys
 
     def complete(self, grads, tensors):
-        """Return each rank's gradients, complete for replicated tensors too: every rank saw all positions."""
-        return grads
+        """Return each rank's gradients, complete for replicated tensors too: every rank saw all positions.
+
+        Of some tensors inside a region there are fewer shards than ranks: their copies' gradients are partial sums.
+        """
+        return each_complete(lambda tensor, parts: parts if tensor.most_shards is None else
+                             sum_over_copies(parts, tensor), grads, tensors)
 
 
 class SequenceParallelRegion:
@@ -113,8 +117,20 @@ class SequenceParallelRegion:
         Norms, the biases of row-parallel layers and the position table are on every rank, but each rank applies them to
         its own positions only. So their gradients are partial sums: an all-reduce.
         """
-        return [tree_map(lambda tensor, *parts, rank=rank: parts[rank] if tensor.split is not None
-                         else all_reduce(parts)[rank], tensors, *grads) for rank in range(len(grads))]
+        return each_complete(lambda tensor, parts: parts if tensor.split is not None and tensor.most_shards is None
+                             else sum_over_copies(parts, tensor), grads, tensors)
+
+
+def sum_over_copies(parts, tensor):
+    """All-reduce a tensor's gradients over the neighbouring ranks that hold the same elements."""
+    n = tensor.copies(len(parts))
+    return [x for first in range(0, len(parts), n) for x in all_reduce(parts[first:first + n])]
+
+
+def each_complete(complete, grads, tensors):
+    """Call complete(tensor, all ranks' gradients of it) for each tensor; return each rank's tree of gradients."""
+    return [tree_map(lambda tensor, *parts, rank=rank: complete(tensor, parts)[rank], tensors, *grads)
+            for rank in range(len(grads))]
 
 
 TENSOR_PARALLEL = TensorParallelRegion()

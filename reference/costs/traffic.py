@@ -5,7 +5,7 @@ from typing import NamedTuple
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Layout, Piece
+from reference.parallel.layout import SEVERAL, Layout, Piece, shared_pieces
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -13,7 +13,7 @@ class Traffic(NamedTuple):
     """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
-    group: str       # tensor, context, data, replicas, pipeline, embedding or model
+    group: str       # tensor, copies, context, data, replicas, pipeline, embedding or model
     phase: str
     reason: str
     calls: int
@@ -34,20 +34,22 @@ class PassCounts(NamedTuple):
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
-    b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
-    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
-    section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
-    section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
-    where the receivers gather them (2104.04473, section 4.1).
+    b is the micro-batch size, s the sequence length, or with context parallelism a rank's s/c. A layer all-reduces
+    b s h elements twice forward (g) and twice backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t
+    elements a layer and microbatch (1909.08053, section 3). With sequence parallelism each is an all-gather or a
+    reduce-scatter, forward and backward (2205.05198, section 4.2.2). Between stages on different ranks, b s h elements
+    go each way, or b s h / t from each of t ranks where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
+    own = s // p.context_parallel_size
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
-    return [
+    return in_words_of_c(p, [
         *data(c, p, b, s, m + e, steps + evaluations, ranks),
-        *forward(c, p, b, s, "forward", m),
-        *backward(c, p, b, s, m),
-        *layers(p, bsh(c, b, s), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *forward(c, p, b, own, "forward", m),
+        *backward(c, p, b, own, m),
+        *layers(p, bsh(c, b, own), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *contexts(c, p, b * sequences_of(c) * own, "recompute", m * recomputed_layers(c, p), "recomputed layers"),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
@@ -55,9 +57,17 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
         Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
                 steps * ranks, "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
-        *forward(c, p, b, s, "evaluation", e),
+        *forward(c, p, b, own, "evaluation", e),
         *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
-    ]
+    ])
+
+
+def in_words_of_c(p: ParallelConfig, lines: list[Traffic]) -> list[Traffic]:
+    """Write s/c for a rank's positions into the formulas, where context parallelism deals them out."""
+    if p.context_parallel_size == 1:
+        return lines
+    return [line if line.group == "context" or line.reason == "batch" else
+            line._replace(formula=line.formula.replace("b s", "b s/c")) for line in lines]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
@@ -86,7 +96,7 @@ def bsh(c: ModelConfig, b: int, s: int) -> int:
 
 
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
-    """Predict the forward of m microbatches."""
+    """Predict the forward of m microbatches, of which a rank has s positions."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
         found = [*edge(p, "enter", phase, "logits input", m, x, "b s h"),
@@ -98,6 +108,7 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
     return [
         *edge(p, "leave", phase, "embedding output", m, x, "b s h"),
         *layers(p, x, phase, m * c.num_layers, "L"),
+        *contexts(c, p, b * sequences_of(c) * s, phase, m * c.num_layers, "L"),
         *between_stages(c, p, phase, "activation", m, x),
         *found,
     ]
@@ -118,6 +129,7 @@ def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[
         *(one for branch in ("mlp", "attention")
           for one in (*edge(p, "leave_backward", "backward", f"{branch} output", n, x, "L b s h"),
                       *edge(p, "enter_backward", "backward", f"{branch} input", n, x, "L b s h"))),
+        *contexts(c, p, b * sequences_of(c) * s, "backward", n, "L"),
         *between_stages(c, p, "backward", "gradient", m, x),
         *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
@@ -136,6 +148,27 @@ def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: i
     if name == "enter_backward" and p.sequence_parallel and not p.keep_gathered_inputs:
         found = [("all_gather", f"{reason}, again"), *found]
     return [Traffic(operation, "tensor", phase, why, calls, calls * x, formula) for operation, why in found]
+
+
+def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: int, number: str) -> list[Traffic]:
+    """Predict attention's messages between context-parallel ranks, each with so many tokens, in `times` layers."""
+    ranks, backward = p.context_parallel_size, phase == "backward"
+    if ranks == 1:
+        return []
+    t, d = p.tensor_model_parallel_size, c.head_size
+    queries, keys = tokens * c.num_attention_heads // t * d, tokens * max(1, c.groups // t) * d      # of a rank
+    kv, what, d_what = 2 * keys, "keys and values", "gradients of keys and values"
+    if p.cp_comm_type == "a2a":
+        return [Traffic("all_to_all", "context", phase, what, times, times * n, f"{number} b s/c d {heads}/t")
+                for what, n, heads in (("queries", queries, "a"), ("keys", keys, "g"), ("values", keys, "g"),
+                                       ("attended values", queries, "a"))]
+    if p.cp_comm_type == "all_gather":
+        found = [("all_gather", what)] + [("reduce_scatter", d_what)] * backward
+        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s d g/t")
+                for operation, what in found]
+    hops = times * (ranks - 1)
+    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c d g/t")
+            for what in (what, *[d_what] * backward)]
 
 
 def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
@@ -229,7 +262,8 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
     The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. A replica sums only its own elements.
+    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
+    queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
@@ -239,6 +273,11 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
         found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+    shared = [shared_pieces(pieces) for pieces in owned]
+    for n in sorted({n for pieces in shared for n in pieces}):
+        group = "tensor" if n == p.tensor_model_parallel_size else "copies"
+        sizes = [elements(pieces.get(n, ())) for pieces in shared]
+        found.append(all_reduces(group, f"gradients of {n} copies", sizes, steps, f"split by t/{n}{part}, a step"))
     return found
 
 

@@ -35,6 +35,13 @@ class BlocksCache(NamedTuple):
     total: Any      # [b, a/t, s/c, 1]: of exp(score - highest)
 
 
+class ExchangedCache(NamedTuple):
+    """The arrays of one rank's heads, at all positions."""
+
+    inputs: CoreInputs
+    core: Any       # attention_core's cache; with selective recompute None
+
+
 # ---- one rank, and the keys and values of some -----------------------------------------------------------------------
 
 
@@ -145,19 +152,20 @@ def gathered_attention_backward(dattended, caches, chunks):
 def exchanged_attention_forward(inputs, chunks):
     """Map each rank's CoreInputs to its result [b, s/c, a/t, d]. `chunks` are the positions of each rank."""
     qs, ks, vs = (heads_for_positions([getattr(one, name) for one in inputs], chunks) for name in "qkv")
-    results, cores = [], []
+    results, caches = [], []
     for rank, (one, q, k, v) in enumerate(zip(inputs, qs, ks, vs)):
         site = one.site and one.site.moved(0, rank * q.shape[2])         # its heads are not the first
-        attended, core = attention_core(q, k, v, one.causal, site, one.lengths)
+        exchanged = one._replace(q=q, k=k, v=v, site=site)
+        attended, core = attention_core(*exchanged)
         results.append(attended)
-        cores.append(core)
-    return positions_for_heads(results, chunks), cores
+        caches.append(ExchangedCache(exchanged, core))
+    return positions_for_heads(results, chunks), caches
 
 
 def exchanged_attention_backward(dattended, caches, chunks):
     """Return each rank's dq, dk and dv. The adjoint of an exchange is the exchange back."""
-    gradients = [attention_core_backward(dy, core)
-                 for dy, core in zip(heads_for_positions(dattended, chunks), caches)]
+    gradients = [attention_core_backward(dy, cache.core)
+                 for dy, cache in zip(heads_for_positions(dattended, chunks), caches)]
     return list(zip(*[positions_for_heads(parts, chunks) for parts in zip(*gradients)]))
 
 

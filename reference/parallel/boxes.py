@@ -67,7 +67,7 @@ def boxes_of_piece(piece: Piece, tensor_rank: int) -> list[Box]:
     boxes = boxes_of_run(segment.shape, piece.in_buffer.start - segment.offset, piece.in_buffer.stop - segment.offset)
     if split is None:
         return boxes
-    first = tensor_rank * segment.shape[split]
+    first = tensor_rank // segment.copies * segment.shape[split]
     return [tuple(shift(along, first) if axis == split else along for axis, along in enumerate(box)) for box in boxes]
 
 

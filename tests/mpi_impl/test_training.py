@@ -141,6 +141,12 @@ KNOWN = {
         2, "interleaved", 1, bucket_size=7, zero_stage=2, recompute=Recompute("selective"))),
     "a GPT that keeps what was gathered, without a pipeline": (2, 1, 1, ("gpt", ("lm",)), True, Plan()),
     "a GPT whose results are sent whole": (3, 2, 1, ("gpt", ("lm",)), False, Plan(2, scatter_gather=False)),
+    "a GPT whose keys travel around a ring of three": (1, 2, 1, ("gpt", ("lm",)), False, Plan(
+        2, c=3, recompute=Recompute("full", "block", 1))),
+    "a GPT whose keys are gathered, its sequence cut": (2, 1, 2, ("gpt", ("lm",)), True, Plan(
+        c=2, cp_comm_type="all_gather", zero_stage=2)),
+    "a BERT whose heads are exchanged for positions": (2, 2, 1, ("bert", ("lm", "sop")), False, Plan(
+        2, c=2, cp_comm_type="a2a", recompute=Recompute("selective"))),
 }
 
 
@@ -148,9 +154,11 @@ KNOWN = {
 def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
     """Each line of the formulas counts in one of these. Two samples in a microbatch, two steps, three evaluations."""
     t, p, d, (architecture, heads), cut, plan = KNOWN[name]
-    model = ModelConfig(5, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3, architecture=architecture, heads=heads)
-    case = Case(t, model, 2, 4, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
-    ranks.run(t * p * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+    c = plan.c
+    model = ModelConfig(5, 4 * t * c, t * c, 17, 4 * c, make_vocab_size_divisible_by=3, architecture=architecture,
+                        heads=heads)
+    case = Case(t, model, 2, 4 * c, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
+    ranks.run(t * p * c * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
 
 
 @pytest.mark.parametrize("t", [2, 4])

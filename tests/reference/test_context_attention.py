@@ -9,7 +9,8 @@ from reference.layers.context_attention import WAYS, averaged_attention
 from reference.online_softmax import Partial, block_attention, finish, merge
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
 from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
-from tests.context_theorems import ContextCase, attention_over_ranks_equals_one_go, dealt, one_go
+from tests.context_theorems import (ContextCase, attention_over_ranks_equals_one_go, dealt, one_go,
+                                    targets_are_the_next_tokens)
 from tests.strategies import close
 
 CASE = ContextCase(c=2, b=1, chunk=2, heads=2, queries=1, d=3, causal=True, dropout=0.1, padded=False, seed=1)
@@ -91,6 +92,12 @@ def test_partials_of_no_key_and_of_large_scores():
         assert isinstance(both, Partial)
         close(finish(both), finish(seen), 0.0)
     assert np.isfinite(finish(seen)).all()
+
+
+@given(context_cases())
+def test_targets_are_the_next_tokens(case):
+    """At the end of a chunk, too, where the next token is on another rank."""
+    targets_are_the_next_tokens(case)
 
 
 # ---- the wrong ways, shown to be wrong --------------------------------------------------------------------------

@@ -113,6 +113,6 @@ ENTRIES = [
           resumed(*SHARDS)),
     Entry("every rank loads the first shard", "state and checkpoint", "checkpoint", "after NVIDIA/Megatron-LM #520",
           "The offset of a rank's shard is lost, and the first columns fit everywhere, so the load succeeds.",
-          Bug("reference.parallel.boxes", "first = tensor_rank * segment.shape[split]", "first = 0"),
+          Bug("reference.parallel.boxes", "first = tensor_rank // segment.copies * segment.shape[split]", "first = 0"),
           loaded_by(t=2)),
 ]

@@ -6,7 +6,8 @@ ENTRIES = [
     Entry("the loss over the local batch", "scaling", "DP", "after meta-pytorch/torchtune #1875",
           "Each replica divides by the tokens that it has, so that gradients are a sum of means: right only for d = "
           "m = 1.",
-          Bug("mpi_impl.training.trainer", "return [global_batch_size * microbatches[0].tokens.shape[1]]",
+          Bug("mpi_impl.training.trainer", "return [global_batch_size * microbatches[0].tokens.shape[1] * "
+              "self.topology.config.context_parallel_size]",
               "return [microbatches[0].tokens.size]"),
           TRAINED_ON_FOUR),
     Entry("replicas' gradients not summed", "missing communication", "DP", "after deepspeedai/DeepSpeed #855",
@@ -72,7 +73,7 @@ ENTRIES = [
           small(d=2)),
     Entry("every rank draws the same shard", "random numbers", "TP", "after InternLM/InternLM #405",
           "One seed for all ranks makes replicas equal, and heads copies of one another.",
-          Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
+          Bug("reference.params", "number * length if axis == tensor.split else 0 for", "0 for"),
           TRAINED_ON_FOUR),
     Entry("every replica reads the same samples", "computation", "DP", "classic",
           "The data loader does not know its replica, so the batch is d times smaller than it looks, and the loss "

@@ -80,7 +80,7 @@ ENTRIES = [
     Entry("gradients of replicated tensors not summed, in the textbook",
           "missing communication", "SP", "after NVIDIA/Megatron-LM #443",
           "Each rank keeps the gradients of the positions that it has seen.",
-          Bug("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
+          Bug("reference.comm.mappings", "if tensor.split is not None and tensor.most_shards is None", "if True"),
           in_textbook("mlp_equals_whole", SHARDED)),
     Entry("every rank's positions begin at 0, in the textbook", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "The slice of the position table has the right length, and begins at 0.",
