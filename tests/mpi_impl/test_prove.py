@@ -130,7 +130,8 @@ def test_floats_do_not_see_a_sum_that_is_too_large_by_one_part_in_2_50(ranks):
 
 
 def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
-    bug = Bug("mpi_impl.recording.observer", "if partial or self.tensor_rank % segment.copies == 0:", "if self.tensor_rank == 0:")
+    bug = Bug("mpi_impl.recording.observer", "if partial or self.tensor_rank % segment.copies == 0:",
+              "if self.tensor_rank == 0:")
     with pytest.raises(RankFailure, match="The run on 2 ranks lacks a part of .*it is never computed there"):
         ranks.run(2, planted_run, bug, prove, RUN)
 
