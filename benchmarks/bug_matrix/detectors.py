@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from benchmarks.bug_matrix.planted_bug import WINDOW, PlantedBug, sentence, short_text, smooth
 from benchmarks.bug_matrix.proofs import exact_proof, float_theorem
-from benchmarks.bug_matrix.runs import SAVED_AFTER, STEPS
+from benchmarks.bug_matrix.runs import SAVED_AFTER
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.recording.differences import compare as compare_recordings
@@ -46,14 +46,14 @@ def loss_curve(bug: PlantedBug) -> Verdict:
         return silent("the first steps are equal to the last bit")
     assert not isinstance(bug.long, RankFailure), "needs_a_run has asked"
     _, mean, deviation = bug.clean.band(bug.setting)
-    losses = bug.clean.curve(bug.setting, bug.setting.case.seed)[:STEPS - len(bug.long.losses)] + bug.long.losses
+    losses = bug.clean.curve(bug.setting, bug.setting.case.seed)[:-len(bug.long.losses)]
+    losses += bug.long.losses
     far = abs(smooth(losses) - mean) / deviation
     says = (f"the mean of the last {WINDOW} losses is {smooth(losses)[-1]:.3f}; without the bug {mean[-1]:.3f}, with a "
             f"deviation of {deviation[-1]:.3f} over seeds")
     if far[-1] <= 2:
         return silent(says)
-    return seen(says, next(step for step in range(1, STEPS + 1) if (far[step - 1:] > 2).all() or
-                           step == STEPS))
+    return seen(says, next(step for step in range(1, len(far) + 1) if (far[step - 1:] > 2).all()))
 
 
 def gradient_norm(bug: PlantedBug) -> Verdict:

@@ -27,8 +27,9 @@ PATIENCE = 60.0         # seconds in which a short run must end; a long one gets
 class CleanRuns:
     """Runs without a bug, each made once. Learning curves of many seeds are kept in a file."""
 
-    def __init__(self, pools: SmallPools, file: Path):
-        self.pools, self.file, self.known = pools, file, {}
+    def __init__(self, pools: SmallPools, file: Path, steps: int = STEPS, seeds: Sequence[int] = SEEDS):
+        """Let learning curves have so many steps, from these seeds."""
+        self.pools, self.file, self.steps, self.seeds, self.known = pools, file, steps, seeds, {}
         self.curves = json.loads(file.read_text()) if file.exists() else {}
 
     def of(self, n: int, function: Callable, *args, timeout: float = PATIENCE):
@@ -45,7 +46,7 @@ class CleanRuns:
         """Return the losses of a whole run with this seed, on one rank."""
         setting = replaced_seed(setting.on_one_rank, seed)
         if repr(setting) not in self.curves:
-            found, = self.pools.run(1, runs.train, setting, STEPS, timeout=10 * PATIENCE)
+            found, = self.pools.run(1, runs.train, setting, self.steps, timeout=10 * PATIENCE)
             self.curves[repr(setting)] = found.losses
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(json.dumps(self.curves))
@@ -53,9 +54,9 @@ class CleanRuns:
 
     def band(self, setting: BugSetting) -> tuple[int, np.ndarray, np.ndarray]:
         """Return the seed whose final loss is nearest to the mean, and mean and deviation of all, step by step."""
-        curves = np.stack([smooth(self.curve(setting, seed)) for seed in SEEDS])
+        curves = np.stack([smooth(self.curve(setting, seed)) for seed in self.seeds])
         mean, deviation = curves.mean(0), curves.std(0, ddof=1)
-        return SEEDS[int(abs(curves[:, -1] - mean[-1]).argmin())], mean, deviation
+        return self.seeds[int(abs(curves[:, -1] - mean[-1]).argmin())], mean, deviation
 
 
 def smooth(losses: Sequence[float]) -> np.ndarray:
@@ -93,7 +94,7 @@ class PlantedBug:
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """Return the formats in which it is compared with the textbook: its own, and for float32 also the strict one."""
+        """Return the formats in which it is compared with the textbook: with float32 also float64, the strict one."""
         return ("float32", "float64") if self.setting.form == "float32" else (self.setting.form,)
 
     @property
@@ -122,7 +123,8 @@ class PlantedBug:
 
     @cached_property
     def long(self) -> LearningCurve | RankFailure:
-        found = self.run(self.setting.ranks, runs.train, self.setting, STEPS, timeout=5 * PATIENCE)
+        found = self.run(self.setting.ranks, runs.train, self.setting, self.clean.steps,
+                         timeout=5 * PATIENCE)
         return found if isinstance(found, RankFailure) else found[0]
 
     @property
@@ -161,14 +163,16 @@ def sentence(failure: RankFailure) -> str:
     """Return what the first rank says that raised, or died, or that hangs."""
     first = min(failure.answers, key=lambda answer: ("raised", "died", "stuck", "returned").index(answer.what))
     lines = [line.strip() for line in first.detail.splitlines() if line.strip()]
-    if first.what == "raised":
-        at = max((i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Exit|Bug)\b", line)), default=-1)
-        said = lines[at:at + 2] if lines[at] != "AssertionError" else [line for line in lines if line.startswith("assert ")][-1:]
-        return short_text(" ".join(said))
     if first.what == "stuck":
         where = [line for line in lines if line.startswith("File")]
         return short_text(f"It hangs: rank {failure.answers.index(first)} waits in {where[-1] if where else '?'}")
-    return short_text(" ".join(lines) or first.what)
+    if first.what == "died":
+        return short_text(" ".join(lines))
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception|Exit|Bug)\b", line)]
+    said = lines[errors[-1]:errors[-1] + 2] if errors else lines[-1:]
+    if said == ["AssertionError"]:
+        said = [line for line in lines if line.startswith("assert ")][-1:]
+    return short_text(" ".join(said))
 
 
 def short_text(text: str) -> str:

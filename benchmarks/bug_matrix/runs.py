@@ -120,7 +120,7 @@ def train(group, setting: BugSetting, steps: int) -> LearningCurve:
 
 
 class Accounts(NamedTuple):
-    """What a rank's run of two steps and an evaluation has, as sentences about what is not as predicted."""
+    """Sentences of a rank about what is not as predicted in a run of two steps and an evaluation, or empty ones."""
 
     called: bool        # whether the bug's functions were
     ledger: str

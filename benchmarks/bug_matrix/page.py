@@ -1,0 +1,204 @@
+"""The page docs/bug_zoo.md and its picture, from the results."""
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from benchmarks.bug_matrix.detectors import DETECTORS
+from benchmarks.bug_matrix.picture import draw
+from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT, Verdict
+from tests import zoo
+from tests.zoo.entry import BELOW_ROUNDING, KINDS, Entry
+
+ROOT = Path(__file__).parents[2]
+PAGE, PICTURE = ROOT / "docs" / "bug_zoo.md", ROOT / "docs" / "bug_zoo.png"
+NAMES = [detector.name for detector in DETECTORS]
+WATCHED = ("by itself", "loss curve", "gradient norm")      # what one sees without this project's tools
+LETTERS = dict(zip(NAMES, ("E", "L", "G", "F", "X", "V", "C", "T", "S", "M"), strict=True))
+Results = Mapping[str, Mapping[str, Verdict]]
+
+# Of bugs that no detector sees: what would.
+NEEDED: dict[str, str] = {}
+
+
+def write(results: Results) -> None:
+    """Write the page and the picture."""
+    PAGE.write_text(text(results))
+    draw(results, NAMES).savefig(PICTURE, dpi=150)
+
+
+def text(results: Results) -> str:
+    """Return the page."""
+    return "\n\n".join([HEAD, sentences(results), HOW, detectors_table(results), PICTURE_TEXT, kinds_table(results),
+                        *blind_spots(results), TABLE_HEAD, *map(lambda kind: bugs_table(kind, results),
+                                                                KINDS)]) + "\n"
+
+
+# ---- counts ---------------------------------------------------------------------------------------------------------
+
+
+def judged(results: Results, where: Callable[[Entry], bool] = lambda entry: True) -> list[Entry]:
+    """Return the entries that all detectors have judged."""
+    return [entry for entry in zoo.ENTRIES if where(entry) and results.get(entry.name, {}).keys() >= set(NAMES)]
+
+
+def is_reported(entry: Entry) -> bool:
+    """Report whether a mistake, or a similar one, has been reported in some repository."""
+    return entry.source != "classic"
+
+
+def sees(results: Results, entry: Entry, *names: str) -> bool:
+    """Report whether any of these detectors sees the bug."""
+    return any(results[entry.name][name].mark == SEEN for name in names)
+
+
+def trained(results: Results, entry: Entry) -> bool:
+    """Report whether a training run comes across the bug."""
+    return results[entry.name]["by itself"].mark != NOT_APPLICABLE
+
+
+def count(results: Results, entries: Iterable[Entry], *names: str) -> int:
+    return sum(sees(results, entry, *names) for entry in entries)
+
+
+def sentences(results: Results) -> str:
+    """Return the sentences that matter."""
+    real = judged(results, is_reported)
+    run = [entry for entry in real if trained(results, entry)]
+    below = judged(results, lambda entry: entry.kind == BELOW_ROUNDING)
+    silent = [entry for entry in run if not sees(results, entry, *WATCHED)]
+    missing = len(zoo.ENTRIES) - len(judged(results))
+    so_far = f" ({missing} of the zoo's {len(zoo.ENTRIES)} bugs have not been judged yet.)" if missing else ""
+    return (f"**Of {len(real)} bugs that follow a reported one, a training run comes across {len(run)}: "
+            f"{count(results, run, 'by itself')} end it with an error, {count(results, run, 'loss curve')} show in the "
+            f"loss curve within 200 steps, and {count(results, run, 'gradient norm')} in the gradient's norm, if one "
+            f"has that of the right run to compare; {len(silent)} show in none of these. The float theorems see "
+            f"{count(results, real, 'float theorem')} of the {len(real)}, the exact proof "
+            f"{count(results, real, 'exact proof')}, `compare` {count(results, run, 'compare')} of {len(run)} and "
+            f"`--verify` {count(results, run, '--verify')}; all together {count(results, real, *NAMES)}.** Of "
+            f"{len(below)} bugs below the rounding of floats, the exact proof sees "
+            f"{count(results, below, 'exact proof')}, and all others together "
+            f"{count(results, below, *(name for name in NAMES if name != 'exact proof'))}.{so_far}")
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def table(*rows: Iterable[object]) -> str:
+    head, *others = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return "\n".join([head, "|" + "---|" * (head.count(" | ") + 1), *others])
+
+
+def detectors_table(results: Results) -> str:
+    """Return the counts of each detector over all bugs."""
+    rows = []
+    for detector in DETECTORS:
+        marks = [results[entry.name][detector.name].mark for entry in judged(results)]
+        rows.append([LETTERS[detector.name], f"`{detector.name}`" if detector.name in ("--verify", "compare") else
+                     detector.name, detector.what, *map(marks.count, (SEEN, SILENT, NOT_APPLICABLE))])
+    return table(("", "detector", "what it checks", "seen", "silent", "not applicable"), *rows)
+
+
+def kinds_table(results: Results) -> str:
+    """Return, for each kind of bug and each detector, how many it sees of those to which it applies."""
+    rows = []
+    for kind in KINDS:
+        entries = judged(results, lambda entry, kind=kind: entry.kind == kind)
+        row = [kind, len(entries)]
+        for name in NAMES:
+            applies = [entry for entry in entries if results[entry.name][name].mark != NOT_APPLICABLE]
+            row.append(f"{count(results, applies, name)}/{len(applies)}" if applies else "-")
+        rows.append(row)
+    return table(("kind", "bugs", *NAMES), *rows)
+
+
+def blind_spots(results: Results) -> list[str]:
+    """Return the paragraphs about what few see, or nobody."""
+    entries = judged(results)
+    nobody = [entry for entry in entries if not sees(results, entry, *NAMES)]
+    tools = [entry for entry in entries if trained(results, entry) and not sees(results, entry, *WATCHED)]
+    alone = [entry for entry in entries if [name for name in NAMES if sees(results, entry, name)] == ["float theorem"]]
+    inexact = [entry for entry in entries if results[entry.name]["exact proof"].mark == SILENT]
+    found = [f"**Nobody sees** {named(nobody)}" + "".join(f" {NEEDED[entry.name]}" for entry in nobody
+                                                         if entry.name in NEEDED)] if nobody else [
+        "**There is none that nobody sees.**"]
+    found.append(f"**No error, no loss, no norm** tells of {len(tools)}: {named(tools)}")
+    found.append(f"**Only the entry's own theorem sees** {named(alone)}")
+    found.append("**The exact proof is silent** about bugs that change no formula, and about a kernel's, since exact "
+                 f"numbers are computed by the textbook's kernels: {named(inexact)}")
+    return found
+
+
+def named(entries: list[Entry]) -> str:
+    return ("; ".join(entry.name for entry in entries) or "none") + "."
+
+
+def bugs_table(kind: str, results: Results) -> str:
+    """Return the table of one kind."""
+    rows = []
+    for entry in judged(results, lambda entry: entry.kind == kind):
+        rows.append([f"[{entry.name}]({file_of(entry)})", source(entry), theorem(entry),
+                     *(cell(results[entry.name][name]) for name in NAMES)])
+    return f"### {kind.capitalize()}\n\n" + table(("bug", "source", "theorem", *LETTERS.values()), *rows)
+
+
+def cell(verdict: Verdict) -> str:
+    return {SEEN: str(verdict.step or "x"), SILENT: "-", NOT_APPLICABLE: ""}[verdict.mark]
+
+
+def file_of(entry: Entry) -> str:
+    """Return the path of the file of the zoo that has the entry."""
+    subject = next(subject for subject in zoo.SUBJECTS if entry in subject.ENTRIES)
+    return f"../tests/zoo/{subject.__name__.rsplit('.', 1)[1]}.py"
+
+
+def source(entry: Entry) -> str:
+    """Return the source, linked to its thread."""
+    found = re.fullmatch(r"(after )?([\w.-]+/[\w.-]+) (?:#(\d+)|(mutation \d+))", entry.source)
+    if not found:
+        return entry.source
+    after, repository, number, mutation = found.groups()
+    thread = f"/issues/{number}" if number else ""
+    return f"{after or ''}[{repository} {mutation or '#' + number}](https://github.com/{repository}{thread})"
+
+
+def theorem(entry: Entry) -> str:
+    """Return the theorem's name, linked to its file."""
+    path = Path(inspect.getfile(entry.theorem.function)).relative_to(ROOT)
+    return f"[{entry.theorem.name.rsplit('.', 1)[1]}](../{path})"
+
+
+# ---- the text around them -------------------------------------------------------------------------------------------
+
+HEAD = """\
+# Who catches what: a zoo of bugs
+
+The [bug zoo](../tests/zoo) lists mistakes of parallel training: what a person did, why it looks right, who reported
+it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks ten detectors
+whether they see it."""
+
+HOW = """\
+Every bug is planted on the ranks, with the schedule and the options under which it is live: a GPT, or a BERT, of
+two to five layers with 32 columns learns the source of a module of the standard library, character by character, in
+200 steps of 8 samples. The *loss curve* sees a bug if the mean of the last 20 losses is more than two standard
+deviations away from that of six runs without the bug, each with its own seed (the bug has the seed in their
+middle); the step is the first after which it stays there. The *gradient's norm* is compared with that of the same
+run without the bug, same seed, in 20 steps: practice seldom has that number. A bug of the textbook is planted in
+functions that no training run calls, so only theorems apply to it; and if a run ends by itself, there is nothing
+left to compare. Checkpoints are written after step 10.
+
+The results are in [`benchmarks/bug_matrix/results.json`](../benchmarks/bug_matrix/results.json), with what each
+detector said; [benchmarks](../benchmarks/README.md#who-catches-which-bug-bug_matrix) has the commands that make
+them and this page."""
+
+PICTURE_TEXT = """\
+![A row for each bug, by kind; a column for each detector: who sees it, and when](bug_zoo.png)
+
+Each kind's bugs that a detector sees, of those to which it applies:"""
+
+TABLE_HEAD = """\
+## All bugs
+
+A number is the step in which a bug is seen, x is seen without steps, - is silent, and nothing means that the
+detector does not apply. A bug's name leads to its entry, with its story and the changed line; "after" a source
+means that the mistake there is a similar one."""
