@@ -1,4 +1,5 @@
 """Ways of checking a training run, as functions of a planted bug: each tells whether it sees the bug, and when."""
+import re
 from collections.abc import Callable
 from math import isfinite
 from typing import NamedTuple
@@ -26,10 +27,16 @@ def needs_a_run(detector: Callable[[PlantedBug], Verdict]) -> Callable[[PlantedB
         if not isinstance(bug.accounts[0], RankFailure) and not any(one.called for one in bug.accounts[0]):
             return NOT_CALLED
         if bug.failure:
-            return seen(sentence(bug.failure)) if detector is by_itself else ENDS
+            return ended(sentence(bug.failure)) if detector is by_itself else ENDS
         return detector(bug)
 
     return judged
+
+
+def ended(says: str) -> Verdict:
+    """Return the verdict on a run that has ended by itself, with its last step if that is known."""
+    step = re.search(r"(?:in step|iteration) (\d+)", says)
+    return seen(says, int(step[1]) if step else 0)
 
 
 def by_itself(bug: PlantedBug) -> Verdict:

@@ -14,7 +14,7 @@ from benchmarks.bug_matrix.settings import BugSetting, setting_of
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.recording.recording import Recording, in_memory
 from reference.precision import FORMATS
-from tests.planted import planted_run
+from tests.planted import buggy_codes, planted_run
 from tests.small_pools import SmallPools
 from tests.zoo.entry import Bug, Entry
 
@@ -73,9 +73,10 @@ class PlantedBug:
     """An entry of the zoo, and what happens when its bug is planted in a run. Each run is made when it is asked for."""
 
     def __init__(self, entry: Entry, pools: SmallPools, clean: CleanRuns, bug: Bug | None = None):
-        """Observe the entry's bug, or another one in the same run."""
+        """Observe the entry's bug, or another one in the same run. Raises StaleBug if its line is gone."""
         self.entry, self.pools, self.clean, self.bug = entry, pools, clean, bug or entry.bug
         self.textbook = setting_of(entry) is None
+        buggy_codes(self.bug)       # here, since what the ranks raise counts as seen
 
     def run(self, n: int, function: Callable, *args, timeout: float = PATIENCE):
         """Return the results of a run with the bug planted, or the RankFailure."""
