@@ -53,6 +53,7 @@ DEMO = f"""
 PROGRAMS = {
     "pretrain_gpt": Completed("mpi_impl.programs.options:GPTPretrainingOptions"),
     "pretrain_bert": Completed("mpi_impl.programs.options:BERTPretrainingOptions"),
+    "prove": Completed("mpi_impl.proof.options"),
     "generate": Completed("mpi_impl.programs.generation_options:GenerationOptions"),
     "evaluate": Completed("mpi_impl.evaluation.options"),
 }

@@ -417,5 +417,5 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 2. In the first map, halve the batch, and double it. Which fields change, and which do not?
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
-# This is the last walkthrough. The labs in [labs](labs) let you build the pieces yourself. The demos for this
-# walkthrough: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.
+# Next: [11. What is a proof?](11_what_is_a_proof.ipynb). The demos for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.

@@ -43,6 +43,10 @@ class Case:
         """Return the Dropout of a microbatch that is not the first, in some step and layer."""
         return Dropout(self.model, self.seed, step=3, sample=2, layer=1)
 
+    def exactly(self) -> "ExactCase":
+        """Return the same case with exact numbers."""
+        return ExactCase(**vars(self))
+
     def array(self, what: str, *shape):
         """Draw float64 of order 1, independently for each name."""
         rng = np.random.default_rng([self.seed, *what.encode()])

@@ -7,9 +7,8 @@ import numpy as np
 from mpi_impl.checkpoints import checkpoint, on_disk
 from reference.parallel.boxes import without_padding
 from reference.precision import Precision
-from reference.training import trainer as training
 from tests.cases import Case, Plan, close, trees_close
-from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, join_replica, load_and_train, train_and_save
+from tests.checkpoints.saved_runs import DOUBLE, Run, join_replica, load_and_train, train_and_save
 from tests.rank_theorems import first_checks
 from tests.training_theorems import connected
 
@@ -77,10 +76,10 @@ def goes_on(one: Run, steps: int, saved, after) -> None:
     for state in ("parameters", "m", "v"):
         for replica in range(replicas):
             trees_close(join_replica(loaded, state, replica), join_replica(saved, state), 0.0)
-    textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
+    textbook = one.textbook()
     for step in range(steps + 1):
         loss, norm, _ = textbook.step(one.samples(step))
     for result, in results:
-        close(np.array([result.loss, result.grad_norm]), np.array([loss, norm]), 1e-10)
+        close(np.stack([result.loss, result.grad_norm]), np.stack([loss, norm]), 1e-10)
     for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
         trees_close(join_replica(stepped, state, replicas - 1), expected, 1e-10)

@@ -29,13 +29,14 @@ def pytest_configure(config):
 
 # A worker takes one file after the other. Those that take half a minute come first, so that no worker is left with one.
 LONG = """notebooks/test_walkthroughs mpi_impl/test_training test_bug_zoo mpi_impl/test_pretrain_gpt
-    mpi_impl/test_recording test_spy_layers mpi_impl/test_mixed_precision test_hosts test_entry mpi_impl/test_faults
-    labs/test_release labs/test_nbgrader labs/test_sandbox mpi_impl/test_demos mpi_impl/test_layers mpi_impl/test_memory
-    mpi_impl/test_compare checkpoints/test_checkpoint mpi_impl/test_gantt mpi_impl/test_kills mpi_impl/test_zero
-    test_pool mpi_impl/test_device mpi_impl/test_training_demos checkpoints/test_resumed_runs labs/test_grade
-    mpi_impl/test_sample labs/test_canvas test_launch test_command generation/test_words generation/test_generate
-    evaluation/test_fine_tuning evaluation/test_zero_shot data/prepare/test_prepare test_readme_commands
-    test_base_install mpi_impl/test_report mpi_impl/test_report_page""".split()
+    mpi_impl/test_recording mpi_impl/test_exact test_spy_layers mpi_impl/test_mixed_precision test_hosts
+    test_entry mpi_impl/test_faults labs/test_release labs/test_nbgrader labs/test_sandbox
+    mpi_impl/test_demos mpi_impl/test_layers mpi_impl/test_memory mpi_impl/test_compare
+    checkpoints/test_checkpoint mpi_impl/test_gantt mpi_impl/test_kills mpi_impl/test_zero test_pool
+    mpi_impl/test_device mpi_impl/test_training_demos checkpoints/test_resumed_runs labs/test_grade
+    mpi_impl/test_sample labs/test_canvas test_launch test_command generation/test_words
+    generation/test_generate evaluation/test_fine_tuning evaluation/test_zero_shot data/prepare/test_prepare
+    test_readme_commands test_base_install mpi_impl/test_prove mpi_impl/test_report mpi_impl/test_report_page""".split()
 
 
 def place(item) -> int:

@@ -13,6 +13,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -29,7 +30,13 @@ class StaleBug(Exception):
 @contextmanager
 def planted(module_name: str, right: str, wrong: str) -> Iterator[None]:
     """Plant a bug in the module's functions for the duration of the `with` block."""
-    codes = buggy_codes(Bug(module_name, right, wrong))
+    with planted_codes(module_name, buggy_codes(Bug(module_name, right, wrong))):
+        yield
+
+
+@contextmanager
+def planted_codes(module_name: str, codes: dict[str, CodeType]) -> Iterator[None]:
+    """Give the module's functions other code objects for the duration of the `with` block."""
     functions = {find_function(importlib.import_module(module_name), name): code for name, code in codes.items()}
     originals = {function: function.__code__ for function in functions}
     try:
@@ -68,7 +75,11 @@ def buggy_codes(bug: Bug) -> dict[str, CodeType]:
     source = source_of(bug.module)
     if (count := source.count(bug.right)) != 1:
         raise StaleBug(f"`{bug.right}` occurs {count} times in {bug.module}, where it should occur once.")
-    changed = source.replace(bug.right, bug.wrong)
+    return changed_codes(bug, source, source.replace(bug.right, bug.wrong))
+
+
+def changed_codes(bug: Bug, source: str, changed: str) -> dict[str, CodeType]:
+    """Return the code objects of the functions whose bodies differ between the two sources, by qualified name."""
     right, wrong = ast.parse(source), ast.parse(changed)
     wrong_bodies = bodies(wrong)
     names = [name for name, body in bodies(right).items() if wrong_bodies.get(name) != body]
@@ -129,8 +140,8 @@ def find_function(module: ModuleType, qualified_name: str) -> FunctionType:
     found: Any = module
     for name in qualified_name.split("."):
         found = inspect.getattr_static(found, name)
-    if isinstance(found, property):
-        found = found.fget
+    if isinstance(found, property | cached_property):
+        found = found.fget if isinstance(found, property) else found.func
     found = inspect.unwrap(getattr(found, "__func__", found))
     if not isinstance(found, FunctionType) or found.__code__.co_qualname != qualified_name:
         raise StaleBug(f"{module.__name__}.{qualified_name} is hidden by a decorator or a later definition.")

@@ -23,6 +23,7 @@ from mpi_impl.launching.option_fields import add_options
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from mpi_impl.proof.options import KINDS
 from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, help_text, program_of
 from reference.errors import UserError
 from tests.base_install import BLOCKER, base_environment
@@ -77,7 +78,7 @@ def test_the_options_before_a_program_are_those_of_the_launcher(line, tmp_path, 
 
 def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
-    kinds = (GPTPretrainingOptions, BERTPretrainingOptions, GenerationOptions, *evaluation.OPTIONS.values())
+    kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
     names = {name for kind in kinds for name in fields_of(kind)}
     names |= {name for demo in DEMOS for name in declared_options(f"mpi_impl.demos.{demo}")}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile"}
@@ -171,6 +172,7 @@ def fields_of(kind: type) -> dict[str, bool]:
     (PROGRAMS["pretrain_bert"].options, [BERTPretrainingOptions]),
     (PROGRAMS["generate"].options, [GenerationOptions]),
     (PROGRAMS["evaluate"].options, evaluation.OPTIONS.values()),
+    (PROGRAMS["prove"].options, KINDS.values()),
 ])
 def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where, kinds):
     expected = {name: nargs for kind in kinds for name, nargs in fields_of(kind).items()}
@@ -192,6 +194,7 @@ def completions(line: str, program: list[str], env: dict[str, str], folder: Path
     ("shardlab ", [*COMMANDS], ""),
     ("shardlab de", ["demo", "demos"], "demo"),
     ("shardlab run -n 8 pretrain_g", ["pretrain_gpt"], "pretrain_gpt"),
+    ("shardlab run -n 8 prove --proo", ["--proofs"], "--proofs"),
     ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"], "--tensor"),
     ("shardlab demos m", ["mlp", "memory"], "m"),
     ("shardlab demos memory -n 4 --train", ["--train-iters"], "--train-iters"),

@@ -15,6 +15,7 @@ from mpi_impl import compare, plan
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
 from mpi_impl.experiments import layer_norm_order
+from mpi_impl.proof import options as proof
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
 
@@ -26,6 +27,7 @@ PARSE = {
     "mpi_impl.pretrain_bert": lambda options, n: training.parse(options, n, "bert"),
     "mpi_impl.generate": generation.parse,
     "mpi_impl.evaluate": lambda options, n: evaluation.parse(options),
+    "mpi_impl.prove": proof.parse,
     "mpi_impl.plan": lambda options, n: plan.parse(options),
     "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
@@ -35,7 +37,8 @@ PARSE = {
     "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
     "mpi_impl.demos.train": lambda options, n: train.parse_options(options),
 }
-QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory")
+QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory",
+         "reference.prove")
 
 # What makes a run short. Of an option that is given twice, the last counts.
 MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "
@@ -43,6 +46,7 @@ SHORT = {
     "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 1",
     "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 1",
     "mpi_impl.generate": "",
+    "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
     "mpi_impl.plan": "",
     "mpi_impl.data.prepare": "",
     "mpi_impl.compare": MODEL,
@@ -51,6 +55,7 @@ SHORT = {
     "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
     "mpi_impl.demos.mlp": "",
     "mpi_impl.demos.train": "--train-iters 2",
+    "reference.prove": "--tensor-model-parallel-size 2",
     "microshard.py": "--steps 1",
     **dict.fromkeys(QUICK[:4], ""),
 }

@@ -303,7 +303,7 @@ def replicas_equal_one_process(case: Case, d: int, m: int):
     dropout = replace(case.dropout, sample=0)
     loss, grads = loss_and_gradients(GPTBatch(tokens, targets), p, case.model, dropout)
     found, replicas = data_parallel_gradients(tokens, targets, p, case.model, d, case.b, dropout)
-    close(np.array(found), np.array(loss))
+    close(np.stack([found]), np.stack([loss]))
     assert len(replicas) == d
     for replica in replicas:
         trees_close(replica, grads)

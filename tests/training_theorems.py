@@ -12,6 +12,7 @@ from mpi_impl.models import model
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -21,14 +22,14 @@ from reference.models.stage import StageCache, has_embedding, has_head, join_sta
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import assign, join, leaves, split, tree_map
+from reference.params import join
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
+from reference.training.random_start import start_textbook
 from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
-from tests.textbook_theorems import pick
 
 ALONE = Plan()      # neither a pipeline nor ZeRO
 ONE_LAYER = ModelConfig(1, 2, 1, 3, 8)
@@ -68,7 +69,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
         if case.exact:
-            start_from_random_numbers(case, ours, textbook)
+            start_from_random_numbers(case, ours)
+            if textbook is not None:
+                start_textbook_from_random_numbers(case, textbook)
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -88,20 +91,14 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
             training.loss_and_gradients(samples, textbook.params, case.model)[0]])))
 
 
-def start_from_random_numbers(case: Case, ours: Trainer, textbook: training.Trainer | None) -> None:
-    """Give the ranks and the textbook (on rank 0) exact parameters. The initial ones are few numbers, often 0 or 1."""
-    state, topology = ours.state, ours.topology
-    whole = case.params(model_tensors(case.model))
-    if textbook is not None:
-        textbook.params = tree_map(np.copy, whole)
-        textbook.m, textbook.v = tree_map(np.zeros_like, whole), tree_map(np.zeros_like, whole)
-    mine = pick(state.layout.tensors, dict(leaves(whole)))
-    flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
-    shards = split(mine, state.layout.tensors, topology.tensor.size)
-    tree_map(assign, state.layout.views(flat), shards[topology.tensor.rank])
-    for piece in state.pieces:
-        state.parameters.own.store(piece, flat[piece.in_buffer])
-    state.zero.finish_update()
+def start_from_random_numbers(case: Case, trainer: Trainer) -> None:
+    """Add exact numbers to the ranks' initial parameters."""
+    start_ranks(trainer.state, case.params(model_tensors(case.model)))
+
+
+def start_textbook_from_random_numbers(case: Case, textbook: training.Trainer) -> None:
+    """Add the same to those of one process."""
+    start_textbook(textbook, case.params(textbook.tensors))
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
@@ -137,11 +134,11 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
                     trees_close(part.embedding.word, whole.embedding.word, 1e-10)
 
 
-def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan):
+def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
     """Assert that a pipeline's ranks together send what the formulas predict, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
-        together = Ledger()
+        state = ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
+        trainer, together = Trainer(state, OptimizerConfig(1e-2, 10)), Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
         for step in range(work.steps):

@@ -33,6 +33,13 @@ class ObjectGroup(Members):
                 outcomes = self.comm.allgather(outcome)
         return [raise_or_return(outcome) for outcome in outcomes]
 
+    def gather_objects(self, make: Callable) -> list:
+        """Return every rank's `make()`, in rank order, on the first rank; an empty list on the others."""
+        with long_work(self):
+            value = make()
+            with listening(self):
+                return self.comm.gather(value) or []
+
     def allgather_objects(self, value) -> list:
         """Return every rank's value, in rank order, on every rank."""
         with self.watchdog.waiting(self.name, "every rank's word", self.others):

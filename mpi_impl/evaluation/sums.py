@@ -33,7 +33,8 @@ class Sums:
                 found += self.of_batch(self.batches.microbatches_of(part, step))
                 report(min((step + 1) * batch, samples))
             total = self.topology.data.all_reduce(self.on_host(found), "sum over samples")
-            return float(self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)[0])
+            total = self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)
+            return total.tolist()[0]
 
     def of_batch(self, microbatches: list):
         """Return this replica's sum, on the last stage's ranks: float64 [1]."""

@@ -23,6 +23,11 @@ def tiles(*arrays, elements=None):
         yield [x[start:start + step] for x in flat]
 
 
+def empty(x, shape=None):
+    """Return a contiguous array like x, without values: of x's library, format and, by default, shape."""
+    return np.empty_like(x, order="C", shape=shape)
+
+
 def linear(x, w, b=None):
     y = ops.linear(x, w)
     if b is not None:
@@ -35,7 +40,7 @@ def linear(x, w, b=None):
 
 def gelu(x):
     """Compute x sigmoid(2 u), which is the textbook's x (1 + tanh(u)) / 2: NumPy's exp is twice as fast as its tanh."""
-    y, sigmoid = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    y, sigmoid = empty(x), empty(x)
     with np.errstate(over="ignore"):                                  # far to the left: 1 / (1 + infinity) is 0
         for x_, y_, sigmoid_ in tiles(x, y, sigmoid):
             np.multiply(x_, x_, out=sigmoid_)
@@ -51,7 +56,7 @@ def gelu(x):
 
 def gelu_backward(dy, cache):
     x, sigmoid = cache
-    dx = np.empty(dy.shape, dy.dtype)
+    dx = empty(dy)
     for dx_, dy_, x_, sigmoid_ in tiles(dx, dy, x, sigmoid):
         slope = x_ * x_                                               # of 2 u, times x
         slope *= 6 * 0.044715 * sqrt(2 / pi)
@@ -70,8 +75,8 @@ def gelu_backward(dy, cache):
 
 def layer_norm(x, weight, bias, epsilon):
     """Compute means over a row as products with a column of 1/h: BLAS adds up a row faster than NumPy."""
-    y, normed, h = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype), x.shape[-1]
-    inverse_std, mean = np.empty((*x.shape[:-1], 1), x.dtype), np.full((h, 1), 1 / h, x.dtype)
+    y, normed, h = empty(x), empty(x), x.shape[-1]
+    inverse_std, mean = empty(x, (*x.shape[:-1], 1)), np.full_like(x, 1 / h, shape=(h, 1))
     for x_, y_, normed_, inverse_std_ in tiles(x, y, normed, inverse_std):
         np.subtract(x_, x_ @ mean, out=normed_)
         np.multiply(normed_, normed_, out=y_)
@@ -84,10 +89,10 @@ def layer_norm(x, weight, bias, epsilon):
 
 def layer_norm_backward(dy, weight, cache):
     normed, inverse_std = cache
-    dx, dweight, dbias = np.empty(dy.shape, dy.dtype), np.zeros_like(weight), np.zeros_like(weight)
+    dx, dweight, dbias = empty(dy), np.zeros_like(weight), np.zeros_like(weight)
     weight_mean = (weight / dy.dtype.type(len(weight)))[:, None]      # dy @ this: the mean of dy * weight
     for dx_, dy_, normed_, inverse_std_ in tiles(dx, dy, normed, inverse_std):
-        ones = np.ones(len(dy_), dy.dtype)
+        ones = np.ones_like(dy, shape=len(dy_))
         dbias += ones @ dy_
         scratch = dy_ * normed_
         dweight += ones @ scratch
@@ -119,7 +124,7 @@ def dropout(x, site):
 def dropout_backward(dy, mask):
     if mask is None:
         return dy
-    dx = np.empty(dy.shape, dy.dtype)
+    dx = empty(dy)
     for dx_, dy_, keep_ in tiles(dx, dy, mask.keep):
         np.multiply(dy_, mask.scale, out=dx_)
         np.copyto(dx_, 0, where=~keep_)         # times `keep_` would be faster, but infinity times 0 is no number
@@ -186,11 +191,11 @@ class BlockwiseAttentionCore(NamedTuple):
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
     b, s, a, d = q.shape
-    context, probs, mask = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype), None
+    context, probs, mask = empty(q), empty(q, (b, a, s, s)), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
     core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
-    scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
+    scale, ones = q.dtype.type(score_scale(q)), np.ones_like(q, shape=(s, 1))
     q, k, v, y = heads_first(q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
         p = probs[samples, heads, block, :keys]
@@ -217,7 +222,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
 def attention_core_backward(dcontext, cache):
     q, k, v, context, probs, causal, mask, lengths = cache
     b, s, a, d = q.shape
-    gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    gradients = dq, dk, dv = empty(q), np.zeros_like(q, order="C"), np.zeros_like(q, order="C")
     scale = q.dtype.type(score_scale(q))
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
@@ -241,7 +246,7 @@ def attention_core_backward(dcontext, cache):
 def cached_attention(q, k, v):
     """Go block by block of queries, all samples and heads at a time: a new token has only one row in each."""
     n, m = q.shape[1], k.shape[1]
-    context = np.empty(q.shape, q.dtype)
+    context = empty(q)
     scale = q.dtype.type(score_scale(q))
     q, k, v, y = heads_first(q, k, v, context)
     for start in range(0, n, ATTENTION_ROWS):
@@ -296,7 +301,7 @@ def lookup_backward(dy, ids, dtable):
 
 
 def exp_and_sum(logits, highest):
-    total = np.empty(highest.shape, logits.dtype)
+    total = empty(logits, highest.shape)
     for logits_, highest_, total_ in tiles(logits, highest[..., None], total[..., None]):
         logits_ -= highest_
         np.exp(logits_, out=logits_)

@@ -61,6 +61,11 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
     kind = OPTIONS[architecture]
     given = parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
                         "data parallelism.", kind, argv)
+    return settings_of(given, kind, world_size, architecture)
+
+
+def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture: str) -> PretrainingSettings:
+    """Check the given options of this kind, and fill in the others. Raises UserError."""
     preset = preset_of(given, architecture)
     args: Any = kind(**preset | given)
     check_files(args)

@@ -10,19 +10,20 @@ from reference.errors import UserError
 RECORD_AGAIN = "its recording is not complete, so agreement would say little. Record it again, to its end."
 
 
-def check_whole(a: Recording, b: Recording) -> None:
+def check_whole(a: Recording, b: Recording, names: tuple[str, str] = ("A", "B"), advice: str = RECORD_AGAIN) -> None:
     """Raise UserError for iterations, tensors, or parts of a tensor that one of two recordings of a run lacks."""
     iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
     if iterations[0] != iterations[1]:
-        raise UserError(f"A has recorded {format_iterations(iterations[0])}, but B {format_iterations(iterations[1])}. "
+        raise UserError(f"{names[0]} has recorded {format_iterations(iterations[0])}, but {names[1]} "
+                        f"{format_iterations(iterations[1])}. "
                         "Record both to the same iteration.")
-    for name, one, other in (("A", a, b), ("B", b, a)):
+    for name, one, other in ((names[0], a, b), (names[1], b, a)):
         for key in sorted(other.parts.keys() - one.parts.keys(), key=lambda key: key.order):
             if not may_lack(one, key):
-                raise UserError(f"{name} lacks a tensor that the other run has, {key}: {RECORD_AGAIN}")
+                raise UserError(f"{name} lacks a tensor that the other run has, {key}: {advice}")
         for key, parts in one.parts.items():
             if not covers(parts, whole_shape([*parts, *other.parts.get(key, [])])):
-                raise UserError(f"{name} lacks a part of {key}: {RECORD_AGAIN}")
+                raise UserError(f"{name} lacks a part of {key}: {advice}")
 
 
 def may_lack(recording: Recording, key: Key) -> bool:

@@ -101,7 +101,7 @@ def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) ->
     if hasattr(core, "probs"):
         observer.see_inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
         if core.mask is not None:
-            observer.see_inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs > 0), axis=1)
+            observer.see_inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs != 0), axis=1)
     observer.see_inside(phase, f"{block}.attention.context", cache.attention.context)
     show_mask(observer, phase, f"{block}.attention.output_mask", cache.attention_mask)
     show_norm(observer, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)

@@ -32,6 +32,7 @@ class Observer(ABC):
         self.tensor_rank = state.topology.tensor.rank
         self.first_stage = has_embedding(state.layout.tensors)
         self.last_stage = has_head(state.layout.tensors, state.model)
+        self.iteration = 0      # before the first step
 
     @abstractmethod
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
@@ -56,13 +57,13 @@ class Observer(ABC):
         self.see_pieces("reduction", self.state.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
             self.see("step", "loss of each replica", to_host(self.work.losses), (0,), summed=True)
-        self.see("step", "mean loss", np.array([loss]), (0,))
+        self.see("step", "mean loss", np.stack([loss]), (0,))
         self.gradients = {}         # with ZeRO these buffers must not live longer
 
     def see_update(self, norm: float, rate: float) -> None:
         """See the optimizer's states after its step. If the norm is not finite, they have not moved."""
-        self.see("step", "gradient norm", np.array([norm]), (0,))
-        self.see("step", "learning rate", np.array([rate]), (0,))
+        self.see("step", "gradient norm", np.stack([norm]), (0,))
+        self.see("step", "learning rate", np.stack([rate]), (0,))
         for state, buffer in self.state.optimizer_states.items():
             self.see_pieces(f"optimizer {state}", buffer)
 

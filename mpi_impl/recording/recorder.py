@@ -34,7 +34,7 @@ class Recorder(Observer):
         """Keep a copy. A tensor that is seen again has changed, and replaces the earlier copy."""
         if not x.size:      # a shard of padding
             return
-        values = np.array(widened(to_host(x)))
+        values = np.copy(widened(to_host(x)))
         part = TensorPart(self.topology.world.rank, first, values.shape, summed)
         self.seen[Key(self.iteration, phase, name), first] = part, values
 

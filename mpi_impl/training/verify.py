@@ -34,7 +34,7 @@ from reference.training import trainer as training
 SMALL = 256     # elements: of fewer a single one whose gradient has the other sign would count too much, in 16 bits
 
 
-class Difference(NamedTuple):
+class StepDifference(NamedTuple):
     """Between ranks and textbook, each relative as said above."""
 
     loss: float
@@ -44,8 +44,8 @@ class Difference(NamedTuple):
 
 # What the formats explain, with room: rounding is 1e-16 and 6e-8, and sums run over thousands of terms.
 # In 16 bits they are epsilon, 2^-10 and 2^-7, times 1 and 32; a first step of Adam knows little but a gradient's sign.
-TOLERANCE = {"float64": Difference(1e-12, 1e-10, 1e-8), "float32": Difference(1e-5, 1e-4, 2e-3),
-             "float16": Difference(1e-3, 3e-2, 0.5), "bfloat16": Difference(8e-3, 0.25, 1.0)}
+TOLERANCE = {"float64": StepDifference(1e-12, 1e-10, 1e-8), "float32": StepDifference(1e-5, 1e-4, 2e-3),
+             "float16": StepDifference(1e-3, 3e-2, 0.5), "bfloat16": StepDifference(8e-3, 0.25, 1.0)}
 
 
 class Verifier:
@@ -54,7 +54,7 @@ class Verifier:
     def __init__(self, trainer: Trainer, optimizer, seed: int):
         self.trainer, self.world = trainer, trainer.topology.world
         self.precision = trainer.state.precision
-        self.worst = Difference(0.0, 0.0, 0.0)
+        self.worst = StepDifference(0.0, 0.0, 0.0)
         if self.world.rank == 0:
             self.layouts = layouts_of_ranks(trainer.state.model, trainer.topology.config)
             self.textbook = training.Trainer(trainer.state.model, optimizer, seed, self.precision)
@@ -83,8 +83,8 @@ class Verifier:
                 (self.trainer.state.optimizer_states["parameters"], "weights of all ranks")))
         found = self.world.broadcast_object(lambda: self.compare(batch, result, grads, params),
                                       "the textbook's step")
-        self.worst = Difference(*map(max, self.worst, found))
-        for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.precision.compute], strict=True):
+        self.worst = StepDifference(*map(max, self.worst, found))
+        for name, difference, allowed in zip(found._fields, found, TOLERANCE[self.precision.compute], strict=True):
             if not isfinite(difference):
                 raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} cannot be compared, for "
                                 "the run has diverged. Try a smaller --lr.")
@@ -102,11 +102,11 @@ class Verifier:
         padded[0, :flat.size] = flat
         return self.world.all_gather(padded, 0, reason)
 
-    def compare(self, batch, result: StepResult, grads, params) -> Difference:
+    def compare(self, batch, result: StepResult, grads, params) -> StepDifference:
         """Compare on rank 0: grads and params are all ranks' flat buffers, [ranks, size]; every replica must agree."""
         loss, norm, expected = self.textbook.step(batch, result.skipped)
         replicas = list(self.whole(params))
-        found = Difference(loss=abs(result.loss - loss) / max(loss, 1.0),
+        found = StepDifference(loss=abs(result.loss - loss) / max(loss, 1.0),
                            gradient=0.0 if result.skipped else worst([
                                abs(result.grad_norm - norm) / max(norm, 1e-3),
                                *(largest(difference(grad, expected)) / max(largest(expected), 1e-3)
@@ -134,7 +134,7 @@ class Verifier:
 
     def summary(self) -> str:
         found = ", ".join(f"{name} {worst:.1e} (allowed {allowed:.0e})" for name, worst, allowed
-                          in zip(Difference._fields, self.worst, TOLERANCE[self.precision.compute], strict=True))
+                          in zip(StepDifference._fields, self.worst, TOLERANCE[self.precision.compute], strict=True))
         return f"verified against one process, every iteration; largest differences: {found}"
 
 

@@ -13,10 +13,16 @@ from reference.exact.field import MINUS_INFINITY, P
 
 
 class Bound:
-    """The Degree of all arrays that share memory."""
+    """The Degree of all arrays that may share memory."""
 
     def __init__(self, degree: Degree):
         self.degree = degree
+        TALLY.see(degree)
+
+    def include(self, degree: Degree) -> None:
+        """Note that elements with this bound were written into the memory."""
+        self.degree |= degree
+        TALLY.see(self.degree)
 
 
 class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
@@ -28,10 +34,9 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
     dtype, itemsize = np.dtype(np.float64), 8      # of the floats that it stands for
 
     def __init__(self, elements: np.ndarray, bound: Bound):
-        """Wrap an array of Python objects: integers below P, Differences and MINUS_INFINITY."""
+        """Wrap an array of Python objects: integers below P, Subtractions and MINUS_INFINITY."""
         self.elements, self.bound = elements, bound
         self.shape, self.ndim, self.size, self.flags = elements.shape, elements.ndim, elements.size, elements.flags
-        TALLY.see(bound.degree)
 
     # ---- elements ----
 
@@ -45,8 +50,8 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
         return ExactArray(np.asarray(self.elements[key], object), self.bound)
 
     def __setitem__(self, key, value):
-        self.elements[key] = elements_of(value)
-        self.bound.degree |= degree_of(value)
+        self.elements[key] = np.asarray(elements_of(value), object)[()]      # a number, not an array of one
+        self.bound.include(degree_of(value))
 
     def __array__(self, dtype=None, copy=None):
         raise TypeError("An exact number cannot become a float.")
@@ -74,7 +79,8 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
         return ExactArray(self.elements.copy(), Bound(self.bound.degree))
 
     def astype(self, dtype, copy=True):
-        assert np.issubdtype(dtype, np.floating), f"an exact number cannot become {dtype}"
+        if not np.issubdtype(dtype, np.floating):
+            raise TypeError(f"An exact number cannot become {dtype}.")
         return self.copy() if copy else self
 
     def reshape(self, *shape):
@@ -101,28 +107,26 @@ class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
     def max(self, axis=None, keepdims=False):
         return np.maximum.reduce(self, axis=axis, keepdims=keepdims)
 
+    def argmax(self, axis=None):
+        return np.argmax(place(self.elements), axis)
+
     def erf(self):
         return random_values("erf", self)
 
     # ---- NumPy's two protocols ----
 
-    def __array_ufunc__(self, ufunc, method, *inputs, out=None, axis=None, keepdims=False, **_):
-        if method == "at":
-            return add_at(*inputs)
-        result = OPERATIONS[ufunc](*inputs) if method == "__call__" else REDUCTIONS[ufunc](*inputs, axis, keepdims)
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, axis=0, keepdims=False, dtype=None, **others):
+        operation = METHODS.get(method, {}).get(ufunc)
+        if operation is None or others:
+            return NotImplemented      # a TypeError
+        result = operation(*inputs, axis, keepdims) if method == "reduce" else operation(*inputs)
         if out is None:
             return result
         out[0][...] = result
         return out[0]
 
     def __array_function__(self, function, types, args, kwargs):
-        if function in OWN:
-            return OWN[function](*args, **kwargs)
-        arrays = list(exact_arrays((*args, *kwargs.values())))
-        result = function(*replaced(args), **{name: replaced(x) for name, x in kwargs.items()})
-        if result is None:      # the first argument was changed in place
-            args[0].bound.degree = joined(arrays)
-        return wrapped(result, arrays)
+        return FUNCTIONS[function](*args, **kwargs) if function in FUNCTIONS else NotImplemented
 
 
 def new(elements, degree=CONSTANT) -> ExactArray:
@@ -142,7 +146,7 @@ def as_exact(x, dtype=None):
     """
     if isinstance(x, ExactArray):
         return x
-    if any(exact_arrays(x)):
+    if next(exact_arrays(x), None) is not None:
         return np.stack([as_exact(y) for y in x])
     x = np.asarray(x, dtype)
     return new(to_elements(x)) if x.dtype.kind == "f" else x
@@ -190,8 +194,10 @@ def power(x, n):
 
 def exponential(x):
     """Compute exp(x). The denominators are the exponentials of what was subtracted."""
-    subtracted = {field.exp(y.terms[1]) for y in np.ravel(x.elements) if isinstance(y, field.Difference)}
-    return new(exp(x.elements), INPUT * INPUT.inverse(subtracted))
+    numbers = [y for y in np.ravel(x.elements) if y is not MINUS_INFINITY]
+    differences = [y for y in numbers if isinstance(y, field.Subtraction)]
+    degree = INPUT * INPUT.inverse({field.exp(y.terms[1]) for y in differences})
+    return new(exp(x.elements), degree if len(differences) == len(numbers) else degree | INPUT)
 
 
 def random_values(name, x):
@@ -215,7 +221,7 @@ def maximum(x, axis, keepdims):
 def add_at(x, ids, values) -> None:
     np.add.at(x.elements, ids, elements_of(values))
     x.elements %= P
-    x.bound.degree |= degree_of(values)
+    x.bound.include(degree_of(values))
 
 
 OPERATIONS: dict[Any, Callable] = {
@@ -226,7 +232,8 @@ OPERATIONS: dict[Any, Callable] = {
     **{ufunc: compared(ufunc) for ufunc in (np.less, np.less_equal, np.greater, np.greater_equal)},
     **{ufunc: compared(ufunc, lambda x: x) for ufunc in (np.equal, np.not_equal)},
     np.isfinite: lambda x: np.asarray(is_finite(x.elements), bool)}
-REDUCTIONS: dict[Any, Callable] = {np.add: total, np.maximum: maximum}
+METHODS: dict[str, dict[Any, Callable]] = {
+    "__call__": OPERATIONS, "reduce": {np.add: total, np.maximum: maximum}, "at": {np.add: add_at}}
 
 
 # ---- functions that make arrays, or move elements -------------------------------------------------------------------
@@ -240,16 +247,74 @@ def created(function):
     return create
 
 
+def filled(x, value, **kwargs):
+    """Do np.full_like."""
+    made = np.zeros_like(x, **kwargs)
+    made[...] = value
+    return made
+
+
 def padded(x, width, constant_values=0):
     """Do np.pad. Its own zeros would be NumPy's integers, which overflow."""
-    return new(np.pad(x.elements, width, constant_values=np.array(to_elements(constant_values), object)), degree_of(x))
+    value = np.array(to_elements(constant_values), object)
+    return new(np.pad(x.elements, width, constant_values=value), degree_of(x) | CONSTANT)
 
 
-OWN: dict[Any, Callable] = {
-    np.array: as_exact, np.asarray: as_exact, np.copy: ExactArray.copy, np.pad: padded, np.sum: ExactArray.sum,
-    np.vdot: lambda x, y: (x * y).sum(), np.empty: created(np.zeros), np.empty_like: created(np.zeros_like),
+def moved(function):
+    """Return a function that returns elements of its first argument in other places, and no others but 0."""
+    def move(x, *args, **kwargs):
+        return wrapped(function(x.elements, *args, **kwargs), x)
+    return move
+
+
+def wrapped(elements, x):
+    """Wrap an array of elements of x, or several. They may be views, so they have the bound of x."""
+    if isinstance(elements, (list, tuple)):
+        return [wrapped(each, x) for each in elements]
+    return ExactArray(elements, x.bound)
+
+
+def together(function):
+    """Return a function that makes one array of a list of them."""
+    def make(xs, *args, **kwargs):
+        return new(function(list(map(elements_of, xs)), *args, **kwargs), reduce(or_, map(degree_of, xs)))
+    return make
+
+
+def choose(mask, x, y):
+    """Do np.where."""
+    return new(np.where(mask, elements_of(x), elements_of(y)), degree_of(x) | degree_of(y))
+
+
+def copy_into(x, values, where=True) -> None:
+    """Do np.copyto."""
+    np.copyto(x.elements, elements_of(values), where=where)
+    x.bound.include(degree_of(values))
+
+
+def put_along_axis(x, indices, values, axis) -> None:
+    np.put_along_axis(x.elements, indices, elements_of(values), axis)
+    x.bound.include(degree_of(values))
+
+
+def answered(function):
+    """Return a function of arrays that returns no elements, but a shape or a truth."""
+    return lambda *args, **kwargs: function(*map(elements_of, args), **kwargs)
+
+
+FUNCTIONS: dict[Any, Callable] = {
+    np.array: as_exact, np.asarray: as_exact, np.copy: ExactArray.copy, np.pad: padded, np.where: choose,
+    np.sum: ExactArray.sum, np.max: ExactArray.max, np.argmax: ExactArray.argmax, np.vdot: lambda x, y: (x * y).sum(),
+    np.copyto: copy_into, np.put_along_axis: put_along_axis,
+    np.empty: created(np.zeros), np.empty_like: created(np.zeros_like), np.full_like: filled,
     **{function: created(function) for function in (
-        np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like, np.full_like)}}
+        np.zeros, np.ones, np.full, np.arange, np.zeros_like, np.ones_like)},
+    **{function: together(function) for function in (np.concatenate, np.stack)},
+    **{function: moved(function) for function in (
+        np.split, np.take_along_axis, np.broadcast_to, np.repeat, np.reshape, np.ravel, np.transpose, np.swapaxes,
+        np.expand_dims, np.squeeze, np.tril, np.triu)},
+    **{function: answered(function) for function in (np.shape, np.ndim, np.array_equal, np.may_share_memory,
+                                                     np.shares_memory)}}
 
 
 def exact_arrays(x) -> Iterator[ExactArray]:
@@ -259,32 +324,3 @@ def exact_arrays(x) -> Iterator[ExactArray]:
     elif isinstance(x, (list, tuple)):
         for y in x:
             yield from exact_arrays(y)
-
-
-def replaced(x):
-    """Return an argument with elements in the place of exact arrays, floats, and arrays of these."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(map(replaced, x))
-    floats = isinstance(x, float) or (isinstance(x, np.ndarray) and x.dtype.kind == "f")
-    return elements_of(x) if floats or isinstance(x, ExactArray) else x
-
-
-def wrapped(result, arrays):
-    """Wrap what a function of these arrays returned. A view has the bound of the array that it is a view of."""
-    if isinstance(result, (list, tuple)):
-        return [wrapped(x, arrays) for x in result]
-    if not isinstance(result, np.ndarray) or result.dtype != object:
-        return result
-    shared = [x.bound for x in arrays if owner(x.elements) is owner(result)]
-    return ExactArray(result, shared[0]) if shared else new(result, joined(arrays))
-
-
-def joined(arrays) -> Degree:
-    return reduce(or_, map(degree_of, arrays))
-
-
-def owner(elements):
-    """Return the array that owns the memory of a view."""
-    while elements.base is not None:
-        elements = elements.base
-    return elements

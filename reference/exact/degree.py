@@ -1,4 +1,4 @@
-"""How likely is it that two different formulas agree on random numbers modulo P? The bound, and what it is made of.
+"""The chance that two different formulas agree on random numbers modulo P: a bound, and what it is made of.
 
 All elements of an array are N_i / D, with one denominator D: polynomials in the inputs and in
 the values of the random functions. `Degree` bounds their degrees through every operation.
@@ -12,8 +12,10 @@ outcomes are independent of the numbers: the proof is of the branches that were 
 """
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
+from math import ceil, floor
 
-P = 2**127 - 1      # a Mersenne prime
+P = 2**127 - 2721      # (P - 1) / 2 is prime, too. So powers of two differ, and floats. (Modulo 2^127 - 1, 2^127 is 1.)
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,12 @@ class Degree:
     """A bound for an array's formulas N_i / D. D is a product of factors, each (name, degree), with its exponent.
 
     A factor is the product of an array's numerators, by all of which something was divided. Its name is a hash of the
-    array's values and of their own D, so that equal factors are recognized in two sums, and on two ranks.
+    array's values, so that equal factors are recognized in two sums, and on two ranks. (Equal values may have been
+    computed as other fractions N_i / D. The bounds hold for those in lowest terms, which equal values have in common.)
     """
 
     numerator: int = 0
-    factors: dict[tuple[int, int], int] = field(default_factory=dict)
+    factors: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @cached_property
     def denominator(self) -> int:
@@ -49,7 +52,7 @@ class Degree:
         factor = len(elements) * self.numerator      # the degree of the product of the numerators
         if not factor:
             return Degree(self.denominator)
-        name = hash((frozenset(elements), frozenset(self.factors.items())))
+        name = blake2b(repr(sorted(elements)).encode(), digest_size=16).hexdigest()
         return Degree(self.denominator + factor - self.numerator, {(name, factor): 1})
 
 
@@ -58,18 +61,34 @@ CONSTANT, INPUT = Degree(0), Degree(1)
 
 @dataclass
 class Tally:
-    """What was computed so far, for the chance of error."""
+    """The computation so far, for the chance of error."""
 
     evaluations: int = 0      # of random functions
     degree: int = 0           # the largest of any array
+    zero_divisors: int = 0    # that were met, while they are counted
+    counts_zero_divisors: bool = False      # instead of raising: on ranks no one may leave while others wait
 
     def see(self, degree: Degree) -> None:
         """Note the bound of a result."""
         self.degree = max(self.degree, degree.numerator, degree.denominator)
 
+    def see_zero_divisor(self) -> int:
+        """Count a division by 0, and return a quotient that means nothing; or raise ZeroDivisionError."""
+        if not self.counts_zero_divisors:
+            raise ZeroDivisionError("A divisor is 0 modulo P. Draw other numbers.")
+        self.zero_divisors += 1
+        return 0
+
     def chance_of_error(self) -> float:
         """Return the bound that the module's docstring derives."""
         return (1 + self.evaluations * (self.evaluations - 1) // 2) * 2 * self.degree / P
+
+
+def power_of_ten(exponent: float) -> str:
+    """Format 10^exponent, rounded up to one digit: -14.6 -> '3e-15'. It may be smaller than any float."""
+    whole = floor(exponent)
+    digit = ceil(10 ** (exponent - whole))
+    return f"{digit}e{whole}" if digit < 10 else f"1e{whole + 1}"
 
 
 TALLY = Tally()

@@ -7,8 +7,8 @@ import numpy as np
 from reference.exact.degree import TALLY, P
 
 
-class Difference(int):
-    """A number that remembers of which two numbers it is the difference. What is computed from it is a plain number."""
+class Subtraction(int):
+    """The result of a subtraction, which remembers its two terms. What is computed from it is a plain number."""
 
     terms: tuple[int, int]
 
@@ -18,7 +18,7 @@ class Difference(int):
         return self
 
     def __reduce__(self):
-        return Difference, self.terms
+        return Subtraction, self.terms
 
 
 class MinusInfinity:
@@ -39,20 +39,20 @@ MINUS_INFINITY = MinusInfinity()
 def random_function(name: str, x: int) -> int:
     """Return the value at x of the random function of this name."""
     TALLY.evaluations += 1
-    return int.from_bytes(blake2b(x.to_bytes(16), digest_size=24, person=name.encode()).digest()) % P
+    return int.from_bytes(blake2b(name.encode() + x.to_bytes(16), digest_size=24).digest()) % P
 
 
 def difference(a, b):
     """Return a - b. Raise ArithmeticError if that would be infinite, or not a number."""
     if b is MINUS_INFINITY:
         raise ArithmeticError("Minus infinity cannot be subtracted: is every score of a row masked?")
-    return a if a is MINUS_INFINITY else Difference(a, b)
+    return a if a is MINUS_INFINITY else Subtraction(a, b)
 
 
 def inverse(x: int) -> int:
     """Return 1 / x. Raise ZeroDivisionError for 0, by which nobody divides but by chance, or by mistake."""
     if x == 0:
-        raise ZeroDivisionError("A divisor is 0 modulo P. Draw other numbers.")
+        return TALLY.see_zero_divisor()
     return pow(x, -1, P)
 
 
@@ -60,7 +60,7 @@ def exp(x) -> int:
     """Return the exponential, by the one law that it obeys."""
     if x is MINUS_INFINITY:
         return 0
-    if type(x) is Difference:
+    if type(x) is Subtraction:
         a, b = x.terms
         return random_function("exp", a) * inverse(random_function("exp", b)) % P
     return random_function("exp", x)

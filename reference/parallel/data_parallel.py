@@ -35,7 +35,7 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
             microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine], context)
             dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
             _, grad = gpt_backward(dloss, p, cache, c)
-            loss, total = loss + microbatch.sum() / tokens.size, tree_map(np.add, total, grad)
+            loss, total = loss + (microbatch * dloss).sum(), tree_map(np.add, total, grad)
         losses.append(loss)
         grads.append(total)
     return all_reduce(losses)[0], all_reduce_trees(grads)

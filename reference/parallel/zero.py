@@ -17,7 +17,6 @@ table) before it is used, and frees it afterwards. (The embedding's backward nee
 twice; a tied table is used once more, for the logits, and counts four times.) A list has one element for each rank.
 """
 from itertools import islice
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +60,16 @@ class ZeroTrainer:
         self.table = "output" if model.untie_embeddings_and_output_weights else "embedding.word"   # gives the logits
         initial = np.zeros(layout.size, dtype)
         tree_map(assign, layout.views(initial), initialize_shard(self.tensors, seed, dtype, t=1, rank=0))
-        shard, self.ranks = np.zeros(layout.shard_size, dtype), []
-        for part in [i % layout.parts for i in range(d)]:
+        self.start(initial)
+
+    def start(self, initial):
+        """Give every rank its state before the first step, from the whole flat parameters."""
+        layout, self.ranks = self.layout, []
+        shard = np.zeros_like(initial, shape=layout.shard_size)
+        for part in [i % layout.parts for i in range(self.d)]:
             own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
-            self.ranks.append(ZeroRank(own if stage >= 3 else initial.copy(),
-                                   np.zeros_like(shard if stage >= 2 else initial),
+            self.ranks.append(ZeroRank(own if self.stage >= 3 else initial.copy(),
+                                   np.zeros_like(shard if self.stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
 
     def step(self, tokens, targets, b):
@@ -78,8 +82,9 @@ class ZeroTrainer:
             mine = [samples_of(i, k, self.d, b) for i in range(self.d)]
             dropouts = [Dropout(self.model, self.seed, self.iteration, samples.start) for samples in mine]
             losses, *caches = self.forward([tokens[i] for i in mine], [targets[i] for i in mine], dropouts)
-            loss += all_reduce([x.sum() / tokens.size for x in losses])[0]                # 1 / (B s), not 1 / (b s)
-            self.keep(self.backward([np.full_like(x, 1 / tokens.size) for x in losses], *caches))
+            dlosses = [np.full_like(x, 1 / tokens.size) for x in losses]                  # 1 / (B s), not 1 / (b s)
+            loss += all_reduce([(x * dloss).sum() for x, dloss in zip(losses, dlosses)])[0]
+            self.keep(self.backward(dlosses, *caches))
         if self.stage < 2:
             self.reduce()
         norm = self.update()
@@ -114,7 +119,7 @@ class ZeroTrainer:
                               dxs, self.whole(f"blocks.{layer}"), blocks[layer])
             yield f"blocks.{layer}", grads
         # A lookup's gradient needs no table, only its shape: nothing is gathered.
-        blank = tree_map(lambda tensor: np.empty(tensor.local_shape(1), dxs[0].dtype), self.tensors.embedding)
+        blank = tree_map(lambda tensor: np.empty_like(dxs[0], shape=tensor.local_shape(1)), self.tensors.embedding)
         grads = [embedding_backward(dx, blank, cache) for dx, cache in zip(dxs, embedding)]
         if blank.position is not None:
             yield "embedding.position", [grad.position for grad in grads]
@@ -164,7 +169,7 @@ class ZeroTrainer:
     def update(self):
         """Run Adam on every rank's own elements; return the global norm before clipping, over all ranks' squares."""
         squares = [sum(sum_of_squares(grad) for _, grad, _, _, _ in self.owned(rank)) for rank in self.ranks]
-        norm = sqrt(all_reduce(squares)[0] if self.stage else squares[0])       # without ZeRO each has all squares
+        norm = np.sqrt(all_reduce(squares)[0] if self.stage else squares[0])       # without ZeRO each has all squares
         clip, lr = clip_coefficient(norm, self.optimizer.clip_grad), learning_rate(self.optimizer, self.iteration)
         for rank in self.ranks:
             for param, grad, m, v, decay in self.owned(rank):

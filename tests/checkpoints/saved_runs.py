@@ -1,20 +1,26 @@
 """Runs of any model on any ranks that save their state and load it: what tests of checkpoints share."""
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.topology import Place
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
+from reference.exact.array import as_exact
 from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig
 from reference.params import join
 from reference.precision import Precision
+from reference.training import trainer as textbook
 from tests.cases import Case, trees_close
-from tests.training_theorems import Plan, connected, dealt
+from tests.training_theorems import (Plan, connected, dealt, start_from_random_numbers,
+                                     start_textbook_from_random_numbers)
 
 OPTIMIZER = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)
 DOUBLE = Precision("float64")
+NO_NUMBERS = as_exact(np.empty(0))
 
 
 class Run(NamedTuple):
@@ -27,7 +33,18 @@ class Run(NamedTuple):
     precision: Precision = DOUBLE
 
     def trainer(self, topology) -> Trainer:
-        return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
+        if not self.case.exact:
+            return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
+        trainer = Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision, NO_NUMBERS), OPTIMIZER)
+        start_from_random_numbers(self.case, trainer)
+        return trainer
+
+    def textbook(self) -> textbook.Trainer:
+        """Return the same training in one process."""
+        trainer = textbook.Trainer(self.case.model, OPTIMIZER, self.case.seed, self.precision)
+        if self.case.exact:
+            start_textbook_from_random_numbers(self.case, trainer)
+        return trainer
 
     def samples(self, step: int):
         """Return the global batch of a step."""
@@ -63,20 +80,20 @@ def join_replica(everyone: list[States], state: str, replica: int = 0):
     return whole
 
 
-def train_and_save(group, run: Run, root, steps: int = 1) -> States:
+def train_and_save(group, run: Run, root, steps: int = 1, save=checkpoint.save) -> States:
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         for _ in range(steps):
             run.step(trainer)
-        checkpoint.save(trainer, str(root), {"seed": run.case.seed})
+        save(trainer, str(root), {"seed": run.case.seed})
         return states(trainer)
 
 
-def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list, States]:
+def load_and_train(group, run: Run, root, steps: int = 1, load=checkpoint.load) -> tuple[States, list, States]:
     """Return the states after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
-        checkpoint.load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))
+        load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))
         loaded = states(trainer)
         return loaded, [run.step(trainer) for _ in range(steps)], states(trainer)
 

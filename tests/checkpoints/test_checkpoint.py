@@ -80,11 +80,11 @@ def test_one_topology_after_the_other(ranks, i):
     one_loads_other(ranks, ROUND[i - 1], ROUND[i], 2)
 
 
-def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
+def one_loads_other(ranks, one: Run, other: Run, steps: int, save=checkpoint.save, load=checkpoint.load) -> None:
     """Check that a run loads another's states to the bit, on every replica, and that one more step is one process's."""
     with tempfile.TemporaryDirectory() as root:
-        saved = ranks.run(one.n, train_and_save, one, root, steps)
-        after = ranks.run(other.n, load_and_train, other, root)
+        saved = ranks.run(one.n, train_and_save, one, root, steps, save)
+        after = ranks.run(other.n, load_and_train, other, root, 1, load)
     goes_on(one, steps, saved, after)
 
 

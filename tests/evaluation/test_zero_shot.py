@@ -17,7 +17,9 @@ from mpi_impl.evaluation.wikitext103 import WikiText103, detokenize
 from mpi_impl.evaluation.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
+from reference.exact.array import as_exact
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
+from tests.cases import ExactCase, close
 from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluation.runs import evaluate, metrics, params_of, save, split
 from tests.generation.texts import replica_of
@@ -65,13 +67,13 @@ def one_by_one(case: Case, samples: list[Excerpt]) -> list[float]:
     return [losses, right]
 
 
-def sums(group, p: int, case: Case, samples: list[Excerpt], wrap=as_is) -> list[float]:
+def sums(group, p: int, case: Case, samples: list[Excerpt], wrap=as_is, passes=PASSES) -> list[float]:
     parallel = ParallelConfig.for_world(group.size, case.t, p)
     with connected(group, parallel) as topology:
         replica = replica_of(topology, case, wrap(np.empty(0)))
         dataset = ScoredDataset(samples, case.s, 0) if topology.place.tensor == 0 else None
         batches = ScoredBatches(dataset, case.model, topology, case.s, case.b, wrap(np.empty(0)))
-        return [Sums(replica, batches, make_pass).over("test", len(samples)) for make_pass in PASSES]
+        return [Sums(replica, batches, make_pass).over("test", len(samples)) for make_pass in passes]
 
 
 @settings(max_examples=settings().max_examples * 2 // 5)
@@ -83,6 +85,16 @@ def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap
     losses, right = one_by_one(case, samples)
     for found in ranks.run(n, sums, p, case, samples, wrap):
         assert found == [pytest.approx(losses, rel=1e-11), right]
+
+
+def test_sums_on_ranks_are_the_same_formulas(ranks):
+    """As those over samples one by one, on exact numbers: the sum over scored tokens, which padding does not change."""
+    case = ExactCase(2, ModelConfig(2, 8, 2, 10, 6, make_vocab_size_divisible_by=3), 1, 6, seed=1)
+    samples = [Excerpt(case.ids(f"excerpt {i}", 3 + i), 1 + i % 3) for i in range(4)]
+    params, c = case.params(gpt_tensors(case.model)), case.model
+    losses = [gpt_forward(tokens[None, :-1], params, c, tokens[None, 1:])[0][0, -asked:] for tokens, asked in samples]
+    for found, in ranks.run(8, sums, 2, case, samples, as_exact, (ForwardPass,)):
+        close(found, np.concatenate(losses).sum())
 
 
 def test_some_samples_are_right_and_some_are_not():

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.generation.decoding import generate
-from reference.config import ModelConfig
+from reference.config import POSITION_EMBEDDINGS, ModelConfig
+from reference.exact.array import as_exact
 from reference.generation.decoding import Sampling
-from tests.cases import Case
+from tests.cases import Case, ExactCase
 from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts
 from tests.gpu import device
 from tests.program import refusal
@@ -32,6 +33,17 @@ def test_logits_are_those_of_the_whole_prefix(ranks, case_and_stages, data):
     case, p = case_and_stages
     pieces = draw_pieces(case.s, data)
     ranks.run(case.t * p, on_ranks, p, case, "float64", logits_equal_uncached, case, pieces, 1e-12)
+
+
+@pytest.mark.parametrize("position", POSITION_EMBEDDINGS)
+def test_logits_are_the_same_formulas(ranks, position):
+    """As those of the whole prefix, on exact numbers."""
+    model = ModelConfig(3, 8, 2, 10, 6, position_embedding_type=position, make_vocab_size_divisible_by=3)
+    ranks.run(4, exact_logits, ExactCase(2, model, 1, 6, seed=1), [3, 1, 2])
+
+
+def exact_logits(group, case, pieces):
+    on_ranks(group, 2, case, np.float64, logits_equal_uncached, case, pieces, 0.0, wrap=as_exact)
 
 
 def draw_pieces(n, data) -> list[int]:

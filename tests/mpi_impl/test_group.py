@@ -49,8 +49,8 @@ def test_an_overwritten_view_keeps_its_neighbours(ranks, n):
     ranks.run(n, reduce_columns)
 
 
-def reduce_columns(group):
-    x = np.full((3, 4), float(group.rank))
+def reduce_columns(group, wrap=as_is):
+    x = wrap(np.full((3, 4), float(group.rank)))
     group.all_reduce(x[:, 1:3], "test")
     assert (x[:, 1:3] == sum(range(group.size))).all() and (x[:, [0, 3]] == group.rank).all()
 
@@ -107,12 +107,31 @@ def test_every_communicator_is_given_back(ranks, t, p):
 
 
 def connect_and_disconnect(group, t, p):
-    made, init, config = [], Group.__init__, ParallelConfig.for_world(group.size, t, p)
+    made, init, split, config = [], Group.__init__, Group.split, ParallelConfig.for_world(group.size, t, p)
     at_an_end = p > 1 and place(group.rank, config).pipeline in (0, p - 1)
+    colors = []
     with (mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)),
+          mock.patch.object(Group, "split", lambda self, color, name: colors.append(color) or split(self, color, name)),
           connected(group, config)):
         assert len(made) == 4 + at_an_end
+    assert min(colors) >= 0, "MPI knows no others, even if some library takes them"
     assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
+
+
+def test_the_search_for_hosts_happens_once_and_gives_its_communicator_back(ranks):
+    ranks.run(2, look_for_hosts)
+
+
+def look_for_hosts(group):
+    """Record what is split off a group's communicator: afterwards it is free, and a second call splits off nothing."""
+    pair = group.split(0, "pair")
+    comm, made = pair.comm, []
+    watched = mock.Mock(wraps=comm)
+    watched.Split_type = lambda kind: made.append(comm.Split_type(kind)) or made[-1]
+    with mock.patch.object(pair, "comm", watched):
+        assert list(pair.hosts().of) == [0, 1] and pair.hosts() is pair.known_hosts()
+    assert made == [MPI.COMM_NULL]
+    pair.free()
 
 
 def test_groups_of_eight_ranks(ranks):
@@ -170,15 +189,15 @@ def test_messages_find_their_receives_by_tag(ranks, n, count, size, seed):
     ranks.run(n, exchange, count, size, seed)
 
 
-def exchange(group, count, size, seed):
+def exchange(group, count, size, seed, wrap=as_is):
     def message(source, to, tag):
-        return np.full(size, 100.0 * source + 10 * to + tag)
+        return wrap(np.full(size, 100.0 * source + 10 * to + tag))
 
     others, random = [r for r in range(group.size) if r != group.rank], Random(seed + group.rank)
     sends, receives = ([(other, tag) for other in others for tag in range(count)] for _ in range(2))
     random.shuffle(sends)
     random.shuffle(receives)
-    waiting = [group.post_receive(np.empty(size), source, tag, "test") for source, tag in receives]
+    waiting = [group.post_receive(wrap(np.zeros(size)), source, tag, "test") for source, tag in receives]
     sent = [group.post_send(message(group.rank, to, tag), to, tag, "test") for to, tag in sends]
     for pending, (source, tag) in zip(waiting, receives, strict=True):
         assert (pending.wait() == message(source, group.rank, tag)).all()
@@ -241,11 +260,14 @@ def check_posted_collectives(group, posts, length, dtype, wrap, seed):
             after[parts[rank]] = expected if in_place else after[parts[rank]]
         waiting.append((pending, out, expected, whole, after))
     Random(seed + rank).shuffle(waiting)
-    for pending, out, expected, whole, after in waiting:
+    for i, (pending, out, expected, whole, after) in enumerate(waiting):
         waiting[-1][0].poll()
+        while i % 2 and not pending.poll():
+            pass
+        if i % 2:
+            np.testing.assert_array_equal(to_host(out), expected)      # it is over, so the result is in its place
         assert pending.wait() is out
-        np.testing.assert_array_equal(to_host(out), expected)
-        np.testing.assert_array_equal(to_host(whole), after)
+        assert (to_host(out) == expected).all() and (to_host(whole) == after).all()
         out[...] = 1.0
         assert pending.poll() and (to_host(pending.wait()) == 1).all()    # it is over, and leaves out alone
     totals = {entry.reason: (entry.operation, entry.group_size, *total) for entry, total in group.ledger.totals.items()}

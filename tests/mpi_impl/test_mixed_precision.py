@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl.models import bert, gpt
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.parallel.tiles import tiles
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -267,6 +268,25 @@ def spoil_once(trainer: Trainer, value: float, where: int) -> None:
         at[where % at.size] = value
 
     trainer.state.gradients.expect = spoiled
+
+
+@EVERY_PLAN_AND_HALF
+def test_master_weights_that_were_loaded_are_rounded_to_the_models(ranks, name, compute):
+    ranks.run(8, weights_are_the_masters, CASE, PLANS[name], compute)
+
+
+def weights_are_the_masters(group, case: Case, plan: Plan, compute: str) -> None:
+    """Change the master weights, as a checkpoint does: the model's follow on all replicas."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        state = ModelState(case.model, topology, case.seed, Precision(compute))
+        master = state.optimizer_states["parameters"]
+        for tile in tiles(state.pieces, state.device_prototype):
+            master.store(tile.place, 3 * master.load(tile.place))
+        expected = state.whole(master).astype(dtype_of(compute))
+        state.adopt_master_weights()
+        assert expected.any() and state.whole(state.parameters.own).tobytes() == expected.tobytes()
+        if plan.zero_stage < 3:     # all parameters are on every replica
+            assert state.parameters.own.flat.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("compute", HALVES)

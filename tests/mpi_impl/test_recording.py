@@ -61,6 +61,20 @@ def test_observing_changes_nothing(ranks, name, model):
     ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)
 
 
+def test_the_report_of_a_step_is_recorded_under_its_names(ranks):
+    ranks.run(1, report_is_recorded, case())
+
+
+def report_is_recorded(group, of):
+    with connected(group, Plan().parallel(1, of)) as topology:
+        trainer, batches = trainer_of(of, topology), batches_of(of, topology)
+        recorder = Recorder(trainer.state)
+        result = trainer.step(batches.microbatches_of("train", 0), BATCH, recorder)
+        found = {key.name: values.tolist() for key, _, values in recorder.pop_parts() if key.phase == "step"}
+    assert found == {"loss of each replica": [result.loss], "mean loss": [result.loss],
+                     "gradient norm": [result.grad_norm], "learning rate": [result.learning_rate]}
+
+
 @pytest.fixture(scope="module")
 def one_rank(ranks):
     return record(ranks, 1, case())

@@ -57,6 +57,9 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
         stage = rank // (t * d)
         assert sorted(names) == sorted(min(steps, KEPT) * [f"{stage}{kind}{i}" for kind in "FB"
                                                            for i in range(MICROBATCHES)])
+    updates = [event for event in events if event["name"] == "optimizer" and event["cat"] == "other"]
+    assert len(updates) == t * p * d * min(steps, KEPT)
+    assert all(event["tid"] == event["pid"] for event in updates), "the stream of computation is the first of each rank"
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -92,13 +92,18 @@ def test_every_choice_of_what_is_kept_where(ranks, t, p, d, schedule, v, zero_st
     one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute)
 
 
-def one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute):
+def one_place_kept_where(ranks, t, p, d, *choices):
+    case, m, plan = place_and_plan(t, p, d, *choices)
+    ranks.run(t * p * d, training_equals_one_process, case, 1, m, 0.05, plan)
+
+
+def place_and_plan(t, p, d, schedule, v, zero_stage, cut, recompute) -> tuple[Case, int, Plan]:
+    """Return a case, the number of microbatches and a plan for these choices."""
     model = ModelConfig(make(schedule, p, p, v).stages + 1, 4 * t, t, 17, 2 * t + 4, make_vocab_size_divisible_by=3,
                         untie_embeddings_and_output_weights=bool(d % 2 and p % 2))
     m = p if schedule == "interleaved" else p + 1 if p <= 4 else p // 2
     case = Case(t, model, 1, 2 * t if cut else 3, seed=t * 10 + d, sequence_parallel=cut and t > 1)
-    plan = Plan(p, schedule, v, True, 500, zero_stage, zero_stage == 3, recompute)
-    ranks.run(t * p * d, training_equals_one_process, case, 1, m, 0.05, plan)
+    return case, m, Plan(p, schedule, v, True, 500, zero_stage, zero_stage == 3, recompute)
 
 
 @settings(max_examples=settings().max_examples * 2 // 5)

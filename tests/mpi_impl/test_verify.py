@@ -102,3 +102,19 @@ def test_the_textbook_takes_over_the_first_replicas_weights():
     verifier, other = OneProcess(2.0, 3.0, grads(), params()), perturb(params(), "w", (0, 0), 0.25)
     verifier.compare(None, StepResult((2.0,), 3.0, RATE), [grads()] * 2, [other, params()])
     assert (verifier.textbook.params["w"] == other["w"]).all()
+
+
+@pytest.mark.parametrize("size", [0.5, 1e6])
+def test_a_weights_rounding_grows_with_the_weight(size):
+    """A step without a rate moves the largest weight by its rounding alone."""
+    verifier = OneProcess(1.0, 1.0, None, {"w": np.array([-size, size / 2])})
+    assert verifier.step_size(StepResult((1.0,), 1.0, 0.0)) == pytest.approx(16 * 2.0**-52 * size, rel=1e-12)
+
+
+def test_buffers_of_unequal_sizes_are_gathered_with_zeros_behind(ranks):
+    assert ranks.run(3, gather_unequal) == [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]] * 3
+
+
+def gather_unequal(group):
+    flat = np.full(group.rank + 1, group.rank + 1.0)
+    return Verifier.of_all_ranks(SimpleNamespace(world=group), flat, "test").tolist()   # type: ignore[arg-type]

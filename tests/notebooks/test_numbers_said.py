@@ -1,10 +1,13 @@
 """Numbers that walkthroughs show, worked out in another way. (That they are shown again is another test.)"""
 import re
-from math import erfc, sqrt
+from math import comb, erfc, sqrt
 
 import nbformat
+import numpy as np
 import pytest
 
+from reference.exact.array import as_exact, random_array
+from reference.exact.degree import P
 from tools.notebooks import FOLDER, text_of
 
 
@@ -31,3 +34,27 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
     spread = 4 * sqrt(expected * (1 - expected) / 50_000)     # of 50,000 weights that are drawn
     assert float(share) / 100 == pytest.approx(expected, abs=spread)
     assert float(large) / 100 == pytest.approx(expected, abs=spread)
+
+
+def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
+    assert f"1 / {comb(49, 6):_}" in (FOLDER / "11_what_is_a_proof.py").read_text()
+    assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
+
+
+@pytest.mark.parametrize("factor, floats_see, exact_numbers_see", [
+    (1, False, False), (1 + 2**-50, False, True), (4, True, True), (P + 1, True, False)])
+def test_a_factor_of_a_bias_is_seen_by_floats_or_by_exact_numbers(factor, floats_see, exact_numbers_see):
+    """P + 1 is 1 modulo P: the answer to the last exercise about proofs."""
+    def differences(x, bias):
+        return x + factor * bias, x + bias
+
+    found, expected = differences(*np.random.default_rng(1).normal(size=(2, 9)))
+    assert (abs(found - expected).max() / abs(expected).max() > 1e-11) == floats_see
+    found, expected = differences(random_array((9,), "x"), random_array((9,), "bias"))
+    assert (found != expected).all() == (found != expected).any() == exact_numbers_see
+
+
+def test_sine_and_cosine_of_exact_numbers_know_no_law():
+    """The answer to an exercise about proofs. The law holds for floats."""
+    x = random_array((9,), "x")
+    assert not (np.sin(x)**2 + np.cos(x)**2 == as_exact(np.ones(9))).any()

@@ -51,7 +51,7 @@ def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
     parts = [take(batch, list(samples)) for samples in np.split(np.array(order), sorted(cuts))]
     loss, grads = added([of_a_part(part, p, c, totals) for part in parts])
     expected, expected_grads = loss_and_gradients(batch, p, c)
-    close(np.array(loss), np.array(expected))
+    close(np.stack([loss]), np.stack([expected]))
     trees_close(grads, expected_grads)
 
 

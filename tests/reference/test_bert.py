@@ -167,7 +167,7 @@ def test_padding_may_be_of_any_length(case):
         batch = batch._replace(weights=batch.weights * (np.arange(case.s) < batch.lengths[:, None]))
     short = type(batch)(*(x[:, :longest] if x.ndim == 2 else x for x in batch))
     (loss, grads), (other, others) = (loss_and_gradients(one, p, case.model) for one in (batch, short))
-    close(np.array(other), np.array(loss))
+    close(np.stack([other]), np.stack([loss]))
     trees_close(others, grads)
 
 

@@ -94,6 +94,14 @@ def test_rows_first_is_another_function(activation):
     assert np.abs(wrong - right).max() > 0.1 * np.abs(right).max()
 
 
+def test_rows_first_is_the_same_function_where_the_activation_is_linear():
+    """ReLU of positive numbers is: each rank adds its part of the bias."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(2, 3, 8))
+    p = MLP(rng.uniform(size=(8, 32)), rng.uniform(size=32), rng.uniform(size=(32, 8)), rng.uniform(size=8))
+    close(rows_first_mlp_forward(x, p, 2, "relu", reduce_first=False), mlp_forward(x, p, "relu")[0])
+
+
 def test_the_loss_without_a_shared_maximum_overflows():
     """exp(800) is infinite in float64, exp(89) in float32; the safe form subtracts the maximum over all ranks first."""
     logits = [np.array([[[800.0, 0.0]]]), np.array([[[0.0, 1.0]]])]

@@ -13,20 +13,24 @@ SPLIT = [SequenceParallelRegion(), SequenceParallelRegion(keep_gathered_inputs=T
 REGIONS = pytest.mark.parametrize("region", [TENSOR_PARALLEL, *SPLIT], ids=["f and g", "gather again", "keep gathered"])
 
 
+def draw(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
 def inside(t, n, seed):
     """Draw each rank's own array in the region, [b, s, h]. t divides s."""
-    return list(np.random.default_rng([seed, 0]).normal(size=(t, 2, n * t, 3)))
+    return list(draw([seed, 0], t, 2, n * t, 3))
 
 
 def outside(region, t, n, seed):
     """Draw each rank's array outside the region: [b, s, h], identical on all, or its positions [b, s/t, h]."""
-    x = np.random.default_rng([seed, 1]).normal(size=(2, n * t, 3))
+    x = draw([seed, 1], 2, n * t, 3)
     return [x] * t if region is TENSOR_PARALLEL else np.split(x, t, SEQUENCE)
 
 
 def inner_inside(xs, ys):
     """Return the inner product of all ranks' arrays together: each rank has its own."""
-    return sum(float((x * y).sum()) for x, y in zip(xs, ys, strict=True))
+    return sum((x * y).sum() for x, y in zip(xs, ys, strict=True))
 
 
 def inner_outside(region, xs, ys):
@@ -39,7 +43,7 @@ def inner_outside(region, xs, ys):
 def test_entering_and_its_backward_are_adjoint(region, t, n, seed):
     """<enter(x), y> = <x, enter_backward(y)> for all x outside and y inside."""
     x, y = outside(region, t, n, seed), inside(t, n, seed)
-    close(np.array(inner_inside(region.enter(x), y)), np.array(inner_outside(region, x, region.enter_backward(y))))
+    close(np.stack([inner_inside(region.enter(x), y)]), np.stack([inner_outside(region, x, region.enter_backward(y))]))
 
 
 @REGIONS
@@ -47,7 +51,7 @@ def test_entering_and_its_backward_are_adjoint(region, t, n, seed):
 def test_leaving_and_its_backward_are_adjoint(region, t, n, seed):
     """<leave(x), y> = <x, leave_backward(y)> for all x inside and y outside."""
     x, y = inside(t, n, seed), outside(region, t, n, seed)
-    close(np.array(inner_outside(region, region.leave(x), y)), np.array(inner_inside(x, region.leave_backward(y))))
+    close(np.stack([inner_outside(region, region.leave(x), y)]), np.stack([inner_inside(x, region.leave_backward(y))]))
 
 
 @REGIONS
@@ -93,7 +97,7 @@ def test_positions_are_those_that_a_rank_holds(region, t, n, seed):
 def test_gradients_of_replicated_tensors_alone_are_completed(region, t, seed):
     """With sequence parallelism they are partial, and are summed; gradients of sharded tensors are complete already."""
     tensors = {"replicated": Tensor((3,)), "split": Tensor((3 * t, 2), split=0), "first": Tensor((3 * t,), split=0)}
-    draws = np.random.default_rng(seed).normal(size=(t, 12))
+    draws = draw(seed, t, 12)
     grads = [{"replicated": x[:3], "split": x[3:9].reshape(3, 2), "first": x[9:]} for x in draws]
     for before, after in zip(grads, region.complete(grads, tensors), strict=True):
         assert all((after[name] == before[name]).all() for name in ("split", "first"))

@@ -1,7 +1,7 @@
 """Adam, clipping and the learning rate, against their definitions."""
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
@@ -28,6 +28,7 @@ def test_adam_is_algorithm_2_of_the_paper(steps, decay, seed, beta1, beta2):
 
 
 @given(st.floats(0, 1e3), st.just(0.0) | st.floats(1e-3, 10))
+@example(10.0, 0.5)
 def test_clipping_bounds_the_norm_and_keeps_the_direction(norm, limit):
     coefficient = clip_coefficient(norm, limit)
     if limit == 0:
@@ -70,6 +71,7 @@ def test_a_constant_rate_may_rise_for_longer_than_others_fall():
     (dict(lr_decay_style="step"), "must be one of constant, linear, cosine"),
     (dict(adam_beta2=1.0), "--adam-beta2 is 1.0, but must be in [0, 1)."),
     (dict(clip_grad=-0.1), "--clip-grad is -0.1"),
+    (dict(lr_decay_iters=0, lr_decay_style="constant"), "--lr-decay-iters is 0"),
 ])
 def test_settings_that_make_no_sense_are_refused(change, sentence):
     with pytest.raises(UserError) as error:

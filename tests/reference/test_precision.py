@@ -71,6 +71,14 @@ def test_a_number_just_past_a_tie_is_rounded_once(name):
     assert rounded(x, FORMATS[name]).tolist() == [1, 1, 1 + 2 * half, 1 + 2 * half, 1 + 4 * half]
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_largest_number_stays_and_what_rounds_beyond_it_is_infinite(name):
+    form = FORMATS[name]
+    half = form.largest * form.epsilon / (2 - form.epsilon) / 2         # of the distance to the next number below
+    x = np.array([form.largest, form.largest + 0.9 * half, form.largest + half])
+    assert rounded(x, form).tolist() == [form.largest, form.largest, inf] and rounded(-x, form)[0] == -form.largest
+
+
 def test_a_format_of_as_many_bits_rounds_nothing():
     x = np.array([0.1, -1e300, nan])
     assert rounded(x, FORMATS["float64"]) is x
@@ -88,6 +96,8 @@ def test_bytes_of_a_parameter():
 
 @pytest.mark.parametrize("choices, message", [
     ({"loss_scale": 0.0}, "--loss-scale is 0, but must be above 1e-30"),
+    ({"loss_scale": 1e-30}, "--loss-scale is 1e-30, but must be above 1e-30"),
+    ({"loss_scale": 1e30}, "--loss-scale is 1e[+]30, but must be above 1e-30"),
     ({"initial_loss_scale": inf}, "--initial-loss-scale is inf"),
     ({"min_loss_scale": -1.0}, "--min-loss-scale is -1, but must be above 1e-30"),
     ({"min_loss_scale": nan}, "--min-loss-scale is nan"),
@@ -98,6 +108,12 @@ def test_bytes_of_a_parameter():
 def test_choices_that_make_no_sense(choices, message):
     with pytest.raises(UserError, match=message):
         LossScaling(**choices)
+
+
+@pytest.mark.parametrize("choices", [{"loss_scale": 1.5e-30}, {"loss_scale": 0.9e30},
+                                     {"initial_loss_scale": 4.0, "min_loss_scale": 4.0}])
+def test_choices_at_the_edge_are_accepted(choices):
+    assert LossScaling(**choices).lowest(4.0)
 
 
 def test_an_unknown_format():

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+ABOUT_FORMULAS = ("rank_theorems", "textbook_theorems")
 BELOW_ROUNDING = "below rounding"      # a kind: floats cannot see it, so the theorem about floats must stay silent
 KINDS = ("missing communication", "extra communication", "wrong group", "scaling", "computation", "scheduling",
          "aliasing", "state and checkpoint", "precision", "random numbers", "memory", BELOW_ROUNDING)
@@ -33,6 +34,17 @@ class Theorem(NamedTuple):
         """Import the function."""
         module, name = self.name.rsplit(".", 1)
         return getattr(import_module(f"tests.{module}"), name)
+
+    @property
+    def exact(self) -> "Theorem | None":
+        """Return the same theorem about exact numbers (reference/exact/), or None if it has no such meaning."""
+        file, name = self.name.split(".", 1)
+        about_formulas = file in ABOUT_FORMULAS and name != "gradients_are_derivatives"
+        if not about_formulas and name != "training_equals_one_process":
+            return None
+        args = self.args[0].exactly(), *self.args[1:]
+        return Theorem("exact_theorems.proved", self.ranks, (self.function, *args)) if self.ranks else (
+            self._replace(args=args))
 
 
 def exact(theorem: Theorem) -> Theorem:

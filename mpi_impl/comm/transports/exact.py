@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpi_impl.comm.mpi_library import largest_tag
 from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
 from reference.exact.array import ExactArray
 
@@ -23,51 +24,46 @@ class ExactTransport(Collectives, PointToPoint, PostedCollectives):
         return isinstance(x, ExactArray)
 
     def all_reduce(self, x, op):
-        x[...] = reduce(OPERATIONS[op], self.comm.allgather(x))
+        fill(x, reduce(OPERATIONS[op], self.comm.allgather(x)))
 
     def all_gather(self, x, out, axis):
-        out[...] = np.concatenate(self.comm.allgather(x), axis)
+        fill(out, np.concatenate(self.comm.allgather(x), axis))
 
     def reduce_scatter(self, x, out, axis):
-        out[...] = np.split(reduce(np.add, self.comm.allgather(x)), self.size, axis)[self.rank]
+        fill(out, np.split(reduce(np.add, self.comm.allgather(x)), self.size, axis)[self.rank])
 
     def broadcast(self, x, root):
-        x[...] = self.comm.bcast(x, root)
+        fill(x, self.comm.bcast(x, root))
 
     def post(self, operation, x, out):
         tag = self.collective_tag()
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [self.comm.isend(x, rank, tag) for rank in others]
-        receives = {rank: Receive(self.comm, rank, tag) for rank in others}
-        mine = x.copy()
+        receives = {rank: IncomingMessage(self.comm, rank, tag) for rank in others}
 
         def finish():
-            xs = [mine if rank == self.rank else receives[rank].x for rank in range(self.size)]
+            xs = [x if rank == self.rank else receives[rank].x for rank in range(self.size)]
             if operation == "all_gather":
-                out[...] = np.concatenate(xs)
+                fill(out, np.concatenate(xs))
             else:
                 total = reduce(np.add, xs)
-                out[...] = total if operation == "all_reduce" else np.split(total, self.size)[self.rank]
+                fill(out, total if operation == "all_reduce" else np.split(total, self.size)[self.rank])
 
         return together([*receives.values(), *sends], finish)
 
     def collective_tag(self) -> int:
-        """Return an odd tag for a collective: those of messages are even, but for clocks, which exact runs lack."""
-        return 2 * (next(self.posts) % 10_000) + 1
+        """Return a tag for a collective, counted down from the largest. Messages have small ones."""
+        return 2 * (largest_tag() - next(self.posts) % 10_000)
 
     def post_send(self, x, to, tag):
         return together([self.comm.isend(x, to, tag)], None)
 
     def post_receive(self, x, source, tag):
-        receive = Receive(self.comm, source, tag)
-
-        def finish():
-            x[...] = receive.x
-
-        return together([receive], finish)
+        message = IncomingMessage(self.comm, source, tag)
+        return together([message], lambda: fill(x, message.x))
 
 
-class Receive:
+class IncomingMessage:
     """A message on its way, with the methods of mpi4py's requests."""
 
     def __init__(self, comm, source: int, tag: int):
@@ -82,6 +78,12 @@ class Receive:
     def Wait(self) -> None:
         if self.x is None:
             self.x = self.comm.recv(source=self.source, tag=self.tag)
+
+
+def fill(out, x) -> None:
+    """Overwrite out with x, of the same shape: NumPy would stretch a smaller array, and MPI does not."""
+    assert x.shape == out.shape, f"an array of shape {x.shape} came where one of shape {out.shape} was expected"
+    out[...] = x
 
 
 def together(requests, finish) -> Request:

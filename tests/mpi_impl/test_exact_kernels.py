@@ -1,0 +1,240 @@
+"""NumPy's fast kernels without rounding: on numbers of a prime field they are the textbook's formulas.
+
+Softmax in tiles, which never sees a whole row, needs one law: exp(a - b) exp(b - c) = exp(a - c).
+
+The kernels multiply constants with one another that the textbook multiplies with arrays. So that these products are
+not rounded, sizes are powers of two here, and pi is 8. Compiled kernels and those for GPUs take floats only, and those
+for 16 bits round by definition: `test_kernels.py` and `tests/gpu/` compare them within a tolerance.
+"""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from mpi_impl import kernels
+from mpi_impl.kernels import cpu, plain
+from reference import ops
+from reference.dropout import Site
+from reference.exact import array, field
+from reference.exact.array import ExactArray, random_array
+from reference.exact.field import MINUS_INFINITY
+from reference.layers.cross_entropy import softmax_minus_target
+from tests.mpi_impl.test_kernels import attention_mask
+from tests.planted import planted
+from tests.reference.test_ops import lengths
+from tests.strategies import close
+
+SMALL, HEAD_SIZES, WIDTHS = st.integers(1, 3), st.sampled_from([1, 4]), st.sampled_from([2, 4, 8])
+SITE = Site((3, 4), 0.1, (0, 5, 7, 8), (2, 0, 0, 0))
+SITES = st.sampled_from([None, SITE, Site((1, 2), 0.5, (0, 9, 9, 9), (0, 1, 2, 3))])
+examples = settings(max_examples=settings().max_examples // 2)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Shrink the tiles, so that small arrays have several."""
+    monkeypatch.setattr(cpu, "TILE", 8)
+    monkeypatch.setattr(cpu, "ATTENTION_ROWS", 2)
+    monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:2, :2])
+
+
+def same(actual, expected):
+    """Assert that all arrays are the same formulas."""
+    for one, other in zip(actual, expected, strict=True):
+        assert isinstance(one, ExactArray)
+        close(one, other)
+
+
+def test_the_table_offers_the_textbook():
+    """Exact numbers are those of a library for which nothing is fast."""
+    assert kernels.column(random_array(2)) == kernels.TEXTBOOK
+
+
+# ---- each kernel ----------------------------------------------------------------------------------------------------
+
+
+@examples
+@given(SMALL, SMALL, SMALL, st.booleans())
+def test_linear(n, h, m, biased):
+    x, w, b = random_array((2, n, h), "x"), random_array((h, m), "w"), random_array(m, "b") if biased else None
+    same([cpu.linear(x, w, b)], [ops.linear(x, w, b)])
+
+
+@examples
+@given(SMALL, WIDTHS)
+def test_gelu(n, h):
+    """With any pi that makes sqrt(2 / pi) a power of two, so that the kernel's constants are not rounded."""
+    x, dy = random_array((2, n, h), "x"), random_array((2, n, h), "dy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "pi", 8.0)
+        patch.setattr(cpu, "pi", 8.0)
+        (y, cache), (expected, expected_cache) = cpu.gelu(x), ops.gelu(x)
+        same([y, cpu.gelu_backward(dy, cache)], [expected, ops.gelu_backward(dy, expected_cache)])
+
+
+@examples
+@given(SMALL, WIDTHS)
+def test_layer_norm(n, h):
+    x, dy = random_array((2, n, h), "x"), random_array((2, n, h), "dy")
+    weight, bias = random_array(h, "weight"), random_array(h, "bias")
+    (y, cache), (expected, expected_cache) = (m.layer_norm(x, weight, bias, 1e-5) for m in (cpu, ops))
+    same([y, *cpu.layer_norm_backward(dy, weight, cache)],
+         [expected, *ops.layer_norm_backward(dy, weight, expected_cache)])
+
+
+@examples
+@given(SMALL, SMALL, WIDTHS, SITES)
+def test_dropout(b, s, h, site):
+    x, dy = random_array((b, s, 2, h), "x"), random_array((b, s, 2, h), "dy")
+    (y, mask), (expected, expected_mask) = (m.dropout(x, site) for m in (cpu, ops))
+    same([y, cpu.dropout_backward(dy, mask)], [expected, ops.dropout_backward(dy, expected_mask)])
+
+
+@examples
+@given(st.data(), SMALL, st.integers(1, 7), SMALL, HEAD_SIZES, st.booleans(), SITES)
+def test_attention_in_blocks_of_queries(data, b, s, a, d, causal, site):
+    """With padding and dropout, which the kernel scales last."""
+    q, k, v = (random_array((b, s, 3, a, d), "qkv")[:, :, i] for i in range(3))
+    dy, real = random_array((b, s, a, d), "dy"), data.draw(lengths(b, s))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real) for m in (cpu, ops))
+    same([y, cache.probs, *cpu.attention_core_backward(dy, cache)],
+         [expected, expected_cache.probs, *ops.attention_core_backward(dy, expected_cache)])
+    assert (cache.probs * ~attention_mask(b, s, causal, real) == 0).all()
+
+
+@examples
+@given(SMALL, st.integers(1, 5), SMALL, SMALL, HEAD_SIZES)
+def test_cached_attention(b, n, before, a, d):
+    m = n + before - 1
+    q, (k, v) = random_array((b, n, a, d), "q"), random_array((2, b, m + 3, a, d), "kv")[:, :, :m]
+    same([cpu.cached_attention(q, k, v)], [ops.cached_attention(q, k, v)])
+
+
+@examples
+@given(SMALL, SMALL, SMALL)
+def test_lookup_backward(s, V, h):
+    ids, dy = np.random.default_rng(s).integers(V, size=(2, s)), random_array((2, s, h), "dy")
+    tables = [random_array((V, h), "table") for _ in range(2)]
+    same([cpu.lookup_backward(dy, ids, tables[0])], [ops.lookup_backward(dy, ids, tables[1])])
+
+
+@examples
+@given(SMALL, st.integers(1, 9))
+def test_cross_entropy(s, V):
+    """Both functions of exp's sums, and the gradient that is written over the probabilities."""
+    logits, dloss = random_array((2, s, V), "logits"), random_array((2, s), "dloss")
+    ids, held = np.random.default_rng(s).integers(V, size=(2, s)), np.arange(2 * s).reshape(2, s) % 3 > 0
+    exp = np.exp(logits - logits.max(-1, keepdims=True))
+    for module in (cpu, plain):
+        found = logits.copy()
+        total = module.exp_and_sum(found, logits.max(-1))
+        same([found, total], [exp, exp.sum(-1)])
+    probs = ops.softmax(logits)
+    expected = softmax_minus_target(dloss, probs, ids, held)
+    same([plain.cross_entropy_backward(probs, dloss, ids, held)], [expected])
+
+
+@examples
+@given(SMALL, SMALL, SMALL)
+def test_gradients_of_a_linear_layer(s, h, m):
+    x, dy, grad = random_array((2, s, h), "x"), random_array((2, s, m), "dy"), random_array((h, m), "grad")
+    _, dw, db = ops.linear_backward(dy, x, random_array((h, m), "w"))
+    expected = grad + dw
+    plain.accumulate(grad, x, dy)
+    same([grad, plain.total(ops.rows(dy))], [expected, db])
+
+
+# ---- online softmax -------------------------------------------------------------------------------------------------
+
+
+def online_attention(q, k, v, tile, correction=np.exp):
+    """Compute softmax(q k^T) v of q [s, d], k, v [n, d] as FlashAttention does, with `tile` keys at a time.
+
+    Only the maximum and the sum of each row so far are known (Milakov and Gimelshein 2018; Dao et al. 2022).
+    """
+    highest, total, context = np.full_like(q, -np.inf, shape=(len(q), 1)), 0.0, np.zeros_like(q)
+    for start in range(0, len(k), tile):
+        scores = q @ k[start:start + tile].T                                  # [s, d] @ [d, tile] -> [s, tile]
+        before, highest = highest, np.maximum(highest, scores.max(-1, keepdims=True))
+        exp, factor = np.exp(scores - highest), correction(before - highest)
+        total = total * factor + exp.sum(-1, keepdims=True)
+        context = context * factor + exp @ v[start:start + tile]
+    return context / total
+
+
+@examples
+@given(st.integers(1, 4), st.integers(1, 9), SMALL, st.integers(1, 9))
+def test_online_softmax_is_softmax(s, n, d, tile):
+    """At any depth: corrections of corrections are one."""
+    q, k, v = random_array((s, d), "q"), random_array((n, d), "k"), random_array((n, d), "v")
+    close(online_attention(q, k, v, tile), ops.softmax(q @ k.T) @ v)
+
+
+@examples
+@given(st.permutations(range(6)), st.integers(1, 3))
+def test_parts_of_a_softmax_can_be_joined_in_any_order(order, d):
+    """As in ring attention: (maximum, sum, context) of each rank's keys, two at a time."""
+    scores, v = random_array((2, 6, 3), "scores"), random_array((6, 3, d), "v")
+
+    def part(i):
+        highest = scores[:, i].max(-1, keepdims=True)
+        exp = np.exp(scores[:, i] - highest)
+        return highest, exp.sum(-1, keepdims=True), exp @ v[i]
+
+    def joined(one, other):
+        highest = np.maximum(one[0], other[0])
+        factors = [np.exp(x[0] - highest) for x in (one, other)]
+        return highest, *(one[i] * factors[0] + other[i] * factors[1] for i in (1, 2))
+
+    found = part(order[0])
+    for i in order[1:]:
+        found = joined(found, part(i))
+    close(found[2] / found[1], ops.softmax(scores.reshape(2, 18)) @ v.reshape(18, d))
+
+
+def test_online_softmax_needs_its_correction():
+    """One where it is needed: all factors 1, but for the first, which is exp(-infinity)."""
+    q, k, v = (random_array((6, 2), name) for name in "qkv")
+    with pytest.raises(AssertionError, match="other formulas"):
+        close(online_attention(q, k, v, 1, np.isfinite), ops.softmax(q @ k.T) @ v)
+
+
+def test_online_softmax_needs_the_law_of_exp(monkeypatch):
+    """With any function in the place of exp it would be another formula, though softmax would not."""
+    q, k, v = (random_array((6, 2), name) for name in "qkv")
+    monkeypatch.setattr(array, "exp", array.elementwise(
+        lambda x: 0 if x is MINUS_INFINITY else field.random_function("exp", x)))
+    with pytest.raises(AssertionError, match="other formulas"):
+        close(online_attention(q, k, v, 2), ops.softmax(q @ k.T) @ v)
+
+
+# ---- bugs -----------------------------------------------------------------------------------------------------------
+
+NO_PADDING = SimpleNamespace(draw=lambda lengths: None)
+ATTENTION = (test_attention_in_blocks_of_queries, (NO_PADDING, 1, 5, 1, 4, True, SITE))
+BUGS = {
+    "attention's scale": (*ATTENTION, "block] * scale, k_transposed", "block] * scale * (1 + 2**-50), k_transposed"),
+    "a row's sum": (*ATTENTION, "p *= 1 / (p @ ones[:keys])", "p *= 1 / (p @ ones[:keys] + 2**-50)"),
+    "a hidden block": (*ATTENTION, "keys = end if causal else s", "keys = start + 1 if causal else s"),
+    "softmax's gradient": (*ATTENTION, "dp -= along ", "dp -= along * (1 + 2**-50) "),
+    "dropout's gradient": (*ATTENTION, "dropped, dy = p * keep, dy *", "dropped, dy = p, dy *"),
+    "gelu": (test_gelu, (1, 4), "sigmoid_ += 1\n", "sigmoid_ += 1 + 2**-50\n"),
+    "gelu's gradient": (test_gelu, (1, 4), "slope *= 6 * 0.044715", "slope *= 6 * 0.044715 * (1 + 2**-50)"),
+    "epsilon outside the root": (test_layer_norm, (1, 4), "np.sqrt(y_ @ mean + x.dtype.type(epsilon))",
+                                 "(np.sqrt(y_ @ mean) + x.dtype.type(epsilon))"),
+    "a norm's gradient": (test_layer_norm, (1, 4), "dx_ -= scratch", "dx_ -= scratch * (1 + 2**-50)"),
+    "dropout's scale": (test_dropout, (1, 1, 4, SITE),
+                        "np.multiply(dy_, mask.scale, out=dx_)", "np.multiply(dy_, mask.scale + 2**-50, out=dx_)"),
+    "a cached token's scale": (test_cached_attention, (1, 3, 2, 1, 4), "(q[:, :, block] * scale) @",
+                               "(q[:, :, block] * scale * (1 + 2**-50)) @"),
+    "the sum of exp": (test_cross_entropy, (1, 5), "logits_ -= highest_\n", "logits_ -= highest_ * (1 + 2**-50)\n"),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bugs_are_other_formulas(name):
+    test, sizes, right, wrong = BUGS[name]
+    test.hypothesis.inner_test(*sizes)
+    with planted("mpi_impl.kernels.cpu", right, wrong), pytest.raises(AssertionError, match="other formulas"):
+        test.hypothesis.inner_test(*sizes)

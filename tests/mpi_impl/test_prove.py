@@ -1,0 +1,287 @@
+"""`mpi_impl.prove` proves what is right, on every topology, and names the tensor, the rank and the place of a bug."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mpi_impl.launching.pool import RankFailure
+from mpi_impl.programs.arguments import parse as parse_run
+from mpi_impl.proof import proof
+from mpi_impl.proof.options import WITHOUT_EFFECT, parse
+from mpi_impl.proof.proof import describe_difference, statement
+from mpi_impl.proof.sizes import shrink
+from mpi_impl.recording.differences import compare
+from mpi_impl.recording.names import Key
+from reference.errors import UserError
+from reference.exact.degree import power_of_ten
+from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
+from tests.deep import one_fast_of
+from tests.launching import launch
+from tests.planted import Bug, planted_run
+from tests.recorded_runs import case, record
+
+T2 = "--tensor-model-parallel-size 2"
+SMALL = "--num-layers 2 --micro-batch-size 1 --global-batch-size 2"
+
+
+def sizes_of(line: str, n: int):
+    return shrink(parse(line.split(), n)[0])
+
+
+def prove(group, line: str, seed: int = 5):
+    """Prove on a rank of the pool; return the result, or None if a divisor was 0."""
+    return proof.prove(group, sizes_of(line, group.size), seed)
+
+
+# ---- what is right is proved ----------------------------------------------------------------------------------------
+
+TOPOLOGIES = {
+    f"{T2} --sequence-parallel --zero-stage 1 --recompute-activations {SMALL}": 4,
+    f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --zero-stage 2 {SMALL} --global-batch-size 8": 4,
+    f"--model bert {T2} {SMALL}": 2,
+    f"--zero-stage 3 --cpu-offload {SMALL}": 2,
+    f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-v {SMALL} --num-layers 5": 2,
+    f"--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 {SMALL} --num-layers 4": 2,
+    f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h2 {T2} {SMALL} --num-layers 3": 4,
+    f"--position-embedding-type rope --rotary-percent 0.5 --activation relu {T2} {SMALL}": 2,
+    f"--untie-embeddings-and-output-weights --pipeline-model-parallel-size 2 --pipeline-schedule gpipe {SMALL}": 2,
+    f"--model bert --bert-no-binary-head --apply-residual-connection-post-layernorm {SMALL}": 2,
+    f"{T2} --recompute-granularity full --recompute-num-layers 2 {SMALL} --num-layers 3": 2,
+    f"{T2} --sequence-parallel --keep-gathered-inputs --clip-grad 0 --lr-warmup-iters 100 {SMALL}": 2,
+}
+
+
+@pytest.mark.parametrize("line", one_fast_of(4, TOPOLOGIES))
+def test_a_run_is_proved(ranks, line):
+    """Every tensor that the textbook names is among those compared, and the chance of error is negligible."""
+    found = ranks.run(TOPOLOGIES[line], prove, line)
+    assert all(one.comparison.found is None and one.chance < -15 for one in found)
+    one = found[0].comparison
+    assert 250 < one.in_first < one.compared
+
+
+def test_one_real_program_proves_and_says_so():
+    """It names what it proves in place of the run's model, and what has no effect."""
+    done = launch(4, "-m", "mpi_impl.prove", *T2.split(), *SMALL.split(), "--zero-stage", 1, "--proofs", 2,
+                  "--data-path", "none", "--verify", "--vocab-size", 4096)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("...")]
+    assert lines[0] == ("in place of your model, proving a GPT of 2 layers, hidden size 8, 4 heads, 8 words; steps of "
+                        "2 samples of 3 tokens, in 1 microbatch of 1 on each replica")
+    assert lines[1] == "without effect on a proof: --data-path, --verify"
+    first, second, last = lines[2:]
+    assert first.startswith("proof 1 of 2: the same formulas; ") and second.startswith("proof 2 of 2: ")
+    assert last.startswith("proved: ") and " tensors of 2 steps are the same formulas on 4 ranks (t 2, p 1, d 2, ZeRO "\
+        "1) as in one process, and " in last and "chance of error below " in last
+
+
+# ---- what is wrong is named -----------------------------------------------------------------------------------------
+
+RUN = f"{T2} {SMALL}"
+TINY = "(1 + 2**-50)"       # a factor that floats cannot see
+BUGS = {
+    "a bias that is too large, on any number of ranks": (
+        2, RUN, Bug("mpi_impl.layers.mlp", "y += p.b_out ", f"y += p.b_out * {TINY} "),
+        "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in the "
+        "textbook, first at [0, 0, 0] of [2, 3, 8], and in 48 of 48 elements there"),
+    "a sum over ranks that is too large": (
+        2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)",
+                    "return self.group.all_reduce(partial, reason) * (1 + 2**-50 * (self.group.size > 1))"),
+        "iteration 1, forward: embedding.output is another formula on rank 0 (tensor 0, data 0, pipeline 0) than on "
+        "one rank alone, first at [0, 0, 0] of [2, 3, 8], and in 24 of 24 elements there"),
+    "the same bias in the textbook": (
+        2, RUN, Bug("reference.layers.mlp", "y = linear(a, p.w_out, p.b_out) ",
+                    f"y = linear(a, p.w_out, p.b_out * {TINY}) "),
+        "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in"),
+    "one mask for the heads of all ranks": (
+        2, RUN, Bug("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"),
+        "iteration 1, forward: blocks.0.attention.probs_mask is another formula on rank 1 (tensor 1, data 0, pipeline "
+        "0) than in the textbook, first at [0, 3, "),
+    "every rank draws the same shard": (
+        2, RUN, Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
+        "iteration 0, optimizer parameters: embedding.word is another formula on rank 1 "),
+    "f without its all-reduce": (
+        2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)", "return dx"),
+        "iteration 1, backward: gradient of final_layernorm.output is another formula on rank 0 "),
+    "W adds twice": (
+        2, f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 {SMALL}",
+        Bug("mpi_impl.parallel.sinks", "accumulate(grad, x, dy)", "accumulate(grad, x, dy), accumulate(grad, x, dy)"),
+        "iteration 1, gradients: gradient of blocks.1.mlp.w_out is another formula on one rank alone "),
+    "parameters not gathered after the step": (
+        2, f"--zero-stage 1 {SMALL}",
+        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:", "for bucket in ():"),
+        "iteration 1, parameters: embedding.word is another formula on rank 0 (tensor 0, data 0, pipeline 0) than in "),
+}
+
+
+@pytest.mark.parametrize("name", one_fast_of(2, BUGS))
+def test_a_bug_is_named_by_its_tensor_its_rank_and_its_place(ranks, name):
+    n, line, bug, sentence = BUGS[name]
+    found = ranks.run(n, planted_run, bug, prove, line)
+    told = describe_difference(found[0].comparison, sizes_of(line, n).parallel)
+    assert told.startswith(f"not proved: {sentence}"), told
+    assert all(one.comparison.found.key == found[0].comparison.found.key for one in found)
+
+
+def test_floats_do_not_see_a_sum_that_is_too_large_by_one_part_in_2_50(ranks):
+    bug = BUGS["a sum over ranks that is too large"][2]
+    found = compare(record(ranks, 1, case()), record(ranks, 2, case(2), bug=bug))
+    assert found.compared > 800 and not found.differences and found.worst.strain < 0.01
+
+
+def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
+    bug = Bug("mpi_impl.recording.observer", "if self.tensor_rank == 0 or not identical:", "if self.tensor_rank == 0:")
+    with pytest.raises(RankFailure, match="The run on 2 ranks lacks a part of .*it is never computed there"):
+        ranks.run(2, planted_run, bug, prove, RUN)
+
+
+DIVIDING = "        1.0 / np.full_like(state.device_prototype, {}, shape=1); trainer.step("
+
+
+@pytest.mark.parametrize("divisor, said", [
+    ("seed - 5.0", ["a divisor was 0 modulo the prime: the proof begins again, with other numbers"]),
+    ("0.0", 3 * ["a divisor was 0 modulo the prime: the proof begins again, with other numbers"])])
+def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(ranks, divisor, said):
+    """Not even if a rank alone divides: all of them begin again."""
+    bug = Bug("mpi_impl.proof.runs", "        trainer.step(", DIVIDING.format(divisor))
+    for of_rank, outcome in ranks.run(2, planted_run, bug, prove_with_fresh_numbers, RUN):
+        assert of_rank == said
+        assert outcome == (6 if len(said) == 1 else "A divisor was 0 in 3 draws of random numbers, which chance does")
+
+
+def prove_with_fresh_numbers(group, line: str):
+    """Prove from seed 5 on; return what was said, and the seed of the numbers, or the beginning of the error."""
+    said: list = []
+    one = proof.Proving.__new__(proof.Proving)
+    one.world, one.sizes, one.say, one.quiet_since = group, sizes_of(line, group.size), said.append, np.inf
+    try:
+        return said, one.prove_with_fresh_numbers(5)[1] - 1
+    except UserError as error:
+        return said, str(error)[:63]
+
+
+# ---- the sizes ------------------------------------------------------------------------------------------------------
+
+LAYERS = {      # by the run's layers, stages, options: the proof's layers on each stage, and the group to recompute
+    (24, 4, ""): ([2, 2, 2, 2], 1), (26, 4, ""): ([2, 2, 1, 1], 1), (4, 4, ""): ([1, 1, 1, 1], 1), (1, 1, ""): ([1], 1),
+    (5, 1, ""): ([2], 1), (24, 2, "--recompute-granularity full"): ([2, 2], 1),
+    (24, 2, "--recompute-granularity full --recompute-num-layers 5"): ([3, 3], 2),
+    (9, 2, "--recompute-granularity full --recompute-num-layers 5"): ([2, 1], 2),
+}
+
+
+@pytest.mark.parametrize("layers, p, options", LAYERS)
+def test_layers_are_uneven_where_the_runs_are(layers, p, options):
+    sizes = sizes_of(f"--num-layers {layers} --pipeline-model-parallel-size {p} {options}", p)
+    held = [len(layers) for stages in stages_of_ranks(sizes.model, sizes.parallel) for layers in stages.values()]
+    assert (held, sizes.parallel.recompute.num_layers) == LAYERS[layers, p, options]
+
+
+@pytest.mark.parametrize("words, alone, part", [(4096, 0, False), (4000, 0, True), (4096 - 1024, 1, False),
+                                                (3000, 1, True), (900, 3, True)])
+def test_the_vocabulary_is_padded_as_the_runs_is(words, alone, part):
+    """`alone` ranks hold only padding, and one more holds some if `part`."""
+    sizes = sizes_of(f"--vocab-size {words} --make-vocab-size-divisible-by 1024 --tensor-model-parallel-size 4", 4)
+    shard = sizes.model.padded_vocab_size(4) // 4
+    padding = 4 * shard - sizes.model.vocab_size
+    assert (padding // shard, padding % shard > 0) == (alone, part)
+
+
+@pytest.mark.parametrize("options, head, rotated", [
+    ("", 2, 2), ("--position-embedding-type rope", 2, 2),
+    ("--position-embedding-type rope --rotary-percent 0.5", 4, 2),
+    ("--position-embedding-type rope --rotary-percent 0.25 --num-attention-heads 4", 8, 2)])
+def test_heads_are_as_small_as_rope_allows(options, head, rotated):
+    model = sizes_of(options, 1).model
+    assert (model.head_size, model.rotary_size) == (head, rotated) and model.num_attention_heads == 2
+
+
+def test_what_a_run_has_several_of_its_proof_has_two_of():
+    """As many buckets stay, and a run that has one of something keeps it."""
+    line = "--num-attention-heads 8 --seq-length 64 --global-batch-size 64 --sequence-parallel " + T2
+    sizes = sizes_of(f"{line} --ddp-bucket-size 100000 --max-position-embeddings 99", 4)
+    assert (sizes.model.num_attention_heads, sizes.seq_length, sizes.model.max_position_embeddings) == (4, 4, 5)
+    assert (sizes.micro_batch_size, sizes.microbatches) == (2, 2)
+    run = parse_run(f"{line} --ddp-bucket-size 100000".split(), 4)
+    layouts = [layouts_of_ranks(model, parallel)[0] for model, parallel in (
+        (run.model(4095), run.parallel), (sizes.model, sizes.parallel))]
+    assert len(layouts[0].buckets) > 3 and abs(len(layouts[0].buckets) - len(layouts[1].buckets)) <= 2
+    one = sizes_of("--num-attention-heads 1 --seq-length 1 --micro-batch-size 1 --num-layers 1", 1)
+    assert (one.model.num_attention_heads, one.seq_length, one.micro_batch_size, one.microbatches) == (1, 1, 1, 1)
+
+
+# ---- bad input, and what is said ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line, sentence", [
+    ("--fp16", "--fp16 is a format that rounds, but a proof is about formulas, without rounding. Leave it out."),
+    ("--bf16", "--bf16 is a format that rounds"),
+    ("--preset gpt2-8.3b", r"--fp16 \(of --preset gpt2-8.3b\) is a format that rounds.* Add --dtype float32."),
+    ("--device cuda", "--device is cuda, but a proof computes with exact numbers, which no GPU has."),
+    ("--loss-scale 8", "--loss-scale is for numbers of 16 bits"),
+    ("--hysteresis 3", "--hysteresis is for numbers of 16 bits"),
+    ("--load-hf DIR", "--load-hf is DIR, but a proof draws the weights of a small model of its own."),
+    ("--tensor-model-parallel-size 3", "the number of ranks must be a multiple of 3, but it is 4"),
+    ("--model gtp", "--model: invalid choice: 'gtp'.* Did you mean gpt"), ("--proofs 0", "--proofs is 0"),
+    ("--num-layers 2 --pipeline-model-parallel-size 4", "--num-layers is 2, but the 1f1b schedule has 4 stages"),
+    ("--position-embedding-type rope --rotary-percent 0.002 --hidden-size 2048 --num-attention-heads 2",
+     "has a hidden size of 2000, but a proof takes at most"),
+    ("--model bert --untie-embeddings-and-output-weights", "prove has no option --untie-embed"),
+])
+def test_what_cannot_be_proved_is_a_sentence(line, sentence):
+    with pytest.raises(UserError, match=sentence):
+        sizes_of(line, 4)
+
+
+def test_a_proof_that_would_take_hours_is_refused():
+    line = "--tensor-model-parallel-size 16 --num-attention-heads 32 --global-batch-size 4096 --num-layers 400 "
+    with pytest.raises(UserError, match="takes .* multiplications, but a proof takes at most"):
+        sizes_of(line + "--pipeline-model-parallel-size 200", 6400)
+
+
+def test_bad_input_ends_every_rank():
+    done = launch(2, "-m", "mpi_impl.prove", "--bf16")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("error: --bf16 is a format") == 1
+
+
+def test_a_bug_ends_every_rank_with_status_1(tmp_path):
+    """The sentence is printed once."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""if True:
+        from mpi_impl import prove
+        from mpi_impl.launching.entry import run
+        from tests.planted import planted
+        def main():
+            with planted("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"):
+                prove.main({RUN.split()})
+        run(main)""")
+    done = launch(2, program)
+    assert done.returncode == 1 and done.stdout.count("not proved: iteration 1, forward: blocks.0.") == 1
+    assert done.stderr == ""
+
+
+def test_all_of_a_presets_options_are_taken():
+    line = "--preset gpt2-8.3b --dtype float64 --tensor-model-parallel-size 8"
+    assert sizes_of(line, 8).model.num_attention_heads == 16      # 24 are three on each rank
+    assert parse(line.split(), 8)[1] == []
+
+
+def test_options_without_effect_change_nothing():
+    """They are options of the program, and of those of the model and its parallelism there is none."""
+    line = "--data-path x --report r --save s --verify --train-iters 9 --vocab-file v"
+    settings, ignored = parse(line.split(), 1)
+    assert ignored == line.replace(" x", "").replace(" r ", " ").replace(" s ", " ").replace(" 9", "").replace(
+        " v", "").split()
+    assert shrink(settings) == replace(sizes_of("", 1), optimizer=settings.optimizer)
+    assert "vocab_size" not in WITHOUT_EFFECT and "dtype" in WITHOUT_EFFECT
+
+
+def test_the_chance_of_several_proofs_is_their_product():
+    exponents = -14.6, -15.0, -14.99999, 0, -400.5
+    assert [power_of_ten(x) for x in exponents] == ["3e-15", "1e-15", "2e-15", "1e0", "4e-401"]
+    one = proof.Proof(proof.Comparison(1954, 700, Key(2, "step", "mean loss")), -200.0)
+    parallel = sizes_of(T2, 4).parallel
+    assert statement([one, one], parallel) == (
+        "proved: 1,954 tensors of 2 steps are the same formulas on 4 ranks (t 2, p 1, d 2) as in one process, and 700 "
+        "of them as in the textbook, in each of 2 proofs with fresh numbers; chance of error below 1e-400 (the product "
+        "of theirs)")

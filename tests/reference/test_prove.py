@@ -1,0 +1,57 @@
+"""`reference.prove` proves the textbook's splits, and names the first tensor of a wrong one."""
+import pytest
+
+from reference import prove
+from tests.planted import planted
+
+SMALL = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-parallel-size 2"
+
+
+def run(line: str, capsys) -> tuple[int, str]:
+    """Run the program here; return its status, and what it printed."""
+    with pytest.raises(SystemExit) as ended:
+        prove.main(line.split())
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out + printed.err
+
+
+@pytest.mark.parametrize("line, n", [(SMALL, 4), ("--model bert --pipeline-schedule zb-v --proofs 2", 3)])
+def test_all_splits_are_proved(line, n, capsys):
+    status, text = run(line, capsys)
+    assert status == 0 and text.count(" gradients are the same formulas\n") % n == 0
+    assert f"proved: {n} splits compute the same formulas as the whole model; chance of error below " in text
+
+
+@pytest.mark.parametrize("module, right, wrong, sentence", [
+    ("reference.layers.mlp", "ys = [y + p.b_out for", "ys = [y + p.b_out * (1 + 2**-50) for",
+     "with tensor parallelism on 2 ranks, the loss is another formula, first at [0]"),
+    ("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True",
+     "with sequence parallelism on 2 ranks, the gradient of embedding.position is another formula, first at [2, 0]"),
+    ("reference.parallel.data_parallel", "return [total for _ in trees]", "return trees",
+     "with 2 replicas, the gradient of embedding.word is another formula, first at ["),
+])
+def test_a_bug_is_named_by_its_split_and_its_tensor(module, right, wrong, sentence, capsys):
+    with planted(module, right, wrong):
+        status, text = run(SMALL, capsys)
+    assert status == 1 and f"not proved: {sentence}" in text, text
+
+
+def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(capsys):
+    dividing = "1 / (random_array((1,), seed) * {}); return tree_map("
+    with planted("reference.training.random_start", "return tree_map(", dividing.format("(seed - 5)")):
+        status, text = run("--seed 5", capsys)
+    assert status == 0 and text.count("a divisor was 0 modulo the prime: the proof begins again") == 1
+    with planted("reference.training.random_start", "return tree_map(", dividing.format("0")):
+        status, text = run("--seed 5", capsys)
+    assert status == 2 and "A divisor was 0 in 3 draws of random numbers, which chance does not explain" in text
+
+
+@pytest.mark.parametrize("line, sentence", [
+    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1"),
+    ("--tensor-model-parallel-size 33", "A proof of 33 tensor-parallel ranks and 2 stages would take hours"),
+    ("--pipeline-model-parallel-size 20 --pipeline-schedule zb-v", "A proof of 2 tensor-parallel ranks and 40 stages"),
+    ("--model bert --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", "All sizes are 1, so nothing is"),
+    ("--proofs 0", "--proofs is 0, but must be at least 1")])
+def test_nonsense_is_a_sentence(line, sentence, capsys):
+    status, text = run(line, capsys)
+    assert status == 2 and f"error: {sentence}" in text
