@@ -5,7 +5,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from benchmarks.bug_matrix.planted_bug import WINDOW, PlantedBug, sentence, short_text, smooth
-from benchmarks.bug_matrix.proofs import exact_proof, float_theorem
+from benchmarks.bug_matrix.proofs import exact_theorem, float_theorem, prove
 from benchmarks.bug_matrix.runs import SAVED_AFTER
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.launching.pool import RankFailure
@@ -139,8 +139,9 @@ DETECTORS = (
     Detector("loss curve", needs_a_run(loss_curve), "the final loss is far from those of other seeds"),
     Detector("gradient norm", needs_a_run(gradient_norm), "it differs from that of the same run without the bug"),
     Detector("float theorem", float_theorem, "the theorem of the entry, in float64"),
-    Detector("exact proof", exact_proof, "the same theorem on numbers of a prime field"),
-    Detector("--verify", needs_a_run(verify), "the textbook trains beside the run"),
+    Detector("exact theorem", exact_theorem, "the same theorem on numbers of a prime field"),
+    Detector("prove", needs_a_run(prove), "every tensor of two steps is the same formula as in one process"),
+    Detector("verify", needs_a_run(verify), "`--verify`: the textbook trains beside the run"),
     Detector("compare", needs_a_run(compare), "every tensor is compared with a run on one rank"),
     Detector("ledger", needs_a_run(account("ledger")), "messages are compared with the formulas"),
     Detector("simulator", needs_a_run(account("simulator")), "caches in flight are compared with the simulated ones"),

@@ -104,21 +104,20 @@ class PlantedBug:
         return 1e-4 if self.setting.form == "float32" else 4 * FORMATS[self.setting.form].epsilon
 
     def both(self, function: Callable, *args):
-        """Return the results of a short run with the bug and without it."""
-        n = self.setting.ranks
-        return self.run(n, function, self.setting, *args), self.clean.of(n, function, self.setting, *args)
+        """Return the results of a short run on the setting's ranks, with the bug and without it."""
+        return self.run(self.setting.ranks, function, *args), self.clean.of(self.setting.ranks, function, *args)
 
     # ---- the runs ----
 
     @cached_property
     def accounts(self) -> tuple[list[Accounts] | RankFailure, list[Accounts] | RankFailure]:
-        return self.both(runs.keep_accounts)
+        return self.both(runs.keep_accounts, self.setting)
 
     @cached_property
     def short(self) -> tuple[LearningCurve | RankFailure, LearningCurve | RankFailure]:
         """Return the first steps with the bug and without it, as rank 0 prints them."""
         first = SHORT + (runs.SAVED_AFTER if self.setting.loads else 0)
-        found, expected = self.both(runs.train, first)
+        found, expected = self.both(runs.train, self.setting, first)
         return (found if isinstance(found, RankFailure) else found[0],
                 expected if isinstance(expected, RankFailure) else expected[0])
 
@@ -135,7 +134,7 @@ class PlantedBug:
 
     @cached_property
     def verified(self):
-        return self.both(runs.verify, self.forms, 3)
+        return self.both(runs.verify, self.setting, self.forms, 3)
 
     @cached_property
     def recordings(self) -> tuple[Recording | RankFailure, Recording | RankFailure]:

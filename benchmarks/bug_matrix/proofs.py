@@ -1,79 +1,84 @@
-"""The two detectors that are theorems: the entry's own in float64, and the same one on numbers of a prime field."""
-from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any
+"""The detectors that are proofs: the entry's theorem in float64 and on exact numbers, and the program `prove`."""
+from types import SimpleNamespace
+from typing import cast
 
 from benchmarks.bug_matrix import runs
-from benchmarks.bug_matrix.planted_bug import PlantedBug, sentence
-from benchmarks.bug_matrix.settings import a_case, setting_of
+from benchmarks.bug_matrix.planted_bug import PlantedBug, sentence, short_text
+from benchmarks.bug_matrix.settings import BugSetting
+from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.launching.pool import RankFailure
-from reference.exact.array import as_exact
-from tests.cases import Case, ExactCase
-from tests.training_theorems import training_equals_one_process
+from mpi_impl.programs.arguments import PretrainingSettings
+from mpi_impl.proof import proof
+from mpi_impl.proof.sizes import ProofSizes, shrink
+from reference.parallel.stages import schedule_of
+from tests.zoo.entry import Theorem
 
-CLIPS = (0.5, 0.25, 0.75)       # bounds of the norm: whether an exact norm is larger is as good as drawn by lot
-INTEGERS = "training_theorems.batch_is_dealt_out"
+PROOFS = 3      # whether an exact norm is above its bound is as good as drawn by lot: most likely both are met
 
 
 def float_theorem(bug: PlantedBug) -> Verdict:
     """Judge by the entry's theorem."""
-    name, ranks, args = bug.entry.theorem
-    function = bug.entry.theorem.function
-    found = bug.run(ranks, function, *args) if ranks else bug.run(1, runs.call_here, function, *args)
-    return seen(sentence(found)) if isinstance(found, RankFailure) else silent(f"{name} holds")
+    return check(bug, bug.entry.theorem)
 
 
-def exact_proof(bug: PlantedBug) -> Verdict:
-    """Judge by the entry's theorem on exact numbers, or by the main theorem on the same ranks."""
-    name, ranks, args = bug.entry.theorem
-    if name.startswith("mpi_impl.test_mixed_precision.") or bug.entry.kind == "precision":
-        return not_applicable("the bug is about rounding, which exact numbers do not have")
-    if name.startswith("checkpoint_theorems."):
-        return not_applicable("the theorem about checkpoints compares bits already")
-    if name == INTEGERS:
-        return not_applicable("the theorem is about whole numbers, which are exact already")
-    said = ""
-    for function, proof in exact_theorems(bug):
-        n, caller = (ranks, ()) if ranks else (1, (runs.call_here,))
-        clean = bug.clean.of(n, *caller, function, *proof)
-        if isinstance(clean, RankFailure):
-            said = said or f"the theorem does not take exact numbers: {sentence(clean)}"
-            continue
-        found = bug.run(n, *caller, function, *proof)
+def exact_theorem(bug: PlantedBug) -> Verdict:
+    """Judge by the same theorem on exact numbers."""
+    exact = bug.entry.theorem.exact
+    return check(bug, exact) if exact else not_applicable("the theorem is about something else than formulas")
+
+
+def check(bug: PlantedBug, theorem: Theorem) -> Verdict:
+    """Judge by a theorem."""
+    n, call = (theorem.ranks, ()) if theorem.ranks else (1, (runs.call_here,))
+    call = *call, theorem.function, *theorem.args
+    clean = bug.clean.of(n, *call)
+    if isinstance(clean, RankFailure):
+        return not_applicable(f"the theorem does not hold without the bug, either: {sentence(clean)}")
+    found = bug.run(n, *call)
+    return seen(sentence(found)) if isinstance(found, RankFailure) else silent("the theorem holds")
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+def prove(bug: PlantedBug) -> Verdict:
+    """Judge by `prove`, with the run's ranks, schedule and options."""
+    setting = bug.setting
+    if setting.loads:
+        return not_applicable("a proof loads no checkpoint")
+    if setting.form != "float32":
+        return not_applicable("the run is in 16 bits, and rounding has no formula")
+    if setting.order not in (None, schedule_of(parallel_of(setting), setting.m)):
+        return not_applicable("the run's schedule has no name")
+    for seed in range(PROOFS):
+        found, clean = bug.both(prove_run, proof_sizes(setting), seed)
+        if isinstance(clean, RankFailure) or clean[0][1]:
+            return not_applicable("the run is not proved without the bug, either")
         if isinstance(found, RankFailure):
             return seen(sentence(found))
-        said = f"{function.__name__} holds as an equation of formulas"
-    return not_applicable(said) if said.startswith("the theorem does") else silent(said)
+        iteration, says = found[0]
+        if says:
+            return seen(short_text(says), iteration)
+    return silent(f"proved {PROOFS} times")
 
 
-def exact_theorems(bug: PlantedBug) -> Iterator[tuple[Any, tuple]]:
-    """Yield the theorems to check, as functions and arguments: one, or as many as there are bounds of the norm."""
-    name, ranks, args = bug.entry.theorem
-    function = bug.entry.theorem.function
-    if not ranks:
-        yield function, exact(args)
-    elif name.startswith("rank_theorems."):
-        yield on_exact_numbers, (function, exact(args))
-    else:
-        setting = setting_of(bug.entry)
-        case = next((one for one in args if isinstance(one, Case)), a_case(setting.case.t))
-        case = replace(case, b=min(case.b, 2), model=replace(case.model, num_layers=setting.case.model.num_layers))
-        for clip in CLIPS:
-            yield main_theorem, (exact((case,))[0], setting.m, clip, setting.plan, setting.order)
+def parallel_of(setting: BugSetting):
+    return setting.plan.parallel(setting.ranks, setting.case)
 
 
-def exact(args: tuple) -> tuple:
-    """Return the arguments with an ExactCase in the place of each Case."""
-    return tuple(ExactCase(**{field.name: getattr(one, field.name) for field in fields(one)})
-                 if isinstance(one, Case) else one for one in args)
+def proof_sizes(setting: BugSetting) -> ProofSizes:
+    """Return the sizes that `prove` takes in the place of the run's."""
+    case = setting.case
+    run = SimpleNamespace(args=SimpleNamespace(vocab_size=VOCAB_SIZE, seq_length=case.s, micro_batch_size=case.b),
+                          parallel=parallel_of(setting), optimizer=runs.OPTIMIZER, microbatches=setting.m,
+                          model=lambda vocab_size: case.model)
+    return shrink(cast(PretrainingSettings, run))
 
 
-def on_exact_numbers(group, function, args: tuple) -> None:
-    """Check a theorem of ranks on exact numbers."""
-    function(group, *args, wrap=as_exact)
-
-
-def main_theorem(group, case: ExactCase, m: int, clip: float, plan, order) -> None:
-    """Check two training steps on exact numbers."""
-    training_equals_one_process(group, case, 2, m, clip, plan, as_exact, order)
+def prove_run(group, sizes: ProofSizes, seed: int) -> tuple[int, str]:
+    """Return the iteration in which a tensor is another formula, and what `prove` says; or 0 and nothing."""
+    found = proof.prove(group, sizes, seed)
+    assert found is not None, "a divisor was 0"
+    other = found.comparison.found
+    return (other.key.iteration, proof.describe_difference(found.comparison, sizes.parallel)) if other else (0, "")

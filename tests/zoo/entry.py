@@ -47,16 +47,6 @@ class Theorem(NamedTuple):
             self._replace(args=args))
 
 
-def exact(theorem: Theorem) -> Theorem:
-    """Return the same theorem about exact numbers (reference/exact/)."""
-    from tests.cases import ExactCase
-    case, *others = theorem.args
-    args = ExactCase(**vars(case)), *others
-    if theorem.ranks == 0:
-        return theorem._replace(args=args)
-    return Theorem("exact_theorems.proved", theorem.ranks, (theorem.function, *args))
-
-
 class Entry(NamedTuple):
     """A mistake that people make: what it changes, why it looks right, and the theorem that falls."""
 
