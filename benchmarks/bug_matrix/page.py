@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs" / "bug_zoo.md", ROOT / "docs" / "bug_zoo.png"
 NAMES = [detector.name for detector in DETECTORS]
 WATCHED = ("by itself", "loss curve", "gradient norm")      # what one sees without this project's tools
-LETTERS = dict(zip(NAMES, ("E", "L", "G", "F", "X", "V", "C", "T", "S", "M"), strict=True))
+PROOFS = ("exact theorem", "prove")
+LETTERS = dict(zip(NAMES, "ELGFXPVCTSM", strict=True))
 UNKNOWN = not_applicable("not judged yet")
 Results = Mapping[str, Mapping[str, Verdict]]
 
@@ -72,15 +73,14 @@ def sentences(results: Results) -> str:
     missing = len(zoo.ENTRIES) - len(judged(results))
     so_far = f" ({missing} of the zoo's {len(zoo.ENTRIES)} bugs have not been judged yet.)" if missing else ""
     return (f"**Of {len(real)} bugs that follow a reported one, a training run comes across {len(run)}: "
-            f"{count(results, run, 'by itself')} end it with an error, {count(results, run, 'loss curve')} show in the "
-            f"loss curve within 200 steps, and {count(results, run, 'gradient norm')} in the gradient's norm, if one "
-            f"has that of the right run to compare; {len(silent)} show in none of these. The float theorems see "
-            f"{count(results, real, 'float theorem')} of the {len(real)}, the exact proof "
-            f"{count(results, real, 'exact proof')}, `compare` {count(results, run, 'compare')} of {len(run)} and "
-            f"`--verify` {count(results, run, '--verify')}; all together {count(results, real, *NAMES)}.** Of "
-            f"{len(below)} bugs below the rounding of floats, the exact proof sees "
-            f"{count(results, below, 'exact proof')}, and all others together "
-            f"{count(results, below, *(name for name in NAMES if name != 'exact proof'))}.{so_far}")
+            f"{count(results, run, 'by itself')} end it with an error or hang, {count(results, run, 'loss curve')} "
+            f"show in the loss curve within 200 steps, and {len(silent)} show neither there nor in the gradient's "
+            f"norm. The float theorems see {count(results, real, 'float theorem')} of the {len(real)}, and exact "
+            f"proofs {count(results, real, *PROOFS)}; `compare` sees {count(results, run, 'compare')} of the "
+            f"{len(run)} and `--verify` {count(results, run, 'verify')}; all together "
+            f"{count(results, real, *NAMES)}.** Of {len(below)} bugs below the rounding of floats, exact proofs see "
+            f"{count(results, below, *PROOFS)}, and all others together "
+            f"{count(results, below, *(name for name in NAMES if name not in PROOFS))}.{so_far}")
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -96,8 +96,7 @@ def detectors_table(results: Results) -> str:
     rows = []
     for detector in DETECTORS:
         marks = [results[entry.name][detector.name].mark for entry in judged(results)]
-        rows.append([LETTERS[detector.name], f"`{detector.name}`" if detector.name in ("--verify", "compare") else
-                     detector.name, detector.what, *map(marks.count, (SEEN, SILENT, NOT_APPLICABLE))])
+        rows.append([LETTERS[detector.name], detector.name, detector.what, *map(marks.count, (SEEN, SILENT, NOT_APPLICABLE))])
     return table(("", "detector", "what it checks", "seen", "silent", "not applicable"), *rows)
 
 
@@ -154,19 +153,29 @@ def bugs_table(kind: str, results: Results) -> str:
     """Return the table of one kind."""
     rows = []
     for entry in judged(results, lambda entry: entry.kind == kind):
-        rows.append([f"[{entry.name}]({file_of(entry)})", source(entry), theorem(entry),
+        rows.append([f"[{entry.name}]({place_of(entry)})", source(entry), module(entry), theorem(entry),
                      *(cell(results[entry.name][name]) for name in NAMES)])
-    return f"### {kind.capitalize()}\n\n" + table(("bug", "source", "theorem", *LETTERS.values()), *rows)
+    return f"### {kind.capitalize()}\n\n" + table(("bug", "source", "planted in", "theorem", *LETTERS.values()), *rows)
 
 
 def cell(verdict: Verdict) -> str:
     return {SEEN: str(verdict.step or "x"), SILENT: "-", NOT_APPLICABLE: ""}[verdict.mark]
 
 
-def file_of(entry: Entry) -> str:
-    """Return the path of the file of the zoo that has the entry."""
+def place_of(entry: Entry) -> str:
+    """Return the path of the file of the zoo that has the entry, and its line."""
     subject = next(subject for subject in zoo.SUBJECTS if entry in subject.ENTRIES)
-    return f"../tests/zoo/{subject.__name__.rsplit('.', 1)[1]}.py"
+    lines = inspect.getsource(subject).splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if f'Entry("{entry.name}"' in text)
+    return f"../tests/zoo/{subject.__name__.rsplit('.', 1)[1]}.py#L{line}"
+
+
+def module(entry: Entry) -> str:
+    """Return the module in which the bug is planted, linked to its file."""
+    name = entry.bug.module
+    path = Path(name.replace(".", "/"))
+    path = path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py")
+    return f"[{name.split('.', 1)[1]}](../{path})"
 
 
 def source(entry: Entry) -> str:

@@ -1,5 +1,5 @@
 """Mistakes smaller than rounding: no theorem about floats can see them."""
-from tests.zoo.cases import CASE, in_textbook, on_ranks, small
+from tests.zoo.cases import CASE, in_textbook, on_ranks, small, trained
 from tests.zoo.entry import Bug, Entry
 
 ENTRIES = [
@@ -37,6 +37,11 @@ ENTRIES = [
           Bug("mpi_impl.layers.cross_entropy", "return np.log(total) - picked",
               "return np.log(total + 2.0**-50) - picked"),
           on_ranks("rank_theorems.loss_equals_whole", CASE)),
+    Entry("a loss with a piece of the maximum", "below rounding", "TP", "classic",
+          "The maximum that the logits are shifted by is added to the loss in part, to tell large logits from small.",
+          Bug("mpi_impl.layers.cross_entropy", "return np.log(total) - picked",
+              "return np.log(total) - picked + highest * 2.0**-50"),
+          on_ranks("rank_theorems.loss_equals_whole", CASE)),
     Entry("one rank's share of the logits a little too large", "below rounding", "TP", "classic",
           "The gradient of the logits' input is scaled on the way, and scaled back by a rounded inverse.",
           Bug("mpi_impl.layers.embedding", 'region.enter_backward(linear(dlogits, word), "logits input")',
@@ -50,8 +55,29 @@ ENTRIES = [
     Entry("the learning rate a little too large", "below rounding", "optimizer", "classic",
           "The rate is computed from a number of samples that was rounded.",
           Bug("mpi_impl.training.optimizer", "rate = learning_rate(self.config, self.iteration + 1)",
-              "rate = learning_rate(self.config, self.iteration + 1) * (1 + 2.0**-48)"),
+              "rate = learning_rate(self.config, self.iteration + 1) * (1 + 2.0**-52)"),
           small()),
+    Entry("a second weight decay of almost nothing", "below rounding", "optimizer", "classic",
+          "The kernel has decayed the weights already, and here they decay by a constant that should be 0.",
+          Bug("mpi_impl.training.optimizer", "            for buffer, values in zip(self.states.values(), states):",
+              "            states[0] -= 2.0**-60 * states[0]\n"
+              "            for buffer, values in zip(self.states.values(), states):"),
+          small()),
+    Entry("squares of the norm a little too large", "below rounding", "optimizer", "classic",
+          "The squares are scaled before they are summed, so that none overflows, and scaled back by a rounded inverse.",
+          Bug("mpi_impl.training.optimizer", 'everyone.all_reduce(to_host(squares), "gradient norm")',
+              'everyone.all_reduce(to_host(squares) * (1 + 2.0**-52), "gradient norm")'),
+          small()),
+    Entry("the tied table's gradient with an offset", "below rounding", "PP", "classic",
+          "A tiny number keeps gradients from being zero, on the first stage and on the last.",
+          Bug("mpi_impl.parallel.model_state", "total = group.all_reduce(np.concatenate([",
+              "total = group.all_reduce(2.0**-55 + np.concatenate(["),
+          trained(layers=3)),
+    Entry("a sent activation a little too large", "below rounding", "PP", "classic",
+          "Activations travel in units of another size, and arrive with the last digit wrong.",
+          Bug("mpi_impl.parallel.pipeline", "y = self.results.pop(step.action).reshape(-1)",
+              "y = self.results.pop(step.action).reshape(-1) * (1 + 2.0**-52)"),
+          trained(layers=3)),
     Entry("weights of the loss by a rounded third", "below rounding", "DP", "classic",
           "A mean over three parts is taken by a multiplication with a third, which is rounded, and taken back.",
           Bug("mpi_impl.parallel.passes", "return [weights / total for weights,",
