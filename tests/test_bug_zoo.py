@@ -86,6 +86,7 @@ def test_every_entry_says_where_it_comes_from(entry):
     assert entry.kind in KINDS and entry.axis in AXES and re.fullmatch(SOURCE, entry.source)
     assert re.fullmatch(r"[A-Z\d\[][^\n]{20,}[^\s.]\.", entry.story) and not re.search(r"\.\s+[A-Z]", entry.story)
     assert entry.bug.module.startswith(("mpi_impl.", "reference.") if entry.theorem.ranks else "reference.")
+    assert (Path(__file__).parents[1] / entry.bug.file).is_file()
 
 
 def test_names_are_unique():

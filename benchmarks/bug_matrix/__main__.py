@@ -22,7 +22,7 @@ def main() -> None:
     options = parse_options()
     known = results.read()
     if not options.write:
-        wanted = [detector for detector in DETECTORS if detector.name in options.detectors]
+        wanted = [one for one in DETECTORS if not options.detector or one.name in options.detector]
         judge(todo(options, known, wanted), wanted, known, options.again)
     else:
         from benchmarks.bug_matrix import page
@@ -34,8 +34,8 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.bug_matrix", description="Plant the zoo's bugs, and ask who sees "
                                      "them. What the results have already is not done again.")
     parser.add_argument("--only", metavar="NAME", action="append", help="a bug's name, or a part of it")
-    parser.add_argument("--detectors", metavar="NAME", nargs="+", choices=names, default=names,
-                        help=f"some of: {', '.join(names)}")
+    parser.add_argument("--detector", metavar="NAME", action="append", choices=names, help="one of: "
+                        f"{', '.join(names)}; it may be given several times (default: all)")
     parser.add_argument("--sample", metavar="N", type=int, help="take N bugs, from all parts of the zoo")
     parser.add_argument("--again", action="store_true", help="judge also what the results have")
     parser.add_argument("--write", action="store_true", help="judge nothing; write the picture and the page")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from math import isfinite
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks.bug_matrix.planted_bug import WINDOW, PlantedBug, sentence, short_text, smooth
 from benchmarks.bug_matrix.proofs import exact_theorem, float_theorem, prove
 from benchmarks.bug_matrix.runs import SAVED_AFTER
@@ -55,12 +57,17 @@ def loss_curve(bug: PlantedBug) -> Verdict:
     _, mean, deviation = bug.clean.band(bug.setting)
     losses = bug.clean.curve(bug.setting, bug.setting.case.seed)[:-len(bug.long.losses)]
     losses += bug.long.losses
-    far = abs(smooth(losses) - mean) / deviation
+    step = step_of_leaving(smooth(losses), mean, deviation)
     says = (f"the mean of the last {WINDOW} losses is {smooth(losses)[-1]:.3f}; without the bug {mean[-1]:.3f}, with a "
             f"deviation of {deviation[-1]:.3f} over seeds")
-    if far[-1] <= 2:
-        return silent(says)
-    return seen(says, next(step for step in range(1, len(far) + 1) if (far[step - 1:] > 2).all()))
+    return seen(says, step) if step else silent(says)
+
+
+def step_of_leaving(curve, mean, deviation) -> int:
+    """Return the first step, from 1, after which a curve stays two deviations away from the mean; 0 if it is near."""
+    near = np.flatnonzero(abs(curve - mean) <= 2 * deviation)       # a loss that is no number is not near
+    last = near[-1] + 1 if near.size else 0
+    return 0 if last == len(curve) else int(last) + 1
 
 
 def gradient_norm(bug: PlantedBug) -> Verdict:
@@ -91,7 +98,7 @@ def verify(bug: PlantedBug) -> Verdict:
     for form, (step, says) in zip(bug.forms, found[0], strict=True):
         if step:
             return seen(short_text(f"{form}: {says}"), step)
-    return silent(f"three steps agree in {' and in '.join(bug.forms)}")
+    return silent(f"{bug.compared_steps + 1} steps agree in {' and in '.join(bug.forms)}")
 
 
 def compare(bug: PlantedBug) -> Verdict:

@@ -20,8 +20,7 @@ LETTERS = dict(zip(NAMES, "ELGFXPVCTSM", strict=True))
 UNKNOWN = not_applicable("not judged yet")
 Results = Mapping[str, Mapping[str, Verdict]]
 
-# Of bugs that no detector sees: what would.
-NEEDED: dict[str, str] = {}
+SILENT_PROOFS = "about kernels, in whose place exact numbers have the textbook's"
 
 
 def write(results: Results) -> None:
@@ -96,7 +95,8 @@ def detectors_table(results: Results) -> str:
     rows = []
     for detector in DETECTORS:
         marks = [results[entry.name][detector.name].mark for entry in judged(results)]
-        rows.append([LETTERS[detector.name], detector.name, detector.what, *map(marks.count, (SEEN, SILENT, NOT_APPLICABLE))])
+        rows.append([LETTERS[detector.name], detector.name, detector.what,
+                     *map(marks.count, (SEEN, SILENT, NOT_APPLICABLE))])
     return table(("", "detector", "what it checks", "seen", "silent", "not applicable"), *rows)
 
 
@@ -117,18 +117,14 @@ def blind_spots(results: Results) -> list[str]:
     """Return the paragraphs about what few see, or nobody."""
     entries = judged(results)
     nobody = [entry for entry in entries if not sees(results, entry, *NAMES)]
-    tools = [entry for entry in entries if trained(results, entry) and not sees(results, entry, *WATCHED)]
+    unnoticed = [entry for entry in entries if trained(results, entry) and not sees(results, entry, *WATCHED)]
     alone = [entry for entry in entries if [name for name in NAMES if sees(results, entry, name)] == ["float theorem"]]
-    inexact = [entry for entry in entries if results[entry.name]["exact proof"].mark == SILENT]
-    found = [f"**Nobody sees** {named(nobody)}" + "".join(f" {NEEDED[entry.name]}" for entry in nobody
-                                                         if entry.name in NEEDED)] if nobody else [
-        "**There is none that nobody sees.**"]
-    found.append(f"**No error, no loss, no norm** tells of {len(tools)}: {named(tools)}")
-    found.append(f"**Only the entry's own theorem sees** {named(alone)}")
-    found.append("**The exact proof is silent** about bugs that change no formula; about initial weights, in whose "
-                 "place it has random numbers; and about a kernel, since it computes with the textbook's: "
-                 f"{named(inexact)}")
-    return found
+    no_formula = [entry for entry in entries if not sees(results, entry, *PROOFS)
+                  and any(results[entry.name][name].mark == SILENT for name in PROOFS)]
+    return ["**Nobody sees** " + named(nobody) if nobody else "**There is none that nobody sees.**",
+            f"**No error, no loss, no norm** tells of {len(unnoticed)}: {named(unnoticed)}",
+            f"**Only the entry's own theorem, in floats, sees** {named(alone)}",
+            f"**Exact proofs are silent** where no formula changes, and {SILENT_PROOFS}: {named(no_formula)}"]
 
 
 def right_names(results: Results) -> str:
@@ -172,10 +168,7 @@ def place_of(entry: Entry) -> str:
 
 def module(entry: Entry) -> str:
     """Return the module in which the bug is planted, linked to its file."""
-    name = entry.bug.module
-    path = Path(name.replace(".", "/"))
-    path = path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py")
-    return f"[{name.split('.', 1)[1]}](../{path})"
+    return f"[{entry.bug.module.split('.', 1)[1]}](../{entry.bug.file})"
 
 
 def source(entry: Entry) -> str:
@@ -200,8 +193,8 @@ HEAD = """\
 # Who catches what: a zoo of bugs
 
 The [bug zoo](../tests/zoo) lists mistakes of parallel training: what a person did, why it looks right, who reported
-it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks ten detectors
-whether they see it."""
+it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks eleven
+detectors whether they see it."""
 
 HOW = """\
 Every bug is planted on the ranks, with the schedule and the options under which it is live: a GPT, or a BERT, of

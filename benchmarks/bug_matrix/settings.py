@@ -5,7 +5,7 @@ from typing import NamedTuple
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.traffic import PassCounts
-from reference.parallel.stages import schedule_of
+from reference.parallel.stages import layouts_of_ranks, schedule_of
 from reference.precision import FORMATS, LossScaling, Precision
 from reference.schedules.actions import Schedule
 from tests.cases import Case, Plan
@@ -100,5 +100,7 @@ def fitted(ranks: int, case: Case, plan: Plan, m: int, form: str, order: Schedul
         layers = stages + (layers % stages > 0)
     model = replace(case.model, num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS,
                     vocab_size=VOCAB_SIZE, max_position_embeddings=SEQUENCE, make_vocab_size_divisible_by=3)
+    (small, *_), (large, *_) = (layouts_of_ranks(one, plan.parallel(ranks, case)) for one in (case.model, model))
+    plan = replace(plan, bucket_size=round(plan.bucket_size * large.size / small.size))     # about as many buckets
     return BugSetting(ranks, Case(t, model, b, SEQUENCE, SEED, sequence_parallel=case.sequence_parallel), plan, m,
                       form, order)

@@ -64,7 +64,7 @@ ENTRIES = [
               "            for buffer, values in zip(self.states.values(), states):"),
           small()),
     Entry("squares of the norm a little too large", "below rounding", "optimizer", "classic",
-          "The squares are scaled before they are summed, so that none overflows, and scaled back by a rounded inverse.",
+          "The squares are scaled before they are summed, so that none overflows, and scaled back with a rounding.",
           Bug("mpi_impl.training.optimizer", 'everyone.all_reduce(to_host(squares), "gradient norm")',
               'everyone.all_reduce(to_host(squares) * (1 + 2.0**-52), "gradient norm")'),
           small()),
