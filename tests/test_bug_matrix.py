@@ -9,6 +9,7 @@ from benchmarks.bug_matrix.settings import setting_of
 from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT
 from tests import zoo
 from tests.zoo.entry import Bug
+from tests.zoo.unproved import UNPROVED
 
 NAMES = [detector.name for detector in DETECTORS]
 JUDGE = {detector.name: detector.judge for detector in DETECTORS}
@@ -66,6 +67,7 @@ def test_a_bugs_run_has_the_ranks_of_its_theorem(name):
     assert setting.ranks == zoo.BY_NAME[name].theorem.ranks == setting.plan.parallel(
         setting.ranks, setting.case).world_size
     assert setting.on_one_rank.batch == setting.batch
+    assert setting.loads is None or setting.loads[0].model == setting.case.model
 
 
 def test_the_page_has_the_results():
@@ -82,6 +84,11 @@ def test_the_page_counts_what_it_says():
     said = page.sentences(known)
     assert f"**Of {len(real)} bugs" in said and f"The float theorems see {sees['float theorem']} of" in said
     assert f"{sees['loss curve']} show in the loss curve" in said and f"proofs {exact};" in said
+
+
+def test_exact_proofs_are_silent_only_for_a_reason():
+    """About memory, or about the bugs that are listed with a reason each."""
+    assert {entry.name for entry in page.silent_proofs(results.read()) if entry.kind != "memory"} == UNPROVED.keys()
 
 
 def test_a_source_leads_to_its_thread():

@@ -15,14 +15,12 @@ from tests import zoo
 from tests.deep import one_fast_of
 from tests.planted import assert_caught, planted, planted_run
 from tests.zoo.entry import AXES, KINDS, SOURCE, Bug, Theorem
+from tests.zoo.unproved import UNPROVED
 
 ON_RANKS = [entry.name for entry in zoo.ENTRIES if entry.theorem.ranks and not entry.silent]
 HERE = [entry.name for entry in zoo.ENTRIES if not entry.theorem.ranks and not entry.silent]
 SILENT = [entry.name for entry in zoo.ENTRIES if entry.silent]
-NOT_EXACT = {
-    "scores divided by the root of the model's size": "it is in a kernel of floats; exact numbers take the textbook's",
-    "token counts in 16 bits": "it shows with counts above 256, and so many exact tokens take minutes"}
-EXACT = [entry.name for entry in zoo.ENTRIES if entry.theorem.exact and entry.name not in NOT_EXACT]
+EXACT = [entry.name for entry in zoo.ENTRIES if entry.theorem.exact and entry.name not in UNPROVED]
 
 
 @pytest.fixture(scope="module")

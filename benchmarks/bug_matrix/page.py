@@ -10,6 +10,7 @@ from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT, Verdict,
 from tests import zoo
 from tests.mpi_impl.test_compare import FOUND
 from tests.zoo.entry import BELOW_ROUNDING, KINDS, Entry
+from tests.zoo.unproved import UNPROVED
 
 ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs" / "bug_zoo.md", ROOT / "docs" / "bug_zoo.png"
@@ -20,7 +21,6 @@ LETTERS = dict(zip(NAMES, "ELGFXPVCTSM", strict=True))
 UNKNOWN = not_applicable("not judged yet")
 Results = Mapping[str, Mapping[str, Verdict]]
 
-SILENT_PROOFS = "about kernels, in whose place exact numbers have the textbook's"
 
 
 def write(results: Results) -> None:
@@ -117,14 +117,21 @@ def blind_spots(results: Results) -> list[str]:
     """Return the paragraphs about what few see, or nobody."""
     entries = judged(results)
     nobody = [entry for entry in entries if not sees(results, entry, *NAMES)]
-    unnoticed = [entry for entry in entries if trained(results, entry) and not sees(results, entry, *WATCHED)]
+    unnoticed = [entry for entry in entries if trained(results, entry) and not sees(results, entry, *WATCHED)
+                 and entry.kind != BELOW_ROUNDING]
     alone = [entry for entry in entries if [name for name in NAMES if sees(results, entry, name)] == ["float theorem"]]
-    no_formula = [entry for entry in entries if not sees(results, entry, *PROOFS)
-                  and any(results[entry.name][name].mark == SILENT for name in PROOFS)]
+    unproved = "; ".join(f"{entry.name} ({UNPROVED[entry.name]})" for entry in silent_proofs(results)
+                         if entry.kind != "memory")
     return ["**Nobody sees** " + named(nobody) if nobody else "**There is none that nobody sees.**",
-            f"**No error, no loss, no norm** tells of {len(unnoticed)}: {named(unnoticed)}",
+            f"**No error, no loss, no norm** tells of {len(unnoticed)}, nor of any below rounding: {named(unnoticed)}",
             f"**Only the entry's own theorem, in floats, sees** {named(alone)}",
-            f"**Exact proofs are silent** where no formula changes, and {SILENT_PROOFS}: {named(no_formula)}"]
+            f"**Exact proofs are silent** about memory, where no formula changes, and about these: {unproved}."]
+
+
+def silent_proofs(results: Results) -> list[Entry]:
+    """Return the entries to which an exact proof applies, but that none sees."""
+    return [entry for entry in judged(results) if not sees(results, entry, *PROOFS)
+            and any(results[entry.name][name].mark == SILENT for name in PROOFS)]
 
 
 def right_names(results: Results) -> str:
@@ -199,13 +206,18 @@ detectors whether they see it."""
 HOW = """\
 Every bug is planted on the ranks, with the schedule and the options under which it is live: a GPT, or a BERT, of
 two to five layers with 32 columns learns the source of a module of the standard library, character by character, in
-200 steps of 8 samples. The *loss curve* sees a bug if the mean of the last 20 losses is more than two standard
-deviations away from that of six runs without the bug, each with its own seed (the bug has the seed in their
-middle; of eight harmless runs with other seeds, one would be seen, too); the step is the first after which it
-stays there. The *gradient's norm* is compared with that of the same
-run without the bug, same seed, in 20 steps: practice seldom has that number. A bug of the textbook is planted in
-functions that no training run calls, so only theorems apply to it; and if a run ends by itself, there is nothing
-left to compare. Checkpoints are written after step 10.
+200 steps of 8 samples. A checkpoint is written after step 10 where the bug is in one. If a run ends by itself, there
+is nothing left to compare, so no other detector of runs applies; and a bug of the textbook is planted in functions
+that no training run calls, so only theorems apply to it.
+
+- The *loss curve* sees a bug if the mean of the last 20 losses is more than two standard deviations away from that of
+  six runs without the bug, each with its own seed (the bug has the seed in their middle; of eight harmless runs with
+  other seeds, one would be seen, too). The step is the first after which it stays there.
+- The *gradient's norm* is compared with that of the same run without the bug, with the same seed, in 20 steps:
+  practice seldom has that number.
+- The *exact theorem* is the entry's theorem on [numbers without rounding](proof.md), where it is about formulas.
+  `prove` is the program: it also sees batches and initial weights.
+- `--verify` compares the first three steps and `compare` the first two, or more where a loss scale is looked for.
 
 The results are in [`benchmarks/bug_matrix/results.json`](../benchmarks/bug_matrix/results.json), with what each
 detector said; [benchmarks](../benchmarks/README.md#who-catches-which-bug-bug_matrix) has the commands that make
@@ -217,8 +229,12 @@ PICTURE_TEXT = """\
 Each kind's bugs that a detector sees, of those to which it applies:"""
 
 TABLE_HEAD = """\
+These are mistakes that somebody thought of. A tool for
+[mutation testing](../CONTRIBUTING.md#are-the-tests-good-enough-mutation-testing) plants the others.
+
 ## All bugs
 
 A number is the step in which a bug is seen, x is seen without steps, - is silent, and nothing means that the
-detector does not apply. A bug's name leads to its entry, with its story and the changed line; "after" a source
-means that the mistake there is a similar one."""
+detector does not apply. A bug's name leads to its entry, with its story and the changed line; the next columns lead
+to the report, to the file that is changed, and to the theorem. "After" a source means that the mistake there is a
+similar one; a classic is known to everybody, and reported by nobody."""

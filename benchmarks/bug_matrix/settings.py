@@ -76,7 +76,8 @@ def setting_with_checkpoint(theorem: Theorem) -> BugSetting:
         saves, plan, precision, _ = theorem.args
         loads, other, form = saves, plan, precision.compute
     setting = fitted(theorem.ranks, saves, plan, 2, "float32" if form == "float64" else form, None)
-    return setting._replace(loads=(fitted(theorem.ranks, loads, other, 2, form, None).case, other))
+    goes_on = fitted(theorem.ranks, loads, other, 2, form, None)
+    return setting._replace(loads=(replace(goes_on.case, model=setting.case.model), goes_on.plan))
 
 
 def microbatches_of(theorem: Theorem, order: Schedule | None) -> int:
