@@ -160,7 +160,7 @@ def describe_field(config: dict[str, Any], name: str) -> str:
         return f"by its {layout.derived[name]} that it is {config['derived'][name]}"
     others = {"activation": layout.activation, "untie_embeddings_and_output_weights": "tie_word_embeddings"}
     theirs = (layout.same | others)[name]
-    return f"that {theirs} is {config[theirs]}"
+    return f"that {theirs} is {config[str(theirs)]}"
 
 
 def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
