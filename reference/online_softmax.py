@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.ops import batched_matmul, dropout, dropout_backward
+from reference.ops import batched_matmul, by_groups, by_heads, dropout, dropout_backward
 
 
 class Partial(NamedTuple):
@@ -46,16 +46,16 @@ def block_attention_backward(dcontext, along, highest, total, q, k, v, diagonal,
     `highest` and `total` [b, a, n, 1] are those of all keys, and `along` [b, a, n, 1] is the sum over d of dcontext
     times context: softmax's backward needs no more of the other blocks.
     """
-    dcontext, values, g = dcontext.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
+    dcontext, values = dcontext.swapaxes(1, 2), v.swapaxes(1, 2)
     probs = np.exp(block_scores(q, k, diagonal, real) - highest) / total
     dropped, mask = dropout(probs, site)
     # forward: context = dropped @ v
     dprobs = dropout_backward(grouped_matmul(dcontext, values.swapaxes(2, 3)), mask)
-    dv = batched_matmul(in_groups(dropped, g).swapaxes(2, 3), in_groups(dcontext, g))
+    dv = batched_matmul(by_groups(dropped, values).swapaxes(2, 3), by_groups(dcontext, values))
     # forward: probs = softmax(q k^T / sqrt(d))
     dscores = probs * (dprobs - along) / sqrt(q.shape[-1])
     dq = grouped_matmul(dscores, k.swapaxes(1, 2))
-    dk = batched_matmul(in_groups(dscores, g).swapaxes(2, 3), in_groups(q.swapaxes(1, 2), g))
+    dk = batched_matmul(by_groups(dscores, values).swapaxes(2, 3), by_groups(q.swapaxes(1, 2), values))
     return tuple(x.swapaxes(1, 2) for x in (dq, dk, dv))
 
 
@@ -86,12 +86,7 @@ def block_scores(q, k, diagonal, real):
 
 def grouped_matmul(x, y):
     """Compute x [b, a, n, k] @ y [b, g, k, m] -> [b, a, n, m]: each y serves a/g neighbouring heads of x."""
-    return batched_matmul(in_groups(x, y.shape[1]), y).reshape(*x.shape[:-1], y.shape[-1])
-
-
-def in_groups(x, g):
-    """View x [b, a, n, d] as [b, g, a/g n, d]: the rows of all heads that share one of g."""
-    return x.reshape(len(x), g, -1, x.shape[-1])
+    return by_heads(batched_matmul(by_groups(x, y), y), x)
 
 
 def or_zero(highest):

@@ -28,9 +28,16 @@ class Tensor:
     decay: bool = False        # whether weight decay applies to it
     pad_to: int = 0            # the split axis is padded to a multiple of this x t; 0: it must divide by t
     dealt: bool = False        # whether axis 0 numbers experts, which expert parallelism deals out
+    most_shards: int | None = None   # on more ranks some hold copies, and the gradient of each is a partial sum
+
+    def copies(self, t: int) -> int:
+        """Return how many neighbours of t ranks hold the same elements."""
+        if self.split is None:
+            return t
+        return 1 if self.most_shards is None else max(1, t // self.most_shards)
 
     def padded(self, t: int) -> int:
-        """Return the length of the split axis after padding for t ranks. Raise UserError if t does not divide it."""
+        """Return the length of the split axis after padding for t shards. Raise UserError if t does not divide it."""
         assert self.split is not None
         length = self.shape[self.split]
         if self.pad_to:
@@ -45,7 +52,8 @@ class Tensor:
         shape = (self.shape[0] // e, *self.shape[1:]) if self.dealt else self.shape
         if self.split is None:
             return shape
-        return (*shape[:self.split], self.padded(t) // t, *shape[self.split + 1:])
+        shards = t // self.copies(t)
+        return (*shape[:self.split], self.padded(shards) // shards, *shape[self.split + 1:])
 
     def stacked(self, n: int) -> "Tensor":
         """Return the declaration of this tensor of n experts, along a new first axis."""
@@ -131,18 +139,18 @@ def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, pr
 
     `like` is an array of the library that the parameters belong to; `prefix` is the name of a subtree of a model.
     """
-    return tree_map(lambda named: draw(named, named.leaf.local_shape(t, e), rank, seed, like,
+    return tree_map(lambda named: draw(named, named.leaf.local_shape(t, e), rank // named.leaf.copies(t), seed, like,
                                        expert_rank).astype(dtype), with_names(tensors, prefix))
 
 
-def draw(named: Named, shape, rank: int, seed: int, like, expert_rank: int = 0):
-    """Draw float64 [shape], the shard of a tensor that begins at rank x shape along its split axis, and likewise at the
-    experts of a rank. Padding is 0.
+def draw(named: Named, shape, number: int, seed: int, like, expert_rank: int = 0):
+    """Draw float64 [shape], the shard of a tensor that begins at number x shape along its split axis, and likewise at
+    the experts of a rank. Padding is 0.
     """
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
-    first = [rank * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
+    first = [number * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
     if tensor.dealt:
         first[0] = expert_rank * shape[0]
     index = counter_rng.indices(shape, tensor.shape, first, like)
@@ -167,9 +175,9 @@ def shard(x, tensor: Tensor, t: int, rank: int, e: int = 1, expert_rank: int = 0
         x = np.split(x, e)[expert_rank]
     if tensor.split is None:
         return x
-    padding = [(0, 0)] * x.ndim
-    padding[tensor.split] = (0, tensor.padded(t) - x.shape[tensor.split])
-    return np.split(np.pad(x, padding), t, tensor.split)[rank]
+    shards, padding = t // tensor.copies(t), [(0, 0)] * x.ndim
+    padding[tensor.split] = (0, tensor.padded(shards) - x.shape[tensor.split])
+    return np.split(np.pad(x, padding), shards, tensor.split)[rank // tensor.copies(t)]
 
 
 def join(shards: list, tensors):
@@ -178,10 +186,11 @@ def join(shards: list, tensors):
 
 
 def whole(parts, tensor: Tensor):
-    """Concatenate all ranks' shards, in rank order, to the whole tensor; return the first where it is replicated."""
+    """Concatenate all ranks' shards, in rank order and without copies, to the whole tensor."""
     if tensor.split is None:
         return parts[0]
     length = tensor.shape[tensor.split]
+    parts = parts[::tensor.copies(len(parts))]
     return np.concatenate(parts, tensor.split)[(slice(None),) * tensor.split + (slice(length),)]
 
 

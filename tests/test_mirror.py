@@ -42,13 +42,13 @@ ALONE = {
         "TensorParallelRegion.length SequenceParallelRegion.length": "a rank has one shard, and asks for the length",
         "TensorParallelRegion.complete SequenceParallelRegion.complete":
             "the machine's ModelState completes the gradients of all replicated tensors in one call",
+        "each_complete sum_over_copies": "steps of `complete`",
     },
     "generation.decoding": {
         "allowed_tokens": "a step of the textbook's next_token, which the machine calls through Sampling",
         "last_logits": "the logits come through a pipeline, and are gathered",
     },
-    "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard",
-                         "core_backward": "the textbook's ranks of context parallelism have a list of cores"},
+    "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard"},
     "layers.block": {
         "norms_forward norms_backward residuals_backward": "loops over ranks",
         "add_branch_and_norm": "two steps of the textbook's block_forward: one kernel on a GPU",
@@ -71,6 +71,12 @@ ALONE = {
         "averaged_gradients": "the wrong way",
     },
     "layers.embedding": {"position_gradient token_type_gradient": "the whole layer and its shards share them"},
+    "layers.gated_mlp": {"side_by_side_mlp_forward": "the wrong way"},
+    "layers.grouped_attention": {
+        "grouped_heads_forward": "the whole layer and each shard share it; a rank has only one shard",
+        "add_bias": "the machine adds a bias in place",
+        "add_bias_gradient": "a step of the machine's, which adds to gradients that are there",
+    },
     "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
     "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
     "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},
@@ -119,6 +125,7 @@ OTHER_ARGUMENTS = {
         "generate": "a Replica has the parameters and the ModelConfig of its rank",
         "next_token": "the textbook's maps logits to a token; the machine's asks the last stage for it",
     },
+    "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
     "training.trainer": {
         "Trainer": "a ModelState has the model, the seed and the precision of its rank",
         "Trainer.step": "a replica gets its own microbatches, and finds out itself that a step must be skipped",

@@ -28,7 +28,7 @@ With d = 4, p = e = 2: data       [0 1 2 3][4 5 6 7]
                        expert replicas  [0 2][1 3][4 6][5 7]
                        holders    [0 1 4 5][2 3 6 7]
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.group import Group
@@ -74,6 +74,19 @@ class Topology:
     holders: Group  # the t x p x e ranks that hold one replica with all experts; with e = 1, `model` itself
     embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
     place: Place
+    copies: dict[int, Group] = field(default_factory=dict)    # what `neighbours` has made
+
+    def neighbours(self, n: int) -> Group:
+        """Return the n neighbouring ranks of the tensor group, from a multiple of n on, that this rank is one of.
+
+        They hold copies of a shard, where there are fewer shards than ranks. The first call is made by all of the
+        tensor group's ranks.
+        """
+        if n == self.tensor.size:
+            return self.tensor
+        if n not in self.copies:
+            self.copies[n] = self.tensor.split(self.tensor.rank // n, "copies")
+        return self.copies[n]
 
     @property
     def expert_rank(self) -> int:
@@ -117,6 +130,7 @@ def disconnect(topology: Topology) -> None:
     between = (topology.context, topology.replicas) if topology.context else ()
     if topology.expert:
         between = (*between, topology.expert, topology.expert_replicas, topology.holders)
-    for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding):
+    for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding,
+                  *topology.copies.values()):
         if group is not None:
             group.free()

@@ -4,7 +4,6 @@ It shows which rank holds which experts, what each token's router chooses, how m
 rank to each, and back, and whose gradient is complete already (Lepikhin et al. 2020, 2006.16668, section 3).
 """
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -42,9 +41,10 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     each = parser.parse_args(argv).experts_per_rank
     require_positive("experts_per_rank", each)
     E, n = each * ranks.size, ranks.size
+    k = min(CHOSEN, E)
     c = ModelConfig(1, HIDDEN_SIZE, 1, 1, POSITIONS, init_method_std=0.5, experts=ExpertsConfig(
-        E, min(CHOSEN, E), moe_router_pre_softmax=E == 1, moe_ffn_hidden_size=2 * HIDDEN_SIZE, moe_aux_loss_coeff=0.01))
-    say(ranks, INTRODUCTION.format(E=E, k=c.experts.moe_router_topk, ranks=count(n), each=each))
+        E, k, moe_router_pre_softmax=E == 1, moe_ffn_hidden_size=2 * HIDDEN_SIZE, moe_aux_loss_coeff=0.01))
+    say(ranks, INTRODUCTION.format(E=E, k=k, ranks=count(n), each=each))
     tensors = textbook.experts_tensors(c)
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = deal(whole, tensors, n)[ranks.rank]
@@ -56,9 +56,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say_aligned(ranks, f"{span(first, first + each, 'expert')},", f"A {shape(mine.experts.w_in)},",
                 f"B {shape(mine.experts.w_out)}")
 
-    context = LayerContext(auxiliary=AuxiliaryLosses(n, n * POSITIONS))
+    own, together = (AuxiliaryLosses(n, n * POSITIONS) for _ in range(2))
     with ranks.ledger.phase("forward"):
-        y, cache = experts_forward(x[ranks.rank], mine, c, inside, context)
+        y, cache = experts_forward(x[ranks.rank], mine, c, inside, LayerContext(auxiliary=own))
     say(ranks, "\nForward. The experts of each rank's tokens, the most probable first:")
     say_each(ranks, "  ".join(" ".join(map(str, ids)) for ids in cache.routing.ids[0].tolist()))
     say(ranks, "Copies that travel, from the rank of the row to the rank of the column:\n" +
@@ -66,7 +66,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say(ranks, "So the matrices of the experts have these numbers of rows:")
     rows = cache.order.counts.sum(0)[first:first + each]
     say_aligned(ranks, f"{' '.join(map(str, rows))},", f"and Y {shape(y)}: {first_elements(y)}")
-    balance = sum(ranks.allgather_objects(context.auxiliary.total[0]))
+    balance = sum(ranks.allgather_objects(own.total[0]))
     say(ranks, f"The load-balancing loss is {balance:.3f}, the mean over all sequences. With even choices it is 1.")
 
     grads = tree_map(np.zeros_like, mine)
@@ -82,12 +82,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say(ranks, f"\nWhat rank 0 sent. How many copies travel depends on the data:\n{traffic_table(sent)}\n")
     alone.free()
 
-    check, together = Check(), LayerContext(auxiliary=replace(context.auxiliary, found={}))
-    whole_y, whole_cache = textbook.experts_forward(x[:, 0], whole, c, together)
+    check = Check()
+    whole_y, whole_cache = textbook.experts_forward(x[:, 0], whole, c, LayerContext(auxiliary=together))
     whole_dx, whole_grads = textbook.experts_backward(dy[:, 0], whole, whole_cache, c)
     check.equal("Y", y, whole_y[ranks.rank:ranks.rank + 1])
     check.equal("dX", dx, whole_dx[ranks.rank:ranks.rank + 1])
-    check.equal("the load-balancing loss", balance, together.auxiliary.total[0])
+    check.equal("the load-balancing loss", balance, together.total[0])
     for name, found in vars(grads.experts).items():
         check.equal("every expert's gradient", found, getattr(whole_grads.experts, name)[first:first + each])
     check.equal("the router's", grads.router, whole_grads.router)

@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from mpi_impl.kernels import cpu
-from mpi_impl.kernels.cpu import draw_mask, empty, score_scale
+from mpi_impl.kernels import blockwise
+from mpi_impl.kernels.blockwise import score_scale
+from mpi_impl.kernels.cpu import draw_mask, empty
 from mpi_impl.runtime.arrays import widened
 from reference.online_softmax import Partial, or_zero
 
@@ -76,8 +77,8 @@ def together(x):
 def tiles(q, k, diagonal):
     """Yield tiles of q [b, g, a/g, n, d] that leave room for their scores, and the number of keys that they may see."""
     (b, g, each, n, _), m = q.shape, k.shape[-2]
-    for start in range(0, n, cpu.ATTENTION_ROWS):
-        rows = slice(start, min(start + cpu.ATTENTION_ROWS, n))
+    for start in range(0, n, blockwise.ROWS):
+        rows = slice(start, min(start + blockwise.ROWS, n))
         keys = rows.stop if diagonal else m
         fit = max(1, ROOM // ((rows.stop - start) * keys * each))
         for i, j in product(range(0, b, max(1, fit // g)), range(0, g, fit)):
@@ -89,7 +90,7 @@ def scores_of(scaled, k, rows, diagonal, real, samples):
     p = (together(scaled) @ k.swapaxes(2, 3)).reshape(*scaled.shape[:-1], k.shape[-2])
     if diagonal:                                                       # the last columns are the rows' own positions
         own = rows.stop - rows.start
-        p[..., rows.start:] += cpu.FUTURE[:own, :own]
+        p[..., rows.start:] += blockwise.FUTURE[:own, :own]
     if real is not None:
         hidden = np.arange(k.shape[-2]) >= real[samples, None]
         p += np.where(hidden, -np.inf, 0).astype(p.dtype)[:, None, None, None]

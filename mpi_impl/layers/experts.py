@@ -11,12 +11,11 @@ import numpy as np
 from mpi_impl.comm.expert_parallel import counts_of_ranks, return_from_experts, send_to_experts
 from mpi_impl.comm.mappings import WithinRegion
 from mpi_impl.kernels import linear
-from mpi_impl.layers.mlp import mlp_backward, mlp_forward
+from mpi_impl.layers.branches import mlp_branch_backward, mlp_branch_forward
 from mpi_impl.runtime.arrays import narrowed, to_host, widened
 from reference.layer_context import TRAINING
 from reference.layers.dispatch import combine, combine_backward, dispatch, dispatch_backward, order_of
 from reference.layers.experts import Experts, ExpertsCache, biased_once, expert_of
-from reference.layers.mlp import MLP
 from reference.layers.router import choices_of_sequences, route, route_backward, router_losses, router_losses_backward
 
 
@@ -35,13 +34,13 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
         everyone = counts_of_ranks(counts, region.experts)
         copies = send_to_experts(copies, everyone, region.experts, "experts: dispatch")
         counts = own_counts(everyone, region.experts)
-    outputs, experts = each_expert_forward(copies, biased_once(p.experts, region.rank), counts, c.activation, region)
+    outputs, experts = each_expert_forward(copies, biased_once(p.experts, region.rank), counts, c, region)
     if region.experts:
         outputs = return_from_experts(outputs, everyone, region.experts, "experts: combine")
         counts = everyone
     y, shared = region.leave(combine(outputs, weights, order), "experts output"), None               # g
     if p.shared is not None:
-        beside, shared = mlp_forward(x, p.shared, c.activation, region)
+        beside, shared = mlp_branch_forward(x, p.shared, c, region)
         y += beside
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
 
@@ -67,14 +66,14 @@ def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sin
     if region.experts:                                                                               # there, and back
         everyone, counts = counts, own_counts(counts, region.experts)
         dcopies = send_to_experts(dcopies, everyone, region.experts, "experts: combine")
-    dcopies = each_expert_backward(dcopies, p.experts, cache.experts, counts, c.activation, grads.experts, sink, region)
+    dcopies = each_expert_backward(dcopies, p.experts, cache.experts, counts, c, grads.experts, sink, region)
     if region.experts:
         dcopies = return_from_experts(dcopies, everyone, region.experts, "experts: dispatch")
     dx = region.enter_backward(dispatch_backward(dcopies, cache.order), "experts input")             # f, backward
     dweights = region.enter_backward(dweights, "experts: weights")
     dx += router_backward(dweights, p.router, cache, c, grads.router, sink)
     if p.shared is not None:
-        dx += mlp_backward(dy, p.shared, cache.shared, c.activation, grads.shared, sink, region)
+        dx += mlp_branch_backward(dy, p.shared, cache.shared, c, grads.shared, sink, region)
     return dx
 
 
@@ -87,22 +86,22 @@ def router_backward(dweights, w, cache: ExpertsCache, c, grads, sink):
     return linear(dlogits, w.T)
 
 
-def each_expert_forward(x, p: MLP, counts, activation, region):
+def each_expert_forward(x, p, counts, c, region):
     """Apply each expert to its own rows of x [n, h], which are in the order of experts: -> [n, h], a partial sum."""
     y, inside, caches, ends = np.empty_like(x), WithinRegion(region.group), [None] * len(counts), np.cumsum(counts)
     for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
         if n:
-            y[end - n:end], caches[i] = mlp_forward(x[end - n:end], expert_of(p, i), activation, inside)
+            y[end - n:end], caches[i] = mlp_branch_forward(x[end - n:end], expert_of(p, i), c, inside)
     return y, caches
 
 
-def each_expert_backward(dy, p: MLP, caches, counts, activation, grads: MLP, sink, region):
+def each_expert_backward(dy, p, caches, counts, c, grads, sink, region):
     """Return dx [n, h] for dy [n, h]. An expert without rows gets no gradient."""
     dx, inside, ends = np.empty_like(dy), WithinRegion(region.group), np.cumsum(counts)
     for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
         if n:
-            dx[end - n:end] = mlp_backward(dy[end - n:end], expert_of(p, i), caches[i], activation,
-                                           expert_of(grads, i), sink, inside)
+            dx[end - n:end] = mlp_branch_backward(dy[end - n:end], expert_of(p, i), caches[i], c,
+                                                  expert_of(grads, i), sink, inside)
     return dx
 
 

@@ -16,7 +16,7 @@ from mpi_impl.runtime.files import writing
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
-from reference.parallel.layout import Piece
+from reference.parallel.layout import Piece, shared_pieces
 from reference.parallel.stages import layers_of_rank, layout_of, stages_of_ranks
 from reference.params import HOST
 from reference.precision import Precision
@@ -127,6 +127,7 @@ class ModelState:
 
         Two stages use the tied word table. With sequence parallelism every tensor-parallel rank has applied norms,
         routers, biases of row-parallel layers and positions to its own part of the sequence. (Experts see all of it.)
+        With fewer heads of keys and values than ranks, neighbours have used copies of the same head for other queries.
         """
         self.gradients.finish()
         if self.embedding_group:
@@ -136,6 +137,8 @@ class ModelState:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
                             [piece for piece in self.pieces
                              if piece.of.tensor.split is None and not piece.of.tensor.dealt])
+        for copies, pieces in shared_pieces(self.pieces).items():
+            self.sum_pieces(self.topology.neighbours(copies), f"gradients of {copies} copies", pieces)
 
     def sum_pieces(self, group: Group, reason: str, pieces: list[Piece]) -> None:
         """Sum these gradients in one call. The group's ranks own the same part of them, which may be none."""
@@ -181,8 +184,7 @@ def counted_pieces(pieces: list[Piece], tensor_rank: int, tied_copy: str) -> lis
     """Return what a rank adds to the norm, so that the sum over all owners of the model counts every element once.
 
     Each of t ranks has its own shard of a split tensor. Replicated tensors are identical on all of them, and the first
-    rank counts them. `tied_copy` is the name of a tensor that this rank has a copy of and another pipeline rank counts,
-    or "".
+    rank counts them; likewise the first of the neighbours that hold copies of one shard. `tied_copy` is the name of a
+    tensor that this rank has a copy of and another pipeline rank counts, or "".
     """
-    return [piece for piece in pieces if piece.of.name != tied_copy
-            and (piece.of.tensor.split is not None or tensor_rank == 0)]
+    return [piece for piece in pieces if piece.of.name != tied_copy and tensor_rank % piece.of.copies == 0]

@@ -6,8 +6,8 @@ from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (CP_COMM_TYPES, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig, option,
-                              require_not_negative, require_positive)
+from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
+                              option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
@@ -254,12 +254,34 @@ class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, Devic
 def preset_option(architecture: str) -> Any:
     """Declare --preset for the models of one architecture."""
     return option_field(
-        None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
+        None, "a published model and its training: other defaults for the options above",
         choices=PRESETS[architecture])
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTPretrainingOptions(PretrainingOptions):
+class LlamaOptions:
+    """The Llama family."""
+
+    normalization: str = option_field(ModelConfig.normalization, "RMSNorm has no mean and no bias",
+                                      choices=NORMALIZATIONS)
+    swiglu: bool = option_field(False, "the MLP has a gate: silu(x G) * x U, in place of the activation")
+    ffn_hidden_size: int | None = option_field(
+        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "F")
+    group_query_attention: bool = option_field(
+        False, "several heads of queries share a head of keys and values")
+    num_query_groups: int | None = option_field(
+        None, "with --group-query-attention: heads of keys and values (default: 1)", "G")
+    kv_channels: int | None = option_field(None, "the size of a head (default: H / A)", "D")
+    disable_bias_linear: bool = option_field(False, "no biases in the linear layers of a block")
+    add_qkv_bias: bool = option_field(False, "with --disable-bias-linear: biases of Q, K and V nevertheless")
+    qk_layernorm: bool = option_field(False, "normalize each head of Q and of K, before rope")
+    rotary_base: float = option_field(ModelConfig.rotary_base, "the slowest pair of rope's turns once in 2 pi x this")
+    use_rope_scaling: bool = option_field(False, "lower rope's slow frequencies, as Llama 3.1 does for longer texts")
+    rope_scaling_factor: float = option_field(ModelConfig.rope_scaling_factor, "with --use-rope-scaling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTPretrainingOptions(PretrainingOptions, LlamaOptions):
     """GPT."""
 
     preset: str | None = preset_option("gpt")

@@ -95,12 +95,12 @@ def random_samples(sizes: ProofSizes, seed: int) -> Any:
 class WholeTensors:
     """An observer of one process, which has every tensor whole."""
 
-    has_first_position = True
+    has_first_position, copies_of_keys = True, 1
 
     def __init__(self):
         self.iteration, self.parts = 0, []
 
-    def see_inside(self, phase: str, name: str, x, axis: int | None = None) -> None:
+    def see_inside(self, phase: str, name: str, x, axis: int | None = None, copies: int = 1) -> None:
         """Keep a copy. No tensor is seen twice."""
         part = TensorPart(0, (0,) * x.ndim, x.shape, summed=False)
         self.parts.append((Key(self.iteration, phase, name), part, np.copy(x)))

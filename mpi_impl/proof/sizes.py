@@ -38,8 +38,9 @@ class ProofSizes:
         m, t = self.model, self.parallel.tensor_model_parallel_size
         padded = m.padded_vocab_size(t)
         vocabulary = f"{m.vocab_size} words" + (f" padded to {padded}" if padded > m.vocab_size else "")
+        groups = f" in {count(m.groups, 'group')}" if m.num_query_groups else ""
         return (f"a {name} of {count(m.num_layers, 'layer')}, hidden size {m.hidden_size}, "
-                f"{count(m.num_attention_heads, 'head')}, {vocabulary}; steps of "
+                f"{count(m.num_attention_heads, 'head')}{groups}, {vocabulary}; steps of "
                 f"{count(self.global_batch_size, 'sample')} of {count(self.seq_length, 'token')}, in "
                 f"{count(self.microbatches, 'microbatch')} of {self.micro_batch_size} on each replica")
 
@@ -55,11 +56,13 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
     full = settings.model(args.vocab_size or UNKNOWN_VOCABULARY)
     t = parallel.tensor_model_parallel_size
     layers, recompute = shrink_layers(full.num_layers, stages(parallel), parallel.recompute)
-    together = t * (parallel.context_parallel_size if parallel.cp_comm_type == "a2a" else 1)
-    heads = together * min(2, full.num_attention_heads // together)
+    heads, groups = shrink_heads(full, t * (parallel.context_parallel_size if parallel.cp_comm_type == "a2a" else 1))
+    size = shrink_head(full)
     s = shrink_sequence(args.seq_length, parallel)
     positions = s + (full.max_position_embeddings > args.seq_length)
-    model = replace(full, num_layers=layers, hidden_size=heads * shrink_head(full), num_attention_heads=heads,
+    model = replace(full, num_layers=layers, num_attention_heads=heads, num_query_groups=groups,
+                    kv_channels=full.kv_channels and size, hidden_size=heads * size + t * bool(full.kv_channels),
+                    ffn_hidden_size=3 * t if full.swiglu or full.ffn_hidden_size else None,
                     vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=words_of_rank(t),
                     max_position_embeddings=positions, experts=shrink_experts(full.experts, parallel))
     parallel = replace(parallel, recompute=recompute, ddp_bucket_size=shrink_bucket(full, model, parallel))
@@ -95,6 +98,18 @@ def shrink_sequence(s: int, parallel: ParallelConfig) -> int:
     c, shards = parallel.context_parallel_size, parallel.sequence_shards
     unit = lcm(2 * c, c * shards) if c > 1 else shards
     return unit * min(2, s // unit) if unit > 1 else min(s, 3)
+
+
+def shrink_heads(full: ModelConfig, t: int) -> tuple[int, int | None]:
+    """Return the numbers of heads of queries, and of keys and values.
+
+    A rank has two of each, if it has several in the run, and a group has two. Where there are fewer groups than ranks,
+    there are as many as in the run, and as many copies of each.
+    """
+    if full.num_query_groups is None or full.groups <= t:
+        return t * min(2, full.num_attention_heads // t), full.num_query_groups
+    groups = t * min(2, full.groups // t)
+    return groups * min(2, full.num_attention_heads // full.groups), groups
 
 
 def shrink_head(full: ModelConfig) -> int:

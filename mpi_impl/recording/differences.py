@@ -214,10 +214,10 @@ def significant_values(key: Key, part: TensorPart, recording: Recording):
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
         return np.zeros_like(values)
-    if recording.about.model.position_embedding_type == "rope":
+    if recording.about.model.position_embedding_type == "rope" or recording.about.model.qk_layernorm:
         return values
-    if key.name.endswith("attention.b_qkv"):             # [3, a, d]
-        is_key = part.first[0] + np.arange(len(values)) == 1
+    if key.name.endswith(("attention.b_qkv", "attention.b_kv")):      # [3, a, d], [2, g, d]
+        is_key = part.first[0] + np.arange(len(values)) == (1 if key.name.endswith("qkv") else 0)
         values = np.where(is_key[:, None, None], 0, values)
     return values
 

@@ -10,7 +10,7 @@ and a sink that report to the observer, and shows it the caches:
     the pass   transfers between stages, and the loss
 """
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from mpi_impl.layers.context_attention import PartCache
 from mpi_impl.parallel.model_state import ModelState
@@ -20,7 +20,7 @@ from mpi_impl.recording.observer import Observer
 from reference import ops
 from reference.config import ModelConfig
 from reference.layers.block import BlockCache
-from reference.layers.context_attention import ExchangedCache
+from reference.layers.context_attention import BlocksCache, ExchangedCache
 from reference.layers.experts import ExpertsCache
 from reference.models.stage import StageCache
 from reference.params import leaves, tree_map
@@ -97,7 +97,7 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
 def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) -> None:
     """Show a block's cache. One in 16 bits holds less, since its kernels recompute more."""
     show_norm(observer, phase, f"{block}.input_layernorm", cache.input_layernorm)
-    show_core(observer, phase, f"{block}.attention", cache.attention.core)
+    show_core(observer, phase, f"{block}.attention", cache.attention)
     observer.see_inside(phase, f"{block}.attention.context", cache.attention.context)
     show_mask(observer, phase, f"{block}.attention.output_mask", cache.attention_mask)
     show_norm(observer, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
@@ -112,7 +112,7 @@ def show_mlp(observer: Observer, phase: str, mlp: str, cache) -> None:
     _, activation, hidden = cache
     z = activation[0] if isinstance(activation, tuple) else activation
     if z.dtype != bool:                                                       # ReLU keeps only its sign
-        observer.see_inside(phase, f"{mlp}.pre_activation", z)
+        observer.see_inside(phase, f"{mlp}.{'gate_up' if z.ndim == 4 else 'pre_activation'}", z)
     observer.see_inside(phase, f"{mlp}.hidden", hidden)
 
 
@@ -124,24 +124,36 @@ def show_experts(observer: Observer, phase: str, mlp: str, cache: ExpertsCache) 
         show_mlp(observer, phase, f"{mlp}.shared", cache.shared)
 
 
-def show_core(observer: Observer, phase: str, attention: str, core) -> None:
-    """Show the cache of attention's core."""
-    inputs, see = core, cast(Callable, observer.see_inside)
+def show_core(observer: Observer, phase: str, attention: str, cache) -> None:
+    """Show what attention's core keeps, and the norms of queries and keys."""
+    core, copies = cache.core, observer.copies_of_keys
+    for name, norm, of in zip(("q_norm", "k_norm"), getattr(cache, "norms", ()), (1, copies)):
+        for part, x in zip(("normed", "inverse_std"), norm or ()):
+            observer.see_inside(phase, f"{attention}.{name}.{part}", x, axis=2, copies=of)
     if isinstance(core, PartCache):
-        kept, inputs = core.kept, core.kept.inputs
-        core, see = (kept.core, observer.see_exchanged) if isinstance(kept, ExchangedCache) else (None, see)
+        core = core.kept
+    if isinstance(core, ExchangedCache):
+        show_exchanged(observer, phase, attention, core)
+        return
+    inputs = core.inputs if isinstance(core, BlocksCache) else core
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else inputs[:3]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        see(phase, f"{attention}.{name}", x, axis=2)                 # [b, s, a/t, d]
+    for name, x, of in (("q", q, 1), ("k", k, copies), ("v", v, copies)):
+        observer.see_inside(phase, f"{attention}.{name}", x, axis=2, copies=of)        # [b, s, a/t, d]
     if hasattr(core, "probs"):
-        show_probabilities(see, phase, attention, core)
+        observer.see_inside(phase, f"{attention}.probs", core.probs, axis=1)           # [b, a/t, s, s]
+        if core.mask is not None:
+            observer.see_inside(phase, f"{attention}.probs_mask", core.mask.keep & (core.probs != 0), axis=1)
 
 
-def show_probabilities(see: Callable, phase: str, attention: str, core) -> None:
-    """Show probabilities [b, a/t, s, s], and their mask."""
-    see(phase, f"{attention}.probs", core.probs, axis=1)
-    if core.mask is not None:
-        see(phase, f"{attention}.probs_mask", core.mask.keep & (core.probs != 0), axis=1)
+def show_exchanged(observer: Observer, phase: str, attention: str, cache: ExchangedCache) -> None:
+    """Show the cache of heads that were exchanged for positions."""
+    for name, x in zip("qkv", cache.inputs):
+        observer.see_exchanged(phase, f"{attention}.{name}", x, axis=2)                # [b, s, a/(t c), d]
+    if hasattr(cache.core, "probs"):
+        observer.see_exchanged(phase, f"{attention}.probs", cache.core.probs, axis=1)
+        if cache.core.mask is not None:
+            kept = cache.core.mask.keep & (cache.core.probs != 0)
+            observer.see_exchanged(phase, f"{attention}.probs_mask", kept, axis=1)
 
 
 def show_norm(observer: Observer, phase: str, name: str, cache) -> None:

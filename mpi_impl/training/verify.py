@@ -147,7 +147,8 @@ def largest(tree) -> float:
 
 def root_mean_square(tree, least: int) -> float:
     """Return that of the tensor where it is largest, without key biases; tensors count as having `least` elements."""
-    parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x for name, x in leaves(tree)]   # [3, a, d]: q, k, v
+    parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x[1:] if name.endswith("attention.b_kv") else x
+             for name, x in leaves(tree)]               # [3, a, d]: q, k, v; [2, g, d]: k, v
     return worst(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)
 
 

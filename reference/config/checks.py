@@ -7,6 +7,9 @@ LARGEST = {
     "num_layers": 10_000,                       # 1,000: Wang et al. 2022 (DeepNet)
     "hidden_size": 1_000_000,                   # 25,600: Narayanan et al. 2021
     "num_attention_heads": 10_000,              # 160: the same model
+    "kv_channels": 100_000,                     # 256: Chowdhery et al. 2022 (PaLM)
+    "num_query_groups": 10_000,
+    "ffn_hidden_size": 10_000_000,              # 102,400: Narayanan et al. 2021
     "num_experts": 10_000,                      # 2,048: Fedus et al. 2021 (Switch)
     "moe_router_topk": 10_000,
     "moe_layer_freq": 10_000,

@@ -6,9 +6,11 @@ from reference.config.checks import (option, require_divides, require_not_negati
 from reference.config.experts_config import ExpertsConfig
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
+from reference.rope import RopeScaling
 
 ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",))}     # and the heads of each
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
+NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class ModelConfig:
     architecture: str = "gpt"                          # or bert, whose attention is bidirectional
     heads: tuple[str, ...] = ("lm",)                   # predictions: tokens (lm), sentence order (sop), a choice
     apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
+    normalization: str = "LayerNorm"                   # or RMSNorm
+    swiglu: bool = False                               # the MLP has a gate: layers/gated_mlp.py
+    ffn_hidden_size: int | None = None                 # f, the MLP's width; None: 4h, with a gate about 8h/3
+    num_query_groups: int | None = None                # g heads of keys and values; None: a
+    kv_channels: int | None = None                     # the size of a head; None: h/a
+    add_bias_linear: bool = True                       # all linear layers of a block have biases
+    add_qkv_bias: bool = False                         # those of Q, K and V have, even if the others have not
+    qk_layernorm: bool = False                         # each head of Q and of K is normalized
+    rotary_base: float = 10_000.0
+    use_rope_scaling: bool = False                     # Llama 3.1's, for longer sequences: rope.py
+    rope_scaling_factor: float = 8.0
     experts: ExpertsConfig | None = None               # in the MLP's place, in some layers or all
 
     def __post_init__(self):
@@ -40,10 +53,11 @@ class ModelConfig:
                      "make_vocab_size_divisible_by"):
             require_positive(name, getattr(self, name))
         self.check_architecture()
-        require_divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size,
-                        "Every head gets hidden_size / num_attention_heads columns.")
+        self.check_attention()
+        self.check_mlp()
         require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
+        require_one_of("normalization", self.normalization, NORMALIZATIONS)
         require_not_negative("init_method_std", self.init_method_std)
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -58,6 +72,29 @@ class ModelConfig:
             raise UserError(f"--rotary-percent {self.rotary_percent} of a head of {self.head_size} dimensions is "
                             f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share that gives an "
                             "even number above 0.")
+        for name in ("rotary_base", "rope_scaling_factor"):
+            if not 1 <= getattr(self, name) < float("inf"):
+                raise UserError(f"{option(name)} is {getattr(self, name)}, but must be a number that is at least 1.")
+
+    def check_attention(self) -> None:
+        if self.kv_channels is None:
+            require_divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size,
+                            "Every head gets hidden_size / num_attention_heads columns, unless --kv-channels says "
+                            "otherwise.")
+        else:
+            require_positive("kv_channels", self.kv_channels)
+        require_positive("num_query_groups", self.groups)
+        require_divides("num_query_groups", self.groups, "num_attention_heads", self.num_attention_heads,
+                        "The heads of a group share one head of keys and values.")
+
+    def check_mlp(self) -> None:
+        require_positive("ffn_hidden_size", self.ffn_size)
+        if self.swiglu and self.activation != ModelConfig.activation:
+            raise UserError(f"--swiglu has a gate with an activation of its own, SiLU, but --activation is "
+                            f"{self.activation}. Leave one of the two out.")
+        if self.swiglu == self.add_bias_linear:
+            raise UserError("--swiglu and --disable-bias-linear go together: the MLP with a gate has no biases, and "
+                            "the one without has. Give both, or neither.")
 
     def check_architecture(self) -> None:
         require_one_of("architecture", self.architecture, tuple(ARCHITECTURES))
@@ -85,7 +122,29 @@ class ModelConfig:
 
     @property
     def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def groups(self) -> int:
+        """Return g, the number of heads of keys and values, each of which serves a/g heads of queries."""
+        return self.num_attention_heads if self.num_query_groups is None else self.num_query_groups
+
+    @property
+    def grouped_attention(self) -> bool:
+        """Report whether attention has a choice that GPT's has not: layers/grouped_attention.py."""
+        return not (self.num_query_groups is None and self.kv_channels is None and self.add_bias_linear
+                    and not self.qk_layernorm)
+
+    @property
+    def ffn_size(self) -> int:
+        """Return f, the width of the MLP. As in Megatron, that of one with a gate is a multiple of 64 by default."""
+        if self.ffn_hidden_size is not None:
+            return self.ffn_hidden_size
+        return max(1, 8 * self.hidden_size // 3 // 64) * 64 if self.swiglu else 4 * self.hidden_size
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        return RopeScaling(self.rope_scaling_factor) if self.use_rope_scaling else None
 
     @property
     def rotary_size(self) -> int:

@@ -8,15 +8,15 @@ from collections.abc import Collection
 from math import prod
 
 from reference.config import ModelConfig
+from reference.layers.branches import mlp_branch_tensors
 from reference.layers.experts import experts_tensors
-from reference.layers.mlp import mlp_tensors
 from reference.params import leaves
 
 
 def added_parameters(c: ModelConfig, layers: Collection[int], t: int = 1, e: int = 1) -> int:
     """Count how many elements more than MLPs the experts in these layers have, on one of t ranks and of e."""
     count = sum(map(c.has_experts, layers))
-    return count * (elements(experts_tensors(c), t, e) - elements(mlp_tensors(c), t)) if count else 0
+    return count * (elements(experts_tensors(c), t, e) - elements(mlp_branch_tensors(c), t)) if count else 0
 
 
 def dealt_parameters(c: ModelConfig, layers: Collection[int], t: int, e: int) -> int:
@@ -42,7 +42,7 @@ def added_flops(c: ModelConfig, b: int, s: int) -> int:
     assert c.experts
     tensors, share = experts_tensors(c), c.experts.moe_router_topk / c.experts.num_experts
     active = weights(tensors.router) + weights(tensors.shared) + round(share * weights(tensors.experts))
-    return count * 2 * b * s * (active - weights(mlp_tensors(c)))
+    return count * 2 * b * s * (active - weights(mlp_branch_tensors(c)))
 
 
 def weights(tensors) -> int:

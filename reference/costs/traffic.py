@@ -5,7 +5,7 @@ from typing import NamedTuple
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Bucket, Layout, Piece
+from reference.parallel.layout import SEVERAL, Bucket, Layout, Piece, shared_pieces
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -200,17 +200,19 @@ def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: 
     ranks, backward = p.context_parallel_size, phase == "backward"
     if ranks == 1:
         return []
-    columns = c.hidden_size // p.tensor_model_parallel_size      # of a rank's queries, and of its keys
-    kv, what, d_what = 2 * tokens * columns, "keys and values", "gradients of keys and values"
+    t, d = p.tensor_model_parallel_size, c.head_size
+    queries, keys = tokens * c.num_attention_heads // t * d, tokens * max(1, c.groups // t) * d      # of a rank
+    kv, what, d_what = 2 * keys, "keys and values", "gradients of keys and values"
     if p.cp_comm_type == "a2a":
-        return [Traffic("all_to_all", "context", phase, what, times, times * tokens * columns, f"{number} b s/c h/t")
-                for what in ("queries", "keys", "values", "attended values")]
+        return [Traffic("all_to_all", "context", phase, what, times, times * n, f"{number} b s/c d {heads}/t")
+                for what, n, heads in (("queries", queries, "a"), ("keys", keys, "g"), ("values", keys, "g"),
+                                       ("attended values", queries, "a"))]
     if p.cp_comm_type == "all_gather":
         found = [("all_gather", what)] + [("reduce_scatter", d_what)] * backward
-        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s h/t")
+        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s d g/t")
                 for operation, what in found]
     hops = times * (ranks - 1)
-    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c h/t")
+    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c d g/t")
             for what in (what, *[d_what] * backward)]
 
 
@@ -319,7 +321,8 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
     The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. A replica sums only its own elements.
+    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
+    queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
@@ -330,6 +333,11 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
         found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+    shared = [shared_pieces(pieces) for pieces in owned]
+    for n in sorted({n for pieces in shared for n in pieces}):
+        group = "tensor" if n == p.tensor_model_parallel_size else "copies"
+        sizes = [elements(pieces.get(n, ())) for pieces in shared]
+        found.append(all_reduces(group, f"gradients of {n} copies", sizes, steps, f"split by t/{n}{part}, a step"))
     return found
 
 

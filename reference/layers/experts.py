@@ -25,8 +25,9 @@ import numpy as np
 from reference.comm.collectives import all_reduce
 from reference.comm.expert_parallel import return_from_experts, send_to_experts
 from reference.layer_context import TRAINING
+from reference.layers.branches import (mlp_branch_backward, mlp_branch_forward, mlp_branch_tensors,
+                                       sharded_mlp_branch_backward, sharded_mlp_branch_forward)
 from reference.layers.dispatch import Order, combine, combine_backward, dispatch, dispatch_backward, order_of
-from reference.layers.mlp import MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
 from reference.layers.router import (Routing, choices_of_sequences, route, route_backward, router_losses,
                                      router_losses_backward)
 from reference.ops import linear, linear_backward
@@ -38,7 +39,7 @@ class Experts:
     """Tensors of the router and the experts, or their gradients."""
 
     router: Any     # [h, E], replicated
-    experts: MLP    # of all experts: each tensor of an MLP with one more axis, E
+    experts: Any    # of all experts: each tensor of an MLP, plain or gated, with one more axis, E
     shared: Any     # an MLP that computes all tokens, or None
 
 
@@ -57,11 +58,11 @@ class ExpertsCache(NamedTuple):
 
 def experts_tensors(c):
     """Declare the tensors for a ModelConfig."""
-    one = mlp_tensors(c, c.experts.moe_ffn_hidden_size)
+    one = mlp_branch_tensors(replace(c, ffn_hidden_size=c.experts.moe_ffn_hidden_size or c.ffn_size))
     shared = c.experts.moe_shared_expert_intermediate_size
     return Experts(weight((c.hidden_size, c.experts.num_experts), c.init_method_std),
                    tree_map(lambda tensor: tensor.stacked(c.experts.num_experts), one),
-                   mlp_tensors(c, shared) if shared else None)
+                   mlp_branch_tensors(replace(c, ffn_hidden_size=shared)) if shared else None)
 
 
 def experts_forward(x, p, c, context=TRAINING):
@@ -71,10 +72,10 @@ def experts_forward(x, p, c, context=TRAINING):
     losses = losses_of_whole(logits, routing, c.experts, context)
     context.note_losses([losses])
     order = order_of(routing.ids, c.experts)
-    outputs, experts = each_expert_forward(dispatch(x, order), p.experts, order.counts, c.activation)
+    outputs, experts = each_expert_forward(dispatch(x, order), p.experts, order.counts, c)
     y, shared = combine(outputs, routing.weights, order), None
     if p.shared is not None:
-        beside, shared = mlp_forward(x, p.shared, c.activation)
+        beside, shared = mlp_branch_forward(x, p.shared, c)
         y = y + beside
     return y, ExpertsCache(x, routing, losses, order, routing.weights, outputs, experts, shared)
 
@@ -90,11 +91,11 @@ def experts_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as Experts, for dy [b, s, h]."""
     # forward: y = combine(experts(dispatch(x)), weights)
     doutputs, dweights = combine_backward(dy, cache.outputs, cache.weights, cache.order)
-    dcopies, experts = each_expert_backward(doutputs, p.experts, cache.experts, cache.order.counts, c.activation)
+    dcopies, experts = each_expert_backward(doutputs, p.experts, cache.experts, cache.order.counts, c)
     dx, router = router_backward(dweights, p.router, cache, c)
     dx, shared = dx + dispatch_backward(dcopies, cache.order), None
     if p.shared is not None:
-        beside, shared = mlp_backward(dy, p.shared, cache.shared, c.activation)
+        beside, shared = mlp_branch_backward(dy, p.shared, cache.shared, c)
         dx = dx + beside
     return dx, Experts(router, experts, shared)
 
@@ -107,18 +108,24 @@ def router_backward(dweights, w, cache, c):
     return dx, dw
 
 
-def each_expert_forward(x, p, counts, activation):
+def each_expert_forward(x, p, counts, c):
     """Apply each expert to its own rows of x [n, h], which are in the order of experts: -> [n, h]."""
-    parts = np.split(x, np.cumsum(counts)[:-1])
-    ys, caches = zip(*(mlp_forward(part, expert_of(p, i), activation) for i, part in enumerate(parts)))
+    ys, caches = [], []
+    for i, part in enumerate(np.split(x, np.cumsum(counts)[:-1])):
+        y, cache = mlp_branch_forward(part, expert_of(p, i), c) if len(part) else (part, None)
+        ys.append(y)
+        caches.append(cache)
     return np.concatenate(ys), caches
 
 
-def each_expert_backward(dy, p, caches, counts, activation):
-    """Return dx [n, h] and the gradients of the stacked tensors for dy [n, h]."""
-    parts = np.split(dy, np.cumsum(counts)[:-1])
-    dxs, grads = zip(*(mlp_backward(part, expert_of(p, i), cache, activation)
-                       for i, (part, cache) in enumerate(zip(parts, caches))))
+def each_expert_backward(dy, p, caches, counts, c):
+    """Return dx [n, h] and the gradients of the stacked tensors for dy [n, h]. An expert without rows has none."""
+    dxs, grads = [], []
+    for i, (part, cache) in enumerate(zip(np.split(dy, np.cumsum(counts)[:-1]), caches)):
+        own = expert_of(p, i)
+        dx, grad = mlp_branch_backward(part, own, cache, c) if len(part) else (part, tree_map(np.zeros_like, own))
+        dxs.append(dx)
+        grads.append(grad)
     return np.concatenate(dxs), tree_map(lambda *each: np.stack(each), *grads)
 
 
@@ -141,13 +148,13 @@ def sharded_experts_forward(xs, shards, c, region, context=TRAINING):
         losses = router_losses(logits[rank], routings[rank], choices, x.shape[1], c.experts, context, [positions])
         order = order_of(ids[rank], c.experts)
         outputs, experts = each_expert_forward(dispatch(x, order), biased_once(shards[rank].experts, rank),
-                                               order.counts, c.activation)
+                                               order.counts, c)
         partial.append(combine(outputs, weights[rank], order))
         caches.append(ExpertsCache(xs[rank], routings[rank], losses, order, weights[rank], outputs, experts, None))
     context.note_losses(region.parts_of_a_sum([cache.losses for cache in caches]))
     ys, shared = region.leave(partial), None                                                         # g
     if shards[0].shared is not None:
-        beside, shared = sharded_mlp_forward(xs, [p.shared for p in shards], c.activation, region)
+        beside, shared = sharded_mlp_branch_forward(xs, [p.shared for p in shards], c, region)
         ys = [y + more for y, more in zip(ys, beside)]
     return ys, (caches, shared)
 
@@ -158,7 +165,7 @@ def sharded_experts_backward(dys, shards, cache, c, region):
     partial, dweights, experts = [], [], []
     for dy, p, one in zip(region.leave_backward(dys), shards, caches):
         doutputs, dweight = combine_backward(dy, one.outputs, one.weights, one.order)
-        dcopies, grads = each_expert_backward(doutputs, p.experts, one.experts, one.order.counts, c.activation)
+        dcopies, grads = each_expert_backward(doutputs, p.experts, one.experts, one.order.counts, c)
         partial.append(dispatch_backward(dcopies, one.order))
         dweights.append(dweight)
         experts.append(grads)
@@ -167,7 +174,7 @@ def sharded_experts_backward(dys, shards, cache, c, region):
     dxs = [dx + more for dx, (more, _) in zip(region.enter_backward(partial), routed)]
     dshared = [None] * len(shards)
     if shared is not None:
-        beside, dshared = sharded_mlp_backward(dys, [p.shared for p in shards], shared, c.activation, region)
+        beside, dshared = sharded_mlp_branch_backward(dys, [p.shared for p in shards], shared, c, region)
         dxs = [dx + more for dx, more in zip(dxs, beside)]
     return dxs, [Experts(router, *grads) for (_, router), *grads in zip(routed, experts, dshared)]
 
@@ -176,9 +183,9 @@ def biased_once(p, rank):
     """Return a rank's shard of the experts, with zeros for the last bias on all ranks but the first.
 
     The experts' outputs are partial sums until they leave the region, and a bias must be in the sum once. All ranks see
-    all of dy, so its gradient is complete on each of them.
+    all of dy, so its gradient is complete on each of them. (An MLP with a gate has no biases.)
     """
-    return p if rank == 0 else replace(p, b_out=np.zeros_like(p.b_out))
+    return p if rank == 0 or not hasattr(p, "b_out") else replace(p, b_out=np.zeros_like(p.b_out))
 
 
 # ---- experts on e ranks ---------------------------------------------------------------------------------------------
@@ -193,14 +200,14 @@ def dealt_experts_forward(xs, shards, c, contexts):
     orders = [order_of(routing.ids, c.experts) for routing in routings]
     counts = [order.counts for order in orders]
     arrived = send_to_experts([dispatch(x, order) for x, order in zip(xs, orders)], counts)         # there
-    outputs, experts = zip(*(each_expert_forward(x, p.experts, own, c.activation)
+    outputs, experts = zip(*(each_expert_forward(x, p.experts, own, c)
                              for x, p, own in zip(arrived, shards, own_counts(counts))))
     outputs, ys, caches = return_from_experts(outputs, counts), [], []                               # and back
     for rank, (x, p, routing, order) in enumerate(zip(xs, shards, routings, orders)):
         contexts[rank].note_losses([losses[rank]])
         y, shared = combine(outputs[rank], routing.weights, order), None
         if p.shared is not None:
-            beside, shared = mlp_forward(x, p.shared, c.activation)
+            beside, shared = mlp_branch_forward(x, p.shared, c)
             y = y + beside
         ys.append(y)
         caches.append(ExpertsCache(x, routing, losses[rank], order, routing.weights, outputs[rank], experts[rank],
@@ -213,7 +220,7 @@ def dealt_experts_backward(dys, shards, caches, c):
     counts = [cache.order.counts for cache in caches]
     doutputs, dweights = zip(*(combine_backward(dy, cache.outputs, cache.weights, cache.order)
                                for dy, cache in zip(dys, caches)))
-    dcopies, experts = zip(*(each_expert_backward(dy, p.experts, cache.experts, own, c.activation)
+    dcopies, experts = zip(*(each_expert_backward(dy, p.experts, cache.experts, own, c)
                              for dy, p, cache, own in zip(send_to_experts(doutputs, counts), shards, caches,
                                                           own_counts(counts))))
     dcopies, dxs, grads = return_from_experts(dcopies, counts), [], []
@@ -221,7 +228,7 @@ def dealt_experts_backward(dys, shards, caches, c):
         dx, router = router_backward(dweights[rank], p.router, cache, c)
         dx, shared = dx + dispatch_backward(dcopies[rank], cache.order), None
         if p.shared is not None:
-            beside, shared = mlp_backward(dy, p.shared, cache.shared, c.activation)
+            beside, shared = mlp_branch_backward(dy, p.shared, cache.shared, c)
             dx = dx + beside
         dxs.append(dx)
         grads.append(Experts(router, experts[rank], shared))

@@ -23,11 +23,11 @@ class MLP:
     b_out: Any   #   [h], replicated
 
 
-def mlp_tensors(c, width=None):
+def mlp_tensors(c):
     """Declare the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
-    h, std, width = c.hidden_size, c.init_method_std, width or 4 * c.hidden_size
-    return MLP(weight((h, width), std, split=1), bias((width,), split=0),
-               weight((width, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
+    h, f, std = c.hidden_size, c.ffn_size, c.init_method_std
+    return MLP(weight((h, f), std, split=1), bias((f,), split=0),
+               weight((f, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
 def mlp_forward(x, p, activation):

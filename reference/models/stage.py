@@ -17,7 +17,7 @@ from reference.layers.block import (block_backward, block_forward, block_tensors
                                     sharded_block_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
-from reference.ops import rotary_cos_sin
+from reference.rope import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):
@@ -147,7 +147,8 @@ def stage_rotary(x, c, runs):
     """Return rope's cos and sin for these runs of positions, like x, for all layers; None for learned positions."""
     if c.position_embedding_type != "rope":
         return None
-    cos, sin = zip(*[rotary_cos_sin(run.stop - run.start, c.rotary_size, x, first=run.start) for run in runs])
+    cos, sin = zip(*[rotary_cos_sin(run.stop - run.start, c.rotary_size, x, c.rotary_base, run.start, c.rope_scaling)
+                     for run in runs])
     return np.concatenate(cos), np.concatenate(sin)
 
 

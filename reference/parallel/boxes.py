@@ -72,7 +72,7 @@ def first_of_shard(segment: Segment, tensor_rank: int, expert_rank: int = 0) -> 
     """Return the indices, in the whole tensor, of the first element of a rank's shard."""
     first, tensor = [0] * len(segment.shape), segment.tensor
     if tensor.split is not None:
-        first[tensor.split] = tensor_rank * segment.shape[tensor.split]
+        first[tensor.split] = tensor_rank // segment.copies * segment.shape[tensor.split]
     if tensor.dealt:
         first[0] = expert_rank * segment.shape[0]
     return first

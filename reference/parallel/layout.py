@@ -32,6 +32,7 @@ class Segment(NamedTuple):
     offset: int               # of its first element
     shape: tuple[int, ...]    # of the rank's shard, padding included
     tensor: Tensor
+    copies: int = 1           # neighbouring tensor-parallel ranks that hold these elements
 
     @property
     def slice(self) -> slice:
@@ -96,7 +97,7 @@ class Layout:
             if units and (self.size - first >= bucket_size or ALONE in (unit, units[-1])):
                 first, units = self.close_bucket(first, units, dealt), []
             for name, tensor in named:
-                self.segments.append(Segment(name, self.size, tensor.local_shape(t, self.e), tensor))
+                self.segments.append(Segment(name, self.size, tensor.local_shape(t, self.e), tensor, tensor.copies(t)))
                 self.size = self.segments[-1].slice.stop
             units.append(unit)
         if units:
@@ -170,3 +171,12 @@ def map_units(function, tree, name: str = ""):
     below = {key: map_units(function, subtree, f"{name}.{key}" if name else str(key))
              for key, subtree in children(tree) or ()}
     return below if isinstance(tree, dict) else replace(tree, **below)
+
+
+def shared_pieces(pieces: list[Piece]) -> dict[int, list[Piece]]:
+    """Return the pieces whose gradients are partial sums on neighbouring ranks, by the number of these neighbours."""
+    found: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        if piece.of.tensor.most_shards is not None and piece.of.copies > 1:
+            found.setdefault(piece.of.copies, []).append(piece)
+    return dict(sorted(found.items()))

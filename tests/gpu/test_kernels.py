@@ -16,7 +16,7 @@ from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.runtime.arrays import dtype_of, is_half
-from reference import ops, optimizer
+from reference import ops, optimizer, rope
 from reference.dropout import Site
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
@@ -161,10 +161,10 @@ def test_relu_behind_a_linear_layer(n, h, m, form, seed):
 def test_rotate(b, s, a, pairs, form, seed):
     """Each element of halves is rounded once: also the small difference of large products."""
     x = draw(seed, form, b, s, a, 2 * pairs + 1)
-    angles = ops.rotary_cos_sin(s, 2 * pairs, x)
+    angles = rope.rotary_cos_sin(s, 2 * pairs, x)
     for name in ("rotate", "rotate_backward"):
         found = getattr(kernels, name)(put(x), tuple(map(put, angles)))
-        expected = getattr(ops, name)(*wide(x), tuple(wide(*angles)))
+        expected = getattr(rope, name)(*wide(x), tuple(wide(*angles)))
         same(found, expected, form)
         assert (abs(found.get() - expected) <= FORMATS[form].epsilon / 2 * abs(expected) + 1e-6 * abs(x).max()).all()
 
@@ -244,16 +244,17 @@ def test_dropout(array, form, seed):
 
 
 @FEWER
-@given(st.data(), st.integers(1, 3), st.integers(1, 17), st.integers(1, 3), st.integers(1, 6), st.booleans(),
-       st.booleans(), FORMS, SEEDS)
-def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
+@given(st.data(), st.integers(1, 3), st.integers(1, 17), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6),
+       st.booleans(), st.booleans(), FORMS, SEEDS)
+def test_attention_core(data, b, s, g, each, d, causal, dropping, form, seed):
     """q, k and v as the layer hands them over: views of one array."""
+    a = each * g
     site = data.draw(sites(b, a, s, s)) if dropping else None
     qkv, dcontext, real = draw(seed, form, b, s, 3, a, d), draw(seed + 1, form, b, s, a, d), data.draw(lengths(b, s))
     on_device = put(qkv)
-    inputs = ops.CoreInputs(*(on_device[:, :, i] for i in range(3)), causal, site, put(real))
+    inputs = ops.CoreInputs(*(on_device[:, :, i, :n] for i, n in enumerate((a, g, g))), causal, site, put(real))
     y, cache = kernels.attention_core(*inputs)
-    exact = [wide(qkv)[0][:, :, i] for i in range(3)]
+    exact = [wide(qkv)[0][:, :, i, :n] for i, n in enumerate((a, g, g))]
     expected, expected_cache = ops.attention_core(*exact, causal, site, real)
     same(y, expected, form, 4)
     if not is_half(qkv):
@@ -270,11 +271,12 @@ def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
 
 
 @FEWER
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 6), FORMS, SEEDS)
-def test_cached_attention(b, n, before, a, d, form, seed):
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 6), FORMS, SEEDS)
+def test_cached_attention(b, n, before, g, each, d, form, seed):
     """Of keys and values that lie in a buffer with room for more."""
     m = n + before - 1
-    q, both = draw(seed, form, b, n, a, d), draw(seed + 1, form, 2, b, m + 3, a, d)
+    q, both = draw(seed, form, b, n, each * g, d), draw(seed + 1, form, 2, b, m + 3, g, d)
     k, v = (put(both)[i, :, :m] for i in range(2))
     same(kernels.cached_attention(put(q), k, v), ops.cached_attention(*wide(q, *both[:, :, :m])), form, 4)
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import (ARCHITECTURES, CP_COMM_TYPES, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
-                              Recompute)
+from reference.config import (ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
+                              ExpertsConfig, ModelConfig, Recompute)
 from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
@@ -85,6 +85,8 @@ class Training(NamedTuple):
 
 NO_DROPOUT = dict(hidden_dropout=0.0, attention_dropout=0.0)
 UNTIED = dict(untie_embeddings_and_output_weights=True)
+LLAMA = dict(normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=8, rotary_base=5e5,
+             position_embedding_type="rope")
 EXPERTS = ExpertsConfig(4, 2, moe_ffn_hidden_size=2, moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.25)
 # Together they have every choice that there is.
 RUNS = {
@@ -101,6 +103,11 @@ RUNS = {
     "dualpipe-v, ZeRO-2, offloaded, BERT": Training(
         1, 2, 2, Plan(2, "dualpipe-v", bucket_size=101, zero_stage=2, cpu_offload=True),
         dict(architecture="bert", heads=("choice",), apply_residual_connection_post_layernorm=True)),
+    "a Llama, more ranks than groups": Training(
+        4, 1, 2, Plan(bucket_size=7, recompute=Recompute("selective")), LLAMA | dict(num_query_groups=2)),
+    "a Qwen, multi-query, a pipeline, ZeRO-2, sequence parallel": Training(
+        2, 2, 2, Plan(2, zero_stage=2), LLAMA | UNTIED | dict(
+            num_query_groups=1, qk_layernorm=True, add_qkv_bias=True, kv_channels=4, use_rope_scaling=True), True),
     "ZeRO-1, BERT, sequence parallel": Training(
         4, 2, 1, Plan(bucket_size=1, zero_stage=1, recompute=Recompute("full", "block", 1)),
         dict(architecture="bert", heads=("lm",), activation="relu", num_layers=2), True),
@@ -148,10 +155,13 @@ def test_every_choice_is_met():
                                                          for each in ARCHITECTURES[name]}
     assert {c.activation for c in models} == set(ACTIVATIONS)
     assert {c.position_embedding_type for c in models} == set(POSITION_EMBEDDINGS)
+    assert {c.normalization for c in models} == set(NORMALIZATIONS)
+    assert {c.groups < case.t for c, case in zip(models, every)} == {False, True}
     for several, names in ((plans, ("cpu_offload", "scatter_gather")),
                            (every, ("sequence_parallel", "keep_gathered_inputs")),
                            (models, ("untie_embeddings_and_output_weights", "apply_residual_connection_post_layernorm",
-                                     "hidden_dropout"))):
+                                     "hidden_dropout", "swiglu", "grouped_attention", "qk_layernorm", "add_qkv_bias",
+                                     "kv_channels", "use_rope_scaling"))):
         for name in names:
             assert {bool(getattr(each, name)) for each in several} == {False, True}, name
 

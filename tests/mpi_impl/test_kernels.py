@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import blocks, compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import online_softmax, ops
@@ -38,8 +38,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
     monkeypatch.setattr(blocks, "ROOM", 128)
-    monkeypatch.setattr(cpu, "ATTENTION_ROWS", 5)
-    monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:5, :5])
+    monkeypatch.setattr(blockwise, "ROWS", 5)
+    monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
 
 
 def draw(seed, dtype, *shape):
@@ -75,7 +75,7 @@ def test_the_table_names_functions_by_its_rows():
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, blocks, compiled, half, fused, cuda):
+    for module in (plain, cpu, blocks, blockwise, compiled, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
@@ -202,12 +202,44 @@ def test_layer_norm(fast, n, h, dtype, seed):
 
 
 @FAST
-@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
-       st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
+@given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_rms_norm(fast, n, h, dtype, seed):
+    x, dy, weight = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h), draw(seed, dtype, h)
+    (y, cache), (expected, expected_cache) = (m.rms_norm(x, weight, 1e-3) for m in (fast, ops))
+    same(y, expected, dtype)
+    for actual, wanted in zip(fast.rms_norm_backward(dy, weight, cache),
+                              ops.rms_norm_backward(dy, weight, expected_cache), strict=True):
+        same(actual, wanted, dtype)
+
+
+@FAST
+@given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_swiglu(fast, n, f, dtype, seed):
+    x, dy = 3 * draw(seed, dtype, 1, n, 2, f), draw(seed + 1, dtype, 1, n, f)
+    (y, cache), (expected, expected_cache) = fast.swiglu(x), ops.swiglu(x)
+    same(y, expected, dtype)
+    same(fast.swiglu_backward(dy, cache), ops.swiglu_backward(dy, expected_cache), dtype)
+
+
+@FAST
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_swiglu_far_out(fast, dtype, recwarn):
+    """Where exp overflows: nothing to the left, gate times up to the right, and no word about it."""
+    x = np.stack([np.array([[-1e4, -800, 800, 1e4]], dtype), np.full((1, 4), 2, dtype)], 1)
+    y, cache = fast.swiglu(x)
+    assert (y == [[0, 0, 1600, 2e4]]).all()
+    assert (fast.swiglu_backward(np.ones_like(y), cache) == [[[0, 0, 2, 2], [0, 0, 800, 1e4]]]).all()
+    assert not recwarn.list
+
+
+@FAST
+@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 4), st.integers(1, 6),
+       st.booleans(), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_attention_core(fast, data, b, s, g, each, d, causal, dtype, seed):
     """q, k and v as the layer hands them over: views of one array. What is hidden has probability 0, and no gradient.
     """
-    q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
+    a = each * g
+    q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i, :heads] for i, heads in enumerate((a, g, g)))
     dcontext, real = draw(seed + 1, dtype, b, s, a, d), data.draw(lengths(b, s))
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, None, real) for m in (fast, ops))
     same(y, expected, dtype)
@@ -227,13 +259,13 @@ def attention_mask(b, s, causal, real):
     return visible & (keys < (np.full(b, s) if real is None else real)[:, None, None, None])
 
 
-@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6),
-       st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_cached_attention(b, n, before, a, d, dtype, seed):
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 6), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_cached_attention(b, n, before, a, each, d, dtype, seed):
     """Of keys and values that lie in a buffer with room for more: the last rows of causal attention, on every library.
     """
     m = n + before - 1
-    q, (k, v) = draw(seed, dtype, b, m, a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
+    q, (k, v) = draw(seed, dtype, b, m, each * a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
     expected = ops.attention_core(q, k, v, True)[0][:, m - n:]
     for wrap in (np.asarray, SpyArray):
         found = kernels.cached_attention(*map(wrap, (q[:, m - n:], k, v)))

@@ -14,7 +14,8 @@ from reference.params import initialize
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
-DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "experts")
+DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "ring_attention",
+         "context_parallel", "experts")
 SIZES = (1, 2, 3, 8)
 EXACT = 8       # bytes of an element: all compute in float64, or with whole numbers as long
 
@@ -109,6 +110,18 @@ def sequence_parallel_sends(n):
             ("all_reduce", all_reduce(6 * h, n))]                            # of two norms 4 h, of two biases 2 h
 
 
+def ring_attention_sends(n):
+    kv = 2 * 4 * 2 * 4 * (n - 1) * EXACT                                     # 2 b s/c a d, c - 1 times
+    return [("send", kv)] * 4 * (n > 1)
+
+
+def context_parallel_sends(n):
+    x = 2 * 2 * 4 * 4 * round_up(4, n)                                       # b s/c h, in two layers
+    gathered = half_of_it(2 * n * x, n)
+    return [*[("send", 2 * (n - 1) * x * EXACT)] * 3, *[("all_gather", gathered)] * 2, ("reduce_scatter", gathered),
+            *[("all_to_all", half_of_it(x, n))] * 8] * (n > 1)
+
+
 def experts_sends(n):
     """Rank 0 sends the copies of its own tokens for experts of others, and returns those of others' tokens for its own.
     """
@@ -129,6 +142,8 @@ SENT = {
     "cross_entropy": lambda n: [*[("all_reduce", all_reduce(6, n))] * 3,
                                 ("all_gather", half_of_it(6 * round_up(16, n), n))],
     "sequence_parallel": sequence_parallel_sends,
+    "ring_attention": ring_attention_sends,
+    "context_parallel": context_parallel_sends,
     "experts": experts_sends,
 }
 
@@ -268,6 +283,12 @@ BUGS = [        # demo, what its check says, the bug
     ("sequence_parallel", "every weight's gradient differs", Bug("mpi_impl.demos.sequence_parallel",
                                                                  "if tensor.split is None:", "if False:")),
     ("sequence_parallel", "what is sent differs", Bug(MAPPINGS, 'f"{reason}, again"', "reason")),
+    ("ring_attention", "Y differs", Bug("reference.online_softmax", "one.context * mine + other.context * its",
+                                        "one.context + other.context")),
+    ("ring_attention", "dK differs", Bug("mpi_impl.layers.context_attention", "dkv += others", "dkv[0] -= others[0]")),
+    ("context_parallel", "the loss differs", Bug("reference.batches", "take(x, part.chunks) for x in self))",
+                                                 "x[:, :x.shape[1] // 3] for x in self))")),
+    ("context_parallel", "every gradient differs", Bug("mpi_impl.layers.context_attention", "dkv += others", "pass")),
     ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x))", "slice(0, x.shape[1]))")),
 ]
 
@@ -302,6 +323,8 @@ def test_the_check_can_fail(ranks, name, sentence, bug):
     ("cross_entropy", "--vocab-size 0", "--vocab-size is 0, but must be at least 1"),
     ("sequence_parallel", "--seq-length 8", "number of ranks is 3, but must divide --seq-length, which is 8"),
     ("sequence_parallel", "--seq-length 0", "--seq-length is 0, but must be at least 1"),
+    ("ring_attention", "--chunk-length 0", "--chunk-length is 0, but must be at least 1"),
+    ("context_parallel", "--chunk-length 100000000", "the ranks' arrays would take about"),
     *[(name, "--no-such-thing 1", f"mpi_impl.demos.{name} has no option --no-such-thing") for name in DEMOS],
     ("mlp", "--hidden-size eight", "invalid int value: 'eight'"),
 ])
@@ -312,7 +335,8 @@ def test_a_wrong_option_gets_a_sentence(ranks, name, arguments, sentence):
 
 @pytest.mark.parametrize("name, arguments", [
     ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
-    ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3")])
+    ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3"),
+    ("ring_attention", "--chunk-length 5"), ("context_parallel", "--chunk-length 1")])
 def test_other_sizes(ranks, capsys, name, arguments):
     """The results are right with the user's own sizes, too, and lines that are too long are shortened."""
     lines = output_of(ranks, capsys, name, 3, *arguments.split())

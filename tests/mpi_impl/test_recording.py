@@ -104,6 +104,23 @@ def test_every_model_and_format(ranks, form, choices):
     assert not found.differences and found.worst.strain < 0.5, found
 
 
+QWEN = replace(MODEL, num_layers=2, normalization="RMSNorm", swiglu=True, add_bias_linear=False, add_qkv_bias=True,
+               num_query_groups=2, qk_layernorm=True)
+
+
+@pytest.mark.parametrize("model, n, of, plan", [
+    pytest.param(QWEN, 4, case(4), Plan(zero_stage=1), id="copies of keys, their norms, and a gate"),
+    pytest.param(replace(QWEN, qk_layernorm=False), *PLANS["sequence"], id="without norms", marks=pytest.mark.deep)])
+def test_a_llama_computes_the_same_tensors_too(ranks, model, n, of, plan):
+    """Gradients of copies are sums over the ranks that have them."""
+    one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
+    check_whole(one, other)
+    found = compare(one, other)
+    assert not found.differences and found.worst.strain < 0.01 and found.compared > 300, found
+    names = {key.name for key in one.parts}
+    assert {"blocks.0.attention.keys_values", "blocks.0.mlp.gate_up", "blocks.1.attention.b_kv"} <= names
+
+
 OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"pooler", "multichoice_head"}}
 
 

@@ -64,7 +64,7 @@ def batch_of(trainer, case, m, step=0):
 
 # ---- the stages -----------------------------------------------------------------------------------------------------
 
-REPORTS = re.compile(      # and options
+REPORTS = re.compile(  # and options
     "(demos|notebook|planning|programs|proof|reports)/|plan.py|recording/completeness.py")
 
 

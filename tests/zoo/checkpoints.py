@@ -111,7 +111,8 @@ ENTRIES = [
           resumed(*SHARDS)),
     Entry("every rank loads the first shard", "state and checkpoint", "checkpoint", "after NVIDIA/Megatron-LM #520",
           "The offset of a rank's shard is lost, and the first columns fit everywhere, so the load succeeds.",
-          Bug("reference.parallel.boxes", "first[tensor.split] = tensor_rank * segment.shape[tensor.split]",
+          Bug("reference.parallel.boxes",
+              "first[tensor.split] = tensor_rank // segment.copies * segment.shape[tensor.split]",
               "first[tensor.split] = 0"),
           loaded_by(t=2)),
 ]

@@ -73,7 +73,7 @@ ENTRIES = [
           small(d=2)),
     Entry("every rank draws the same shard", "random numbers", "TP", "after InternLM/InternLM #405",
           "One seed for all ranks makes replicas equal, and heads copies of one another.",
-          Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
+          Bug("reference.params", "number * length if axis == tensor.split else 0 for", "0 for"),
           TRAINED_ON_FOUR),
     Entry("every replica reads the same samples", "computation", "DP", "classic",
           "The data loader does not know its replica, so the batch is d times smaller than it looks, and the loss "

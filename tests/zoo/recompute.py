@@ -83,7 +83,7 @@ ENTRIES = [
     Entry("recomputed attention sees the future", "computation", "recompute", "after NVIDIA/Megatron-LM #4966",
           "The second call of attention's core does not get all of the first one's arguments, and the mask is not "
           "among them.",
-          Bug("mpi_impl.layers.attention", "return attention_core_again(core) if",
+          Bug("mpi_impl.layers.core_attention", "return attention_core_again(core) if",
               "return attention_core_again(core._replace(causal=False)) if"),
           on_ranks("rank_theorems.attention_equals_whole", CASE, True, Recompute("selective"))),
     Entry("caches kept, though they are recomputed", "memory", "recompute", "classic",
@@ -96,7 +96,7 @@ ENTRIES = [
           on_ranks("mpi_impl.test_layers.only_inputs_are_kept", CASE, FULL)),
     Entry("the core kept, though it is recomputed", "memory", "recompute", "classic",
           "Selective recompute keeps the probabilities, of size s^2, beside the inputs.",
-          Bug("mpi_impl.layers.attention", "inputs if context.recompute.selective else core", "core"),
+          Bug("mpi_impl.layers.core_attention", "inputs if context.recompute.selective else core", "core"),
           on_ranks("mpi_impl.test_layers.only_inputs_are_kept", CASE, Recompute("selective"))),
     Entry("one mask for the positions of all ranks, in the textbook",
           "random numbers", "SP", "PaddlePaddle/PaddleFleetX #1005",

@@ -21,8 +21,8 @@ ENTRIES = [
           "The forward's reduce-scatter is differentiated into a reduce-scatter, of a dy that holds the rank's "
           "positions only.",
           Bug("mpi_impl.comm.mappings", "return self.group.all_gather(dy, SEQUENCE, reason)",
-              "return self.group.reduce_scatter(self.group.all_gather(dy, SEQUENCE, reason).repeat(self.size, "
-              "1), SEQUENCE, reason)"),
+              "return self.group.reduce_scatter(np.repeat(self.group.all_gather(dy, SEQUENCE, reason), self.size, "
+              "SEQUENCE), SEQUENCE, reason)"),
           on_ranks("rank_theorems.attention_equals_whole", SHARDED)),
     Entry("every rank's positions begin at 0", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "A rank numbers the positions that it has, as if they were the whole sequence.",
@@ -80,7 +80,7 @@ ENTRIES = [
     Entry("gradients of replicated tensors not summed, in the textbook",
           "missing communication", "SP", "after NVIDIA/Megatron-LM #443",
           "Each rank keeps the gradients of the positions that it has seen.",
-          Bug("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
+          Bug("reference.comm.mappings", "if tensor.split is not None and tensor.most_shards is None", "if True"),
           in_textbook("mlp_equals_whole", SHARDED)),
     Entry("every rank's positions begin at 0, in the textbook", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "The slice of the position table has the right length, and begins at 0.",
