@@ -33,6 +33,7 @@ def site(tmp_path):
     ("[a](../mpi_impl/layers)", "[a](../api/mpi_impl.layers.rst)"),
     ("[a](../mpi_impl/layers/mlp.py)", "[a](built:../_modules/mpi_impl/layers/mlp.html)"),
     ("[a](../LICENSE)", "[a](../files/LICENSE.md)"),
+    ("[a](../LICENSE#L3)", "[a](../files/LICENSE.md)"),
     ("[a](https://example.org/x)", "[a](https://example.org/x)"),
     ("[a](#here)", "[a](#here)"),
     ("![a](memory.png)", "![a](memory.png)"),

@@ -152,6 +152,7 @@ class Site:
             if api_page_of(place):
                 return relative(api_page_of(place))
         if (ROOT / place).is_file():
+            anchor = re.sub(r"L\d+", "", anchor)        # GitHub's, of a line
             return relative(self.file_page(place))
         return f"https://github.com/{self.repository}/tree/HEAD/{place}" if self.repository else None
 

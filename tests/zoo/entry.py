@@ -21,6 +21,11 @@ class Bug(NamedTuple):
     right: str
     wrong: str
 
+    @property
+    def file(self) -> str:
+        """Return the module's path in the repository."""
+        return self.module.replace(".", "/") + ".py"
+
 
 class Theorem(NamedTuple):
     """A theorem by its name, such as "rank_theorems.mlp_equals_whole", so that the zoo can be read without it."""

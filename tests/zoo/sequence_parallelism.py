@@ -21,8 +21,8 @@ ENTRIES = [
           "The forward's reduce-scatter is differentiated into a reduce-scatter, of a dy that holds the rank's "
           "positions only.",
           Bug("mpi_impl.comm.mappings", "return self.group.all_gather(dy, SEQUENCE, reason)",
-              "return self.group.reduce_scatter(self.group.all_gather(dy, SEQUENCE, reason).repeat(self.size, "
-              "1), SEQUENCE, reason)"),
+              "return self.group.reduce_scatter(np.repeat(self.group.all_gather(dy, SEQUENCE, reason), self.size, "
+              "SEQUENCE), SEQUENCE, reason)"),
           on_ranks("rank_theorems.attention_equals_whole", SHARDED)),
     Entry("every rank's positions begin at 0", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "A rank numbers the positions that it has, as if they were the whole sequence.",

@@ -1,0 +1,98 @@
+"""The bug matrix: detectors tell what is known of some bugs, and the page says what the results say."""
+import numpy as np
+import pytest
+
+from benchmarks.bug_matrix import page, results
+from benchmarks.bug_matrix.detectors import DETECTORS, step_of_leaving
+from benchmarks.bug_matrix.planted_bug import CleanRuns, PlantedBug, smooth
+from benchmarks.bug_matrix.settings import setting_of
+from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT
+from tests import zoo
+from tests.zoo.entry import Bug
+from tests.zoo.unproved import UNPROVED
+
+NAMES = [detector.name for detector in DETECTORS]
+JUDGE = {detector.name: detector.judge for detector in DETECTORS}
+
+# Bugs, the detectors that see them, and those that do not apply. All others must be silent.
+KNOWN = {
+    "f without its all-reduce": ({"loss curve", "gradient norm", "float theorem", "exact theorem", "prove", "verify",
+                                  "compare", "ledger"}, set()),
+    "the MLP's output bias a little too large": ({"exact theorem", "prove"}, set()),
+    "caches kept until the end of the step": ({"float theorem", "exact theorem", "simulator", "memory"}, set()),
+    "gradients summed before the last microbatch": ({"by itself", "float theorem", "exact theorem"},
+                                                    set(NAMES[1:3] + NAMES[5:])),
+    "padding not masked, in the textbook": ({"float theorem", "exact theorem"}, set(NAMES[:3] + NAMES[5:])),
+}
+
+
+@pytest.fixture(scope="module")
+def clean(small_pools, tmp_path_factory):
+    """Return runs without a bug: learning curves of a few steps and seeds, whose bands are wide."""
+    return CleanRuns(small_pools, tmp_path_factory.mktemp("clean") / "runs.json", steps=30, seeds=(1, 2, 3))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] if "by itself" in see else [])
+                                  for name, (see, _) in KNOWN.items()])
+def test_detectors_tell_what_is_known(small_pools, clean, name):
+    bug, (see, do_not_apply) = PlantedBug(zoo.BY_NAME[name], small_pools, clean), KNOWN[name]
+    marks = {detector: judge(bug).mark for detector, judge in JUDGE.items()}
+    assert marks == {detector: SEEN if detector in see else NOT_APPLICABLE if detector in do_not_apply else SILENT
+                     for detector in NAMES}
+
+
+def test_a_change_that_is_no_bug_is_seen_by_nobody(small_pools, clean):
+    """No detector cries wolf, and all are asked."""
+    harmless = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)",
+                   "return 1 * self.group.all_reduce(dx, reason)")
+    bug = PlantedBug(zoo.BY_NAME["f without its all-reduce"], small_pools, clean, harmless)
+    assert {judge(bug).mark for judge in JUDGE.values()} == {SILENT}
+
+
+def test_a_smooth_curve_has_means_of_a_window():
+    found = smooth([0.0] * 30 + [20.0] * 20)
+    assert len(found) == 50 and (found[:30] == 0).all() and np.allclose(found[30:], range(1, 21))
+
+
+@pytest.mark.parametrize("curve, step", [([0, 0, 0, 0], 0), ([3, 3, 3, 3], 1), ([0, 3, 0, -3], 4), ([3, 0, 3, 3], 3),
+                                         ([3, 3, 3, 2], 0), ([0, 0, np.nan, np.nan], 3)])
+def test_a_curve_is_seen_from_the_step_on_in_which_it_leaves_for_good(curve, step):
+    assert step_of_leaving(np.array(curve), 0.0, np.ones(4)) == step
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in zoo.ENTRIES if entry.theorem.ranks])
+def test_a_bugs_run_has_the_ranks_of_its_theorem(name):
+    """And the run on one rank sees the same samples."""
+    setting = setting_of(zoo.BY_NAME[name])
+    assert setting.ranks == zoo.BY_NAME[name].theorem.ranks == setting.plan.parallel(
+        setting.ranks, setting.case).world_size
+    assert setting.on_one_rank.batch == setting.batch
+    assert setting.loads is None or setting.loads[0].model == setting.case.model
+
+
+def test_the_page_has_the_results():
+    """Its figures are counted from the results file, by `python -m benchmarks.bug_matrix --write`."""
+    assert page.PAGE.read_text() == page.text(results.read())
+
+
+def test_the_page_counts_what_it_says():
+    """The counts of the first sentence, once more from the marks alone."""
+    known = {name: verdicts for name, verdicts in results.read().items() if verdicts.keys() >= set(NAMES)}
+    real = [verdicts for name, verdicts in known.items() if zoo.BY_NAME[name].source != "classic"]
+    sees = {name: sum(verdicts[name].mark == SEEN for verdicts in real) for name in NAMES}
+    exact = sum(SEEN in (verdicts["exact theorem"].mark, verdicts["prove"].mark) for verdicts in real)
+    said = page.sentences(known)
+    assert f"**Of {len(real)} bugs" in said and f"The float theorems see {sees['float theorem']} of" in said
+    assert f"{sees['loss curve']} show in the loss curve" in said and f"proofs {exact};" in said
+
+
+def test_exact_proofs_are_silent_only_for_a_reason():
+    """About memory, or about the bugs that are listed with a reason each."""
+    assert {entry.name for entry in page.silent_proofs(results.read()) if entry.kind != "memory"} == UNPROVED.keys()
+
+
+def test_a_source_leads_to_its_thread():
+    assert page.source(zoo.BY_NAME["the final norm's gradient not summed"]) == (
+        "[NVIDIA/Megatron-LM #1446](https://github.com/NVIDIA/Megatron-LM/issues/1446)")
+    assert page.source(zoo.BY_NAME["f without its all-reduce"]) == (
+        "after [verify-llm/TrainVerify mutation 1](https://github.com/verify-llm/TrainVerify)")
