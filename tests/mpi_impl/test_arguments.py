@@ -150,6 +150,15 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
                        "or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
+    ("--expert-model-parallel-size 3", "is 3, but must divide data-parallel size x context-parallel size, which is 8"),
+    ("--expert-model-parallel-size 2", "is 2, but the model has no experts. Give --num-experts, a multiple of it"),
+    ("--num-experts 6 --expert-model-parallel-size 4", "--expert-model-parallel-size is 4, but must divide "
+                                                       "--num-experts, which is 6. Every rank has the same number"),
+    ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
+    ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
+    ("--moe-aux-loss-coeff 0.1", "--moe-aux-loss-coeff is given, but the model has no experts"),
+    ("--num-experts 4 --save-hf /tmp", "--save-hf is for layouts of transformers that are known here"),
+    ("--num-experts 4 --moe-expert-capacity-factor 1 --verify", "--verify would compare two different runs"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
     (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
     ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),
