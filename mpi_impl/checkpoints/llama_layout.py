@@ -90,7 +90,7 @@ def factor_of(path: str, kind: str, parameters: dict[str, Any]) -> float:
     known = RopeScaling(ModelConfig.rope_scaling_factor)
     if kind == "default":
         return known.factor
-    factor = parameters.get("factor")
+    factor: Any = parameters.get("factor")
     constants = {"low_freq_factor": known.low_freq_factor, "high_freq_factor": known.high_freq_factor,
                  "original_max_position_embeddings": known.original}
     same = all(parameters.get(name) == value for name, value in constants.items())

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer import TOKENIZER_TYPES
+from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, option,
@@ -176,7 +176,8 @@ class DataOptions:
 class TokenizerFileOptions:
     """The files of the tokenizer."""
 
-    tokenizer_model: str | None = option_field(None, "a tokenizer that training has saved", "F")
+    tokenizer_model: str | None = option_field(
+        None, "a tokenizer that training has saved, or a model's tokenizer.json", "F")
     vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
