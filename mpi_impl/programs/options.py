@@ -243,7 +243,7 @@ class LlamaOptions:
                                       choices=NORMALIZATIONS)
     swiglu: bool = option_field(False, "the MLP has a gate: silu(x G) * x U, in place of the activation")
     ffn_hidden_size: int | None = option_field(
-        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "F")
+        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "N")
     group_query_attention: bool = option_field(
         False, "several heads of queries share a head of keys and values")
     num_query_groups: int | None = option_field(
