@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer import TOKENIZER_TYPES
+from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
@@ -199,7 +199,8 @@ class DataOptions:
 class TokenizerFileOptions:
     """The files of the tokenizer."""
 
-    tokenizer_model: str | None = option_field(None, "a tokenizer that training has saved", "F")
+    tokenizer_model: str | None = option_field(
+        None, "a tokenizer that training has saved, or a model's tokenizer.json", "F")
     vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
@@ -266,7 +267,7 @@ class LlamaOptions:
                                       choices=NORMALIZATIONS)
     swiglu: bool = option_field(False, "the MLP has a gate: silu(x G) * x U, in place of the activation")
     ffn_hidden_size: int | None = option_field(
-        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "F")
+        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "N")
     group_query_attention: bool = option_field(
         False, "several heads of queries share a head of keys and values")
     num_query_groups: int | None = option_field(
