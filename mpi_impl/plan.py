@@ -8,14 +8,17 @@ the papers' clusters, benchmarks/predict.py with measurements on the machine at 
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import filled, option_field, parse_given
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.programs.presets import PRESETS
+from mpi_impl.programs.arguments import in_other_words
+from mpi_impl.programs.options import OPTIONS
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import ARCHITECTURES, ModelConfig, option
@@ -42,14 +45,14 @@ class ClusterOptions:
 class ModelSizeOptions:
     """The model."""
 
-    preset: str | None = option_field(None, "a model of the first paper; or give the sizes:",
+    preset: str | None = option_field(None, "a published model; or give the sizes:",
                                       choices=[name for models in PRESETS.values() for name in models])
     num_layers: int | None = option_field(None, metavar="L")
     hidden_size: int | None = option_field(None, metavar="H")
     num_attention_heads: int | None = option_field(None, metavar="A")
     seq_length: int | None = option_field(None, metavar="S")
-    vocab_size: int | None = option_field(None, f"default: {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT",
-                                          "V")
+    vocab_size: int | None = option_field(
+        None, f"default: the preset's, or {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT", "V")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +88,14 @@ def model_of(args: PlanOptions) -> ModelConfig:
     """Return the model of the preset, or of the sizes, which come first. Raises UserError if one is missing."""
     architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
     preset = PRESETS[architecture].get(args.preset or "", {})
-    given = {name: size for name in (*SIZES, "vocab_size") if (size := getattr(args, name)) is not None}
-    sizes: dict[str, int] = {"vocab_size": VOCABULARY[architecture]} | preset | given
-    if missing := [name for name in SIZES if name not in sizes]:
+    given = {name: size for name in SIZES if (size := getattr(args, name)) is not None}
+    if missing := [name for name in SIZES if name not in preset | given]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
-    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"], sizes["vocab_size"],
-                       sizes["seq_length"], architecture=architecture, heads=ARCHITECTURES[architecture][0])
+    options: Any = OPTIONS[architecture](**preset | given)
+    known = VOCABULARIES.get(args.preset or "", VOCABULARY[architecture])
+    words = known if args.vocab_size is None else args.vocab_size
+    return filled(ModelConfig, options, vocab_size=words, max_position_embeddings=options.seq_length,
+                  architecture=architecture, heads=ARCHITECTURES[architecture][0], **in_other_words(options))
 
 
 # ---- output ---------------------------------------------------------------------------------------------------------

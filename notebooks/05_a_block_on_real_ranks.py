@@ -403,7 +403,7 @@ print(f"those lines come on top: {ranks['again'][0] / ranks['sent'][0]:.0%}")
 # %%
 # %%ranks 4
 from reference.config import Recompute
-from reference.costs.activation_inventory import array_bytes
+from reference.costs.array_bytes import array_bytes
 
 def kept(cache):
     """Return the bytes in a block's cache."""

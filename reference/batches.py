@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reference.positions import take
+
 CHOICES = 4      # answers to a question
 
 
@@ -35,6 +37,12 @@ class GPTBatch(NamedTuple):
         """Return, for each head, the weights of its losses, in their shape."""
         return [np.ones_like(self.targets) if self.weights is None else self.weights]
 
+    def at(self, part) -> "GPTBatch":
+        """Return what is left for a rank with this SequencePart. Targets are dealt out like tokens: the target of a
+        chunk's last token is the first token of the next chunk, which another rank may have.
+        """
+        return GPTBatch(*(x if x is None else take(x, part.chunks) for x in self))
+
 
 class BERTBatch(NamedTuple):
     """Two pieces of text, `[CLS] A [SEP] B [SEP]`, with some tokens masked."""
@@ -45,6 +53,7 @@ class BERTBatch(NamedTuple):
     weights: Any        # int64 [b, s]: 1 where they must be predicted; 0 elsewhere
     lengths: Any        # int64 [b]: the length of each sample; the rest is padding
     swapped: Any        # int64 [b]: 1 where B stands before A in the text, else 0
+    counted: Any = None     # int64 [b], the weights of `swapped`; None: all are 1
 
     @staticmethod
     def width(seq_length: int) -> int:
@@ -53,7 +62,7 @@ class BERTBatch(NamedTuple):
 
     def pack(self):
         """Return the rows, int64 [b, width]."""
-        return np.concatenate([*self[:4], *(column[:, None] for column in self[4:])], 1)
+        return np.concatenate([*self[:4], *(column[:, None] for column in self[4:6])], 1)
 
     @classmethod
     def unpack(cls, rows) -> "BERTBatch":
@@ -64,7 +73,15 @@ class BERTBatch(NamedTuple):
 
     def weights_of_heads(self, heads) -> list:
         """Return, for each head, the weights of its losses, in their shape."""
-        return [self.weights if head == "lm" else np.ones_like(self.swapped) for head in heads]
+        counted = np.ones_like(self.swapped) if self.counted is None else self.counted
+        return [self.weights if head == "lm" else counted for head in heads]
+
+    def at(self, part) -> "BERTBatch":
+        """Return what is left for a rank with this SequencePart. Only one rank has the position that tells the order.
+        """
+        tokens, types, targets, weights = (take(x, part.chunks) for x in self[:4])
+        return BERTBatch(tokens, types, targets, weights, self.lengths, self.swapped,
+                         np.full_like(self.swapped, part.has_first_position))
 
 
 class ChoiceBatch(NamedTuple):
@@ -97,3 +114,14 @@ class ChoiceBatch(NamedTuple):
     def weights_of_heads(self, heads) -> list:
         """Return, for each head, the weights of its losses, in their shape."""
         return [self.weights]
+
+    def at(self, part) -> "ChoiceBatch":
+        """Return what is left for a rank with this SequencePart. Only one rank has the positions that are scored."""
+        tokens, types = (take(x, part.chunks) for x in self[:2])
+        return ChoiceBatch(tokens, types, self.lengths, self.answers, self.weights * part.has_first_position)
+
+
+def number_of_tokens(batch) -> int:
+    """Return the number of a batch's tokens, without padding."""
+    lengths = getattr(batch, "lengths", None)
+    return batch.tokens.size if lengths is None else lengths.sum()

@@ -23,6 +23,7 @@ def indices(shape, whole, first, like):
     """Return uint64 [shape], the row-major index in the whole array of each element of a shard.
 
     The whole array has the shape `whole` (whole[0] does not matter), and the shard begins at the coordinates `first`.
+    Along an axis a shard may be several runs of the whole, of one length: then `first` has a tuple of their beginnings.
     """
     index = np.zeros_like(like, shape=(1,) * len(shape), dtype=np.uint64)
     for axis, size in enumerate(whole):
@@ -30,9 +31,11 @@ def indices(shape, whole, first, like):
     return index
 
 
-def coordinates(shape, axis: int, first: int, like):
+def coordinates(shape, axis: int, first: int | tuple[int, ...], like):
     """Return uint64 [1, ..., shape[axis], ..., 1], the coordinates of a shard of this shape along one axis."""
-    along = np.arange(first, first + shape[axis], dtype=np.uint64, like=like)
+    starts = first if isinstance(first, tuple) else (first,)
+    n = shape[axis] // len(starts)
+    along = np.concatenate([np.arange(start, start + n, dtype=np.uint64, like=like) for start in starts])
     return along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 

@@ -17,10 +17,13 @@ another: draws that should be independent are the same t times over.
 """
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference import counter_rng
 from reference.config import ModelConfig
+from reference.positions import SequencePart
+
+FROM_THE_FIRST = slice(0, None)
 
 
 class Site(NamedTuple):
@@ -29,7 +32,7 @@ class Site(NamedTuple):
     key: tuple[int, int]     # stands for seed, step, layer and name
     rate: float              # the share that is dropped
     whole: tuple[int, ...]   # shape of the whole array; the global batch may be of any size, so whole[0] is 0
-    first: tuple[int, ...]   # coordinates, in the whole, of the array's first element
+    first: tuple[Any, ...]   # coordinates, in the whole, of the array's first element; of two chunks: both positions
 
     @property
     def threshold(self) -> int:
@@ -55,18 +58,22 @@ class Dropout:
     step: int
     sample: int = 0            # index, in the global batch, of the microbatch's first sample
     layer: int | None = None   # index in the whole model; None: outside the layers
+    part: SequencePart | None = None     # with context parallelism, the positions of the rank that draws
 
     def at(self, layer: int) -> "Dropout":
         """Return the Dropout of one layer."""
         return replace(self, layer=layer)
 
-    def hidden(self, name: str, first_position: int = 0) -> Site | None:
-        """Return the Site of an array [b, s, h] that begins at this position; None if nothing is dropped.
+    def hidden(self, name: str, positions: slice = FROM_THE_FIRST) -> Site | None:
+        """Return the Site of an array [b, s, h] of these positions; None if nothing is dropped.
 
         The whole array has the longest sequence that the model takes, so a mask does not depend on the batch's length.
+        With context parallelism the positions are those that the rank has, and may be two runs of the whole sequence.
         """
         whole = (0, self.c.max_position_embeddings, self.c.hidden_size)
-        return self.site(name, self.c.hidden_dropout, whole, (self.sample, first_position, 0))
+        starts = tuple(run.start for run in self.part.runs(positions)) if self.part else (positions.start,)
+        first = starts[0] if len(starts) == 1 else starts
+        return self.site(name, self.c.hidden_dropout, whole, (self.sample, first, 0))
 
     def attention(self, first_head: int = 0) -> Site | None:
         """Return the Site of probabilities [b, a, s, s] that begin at this head; None if nothing is dropped."""

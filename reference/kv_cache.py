@@ -2,7 +2,8 @@
 
 A new token attends to all tokens before it, but only through their keys and values; and those never change, since a
 token never attends to later ones. So they are kept, and each new token costs the work of one position, however many
-come before it. A rank keeps them for its own heads and its own layers: 2 b s h/t elements in each layer.
+come before it. A rank keeps them for its own heads and its own layers: 2 b s h/t elements in each layer, or with fewer
+heads of keys and values than of queries, 2 b s d max(1, g/t).
 """
 import numpy as np
 
@@ -16,7 +17,7 @@ class KVCache:
         self.length = 0     # positions so far
 
     def extend(self, k, v):
-        """Append n positions, [b, n, a/t, d] each; return all keys and values so far, [b, length, a/t, d]: views."""
+        """Append n positions, [b, n, g/t, d] each; return all keys and values so far, [b, length, g/t, d]: views."""
         first, self.length = self.length, self.length + k.shape[1]
         assert self.length <= self.k.shape[1], f"{self.length} positions, and room for {self.k.shape[1]}"
         self.k[:, first:self.length], self.v[:, first:self.length] = k, v
@@ -25,7 +26,7 @@ class KVCache:
 
 def empty_kv_cache(c, layers, positions, like, b=1, t=1):
     """Return an empty KVCache for each layer, by its number, for one of t ranks."""
-    return {layer: KVCache(b, positions, c.num_attention_heads // t, c.head_size, like) for layer in layers}
+    return {layer: KVCache(b, positions, max(1, c.groups // t), c.head_size, like) for layer in layers}
 
 
 def length_of(kv_cache):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference import counter_rng
+from reference.erf import erf
 
 
 def rows(x):
@@ -84,41 +85,19 @@ ACTIVATIONS = {"gelu": (gelu, gelu_backward), "gelu_exact": (gelu_exact, gelu_ex
                "relu": (relu, relu_backward)}
 
 
-# Rational functions for erf, by W. J. Cody, "Rational Chebyshev Approximations for the Error Function", 1969: in x^2
-# where |x| <= 0.46875, in |x| up to 4, in 1/x^2 beyond. Coefficients from the highest power down.
-ERF_SMALL = ((1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2,
-              3.20937758913846947e3),
-             (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3))
-ERFC_MIDDLE = ((2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1,
-                2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3,
-                1.23033935479799725e3),
-               (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
-                3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3))
-ERFC_LARGE = ((1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
-               1.60837851487422766e-2, 6.58749161529837803e-4),
-              (1.0, 2.56852019228982242e0, 1.87295284992346047e0, 5.27905102951428412e-1, 6.05183413124413191e-2,
-               2.33520497626869185e-3))
+def swiglu(x):
+    """Compute silu(gate) * up of x = [gate, up] [..., 2, f] -> [..., f], silu(z) = z sigmoid(z) (Shazeer 2020)."""
+    gate, up = x[..., 0, :], x[..., 1, :]
+    sigmoid = 0.5 * (1 + np.tanh(0.5 * gate))
+    return gate * sigmoid * up, (x, sigmoid)
 
 
-def erf(x):
-    """Compute the error function to the rounding of x's dtype. NumPy has none of its own."""
-    if hasattr(x, "erf"):                                             # exact numbers have one, of no particular values
-        return x.erf()
-    size = np.minimum(abs(x), 6)                                      # erf(6) is 1 in float64
-    middle, square = np.maximum(size, 0.46875), size * size
-    inverse = 1 / (middle * middle)
-    near = x * ratio(ERF_SMALL, np.minimum(square, 0.46875**2))
-    tail = np.where(size <= 4, ratio(ERFC_MIDDLE, middle),
-                    (1 / sqrt(pi) - inverse * ratio(ERFC_LARGE, inverse)) / middle)
-    return np.where(size <= 0.46875, near, np.sign(x) * (1 - np.exp(-square) * tail))
-
-
-def ratio(coefficients, x):
-    """Divide one polynomial by another, both by Horner's rule."""
-    numerator, denominator = (np.full_like(x, first) for first, *_ in coefficients)
-    for a, b in zip(coefficients[0][1:], coefficients[1][1:]):
-        numerator, denominator = numerator * x + a, denominator * x + b
-    return numerator / denominator
+def swiglu_backward(dy, cache):
+    """Return dx [..., 2, f] for dy [..., f]."""
+    x, sigmoid = cache
+    gate, up = x[..., 0, :], x[..., 1, :]
+    slope = sigmoid * (1 + gate * (1 - sigmoid))                      # of silu
+    return np.stack([dy * up * slope, dy * gate * sigmoid], -2)
 
 
 # ---- normalisation ------------------------------------------------------------------------------------------------
@@ -140,6 +119,21 @@ def layer_norm_backward(dy, weight, cache):
     # component along ones, nor along x - mean.
     dx = dnormed - dnormed.mean(-1, keepdims=True) - normed * (dnormed * normed).mean(-1, keepdims=True)
     return dx * inverse_std, rows(dy * normed).sum(0), rows(dy).sum(0)
+
+
+def rms_norm(x, weight, epsilon):
+    """Compute x / sqrt(mean of x^2 + epsilon) * weight, x [..., h], weight [h] (Zhang and Sennrich 2019)."""
+    inverse_rms = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+    normed = x * inverse_rms
+    return normed * weight, (normed, inverse_rms)
+
+
+def rms_norm_backward(dy, weight, cache):
+    """Return dx [..., h] and dweight [h] for dy [..., h]. But for epsilon, scaling x does not change the output."""
+    normed, inverse_rms = cache
+    dnormed = dy * weight
+    dx = dnormed - normed * (dnormed * normed).mean(-1, keepdims=True)
+    return dx * inverse_rms, rows(dy * normed).sum(0)
 
 
 def softmax(x):
@@ -197,7 +191,7 @@ class CoreInputs(NamedTuple):
     """The arguments of attention_core, from which it can be recomputed."""
 
     q: Any         # [b, s, a, d]
-    k: Any
+    k: Any         # [b, s, g, d]: head i of k and v serves heads i a/g to (i + 1) a/g - 1 of q
     v: Any
     causal: bool
     site: Any      # where dropout draws, or None
@@ -208,22 +202,25 @@ class AttentionCore(NamedTuple):
     """The arrays that attention's backward needs, heads before positions."""
 
     q: Any       # [b, a, s, d]
-    k: Any
+    k: Any       # [b, g, s, d]
     v: Any
     probs: Any   # [b, a, s, s], before dropout
     mask: Any    # a Mask of probs, or None
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
-    """Compute dropout(softmax(q k^T / sqrt(d))) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
+    """Compute dropout(softmax(q k^T / sqrt(d))) v for each head: q [b, s, a, d], k, v [b, s, g, d] -> [b, s, a, d].
 
-    d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position attends to
-    itself and to earlier ones. `site` is where dropout draws, or None: no dropout. The first lengths[i] positions of
-    sample i are real, at least one; the others are padding, and no query attends to them. Queries in the padding attend
-    to the real positions, but nothing uses their results. lengths is int64 [b], or None: all are real.
+    d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). Each head of k and v serves a group
+    of a/g neighbouring heads of q, one or several (Ainslie et al. 2023): their queries are like further positions. With
+    `causal`, a position attends to itself and to earlier ones. `site` is where dropout draws, or None: no dropout. The
+    first lengths[i] positions of sample i are real, at least one; the others are padding, and no query attends to them.
+    Queries in the padding attend to the real positions, but nothing uses their results. lengths is int64 [b], or None:
+    all are real.
     """
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
-    scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, s, d] @ [b, a, d, s] -> [b, a, s, s]
+    # [b, g, a/g s, d] @ [b, g, d, s] -> [b, a, s, s]
+    scores = by_heads(batched_matmul(by_groups(q, k), k.swapaxes(2, 3)), q) / sqrt(q.shape[-1])
     if causal:
         past = np.tril(np.ones_like(scores, shape=scores.shape[2:], dtype=bool))
         scores = np.where(past, scores, -np.inf)
@@ -232,69 +229,53 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
         scores = np.where(real[:, None, None], scores, -np.inf)
     probs = softmax(scores)
     dropped, mask = dropout(probs, site)
-    context = batched_matmul(dropped, v)                              # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
+    context = by_heads(batched_matmul(by_groups(dropped, v), v), q)   # [b, g, a/g s, s] @ [b, g, s, d] -> [b, a, s, d]
     return context.swapaxes(1, 2), AttentionCore(q, k, v, probs, mask)
 
 
-def attention_core_backward(dcontext, cache):
-    """Return dq, dk, dv, each [b, s, a, d], for dcontext [b, s, a, d]. Masked scores have probability 0 and gradient 0.
+def by_groups(x, k):
+    """View the heads of a group as one: x [b, a, s, n] -> [b, g, a/g s, n], for k [b, g, s, d]."""
+    return x.reshape(*k.shape[:2], -1, x.shape[-1])
 
-    The dropped probabilities are recomputed: of the arrays [b, a, s, s] only probs and the mask are kept. The paper's 5
-    a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an element for probs, 1 for the mask, and 2 for these.
+
+def by_heads(x, q):
+    """Invert by_groups: x [b, g, a/g s, n] -> [b, a, s, n], for q [b, a, s, d]."""
+    return x.reshape(*q.shape[:3], -1)
+
+
+def attention_core_backward(dcontext, cache):
+    """Return dq [b, s, a, d], dk and dv [b, s, g, d] for dcontext [b, s, a, d].
+
+    Masked scores have probability 0 and gradient 0. The dropped probabilities are recomputed: of the arrays [b, a, s,
+    s] only probs and the mask are kept. The paper's 5 a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an
+    element for probs, 1 for the mask, and 2 for these.
     """
     q, k, v, probs, mask = cache
-    dcontext = dcontext.swapaxes(1, 2)
-    dropped = masked(probs, mask)
+    dcontext, dropped = by_groups(dcontext.swapaxes(1, 2), v), by_groups(masked(probs, mask), v)
     # forward: context = dropped @ v
     ddropped, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(dropped.swapaxes(2, 3), dcontext)
     # forward: dropped = dropout(probs)
-    dprobs = dropout_backward(ddropped, mask)
+    dprobs = dropout_backward(by_heads(ddropped, q), mask)
     # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores)
-    dscores = softmax_backward(dprobs, probs) / sqrt(q.shape[-1])
-    dq, dk = batched_matmul(dscores, k), batched_matmul(dscores.swapaxes(2, 3), q)
+    dscores = by_groups(softmax_backward(dprobs, probs) / sqrt(q.shape[-1]), k)
+    dq, dk = by_heads(batched_matmul(dscores, k), q), batched_matmul(dscores.swapaxes(2, 3), by_groups(q, k))
     return tuple(x.swapaxes(1, 2) for x in (dq, dk, dv))
 
 
 def cached_attention(q, k, v):
-    """Compute causal attention_core for the last n positions of m: q [b, n, a, d], k, v [b, m, a, d] -> [b, n, a, d].
+    """Compute causal attention_core for the last n positions of m: q [b, n, a, d], k, v [b, m, g, d] -> [b, n, a, d].
 
     Generation needs it for a new token: q is its own, n = 1, while k and v come from the KV cache. Nothing is trained,
     so there is no backward and no cache for one.
     """
     n, m = q.shape[1], k.shape[1]
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, n, d] @ [b, a, d, m] -> [b, a, n, m]
+    # [b, g, a/g n, d] @ [b, g, d, m] -> [b, a, n, m]
+    scores = by_heads(batched_matmul(by_groups(q, k), k.swapaxes(2, 3)), q) / sqrt(q.shape[-1])
     past = np.tril(np.ones_like(scores, shape=(n, m), dtype=bool), m - n)
     probs = softmax(np.where(past, scores, -np.inf))
-    return batched_matmul(probs, v).swapaxes(1, 2)                    # [b, a, n, m] @ [b, a, m, d] -> [b, a, n, d]
-
-
-def rotary_cos_sin(s, size, like, base=10_000.0, first=0):
-    """Return cos and sin [s, 1, size/2] of the angle by which rope rotates pair i at position n: n / base^(2 i / size).
-
-    The s positions begin with `first`.
-    """
-    position = np.arange(first, first + s, dtype=np.float64, like=like).reshape(-1, 1, 1)
-    pair = np.arange(size // 2, dtype=np.float64, like=like)
-    angle = position * base ** (-2 * pair / size)
-    return np.cos(angle).astype(like.dtype), np.sin(angle).astype(like.dtype)
-
-
-def rotate(x, angles):
-    """Rotate the first dimensions of each head by its position (Su et al. 2021, section 3.2): x [b, s, a, d] -> same.
-
-    Pair i is (i, i + half), as in GPT-NeoX and Megatron. q k^T then depends only on the distance of two positions.
-    """
-    cos, sin = angles
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
-
-
-def rotate_backward(dy, angles):
-    """Rotate back: the transpose of a rotation is its inverse."""
-    cos, sin = angles
-    return rotate(dy, (cos, -sin))
+    # [b, g, a/g n, m] @ [b, g, m, d] -> [b, n, a, d]
+    return by_heads(batched_matmul(by_groups(probs, v), v), q).swapaxes(1, 2)
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------------------------

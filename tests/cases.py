@@ -91,9 +91,18 @@ class ExactCase(Case):
         return random_array(shape, self.seed, what)
 
 
+def random_numbers(seed: int, what: str, shape, exact: bool = False):
+    """Draw float64 of order 1, or exact numbers, independently for each name."""
+    if exact:
+        return random_array(shape, seed, what)
+    return np.random.default_rng([seed, *what.encode()]).normal(size=shape)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The parallelism of a case beside t: the pipeline, the replicas, and the states that each keeps."""
+    """The parallelism of a case beside t: the pipeline, the replicas, the states that each keeps, and c ranks for the
+    positions of each sample.
+    """
 
     p: int = 1
     schedule: str = "1f1b"
@@ -103,6 +112,9 @@ class Plan:
     zero_stage: int = 0
     cpu_offload: bool = False
     recompute: Recompute = KEEP_ALL
+    c: int = 1
+    cp_comm_type: str = "p2p"
+    e: int = 1
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
         return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
@@ -110,7 +122,9 @@ class Plan:
                                         scatter_gather_tensors_in_pipeline=self.scatter_gather,
                                         ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
                                         cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
-                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
+                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
+                                        context_parallel_size=self.c, cp_comm_type=self.cp_comm_type,
+                                        expert_model_parallel_size=self.e)
 
 
 def take(batch, samples: slice):

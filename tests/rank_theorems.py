@@ -9,20 +9,20 @@ import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
-from mpi_impl.layers import attention, block, cross_entropy, embedding, heads, linear, mlp
+from mpi_impl.layers import block, branches, cross_entropy, embedding, heads, linear
 from mpi_impl.models import model
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
 from reference.layer_context import LayerContext
-from reference.layers import (attention as textbook_attention, block as textbook_block,
+from reference.layers import (block as textbook_block, branches as textbook_branches,
                               cross_entropy as textbook_cross_entropy, embedding as textbook_embedding,
-                              heads as textbook_heads, linear as textbook_linear, mlp as textbook_mlp)
+                              heads as textbook_heads, linear as textbook_linear)
 from reference.models import model as textbook_model
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
 from tests.cases import KEEP_ALL, Case, close, trees_close
-from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream
+from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream, with_mask
 
 
 def as_is(x):
@@ -128,36 +128,37 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    act, tensors = case.model.activation, textbook_mlp.mlp_tensors(case.model)
+    c, tensors = case.model, textbook_branches.mlp_branch_tensors(case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_mlp.mlp_forward(x, p, act)
-        return p, x, dy, y, *textbook_mlp.mlp_backward(dy, p, cache, act)
+        y, cache = textbook_branches.mlp_branch_forward(x, p, c)
+        return p, x, dy, y, *textbook_branches.mlp_branch_backward(dy, p, cache, c)
 
     p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = mlp.mlp_forward(share.outside(x), share.p, act, share.region)
-    dx_mine = mlp.mlp_backward(share.outside(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
+    y_mine, cache = branches.mlp_branch_forward(share.outside(x), share.p, c, share.region)
+    dx_mine = branches.mlp_branch_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate,
+                                           share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
 def attention_equals_whole(group, case: Case, causal=True, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
-    tensors = textbook_attention.attention_tensors(case.model)
+    c, tensors = with_mask(case.model, causal), textbook_branches.attention_branch_tensors(case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_attention.attention_forward(x, p, causal, context_of(case))
-        return p, x, dy, y, *textbook_attention.attention_backward(dy, p, cache)
+        y, cache = textbook_branches.attention_branch_forward(x, p, c, context_of(case))
+        return p, x, dy, y, *textbook_branches.attention_branch_backward(dy, p, cache)
 
     p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, share.region,
-                                                context_of(case, recompute, wrap))
-    dx_mine = attention.attention_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
-                                           share.region)
+    y_mine, cache = branches.attention_branch_forward(share.outside(x), share.p, c, share.region,
+                                                      context_of(case, recompute, wrap))
+    dx_mine = branches.attention_branch_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
+                                                 share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)

@@ -18,7 +18,7 @@ FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
 FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTBOOK / folder).glob("[!_]*.py"))]
 TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
 
-ONLY_ON_RANKS = {"region", "group", "grads", "sink", "reason"}   # where to send, and why; where gradients go
+ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason"}   # where to send, why; where gradients go
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
@@ -28,13 +28,21 @@ WITHOUT = {"embedding_backward": "p"}
 # The names that stand in one of two twin files alone, and the reason. Beside these, the machine's file may import a
 # name from the textbook's; and it needs no declarations of tensors, which the layout of a rank's buffers reads.
 ALONE = {
+    "comm.expert_parallel": {
+        "ends_of_ranks": "MPI takes lengths of messages",
+        "counts_of_ranks rows_between_ranks": "the textbook has all ranks' counts in a list",
+    },
     "comm.mappings": {
+        "WithinRegion": "an expert is an MLP inside a region; the textbook applies one MLP after the other to its rows",
+        "TensorParallelRegion.parts_of_a_sum SequenceParallelRegion.parts_of_a_sum":
+            "the machine's Trainer sums up each rank's losses once a step",
         "region_of": "the textbook's callers choose a region themselves",
         "TensorParallelRegion.gather TensorParallelRegion.gather_backward SequenceParallelRegion.gather "
         "SequenceParallelRegion.gather_backward": "the textbook has all ranks' logits in a list",
         "TensorParallelRegion.length SequenceParallelRegion.length": "a rank has one shard, and asks for the length",
         "TensorParallelRegion.complete SequenceParallelRegion.complete":
             "the machine's ModelState completes the gradients of all replicated tensors in one call",
+        "each_complete sum_over_copies": "steps of `complete`",
     },
     "generation.decoding": {
         "allowed_tokens": "a step of the textbook's next_token, which the machine calls through Sampling",
@@ -46,11 +54,29 @@ ALONE = {
         "add_branch_and_norm": "two steps of the textbook's block_forward: one kernel on a GPU",
         "local_site": "a step of the textbook's add_branch, which the machine has twice",
     },
+    "layers.context_attention": {
+        "ContextPart PartCache part_of": "one rank's positions, and its group",
+        "arrived with_others": "what a rank has posted",
+        "unzip": "of lists over ranks",
+        "averaged_attention blocks_apart": "the wrong way",
+    },
     "layers.cross_entropy": {
         "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",
         "softmax_minus_target": "it is a kernel",
     },
+    "layers.experts": {
+        "losses_of_whole losses_of_positions": "a rank may have some positions of every sequence",
+        "dealt_experts_forward dealt_experts_backward": "one function on ranks, over t and e",
+        "sum_of_copies": "the machine's ModelState completes the gradients of all tensors",
+        "averaged_gradients": "the wrong way",
+    },
     "layers.embedding": {"position_gradient token_type_gradient": "the whole layer and its shards share them"},
+    "layers.gated_mlp": {"side_by_side_mlp_forward": "the wrong way"},
+    "layers.grouped_attention": {
+        "grouped_heads_forward": "the whole layer and each shard share it; a rank has only one shard",
+        "add_bias": "the machine adds a bias in place",
+        "add_bias_gradient": "a step of the machine's, which adds to gradients that are there",
+    },
     "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
     "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
     "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},
@@ -64,7 +90,10 @@ ALONE = {
     "parallel.data_parallel": {
         "samples_of": "the machine imports it elsewhere",
         "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
+        "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
+        "mean_of_means": "the wrong way",
         "Gradients": "one replica's gradients, summed while the backward goes on",
+        "group_of reason_of": "where a bucket is summed, and why",
     },
     "parallel.pipeline": {
         "pipeline_gradients in_time tie": "all stages, in the order of time",
@@ -79,6 +108,8 @@ ALONE = {
     },
     "training.trainer": {
         "loss_and_gradients": "on ranks a schedule's actions compute both",
+        "auxiliary_losses Trainer.auxiliary_losses Trainer.whole_auxiliary_losses":
+            "a rank sees some samples of the global batch",
         "Trainer.update": "the machine's Adam",
         "Trainer.in_format": "the machine's ModelState holds rounded weights beside the master weights",
         "StepResult": "a rank's results have more fields than fit into a tuple",
@@ -94,6 +125,7 @@ OTHER_ARGUMENTS = {
         "generate": "a Replica has the parameters and the ModelConfig of its rank",
         "next_token": "the textbook's maps logits to a token; the machine's asks the last stage for it",
     },
+    "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
     "training.trainer": {
         "Trainer": "a ModelState has the model, the seed and the precision of its rank",
         "Trainer.step": "a replica gets its own microbatches, and finds out itself that a step must be skipped",

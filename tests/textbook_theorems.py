@@ -5,11 +5,13 @@ import numpy as np
 
 from reference.batches import GPTBatch
 from reference.config import Recompute
-from reference.layer_context import LayerContext
-from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
-                                        sharded_attention_backward, sharded_attention_forward)
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
+from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
+                                       mlp_branch_backward, mlp_branch_forward, mlp_branch_tensors,
+                                       sharded_attention_branch_backward, sharded_attention_branch_forward,
+                                       sharded_mlp_branch_backward, sharded_mlp_branch_forward)
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward, gathered_cross_entropy,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward,
                                             unsafe_cross_entropy)
@@ -21,11 +23,10 @@ from reference.layers.heads import (masked_lm_backward, masked_lm_forward, maske
 from reference.layers.linear import (column_parallel_tensors, linear_backward, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
-from reference.layers.mlp import mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
 from reference.models.bert import sharded_bert_backward, sharded_bert_forward
 from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.ops import rotary_cos_sin
+from reference.models.stage import stage_rotary
 from reference.parallel.data_parallel import data_parallel_gradients
 from reference.params import join, leaves, split, tree_map
 from reference.training.trainer import loss_and_gradients
@@ -67,15 +68,15 @@ def row_parallel_equals_whole(case: Case, tolerance=1e-11):
 
 
 def mlp_equals_whole(case: Case, tolerance=1e-11):
-    """Check the MLP by columns, then rows."""
-    c, tensors = case.model, mlp_tensors(case.model)
+    """Check the MLP by columns, then rows; with a gate, or without."""
+    c, tensors = case.model, mlp_branch_tensors(case.model)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = mlp_forward(x, p, c.activation)
-    dx, grads = mlp_backward(dy, p, cache, c.activation)
+    y, cache = mlp_branch_forward(x, p, c)
+    dx, grads = mlp_branch_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    ys, caches = sharded_mlp_forward(spread(x, case), shards, c.activation, case.region)
-    dxs, shard_grads = sharded_mlp_backward(spread(dy, case), shards, caches, c.activation, case.region)
+    ys, caches = sharded_mlp_branch_forward(spread(x, case), shards, c, case.region)
+    dxs, shard_grads = sharded_mlp_branch_backward(spread(dy, case), shards, caches, c, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
@@ -83,19 +84,25 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
 
 def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute = KEEP_ALL, tolerance=1e-11):
     """Check that attention sharded by heads equals the whole one, with the core's cache kept or recomputed."""
-    tensors = attention_tensors(case.model)
+    c, tensors = with_mask(case.model, causal), attention_branch_tensors(case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
     context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
-    y, cache = attention_forward(x, p, causal, context)
-    dx, grads = attention_backward(dy, p, cache)
+    y, cache = attention_branch_forward(x, p, c, context)
+    dx, grads = attention_branch_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
-    ys, caches = sharded_attention_forward(spread(x, case), shards, causal, case.region,
-                                           context._replace(recompute=recompute))
-    dxs, shard_grads = sharded_attention_backward(spread(dy, case), shards, caches, case.region)
+    ys, caches = sharded_attention_branch_forward(spread(x, case), shards, c, case.region,
+                                                  context._replace(recompute=recompute))
+    dxs, shard_grads = sharded_attention_branch_backward(spread(dy, case), shards, caches, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
+
+
+def with_mask(c, causal: bool):
+    """Return a config like c whose attention is causal, or is not."""
+    return c if c.causal == causal else replace(c, architecture="gpt" if causal else "bert", heads=("lm",),
+                                                untie_embeddings_and_output_weights=False)
 
 
 def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
@@ -168,7 +175,7 @@ def masked_lm_equals_whole(case: Case):
     close(collect(dxs, case), dx)
     found = [dict(head=dhead, word=dword) for dhead, dword in zip(dheads, dwords, strict=True)]
     gradients_equal(found, {"head": dhead, "word": dword}, tensors, case)
-    padding_gets_nothing(case.region.complete(found, tensors), tensors, case.t)
+    shards_are_of_one_whole(case.region.complete(found, tensors), tensors, case.t)
 
 
 def losses_agree(case: Case, scale: float = 1.0):
@@ -201,7 +208,7 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     for one, loss in zip(found, losses, strict=True):
         close(one, loss)
     trees_close(join(shard_grads, tensors), grads, 1e-10)
-    padding_gets_nothing(shard_grads, tensors, case.t)
+    shards_are_of_one_whole(shard_grads, tensors, case.t)
 
 
 def sharded_model_forward(batch, shards, c, region, context):
@@ -271,22 +278,30 @@ def gradients_are_derivatives(case: Case):
     # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
     c = replace(case.model, activation="gelu", layernorm_epsilon=0.1)
     p, batch, rng = case.params(model_tensors(c)), case.batch("", case.b), np.random.default_rng(case.seed)
-    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
+    context = LayerContext(case.dropout, auxiliary=AuxiliaryLosses(2, 3))
+    losses, cache = model_forward(None, p, c, batch, context)
     dlosses, step = upstream(case, losses), 1e-5
     _, grads = model_backward(dlosses, p, cache, c)
 
     def loss_beside(x, direction):
         saved = x.copy()
         x += direction
-        losses, _ = model_forward(None, p, c, batch, LayerContext(case.dropout))
+        losses, _ = model_forward(None, p, c, batch, context)
         x[...] = saved
-        return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses))
+        return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses)) + auxiliary_loss(context, c)
 
     for (name, x), (_, grad) in zip(leaves(p), leaves(grads), strict=True):
         for direction in (rng.normal(size=x.shape), one_place(rng, x.shape)):
             numeric = (loss_beside(x, step * direction) - loss_beside(x, -step * direction)) / (2 * step)
             exact = (grad * direction).sum()
             assert abs(numeric - exact) < 1e-5 * max(1, abs(exact)), f"{name}: {exact}, but measured {numeric}"
+
+
+def auxiliary_loss(context, c):
+    """Return the losses of experts, times their coefficients: 0 without experts."""
+    if c.experts is None:
+        return 0
+    return np.dot(context.auxiliary.total, [c.experts.moe_aux_loss_coeff, c.experts.moe_z_loss_coeff])
 
 
 def one_place(rng, shape):
@@ -326,13 +341,11 @@ def gradients_equal(shard_grads, grads, tensors, case: Case, tolerance=1e-11):
     """Assert that the ranks' gradients join to the whole ones, once those of replicated tensors are complete."""
     complete = case.region.complete(shard_grads, tensors)
     trees_close(join(complete, tensors), grads, tolerance)
-    for mine in complete:
-        tree_map(lambda tensor, first, other: tensor.split is not None or assert_identical([first, other]),
-                 tensors, complete[0], mine)
+    shards_are_of_one_whole(complete, tensors, case.t)
 
 
-def padding_gets_nothing(shards, tensors, t):
-    """Assert that `join` drops only zeros from the ranks' shards: splitting the whole gives them back."""
+def shards_are_of_one_whole(shards, tensors, t):
+    """Assert that splitting the whole gives the ranks' shards back: copies are identical, and padding gets nothing."""
     for again, shard in zip(split(join(shards, tensors), tensors, t), shards, strict=True):
         trees_close(shard, again, 0.0)
 
@@ -360,4 +373,4 @@ def token_types_of(case: Case):
 def rotary_of(case: Case):
     """Return rope's cos and sin, or None where positions are learned."""
     c = case.model
-    return rotary_cos_sin(case.s, c.rotary_size, np.empty(0)) if c.position_embedding_type == "rope" else None
+    return stage_rotary(np.empty(0), c, [slice(0, case.s)])

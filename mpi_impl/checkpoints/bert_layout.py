@@ -44,7 +44,7 @@ def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Te
         return [place(theirs, tensor, transposed)]
     h = tensor.shape[-2] * tensor.shape[-1]
     shape = (h, h) if transposed else (h,)
-    return [TensorPlace(theirs.format(which), shape, axis=0, length=h, transposed=transposed, qkv=i)
+    return [TensorPlace(theirs.format(which), shape, axis=0, length=h, transposed=transposed, part=i, heads=True)
             for i, which in enumerate(QKV)]
 
 

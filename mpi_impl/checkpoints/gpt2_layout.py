@@ -36,7 +36,7 @@ def places(name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
         return [place(theirs, tensor)]
     *before, _, a, d = tensor.shape
     h, shape = a * d, (*before, 3 * a * d)                                 # [h, 3h], or of the bias [3h]
-    return [TensorPlace(theirs, shape, len(shape) - 1, i * h, h, qkv=i) for i in range(3)]
+    return [TensorPlace(theirs, shape, len(shape) - 1, i * h, h, part=i, heads=True) for i in range(3)]
 
 
 GPT2 = TransformersLayout(
@@ -53,6 +53,8 @@ GPT2 = TransformersLayout(
         "scale_attn_by_inverse_layer_idx": (False, "that attention's scores are also divided by the layer's number"),
         "reorder_and_upcast_attn": (False, "in which format attention's scores are computed"),
         "add_cross_attention": (False, "that each layer also attends to another model's output")},
-    options={"position_embedding_type": "learned_absolute", "apply_residual_connection_post_layernorm": False},
+    options={"position_embedding_type": "learned_absolute", "apply_residual_connection_post_layernorm": False,
+             "normalization": "LayerNorm", "swiglu": False, "ffn_hidden_size": None, "num_query_groups": None,
+             "kv_channels": None, "add_qkv_bias": False, "qk_layernorm": False},
     places=places, prefix="transformer.", heads=("lm_head.",), twins={"lm_head.weight": "wte.weight"},
     buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # the causal masks

@@ -1,7 +1,7 @@
 """Weights in Hugging Face's layout: model.safetensors, read by ranks and written from ranks.
 
 Nothing is ever unpickled, and no rank ever holds more of the model than its own shard and one tensor. The place of each
-tensor in the files: gpt2_layout.py and bert_layout.py.
+tensor in the files: gpt2_layout.py, llama_layout.py and bert_layout.py.
 
 `transformers` is not needed for any of this. The tests prove against it that both compute the same.
 """
@@ -154,7 +154,7 @@ class Weights:
         """Return tensor-parallel rank `rank`'s shard of a tensor, [segment.shape]; padding is 0."""
         x = np.zeros(segment.shape, dtype)
         for place in self.places(segment):
-            part, there = place.shard_and_place(x, rank)
+            part, there = place.shard_and_place(x, rank // segment.copies)
             if part.size:
                 part[...] = self.slice(place.name)[there]
         return x
@@ -247,7 +247,7 @@ def gather_tensors(trainer: Trainer) -> Iterator:
         with trainer.ledger.phase("saving"):
             if world.rank == 0:
                 shape = tensor.local_shape(t)
-                shards = np.empty((t, prod(shape)), trainer.state.main.dtype)    # of a replicated tensor only the first
+                shards = np.empty((t, prod(shape)), trainer.state.main.dtype)    # of copies only the first
                 receives = [world.post_receive(shards[part, place], rank, 0, "weights to save")
                             for rank, theirs in enumerate(where) for other, part, place in theirs if other == name]
             for piece in trainer.state.saved:
@@ -256,7 +256,7 @@ def gather_tensors(trainer: Trainer) -> Iterator:
             for receive in receives:
                 receive.wait()
         if world.rank == 0:
-            sources = shards if tensor.split is not None else shards[:1]
+            sources = shards[::tensor.copies(t)]
             yield from join_shards([shard.reshape(shape) for shard in sources], places)
 
 
@@ -265,7 +265,7 @@ def join_shards(shards: list, places: list[TensorPlace]) -> Iterator:
     for (_, shape), parts in groupby(places, lambda place: (place.name, place.shape)):
         whole = np.empty(shape, shards[0].dtype)
         for place in parts:
-            for rank, shard in enumerate(shards):
-                part, there = place.shard_and_place(shard, rank)
+            for number, shard in enumerate(shards):
+                part, there = place.shard_and_place(shard, number)
                 whole[there] = part
         yield whole

@@ -12,6 +12,7 @@ from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
 from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
+from mpi_impl.checkpoints.llama_layout import LLAMA, MISTRAL, QWEN_2, QWEN_3
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
 from mpi_impl.runtime.formats import Object, read_json
@@ -19,7 +20,7 @@ from reference.config import ModelConfig, option
 from reference.errors import UserError
 
 CONFIG = "config.json"
-LAYOUTS = {layout.model_type: layout for layout in (GPT2, BERT, MEGATRON_BERT)}
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, BERT, MEGATRON_BERT)}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
@@ -64,14 +65,15 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
         if type(other) is not type(value) or other != value:
             raise UserError(f"{path} says that {name} is {other!r}, but here it can only be {value}: it says "
                             f"{meaning}.")
-    (width, default), hidden = layout.mlp_width, layout.same["hidden_size"]
-    if found.get(width, default) not in (None, 4 * config[hidden]):
-        raise UserError(f"{path} says that {width} is {found.get(width, default)!r}, but here the MLP is 4 x {hidden} "
-                        f"= {4 * config[hidden]} wide.")
-    if config[layout.activation] not in ACTIVATIONS:
+    if layout.mlp_width:
+        (width, default), hidden = layout.mlp_width, layout.same["hidden_size"]
+        if found.get(width, default) not in (None, 4 * config[hidden]):
+            raise UserError(f"{path} says that {width} is {found.get(width, default)!r}, but here the MLP is 4 x "
+                            f"{hidden} = {4 * config[hidden]} wide.")
+    if layout.activation and config[layout.activation] not in ACTIVATIONS:
         raise UserError(f"{path} says that {layout.activation} is {config[layout.activation]!r}, but here it must be "
                         f"one of {', '.join(ACTIVATIONS)}.")
-    return config | {"model_type": layout.model_type}
+    return config | {"model_type": layout.model_type, "derived": layout.derive(path, found, config)}
 
 
 def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
@@ -129,17 +131,26 @@ def adopt_options(folder: str, architecture: str, given: Mapping[str, Any]) -> d
     if others and tokenizer:
         tokenizer = {"tokenizer_type": tokenizer["tokenizer_type"]}
     return model | fewer_heads(layout, found) | tokenizer | {
-        "hidden_dropout": shares.pop(), "attention_dropout": config[layout.attention_dropout]}
+        "hidden_dropout": shares.pop() if shares else 0.0, "attention_dropout": config[layout.attention_dropout]}
 
 
 def model_options(config: dict[str, Any]) -> dict[str, Any]:
     """Return the options that determine the model. (Its vocabulary is the tokenizer's.)"""
     layout = LAYOUTS[config["model_type"]]
-    options = {ours: config[theirs] for ours, theirs in layout.same.items()} | layout.options
-    options["activation"] = ACTIVATIONS[config[layout.activation]]
+    options = {ours: config[theirs] for ours, theirs in layout.same.items()} | layout.options | config["derived"]
+    if layout.activation:
+        options["activation"] = ACTIVATIONS[config[layout.activation]]
     if "tie_word_embeddings" in config:
         options["untie_embeddings_and_output_weights"] = not config["tie_word_embeddings"]
     return options
+
+
+def model_of(config: dict[str, Any], **others: Any) -> ModelConfig:
+    """Return the model of a config.json; `others` are further fields. Raise UserError for sizes that do not fit."""
+    fields = model_options(config)
+    fields.pop("group_query_attention", None)
+    fields["add_bias_linear"] = not fields.pop("disable_bias_linear", False)
+    return ModelConfig(vocab_size=config["vocab_size"], **fields | others)
 
 
 def fewer_heads(layout: TransformersLayout, found: dict[str, Any]) -> dict[str, bool]:
@@ -153,19 +164,22 @@ def describe_field(config: dict[str, Any], name: str) -> str:
     layout = LAYOUTS[config["model_type"]]
     if name in layout.options:
         return f"that model_type is {layout.model_type}, where it is {layout.options[name]}"
-    others = {"activation": layout.activation, "untie_embeddings_and_output_weights": "tie_word_embeddings"}
+    if name in layout.derived:
+        return f"by its {layout.derived[name]} that it is {config['derived'][name]}"
+    others = {"activation": layout.activation or "", "untie_embeddings_and_output_weights": "tie_word_embeddings"}
     theirs = (layout.same | others)[name]
-    return f"that {theirs} is {config[theirs]}"
+    return f"that {theirs} is {config[str(theirs)]}"
 
 
 def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
     """Raise UserError if the tokenizer's tokens differ from the model's, in number or in the folder's list."""
     layout, found = layout_in(folder)
     size = found.get("vocab_size", layout.fields["vocab_size"])
+    kind = ("HuggingFaceTokenizer with --tokenizer-model" if layout.derived else
+            "GPT2BPETokenizer with --vocab-file and --merge-file")
     advice = "Give the tokenizer that the model was trained with: --tokenizer-type " + (
         "BertWordPieceLowerCase or BertWordPieceCase with --vocab-file." if layout.architecture == "bert" else
-        "GPT2BPETokenizer with --vocab-file and --merge-file, or for ids without text --tokenizer-type NullTokenizer "
-        f"--vocab-size {size - 1}.")
+        f"{kind}, or for ids without text --tokenizer-type NullTokenizer --vocab-size {size - 1}.")
     if tokenizer.vocab_size != size:
         raise UserError(f"{os.path.join(folder, CONFIG)} says that vocab_size is {size}, but the {tokenizer.name} has "
                         f"{tokenizer.vocab_size:,} tokens. {advice}")
@@ -177,25 +191,26 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
 
 def check_expressible(args: Any, architecture: str) -> None:
     """Raise UserError for a model that transformers cannot express."""
-    layouts = layouts_of(architecture)
-    if not all(different := [differences(layout, vars(args)) for layout in layouts]):
-        return
-    name = different[0][0]
-    raise UserError(f"--save-hf writes a {layouts[0].model_type}, where {option(name)} is {layouts[0].options[name]}, "
-                    f"but it is {getattr(args, name)}. Leave one of the two out.")
+    layout = min(layouts_of(architecture), key=lambda layout: len(differences(layout, vars(args))))
+    for name in differences(layout, vars(args)):
+        raise UserError(f"--save-hf writes a {layout.model_type}, where {option(name)} is {layout.options[name]}, but "
+                        f"it is {getattr(args, name)}. Leave one of the two out.")
 
 
 def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
     """Return the fields of config.json, for weights that are written in this dtype."""
     layout = layout_of(model)
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
-    width, default = layout.mlp_width
+    chosen: dict[str, Any] = {}
+    if layout.activation:
+        chosen[layout.activation] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
+    if layout.mlp_width:
+        width, default = layout.mlp_width
+        chosen[width] = None if default is None else 4 * model.hidden_size
     return {
         "architectures": [class_of(model)], "model_type": layout.model_type, "dtype": dtype,
         **{name: value for name, (value, _) in layout.fixed.items()},
-        **{theirs: getattr(model, ours) for ours, theirs in layout.same.items()},
-        width: None if default is None else 4 * model.hidden_size,
-        "vocab_size": model.vocab_size, layout.activation: activation,
+        **{theirs: getattr(model, ours) for ours, theirs in layout.same.items()}, **chosen, **layout.write(model),
+        "vocab_size": model.vocab_size,
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(layout.hidden_dropout, model.hidden_dropout), layout.attention_dropout: model.attention_dropout,
         "initializer_range": model.init_method_std, **special_tokens(layout, tokenizer)}

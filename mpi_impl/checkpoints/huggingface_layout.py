@@ -1,5 +1,6 @@
 """The layouts of Hugging Face's `transformers`: the place of each tensor of ours in its files, and the names of our
-options in its config.json. There is one layout for GPT-2 (gpt2_layout.py), and two for BERT (bert_layout.py).
+options in its config.json. There is one layout for GPT-2 (gpt2_layout.py), two for BERT (bert_layout.py), and one that
+Llama, Mistral and Qwen share (llama_layout.py).
 
 The numbers are the same, but a matrix may be transposed, and one tensor of ours may be three of theirs, or a part of
 one. A view of our array always has the numbers in their order, so that one assignment copies a rank's shard from a
@@ -9,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from reference.config import ModelConfig
 from reference.params import Tensor
 
 
@@ -21,21 +23,24 @@ class TensorPlace(NamedTuple):
     first: int = 0                 # the start of this part along the axis
     length: int = 0                # and its length
     transposed: bool = False       # whether our matrix [n, m] is [m, n] there
-    qkv: int | None = None         # 0, 1, 2 for q, k, v, which are parts of our w_qkv or b_qkv
+    part: int | None = None        # 0, 1, 2 for q, k, v, which are parts of our w_qkv, or gate and up of our w_in
+    heads: bool = False            # whether our last two axes, heads and their columns, are one axis there
 
-    def shard_and_place(self, shard, rank: int) -> tuple[Any, tuple[slice, ...]]:
-        """Return a view of this part of rank `rank`'s shard of our tensor, and its place in the tensor of the file.
+    def shard_and_place(self, shard, number: int) -> tuple[Any, tuple[slice, ...]]:
+        """Return a view of this part of our tensor's shard of this number, and its place in the tensor of the file.
 
         Padding, at the end of the last shards, is not in the file, and so not in the view.
         """
-        if self.qkv is not None:                                       # [h, 3, a/t, d] -> [h, a/t d]
-            shard = shard[..., self.qkv, :, :].reshape(*shard.shape[:-3], -1)
+        if self.part is not None:                                      # [h, 3, a/t, d] -> [h, a/t, d]
+            shard = shard[..., self.part, :, :] if self.heads else shard[..., self.part, :]
+        if self.heads:                                                 # [h, a/t, d] -> [h, a/t d]
+            shard = shard.reshape(*shard.shape[:-2], -1)
         if self.transposed:
             shard = shard.T
         if self.axis is None:
             return shard, (slice(None),)
         length, before = shard.shape[self.axis], (slice(None),) * self.axis
-        start = min(rank * length, self.length)
+        start = min(number * length, self.length)
         stop = min(start + length, self.length)
         return shard[(*before, slice(stop - start))], (*before, slice(self.first + start, self.first + stop))
 
@@ -48,6 +53,14 @@ def place(name: str, tensor: Tensor, transposed: bool = False) -> TensorPlace:
     return TensorPlace(name, shape, axis, length=0 if axis is None else shape[axis], transposed=transposed)
 
 
+def no_options(path: str, found: dict, config: dict) -> dict[str, Any]:
+    return {}
+
+
+def no_fields(model: ModelConfig) -> dict[str, Any]:
+    return {}
+
+
 class TransformersLayout(NamedTuple):
     """The layout of one kind of model in transformers."""
 
@@ -56,10 +69,10 @@ class TransformersLayout(NamedTuple):
     classes: dict[tuple[str, ...], str]              # transformers' class, by the model's heads
     # config.json: its names for our options,
     same: dict[str, str]                             # its field for an option that says the same
-    activation: str                                  # and for nearly the same: the MLP's activation,
+    activation: str | None                           # and for nearly the same: the MLP's activation, if it varies,
     hidden_dropout: tuple[str, ...]                  # several fields that are one option here,
     attention_dropout: str
-    mlp_width: tuple[str, int | None]                # that of the MLP's width, which is 4 h here, and its default
+    mlp_width: tuple[str, int | None] | None         # that of the MLP's width, and its default, if it must be 4 h
     fields: dict[str, Any]                           # all these with transformers' defaults, and of their types
     fixed: dict[str, tuple[Any, str]]                # fields with the only value allowed, and their meaning
     options: dict[str, Any]                          # ours, which follow from the model_type
@@ -69,6 +82,10 @@ class TransformersLayout(NamedTuple):
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these
     buffers: re.Pattern                              # older versions' tensors that are no parameters
+    # config.json again: options that are not there in their own form,
+    derived: dict[str, str] = {}                                        # each with the field that says it,
+    derive: Callable[[str, dict, dict], dict[str, Any]] = no_options    # of a file: its path, its content, `fields`,
+    write: Callable[[ModelConfig], dict[str, Any]] = no_fields          # and the fields for a model
 
     def full_name(self, name: str) -> str:
         """Add the prefix to a name."""

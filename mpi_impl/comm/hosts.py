@@ -6,6 +6,7 @@ divides the number of ranks on each.
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 MOST = 8        # hosts that are listed by name
 
@@ -62,9 +63,12 @@ def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
     edge carries the same number of bytes: so (edges between hosts)/n of the group's traffic crosses, and that is the
     mean over its ranks. A broadcast begins at its root and does without the one edge that leads back there.
     (MPI may choose trees instead. NCCL orders its rings so that each host is entered once and left once: that is this
-    ring, where hosts are filled one after the other.)
+    ring, where hosts are filled one after the other.) In an all-to-all every rank sends as much to each other one.
     """
-    edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
+    if operation in ("all_to_all", "all_to_all_rows"):
+        edges = list(permutations(hosts, 2))
+    else:
+        edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
     return sum(source != target for source, target in edges) / max(len(edges), 1)
 
 

@@ -19,8 +19,8 @@ from reference.comm.ring import RING
 class Entry(NamedTuple):
     """The properties that the calls of one line of the ledger have in common."""
 
-    operation: str    # all_reduce, all_gather, reduce_scatter, broadcast, send
-    group: str        # world, tensor, data, pipeline, embedding, model
+    operation: str    # all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_rows, broadcast, send
+    group: str        # world, tensor, context, data, replicas, pipeline, embedding, model
     group_size: int   # ranks in the group
     phase: str        # forward, backward, optimizer, ...
     reason: str       # what needed it: 'attention output', 'loss: maximum', ...

@@ -55,7 +55,7 @@ def load_replica(model: ModelConfig, topology: Topology, like, read: Read) -> Re
     stages = stages_of_all[topology.place.pipeline]
     tensors = model_tensors(model, layers_of_rank(stages))
     layout = layout_of(tensors, topology.config)
-    parameters = Parameters(layout, topology.data, Whole(np.zeros_like(like, shape=layout.size)))
+    parameters = Parameters(layout, topology.replicas, Whole(np.zeros_like(like, shape=layout.size)))
 
     def fill() -> None:
         for piece in without_padding(layout.pieces(0), topology.place.tensor):

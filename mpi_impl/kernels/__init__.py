@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels import compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import HALVES
-from reference import ops
+from reference import online_softmax, ops, rope
 
 
 class Kernel(NamedTuple):
@@ -90,12 +90,18 @@ gelu_exact_backward = Kernel(ops.gelu_exact_backward, ops.gelu_exact_backward, f
                              half.gelu_exact_backward, fused.gelu_exact_backward)
 relu = Kernel(ops.relu, ops.relu, ops.relu, half.relu, half.relu)
 relu_backward = Kernel(ops.relu_backward, ops.relu_backward, ops.relu_backward, half.relu_backward, half.relu_backward)
+swiglu = Kernel(ops.swiglu, cpu.swiglu, fused.swiglu, half.swiglu, fused.swiglu)
+swiglu_backward = Kernel(ops.swiglu_backward, cpu.swiglu_backward, fused.swiglu_backward, half.swiglu_backward,
+                         fused.swiglu_backward)
 activated_linear = Kernel(multiply_then_activate, multiply_then_activate, compiled.activated_linear,
                           multiply_then_activate, cuda.activated_linear)
 
 layer_norm = Kernel(ops.layer_norm, cpu.layer_norm, fused.layer_norm, half.layer_norm, fused.layer_norm)
 layer_norm_backward = Kernel(ops.layer_norm_backward, cpu.layer_norm_backward, fused.layer_norm_backward,
                              half.layer_norm_backward, fused.layer_norm_backward)
+rms_norm = Kernel(ops.rms_norm, cpu.rms_norm, fused.rms_norm, half.rms_norm, fused.rms_norm)
+rms_norm_backward = Kernel(ops.rms_norm_backward, cpu.rms_norm_backward, fused.rms_norm_backward,
+                           half.rms_norm_backward, fused.rms_norm_backward)
 dropout = Kernel(ops.dropout, cpu.dropout, fused.dropout, half.dropout, fused.dropout)
 dropout_backward = Kernel(ops.dropout_backward, cpu.dropout_backward, fused.dropout_backward, half.dropout_backward,
                           fused.dropout_backward)
@@ -103,18 +109,24 @@ add_branch = Kernel(drop_then_add, drop_then_add, fused.add_branch, drop_then_ad
 add_branch_and_norm = Kernel(add_then_norm, add_then_norm, fused.add_branch_and_norm, add_then_norm,
                              fused.add_branch_and_norm)
 
-rotate = Kernel(ops.rotate, ops.rotate, ops.rotate, half.rotate, half.rotate)
-rotate_backward = Kernel(ops.rotate_backward, ops.rotate_backward, ops.rotate_backward, half.rotate_backward,
+rotate = Kernel(rope.rotate, rope.rotate, rope.rotate, half.rotate, half.rotate)
+rotate_backward = Kernel(rope.rotate_backward, rope.rotate_backward, rope.rotate_backward, half.rotate_backward,
                          half.rotate_backward)
-attention_core = Kernel(ops.attention_core, cpu.attention_core, compiled.attention_core, half.attention_core,
+attention_core = Kernel(ops.attention_core, blockwise.attention_core, compiled.attention_core, half.attention_core,
                         cuda.attention_core)
 attention_core_again = Kernel(repeat_core, repeat_core, repeat_core, half.attention_core_again,
                               cuda.attention_core_again)
-attention_core_backward = Kernel(ops.attention_core_backward, cpu.attention_core_backward,
+attention_core_backward = Kernel(ops.attention_core_backward, blockwise.attention_core_backward,
                                  compiled.attention_core_backward, half.attention_core_backward,
                                  cuda.attention_core_backward)
-cached_attention = Kernel(ops.cached_attention, cpu.cached_attention, cpu.cached_attention, half.cached_attention,
-                          cuda.cached_attention)
+cached_attention = Kernel(ops.cached_attention, blockwise.cached_attention, blockwise.cached_attention,
+                          half.cached_attention, cuda.cached_attention)
+
+block_attention = Kernel(online_softmax.block_attention, blocks.block_attention, blocks.block_attention,
+                         blocks.block_attention, cuda.block_attention)
+block_attention_backward = Kernel(online_softmax.block_attention_backward, blocks.block_attention_backward,
+                                  blocks.block_attention_backward, blocks.block_attention_backward,
+                                  cuda.block_attention_backward)
 
 exp_and_sum = Kernel(plain.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum)
 cross_entropy_backward = Kernel(plain.cross_entropy_backward, plain.cross_entropy_backward,

@@ -5,7 +5,8 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 import numpy as np
 
 from mpi_impl.kernels import cpu, fused, plain
-from mpi_impl.kernels.cpu import BlockwiseAttentionCore, attention_blocks, heads_first, score_scale
+from mpi_impl.kernels.blockwise import (BlockwiseAttentionCore, attention_blocks, by_groups, heads_first, score_scale,
+                                        sum_of_group, within_groups)
 from mpi_impl.kernels.fused import attention_probs, attention_probs_backward
 from mpi_impl.kernels.fused.structs import rows_of
 from reference import ops
@@ -27,44 +28,48 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
-    """Go block by block as cpu.py does; all that happens to scores between two products is one kernel."""
-    b, s, a, _ = q.shape
+    """Go block by block as blockwise.py does; all that happens to scores between two products is one kernel."""
+    (b, s, a, _), g = q.shape, k.shape[2]
     context, probs = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype)
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
     core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale = score_scale(q)
-    q, k, v, y = heads_first(q, k, v, context)
-    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
+    q, k, v, y = heads_first(g, q, k, v, context)
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM, a // g):
         p, where = probs[samples, heads, block, :keys], rows_at(samples, heads, block, keys, a, s)
+        groups, mine = within_groups(heads, a // g)
+        at, seen = (samples, groups, mine, block), (samples, groups, slice(None), slice(keys))
         real = None if lengths is None else lengths[samples]
-        np.matmul(q[samples, heads, block], k[samples, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
+        np.matmul(q[at], k[seen].swapaxes(3, 4), out=by_groups(p, groups))                     # [rows, d] @ [d, keys]
         dropped, here = None, None
         if site is not None:
             dropped = np.empty(p.shape, p.dtype)
             here = site.moved(samples.start, heads.start, block.start)
         attention_probs(probs, dropped, mask and mask.keep, here, real, p.shape, where, scale, causal)
-        np.matmul(p if dropped is None else dropped, v[samples, heads, :keys], out=y[samples, heads, block])
+        np.matmul(by_groups(p if dropped is None else dropped, groups), v[seen], out=y[at])
     return context, core
 
 
 def attention_core_backward(dcontext, cache):
     q, k, v, _, probs, causal, mask, lengths = cache
-    b, s, a, _ = q.shape
-    gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    (b, s, a, _), g = q.shape, k.shape[2]
+    gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
     scale = score_scale(q)
-    q, k, v, dcontext, dq, dk, dv = heads_first(q, k, v, dcontext, dq, dk, dv)
-    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
+    q, k, v, dcontext, dq, dk, dv = heads_first(g, q, k, v, dcontext, dq, dk, dv)
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM, a // g):
         p, where = probs[samples, heads, block, :keys], rows_at(samples, heads, block, keys, a, s)
-        dy, dropped = dcontext[samples, heads, block], p
+        groups, mine = within_groups(heads, a // g)
+        at, seen = (samples, groups, mine, block), (samples, groups, slice(None), slice(keys))
+        dy, dropped = dcontext[at], p
         if mask is not None:
             dropped = p * mask.keep[samples, heads, block, :keys]
             dropped *= p.dtype.type(mask.scale)
-        dv[samples, heads, :keys] += dropped.swapaxes(2, 3) @ dy
-        dp = dy @ v[samples, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v
+        dv[seen] += sum_of_group(by_groups(dropped, groups).swapaxes(3, 4) @ dy)
+        dp = dy @ v[seen].swapaxes(3, 4)                                 # forward: context = dropped @ v
         # forward: dropped = dropout(softmax(q k^T / sqrt(d)))
         attention_probs_backward(dp, probs, mask, p.shape, where, scale, dp)
-        np.matmul(dp, k[samples, heads, :keys], out=dq[samples, heads, block])
-        dk[samples, heads, :keys] += dp.swapaxes(2, 3) @ q[samples, heads, block]
+        np.matmul(dp, k[seen], out=dq[at])
+        dk[seen] += sum_of_group(dp.swapaxes(3, 4) @ q[at])
     return gradients
 
 

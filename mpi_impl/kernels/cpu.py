@@ -2,17 +2,13 @@
 
 Each function has the arguments and results of its namesake in reference/ops.py or plain.py, where its docstring is.
 """
-from itertools import product
 from math import pi, sqrt
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_impl.runtime.arrays import TILE
 from reference import counter_rng, ops
 from reference.ops import Mask, rows
-
-ATTENTION_ROWS = 64       # queries at a time; keys after the last of them are skipped
 
 
 def tiles(*arrays, elements=None):
@@ -70,7 +66,40 @@ def gelu_backward(dy, cache):
     return dx
 
 
-# ---- layer norm -----------------------------------------------------------------------------------------------------
+# ---- the gate of the MLP --------------------------------------------------------------------------------------------
+
+
+def swiglu(x):
+    (*_, f), y = x.shape, empty(x, (*x.shape[:-2], x.shape[-1]))
+    sigmoid = empty(y)
+    with np.errstate(over="ignore"):                                  # far to the left: 1 / (1 + infinity) is 0
+        for x_, y_, sigmoid_ in tiles(x.reshape(*y.shape[:-1], 2 * f), y, sigmoid):
+            gate, up = x_[:, :f], x_[:, f:]
+            np.negative(gate, out=sigmoid_)
+            np.exp(sigmoid_, out=sigmoid_)
+            sigmoid_ += 1
+            np.divide(1, sigmoid_, out=sigmoid_)
+            np.multiply(gate, sigmoid_, out=y_)
+            y_ *= up
+    return y, (x, sigmoid)
+
+
+def swiglu_backward(dy, cache):
+    (x, sigmoid), f = cache, dy.shape[-1]
+    dx, flat = empty(x), (*dy.shape[:-1], 2 * f)
+    for dx_, x_, dy_, sigmoid_ in tiles(dx.reshape(flat), x.reshape(flat), dy, sigmoid):
+        gate, up, dgate, dup = x_[:, :f], x_[:, f:], dx_[:, :f], dx_[:, f:]
+        np.multiply(gate, sigmoid_, out=dup)                          # silu
+        np.subtract(1, sigmoid_, out=dgate)
+        dgate *= dup
+        dgate += sigmoid_                                             # its slope: sigmoid (1 + gate (1 - sigmoid))
+        dgate *= up
+        dgate *= dy_
+        dup *= dy_
+    return dx
+
+
+# ---- layer norm, RMS norm -------------------------------------------------------------------------------------------
 
 
 def layer_norm(x, weight, bias, epsilon):
@@ -103,6 +132,31 @@ def layer_norm_backward(dy, weight, cache):
         dx_ -= scratch
         dx_ *= inverse_std_
     return dx, dweight, dbias
+
+
+def rms_norm(x, weight, epsilon):
+    y, normed, h = empty(x), empty(x), x.shape[-1]
+    inverse_rms, mean = empty(x, (*x.shape[:-1], 1)), np.full_like(x, 1 / h, shape=(h, 1))
+    for x_, y_, normed_, inverse_rms_ in tiles(x, y, normed, inverse_rms):
+        np.multiply(x_, x_, out=y_)
+        np.divide(1, np.sqrt(y_ @ mean + x.dtype.type(epsilon)), out=inverse_rms_)
+        np.multiply(x_, inverse_rms_, out=normed_)
+        np.multiply(normed_, weight, out=y_)
+    return y, (normed, inverse_rms)
+
+
+def rms_norm_backward(dy, weight, cache):
+    normed, inverse_rms = cache
+    dx, dweight = empty(dy), np.zeros_like(weight)
+    weight_mean = (weight / dy.dtype.type(len(weight)))[:, None]      # dy @ this: the mean of dy * weight
+    for dx_, dy_, normed_, inverse_rms_ in tiles(dx, dy, normed, inverse_rms):
+        scratch = dy_ * normed_
+        dweight += np.ones_like(dy, shape=len(dy_)) @ scratch
+        np.multiply(normed_, scratch @ weight_mean, out=scratch)
+        np.multiply(dy_, weight, out=dx_)
+        dx_ -= scratch
+        dx_ *= inverse_rms_
+    return dx, dweight
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------
@@ -171,123 +225,6 @@ def scramble(x, scratch):
         x *= factor
     np.right_shift(x, 16, out=scratch)
     x ^= scratch
-
-
-# ---- attention ------------------------------------------------------------------------------------------------------
-
-
-class BlockwiseAttentionCore(NamedTuple):
-    """The cache of attention. Unlike the textbook's it has q, k and v as they came, so that nothing is copied."""
-
-    q: Any         # [b, s, a, d]
-    k: Any
-    v: Any
-    context: Any   # [b, s, a, d]: what was returned
-    probs: Any     # [b, a, s, s]
-    causal: bool   # probs above the diagonal are 0
-    mask: Any      # a Mask of probs, not drawn wherever they are 0; or None
-    lengths: Any   # [b]: probs of later keys are 0; or None
-
-
-def attention_core(q, k, v, causal, site=None, lengths=None):
-    b, s, a, d = q.shape
-    context, probs, mask = empty(q), empty(q, (b, a, s, s)), None
-    if site is not None:
-        mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
-    scale, ones = q.dtype.type(score_scale(q)), np.ones_like(q, shape=(s, 1))
-    q, k, v, y = heads_first(q, k, v, context)
-    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p = probs[samples, heads, block, :keys]
-        k_transposed = k[samples, heads, :keys].swapaxes(2, 3)
-        np.matmul(q[samples, heads, block] * scale, k_transposed, out=p)          # [rows, d] @ [d, keys]
-        if causal and keys > block.start:                             # the last columns are the rows' own positions
-            p[..., block.start:] += FUTURE[:block.stop - block.start, :keys - block.start]
-        if lengths is not None:
-            p += np.where(np.arange(keys) < lengths[samples, None, None, None], 0, -np.inf).astype(p.dtype)
-        p -= np.maximum.reduce(p, axis=-1, keepdims=True)
-        np.exp(p, out=p)
-        p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
-        if mask is not None:
-            for i, j in product(range(b)[samples], range(a)[heads]):
-                draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
-            p = p * mask.keep[samples, heads, block, :keys]           # the scale comes last, where there is less to do
-        probs[samples, heads, block, keys:] = 0
-        np.matmul(p, v[samples, heads, :keys], out=y[samples, heads, block])  # [rows, keys] @ [keys, d] -> [rows, d]
-    if mask is not None:
-        context *= mask.scale
-    return context, core
-
-
-def attention_core_backward(dcontext, cache):
-    q, k, v, context, probs, causal, mask, lengths = cache
-    b, s, a, d = q.shape
-    gradients = dq, dk, dv = empty(q), np.zeros_like(q, order="C"), np.zeros_like(q, order="C")
-    scale = q.dtype.type(score_scale(q))
-    q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
-    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p, dy = probs[samples, heads, block, :keys], dcontext[samples, heads, block]
-        along = (dy * y[samples, heads, block]).sum(-1, keepdims=True)  # of dp * p: since y is p @ v, of dy * y
-        dropped = p
-        if mask is not None:
-            keep = mask.keep[samples, heads, block, :keys]
-            dropped, dy = p * keep, dy * dy.dtype.type(mask.scale)
-        dv[samples, heads, :keys] += dropped.swapaxes(2, 3) @ dy
-        dp = dy @ v[samples, heads, :keys].swapaxes(2, 3)             # forward: context = dropped @ v * scale
-        if mask is not None:
-            dp *= keep                                                # forward: dropped = p * keep
-        dp -= along                                                   # forward: p = softmax(scores)
-        dp *= p
-        np.multiply(dp @ k[samples, heads, :keys], scale, out=dq[samples, heads, block])  # forward: q k^T / sqrt(d)
-        dk[samples, heads, :keys] += dp.swapaxes(2, 3) @ (q[samples, heads, block] * scale)
-    return gradients
-
-
-def cached_attention(q, k, v):
-    """Go block by block of queries, all samples and heads at a time: a new token has only one row in each."""
-    n, m = q.shape[1], k.shape[1]
-    context = empty(q)
-    scale = q.dtype.type(score_scale(q))
-    q, k, v, y = heads_first(q, k, v, context)
-    for start in range(0, n, ATTENTION_ROWS):
-        block = slice(start, min(start + ATTENTION_ROWS, n))
-        keys, own = m - n + block.stop, block.stop - start            # how many are seen, the last of them in part
-        p = (q[:, :, block] * scale) @ k[:, :, :keys].swapaxes(2, 3)  # [b, a, rows, d] @ [b, a, d, keys]
-        p[..., keys - own:] += FUTURE[:own, :own]
-        p -= np.maximum.reduce(p, axis=-1, keepdims=True)
-        np.exp(p, out=p)
-        p /= p.sum(-1, keepdims=True)
-        np.matmul(p, v[:, :, :keys], out=y[:, :, block])              # [b, a, rows, keys] @ [b, a, keys, d]
-    return context
-
-
-def score_scale(q) -> float:
-    """Return the factor of q k^T, for q [b, s, a, d]."""
-    return 1 / sqrt(q.shape[-1])
-
-
-def heads_first(*arrays):
-    """View arrays [b, s, a, d] as [b, a, s, d]."""
-    return [x.swapaxes(1, 2) for x in arrays]
-
-
-def attention_blocks(b, s, a, causal, lengths=None, room=None):
-    """Yield blocks of queries: slices of samples, heads and queries, and how many of the first keys they may see.
-
-    A block has at most `room` probabilities (by default, what fits the cache), or those of one head.
-    """
-    room = room or 2 * TILE
-    for start in range(0, s, ATTENTION_ROWS):
-        end = min(start + ATTENTION_ROWS, s)
-        keys = end if causal else s
-        fit = max(1, room // ((end - start) * keys))
-        for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
-            samples = slice(i, i + max(1, fit // a))
-            real = keys if lengths is None else min(keys, int(lengths[samples].max()))
-            yield samples, slice(j, j + fit), slice(start, end), real
-
-
-FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them
 
 
 # ---- vocabulary -----------------------------------------------------------------------------------------------------

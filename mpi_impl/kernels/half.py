@@ -8,10 +8,10 @@ from functools import wraps
 
 import numpy as np
 
-from mpi_impl.kernels import cpu
+from mpi_impl.kernels import blockwise, cpu
 from mpi_impl.kernels.cpu import tiles
 from mpi_impl.runtime.arrays import narrowed, widened
-from reference import ops
+from reference import ops, rope
 from reference.ops import CoreInputs
 
 HALF, AS_IS = "rounded", "as it is"
@@ -33,13 +33,15 @@ def rounded(result, returns, dtype):
 
 
 # These compute with the textbook's functions, and so run on a GPU, too.
-rotate, rotate_backward = rounding(ops.rotate), rounding(ops.rotate_backward)
+rotate, rotate_backward = rounding(rope.rotate), rounding(rope.rotate_backward)
 relu, relu_backward = rounding(ops.relu, (HALF, AS_IS)), rounding(ops.relu_backward)            # y, x > 0
 
 layer_norm = rounding(cpu.layer_norm, (HALF, (HALF, AS_IS)))                                    # y, (normed, 1 / std)
 layer_norm_backward = rounding(cpu.layer_norm_backward, (HALF, AS_IS, AS_IS))                   # dx, dweight, dbias
+rms_norm = rounding(cpu.rms_norm, (HALF, (HALF, AS_IS)))                                        # y, (normed, 1 / rms)
+rms_norm_backward = rounding(cpu.rms_norm_backward, (HALF, AS_IS))                              # dx, dweight
 lookup_backward = rounding(cpu.lookup_backward, AS_IS)                                          # dtable
-cached_attention = rounding(cpu.cached_attention)
+cached_attention = rounding(blockwise.cached_attention)
 
 
 # ---- linear ---------------------------------------------------------------------------------------------------------
@@ -79,6 +81,15 @@ gelu, gelu_backward = keeping_input(cpu.gelu, cpu.gelu_backward)
 gelu_exact, gelu_exact_backward = keeping_input(ops.gelu_exact, ops.gelu_exact_backward)
 
 
+def swiglu(x):
+    return narrowed(cpu.swiglu(widened(x))[0], x.dtype), x
+
+
+def swiglu_backward(dy, cache):
+    _, wide = cpu.swiglu(widened(cache))
+    return narrowed(cpu.swiglu_backward(widened(dy), wide), dy.dtype)
+
+
 # ---- dropout --------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +114,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     """
     inputs, context = CoreInputs(q, k, v, causal, site, lengths), np.empty_like(q)
     for i in range(len(q)):
-        context[i:i + 1] = narrowed(cpu.attention_core(*sample(inputs, i))[0], q.dtype)
+        context[i:i + 1] = narrowed(blockwise.attention_core(*sample(inputs, i))[0], q.dtype)
     return context, inputs
 
 
@@ -114,8 +125,8 @@ def attention_core_again(inputs):
 def attention_core_backward(dcontext, cache):
     gradients = [np.empty_like(x) for x in cache[:3]]
     for i in range(len(dcontext)):
-        _, core = cpu.attention_core(*sample(cache, i))
-        mine = cpu.attention_core_backward(widened(dcontext[i:i + 1]), core)
+        _, core = blockwise.attention_core(*sample(cache, i))
+        mine = blockwise.attention_core_backward(widened(dcontext[i:i + 1]), core)
         del core                     # or its probabilities would be there until the next sample's are
         for whole, one in zip(gradients, mine):
             whole[i:i + 1] = narrowed(one, whole.dtype)

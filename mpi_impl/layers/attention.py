@@ -1,8 +1,8 @@
 """Self-attention on one tensor-parallel rank, a/t of the heads. Its textbook twin is reference/layers/attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, cached_attention, linear,
-                              rotate, rotate_backward, rows, total)
+from mpi_impl.kernels import linear, rotate, rotate_backward, rows, total
+from mpi_impl.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layer_context import TRAINING
 from reference.layers.attention import Attention, AttentionCache
 from reference.ops import CoreInputs
@@ -10,7 +10,7 @@ from reference.ops import CoreInputs
 
 def attention_forward(x, p: Attention, causal, region, context=TRAINING):
     """Map x [b, s, h] to y [b, s, h], both outside the region."""
-    dropout, rotary, kv_cache = context.dropout, context.rotary, context.kv_cache
+    dropout, rotary = context.dropout, context.rotary
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
     qkv = linear(entered, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
@@ -19,11 +19,7 @@ def attention_forward(x, p: Attention, causal, region, context=TRAINING):
         q[...], k[...] = rotate(q, rotary), rotate(k, rotary)            # v keeps their buffer, so they may stay in it
     site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
     inputs = CoreInputs(q, k, v, causal, site, context.lengths)
-    if kv_cache is None:
-        attended, core = attention_core(*inputs)                         # [b, s, a/t, d]
-        core = inputs if context.recompute.selective else core
-    else:
-        attended, core = cached_attention(q, *kv_cache.extend(k, v)), None
+    attended, core = core_attention_forward(inputs, context)             # [b, s, a/t, d]
     attended = attended.reshape(b, s, -1)
     y = region.leave(linear(attended, p.w_out), "attention output")      # g of [b, s, h/t] @ [h/t, h]
     cache = AttentionCache(region.keep(x, entered), core, attended, rotary)
@@ -40,8 +36,8 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     dy = region.leave_backward(dy, "attention output")       # g, backward
     sink(grads.w_out, context, dy)
     dcontext = linear(dy, p.w_out.T).reshape(b, s, *p.b_qkv.shape[1:])
-    # forward: context = attention_core(rotate(q), rotate(k), v)
-    dq, dk, dv = attention_core_backward(dcontext, core_again(core))
+    # forward: context = core_attention(rotate(q), rotate(k), v)
+    dq, dk, dv = core_attention_backward(dcontext, core)
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = f(x) @ w_qkv + b_qkv
@@ -50,8 +46,3 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     grads.b_qkv[...] += total(rows(dqkv)).reshape(grads.b_qkv.shape)
     dx = linear(dqkv, p.w_qkv.reshape(h, -1).T)
     return region.enter_backward(dx, "attention input")      # f, backward
-
-
-def core_again(core):
-    """Return the core's cache as it was kept, or recompute it from the core's inputs."""
-    return attention_core_again(core) if isinstance(core, CoreInputs) else core

@@ -8,31 +8,30 @@ from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_paddin
 
 
 def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_types=None):
-    """Map tokens, token_types [b, s], identical on every rank -> x [b, s, h], outside the regions.
-
-    The tokens begin at position `first`.
-    """
-    first, dropout = context.first_position, context.dropout
+    """Map tokens, token_types [b, s], identical on every rank -> x [b, s, h], outside the regions."""
+    dropout = context.dropout
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for tokens that other ranks hold
     x = region.leave(partial, "embedding output")            # g
     positions = region.positions(x)
+    runs = context.runs(positions)
     if p.position is not None:
-        x = x + p.position[first + positions.start:first + positions.stop]
+        x = x + np.concatenate([p.position[run] for run in runs])
     second = None
     if p.token_type is not None:
         second = token_types[:, positions] == 1
         x = x + lookup(second.astype(np.int64), p.token_type)
-    x, mask = kernels.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
-    return x, (ids, held, second, mask)
+    x, mask = kernels.dropout(x, dropout and dropout.hidden(OUTPUT, positions))
+    return x, (ids, held, second, runs, mask)
 
 
 def embedding_backward(dx, cache, grads: Embedding, region):
     """Add the gradients for dx [b, s, h], outside the regions. Tokens have no gradient; the tables are not needed."""
-    ids, held, second, mask = cache
+    ids, held, second, runs, mask = cache
     dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
-        grads.position[region.positions(dx)] += total(dx)
+        for run, dposition in zip(runs, np.split(total(dx), len(runs))):
+            grads.position[run] += dposition
     if grads.token_type is not None:                         # a row for each type: one product gives both
         accumulate(grads.token_type, np.stack([~second, second], -1).astype(dx.dtype), dx)
     dx = region.leave_backward(dx, "embedding output")       # g, backward

@@ -19,7 +19,7 @@ def backbone_forward(x, p, c, inputs: StageInputs, region, context: LayerContext
         with materialized(p.embedding) as tables:
             x, embedding = embedding_forward(inputs.tokens, tables, region, context, inputs.token_types)
             del tables               # or this name would keep them until the function returns
-    rotary = stage_rotary(x, c, region.length(x), context.first_position)
+    rotary = stage_rotary(x, c, context.runs(slice(0, region.length(x))))
     context = context._replace(rotary=rotary, lengths=inputs.lengths)
     with closing(in_turn(p.blocks, p.blocks)) as blocks:
         for layers, recompute in context.groups(p.blocks):

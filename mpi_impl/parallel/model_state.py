@@ -7,6 +7,7 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
+from mpi_impl.layers.context_attention import ContextPart, part_of
 from mpi_impl.parallel.buffers import Buffer, OffloadedShard, Shard
 from mpi_impl.parallel.tiles import tiles
 from mpi_impl.parallel.zero import STAGES
@@ -15,7 +16,7 @@ from mpi_impl.runtime.files import writing
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
-from reference.parallel.layout import Piece
+from reference.parallel.layout import Piece, shared_pieces
 from reference.parallel.stages import layers_of_rank, layout_of, stages_of_ranks
 from reference.params import HOST
 from reference.precision import Precision
@@ -30,8 +31,8 @@ class Held(NamedTuple):
     offloaded: int            # bytes of parameters and optimizer; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
     unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
-    activations: int = 0      # for a while: caches, and what waits for W; 0 if they were not measured
-    recomputed: int = 0       # for a while: the caches of layers that a backward has computed again; likewise
+    activations: int | None = 0   # for a while: caches, and what waits for W; 0 if not measured, None as above
+    recomputed: int | None = 0    # for a while: the caches of layers that a backward has computed again; likewise
 
     @property
     def states(self) -> int:
@@ -49,7 +50,7 @@ class ModelState:
         few layers.
         """
         self.model, self.topology, self.seed, self.precision = model, topology, seed, precision
-        self.offload_folder, self.region = offload_folder, region_of(topology.tensor, topology.config)
+        self.offload_folder, self.region = offload_folder, region_of(topology.tensor, topology.config, topology.expert)
         self.device_prototype, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))
                                             for name in (precision.compute, precision.main))   # model's; optimizer's
         # Which layers are here, as which stages.
@@ -63,7 +64,7 @@ class ModelState:
                                                        self.contributions, self.new_shard)
         self.parameters, self.gradients, self.pieces = self.zero.parameters, self.zero.gradients, self.zero.pieces
         self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
-        self.counted = counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)
+        self.counted = list(filter(self.zero.counts, counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)))
         self.optimizer_states = self.make_optimizer_states()
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
@@ -112,7 +113,12 @@ class ModelState:
         flat = np.zeros_like(self.device_prototype, shape=self.layout.size, dtype=buffer.flat.dtype)
         for piece in self.pieces:
             flat[piece.in_buffer] = buffer.load(piece)
-        return self.topology.data.all_reduce(flat, "all parts") if self.layout.parts > 1 else flat
+        if self.layout.parts > 1:
+            dealt = sum(bucket.size for bucket in self.layout.buckets if not bucket.dealt)     # where experts begin
+            self.topology.replicas.all_reduce(flat[:dealt], "all parts")
+            if dealt < self.layout.size:
+                self.topology.expert_replicas.all_reduce(flat[dealt:], "all parts")
+        return flat
 
     # ---- gradients ----
 
@@ -120,7 +126,8 @@ class ModelState:
         """Wait for the sums over the replicas, and sum what other ranks have a part of, though each holds the tensor.
 
         Two stages use the tied word table. With sequence parallelism every tensor-parallel rank has applied norms,
-        biases of row-parallel layers and positions to its own part of the sequence.
+        routers, biases of row-parallel layers and positions to its own part of the sequence. (Experts see all of it.)
+        With fewer heads of keys and values than ranks, neighbours have used copies of the same head for other queries.
         """
         self.gradients.finish()
         if self.embedding_group:
@@ -128,7 +135,10 @@ class ModelState:
                             [piece for piece in self.pieces if piece.of.name == "embedding.word"])
         if self.topology.config.sequence_parallel:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
-                            [piece for piece in self.pieces if piece.of.tensor.split is None])
+                            [piece for piece in self.pieces
+                             if piece.of.tensor.split is None and not piece.of.tensor.dealt])
+        for copies, pieces in shared_pieces(self.pieces).items():
+            self.sum_pieces(self.topology.neighbours(copies), f"gradients of {copies} copies", pieces)
 
     def sum_pieces(self, group: Group, reason: str, pieces: list[Piece]) -> None:
         """Sum these gradients in one call. The group's ranks own the same part of them, which may be none."""
@@ -140,6 +150,10 @@ class ModelState:
 
     # ---- what others ask ----
 
+    def part(self, microbatches: Sequence) -> ContextPart | None:
+        """Return this rank's part of the microbatches' sequences; None without context parallelism."""
+        return part_of(self.topology.context, self.topology.config.cp_comm_type, microbatches[0].tokens.shape[1])
+
     @property
     def last_rank(self) -> int:
         """Return the pipeline rank with the head."""
@@ -149,7 +163,7 @@ class ModelState:
     @property
     def saved(self) -> list[Piece]:
         """Return the pieces that this rank saves: together all ranks save every element once, as the norm counts it."""
-        return self.counted if self.zero.saves else []
+        return list(filter(self.zero.saves, self.counted))
 
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
         """Return the shape [b, s, h] of what one stage sends to the next, or [b, s/t, h] with sequence parallelism."""
@@ -170,8 +184,7 @@ def counted_pieces(pieces: list[Piece], tensor_rank: int, tied_copy: str) -> lis
     """Return what a rank adds to the norm, so that the sum over all owners of the model counts every element once.
 
     Each of t ranks has its own shard of a split tensor. Replicated tensors are identical on all of them, and the first
-    rank counts them. `tied_copy` is the name of a tensor that this rank has a copy of and another pipeline rank counts,
-    or "".
+    rank counts them; likewise the first of the neighbours that hold copies of one shard. `tied_copy` is the name of a
+    tensor that this rank has a copy of and another pipeline rank counts, or "".
     """
-    return [piece for piece in pieces if piece.of.name != tied_copy
-            and (piece.of.tensor.split is not None or tensor_rank == 0)]
+    return [piece for piece in pieces if piece.of.name != tied_copy and tensor_rank % piece.of.copies == 0]

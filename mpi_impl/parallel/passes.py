@@ -9,7 +9,7 @@ from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from reference.config import ModelConfig
-from reference.costs.activation_inventory import array_bytes
+from reference.costs.array_bytes import array_bytes
 from reference.layer_context import EVALUATION, LayerContext
 from reference.models.stage import StageCache, has_head
 from reference.schedules.actions import Action
@@ -19,7 +19,7 @@ class ForwardPass:
     """Some microbatches on their way through this rank's stages, forward only."""
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, Any],
-                 microbatches: Sequence, totals: Sequence[float], like):
+                 microbatches: Sequence, totals: Sequence[float], like, context: LayerContext = EVALUATION):
         """Begin a pass of these microbatches (reference/batches.py) through this rank's `params`, by stage.
 
         `totals` are the sums of the loss weights over the global batch, one for each head; `like` is an array of the
@@ -27,7 +27,7 @@ class ForwardPass:
         """
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.totals = microbatches, totals
-        self.contexts: Sequence[LayerContext] = [EVALUATION] * len(microbatches)
+        self.contexts: Sequence[LayerContext] = [context] * len(microbatches)
         # The heads' weighted sums, where the last stage is. They stay where they are computed: to look is to wait.
         self.losses = np.zeros_like(like, shape=len(totals), dtype=np.float64)
         self.dtypes: list = []                         # of the heads' losses

@@ -7,10 +7,10 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
-from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
+from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_positive)
+from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              check_sequence_fits, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -24,9 +24,9 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "t
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
-# Options that replace another one, which a preset may have.
-INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
-           "recompute_activations": "recompute_granularity"}
+# Options that replace others, which a preset may have.
+INSTEAD = {"fp16": ("bf16",), "bf16": ("fp16",), "dtype": ("fp16", "bf16"),
+           "lr_warmup_fraction": ("lr_warmup_iters",), "recompute_activations": ("recompute_granularity",)}
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,44 @@ class PretrainingSettings:
     def model(self, vocab_size: int) -> ModelConfig:
         """Return the model with the tokenizer's vocabulary. Raise UserError for sizes that do not fit."""
         heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
-        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads)
+        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads,
+                       experts=experts_config(self.args), **in_other_words(self.args))
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
+
+
+def experts_config(args) -> ExpertsConfig | None:
+    """Return the experts. Raise UserError for their options without any, and for a capacity that is to be verified."""
+    if getattr(args, "num_experts", None) is None:
+        for name, one in declared(ExpertsOptions).items():
+            if getattr(args, name, one.default) != one.default:
+                raise UserError(f"{option(name)} is given, but the model has no experts. Give --num-experts, too, or "
+                                "leave it out.")
+        return None
+    if args.moe_expert_capacity_factor is not None and args.verify:
+        raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
+                        "has the whole batch in one: it drops others, so --verify would compare two different runs. "
+                        "Leave one of the two out.")
+    for name in ("load_hf", "save_hf"):
+        if getattr(args, name) is not None:
+            raise UserError(f"{option(name)} is for layouts of transformers that are known here, and they have no "
+                            "experts. Leave --num-experts out, or use --load and --save.")
+    return filled(ExpertsConfig, args)
+
+
+def in_other_words(args) -> dict[str, Any]:
+    """Return the fields of a ModelConfig that have another form than the options. Raise UserError for groups of none.
+    """
+    if not isinstance(args, LlamaOptions):
+        return {}
+    if args.num_query_groups is not None and not args.group_query_attention:
+        raise UserError(f"--num-query-groups is {args.num_query_groups}, but without --group-query-attention every "
+                        "head of queries has its own keys and values. Add it, or leave the number out.")
+    groups = 1 if args.num_query_groups is None else args.num_query_groups
+    return {"num_query_groups": groups if args.group_query_attention else None,
+            "add_bias_linear": not args.disable_bias_linear}
 
 
 def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:
@@ -93,7 +126,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
 def preset_of(given: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return the options that --preset stands for, without those that a given option of another name replaces."""
     preset = PRESETS[architecture].get(given.get("preset", ""), {})
-    replaced = {INSTEAD[name] for name in given.keys() & INSTEAD.keys()}
+    replaced = {other for name in given.keys() & INSTEAD.keys() for other in INSTEAD[name]}
     return {name: value for name, value in preset.items() if name not in replaced}
 
 
@@ -127,7 +160,16 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
-        recompute=recompute(args))
+        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
+        expert_model_parallel_size=args.expert_model_parallel_size)
+
+
+def cp_comm_type(args) -> str:
+    """Return how attention communicates between context-parallel ranks. Raise UserError if there is only one."""
+    if args.cp_comm_type is not None and args.context_parallel_size == 1:
+        raise UserError(f"--cp-comm-type is {args.cp_comm_type}, but --context-parallel-size is 1, so that no rank "
+                        "needs the keys of another. Choose at least 2, or leave the option out.")
+    return args.cp_comm_type or CP_COMM_TYPES[0]
 
 
 def zero_stage(args) -> int:

@@ -14,11 +14,17 @@ def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
     placed = f"{hosts.describe(t)}\n" if hosts.several else ""
-    return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
-            f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
-            f"each replica\n{placed}{saving(p, settings.precision.half, settings.args.offload_folder)}"
+    return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{contexts(p)}{pipelining(p, model)} x "
+            f"data parallel {p.data_parallel_size}; a step is {settings.microbatches} x "
+            f"{settings.args.micro_batch_size} samples on each replica\n{placed}"
+            f"{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
+
+
+def contexts(p: ParallelConfig) -> str:
+    """Describe how the positions of a sample are dealt out."""
+    return f" x context parallel {p.context_parallel_size} ({p.cp_comm_type})" if p.context_parallel_size > 1 else ""
 
 
 def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
@@ -39,7 +45,7 @@ def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
             "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
     if p.zero_stage:
         sharded = ", ".join(("optimizer states", "gradients", "parameters")[:p.zero_stage])
-        owners = f"the replicas shard {sharded}" if p.data_parallel_size > 1 else "one replica owns all"
+        owners = f"the replicas shard {sharded}" if p.replicas > 1 else "one replica owns all"
         place = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
         found.append(f"ZeRO-{p.zero_stage} ({owners}{place})")
     if p.recompute.selective:

@@ -168,7 +168,7 @@ def statement(proofs: list[Proof], parallel: ParallelConfig) -> str:
 def describe_parallelism(c: ParallelConfig) -> str:
     """Describe a topology in a few words: 't 2, p 2, d 2, zb-h1, ZeRO 2, sequence parallel'."""
     t, p, d = c.tensor_model_parallel_size, c.pipeline_model_parallel_size, c.data_parallel_size
-    words = [f"t {t}, p {p}, d {d}"]
+    words = [f"t {t}, p {p}, d {d}"] + [f"c {c.context_parallel_size}"] * (c.context_parallel_size > 1)
     words += [c.pipeline_schedule] * (p > 1) + [f"ZeRO {c.zero_stage}"] * (c.zero_stage > 0)
     words += ["offloaded"] * c.cpu_offload + ["sequence parallel"] * c.sequence_parallel
     words += [f"{c.recompute.granularity} recompute"] * (c.recompute.granularity != "none")
@@ -194,7 +194,8 @@ def where(one: OtherFormula, parallel: ParallelConfig) -> str:
         return f"in the sum over ranks {', '.join(map(str, one.holder.ranks))}"
     rank, = one.holder.ranks
     at = place(rank, parallel)
-    return f"on rank {rank} (tensor {at.tensor}, data {at.data}, pipeline {at.pipeline})"
+    context = f", context {at.context}" if parallel.context_parallel_size > 1 else ""
+    return f"on rank {rank} (tensor {at.tensor}{context}, data {at.data}, pipeline {at.pipeline})"
 
 
 def named(run: str) -> str:

@@ -5,9 +5,10 @@ and positions on a rank, samples of a microbatch, layers of a stage. Layers that
 proof, too, and the vocabulary needs the same kind of padding.
 """
 from dataclasses import dataclass, replace
+from math import lcm
 
 from mpi_impl.programs.arguments import PretrainingSettings
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
@@ -37,8 +38,9 @@ class ProofSizes:
         m, t = self.model, self.parallel.tensor_model_parallel_size
         padded = m.padded_vocab_size(t)
         vocabulary = f"{m.vocab_size} words" + (f" padded to {padded}" if padded > m.vocab_size else "")
+        groups = f" in {count(m.groups, 'group')}" if m.num_query_groups else ""
         return (f"a {name} of {count(m.num_layers, 'layer')}, hidden size {m.hidden_size}, "
-                f"{count(m.num_attention_heads, 'head')}, {vocabulary}; steps of "
+                f"{count(m.num_attention_heads, 'head')}{groups}, {vocabulary}; steps of "
                 f"{count(self.global_batch_size, 'sample')} of {count(self.seq_length, 'token')}, in "
                 f"{count(self.microbatches, 'microbatch')} of {self.micro_batch_size} on each replica")
 
@@ -54,12 +56,15 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
     full = settings.model(args.vocab_size or UNKNOWN_VOCABULARY)
     t = parallel.tensor_model_parallel_size
     layers, recompute = shrink_layers(full.num_layers, stages(parallel), parallel.recompute)
-    heads = t * min(2, full.num_attention_heads // t)
-    s = shrink_sequence(args.seq_length, parallel.sequence_shards)
+    heads, groups = shrink_heads(full, t * (parallel.context_parallel_size if parallel.cp_comm_type == "a2a" else 1))
+    size = shrink_head(full)
+    s = shrink_sequence(args.seq_length, parallel)
     positions = s + (full.max_position_embeddings > args.seq_length)
-    model = replace(full, num_layers=layers, hidden_size=heads * shrink_head(full), num_attention_heads=heads,
+    model = replace(full, num_layers=layers, num_attention_heads=heads, num_query_groups=groups,
+                    kv_channels=full.kv_channels and size, hidden_size=heads * size + t * bool(full.kv_channels),
+                    ffn_hidden_size=3 * t if full.swiglu or full.ffn_hidden_size else None,
                     vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=words_of_rank(t),
-                    max_position_embeddings=positions)
+                    max_position_embeddings=positions, experts=shrink_experts(full.experts, parallel))
     parallel = replace(parallel, recompute=recompute, ddp_bucket_size=shrink_bucket(full, model, parallel))
     found = ProofSizes(model, parallel, settings.optimizer, min(args.micro_batch_size, 2),
                        shrink_microbatches(settings.microbatches, parallel), s)
@@ -86,9 +91,25 @@ def shrink_layers(layers: int, stages: int, recompute: Recompute) -> tuple[int, 
     return stages * (wanted - (more > 0)) + more, replace(recompute, num_layers=n)
 
 
-def shrink_sequence(s: int, shards: int) -> int:
-    """Return the sequence length: two positions on each rank of sequence parallelism, or three without it."""
-    return shards * min(2, s // shards) if shards > 1 else min(s, 3)
+def shrink_sequence(s: int, parallel: ParallelConfig) -> int:
+    """Return the sequence length: two positions on each rank of sequence parallelism, or three without it; and two in
+    each chunk of context parallelism.
+    """
+    c, shards = parallel.context_parallel_size, parallel.sequence_shards
+    unit = lcm(2 * c, c * shards) if c > 1 else shards
+    return unit * min(2, s // unit) if unit > 1 else min(s, 3)
+
+
+def shrink_heads(full: ModelConfig, t: int) -> tuple[int, int | None]:
+    """Return the numbers of heads of queries, and of keys and values.
+
+    A rank has two of each, if it has several in the run, and a group has two. Where there are fewer groups than ranks,
+    there are as many as in the run, and as many copies of each.
+    """
+    if full.num_query_groups is None or full.groups <= t:
+        return t * min(2, full.num_attention_heads // t), full.num_query_groups
+    groups = t * min(2, full.groups // t)
+    return groups * min(2, full.num_attention_heads // full.groups), groups
 
 
 def shrink_head(full: ModelConfig) -> int:
@@ -98,6 +119,20 @@ def shrink_head(full: ModelConfig) -> int:
     rotated = {size: int(size * full.rotary_percent) for size in range(2, full.head_size)}
     return next((size for size, pairs in rotated.items() if pairs > 0 and pairs % 2 == 0
                  and (pairs < size) == (full.rotary_size < full.head_size)), full.head_size)
+
+
+def shrink_experts(full: ExpertsConfig | None, parallel: ParallelConfig) -> ExpertsConfig | None:
+    """Return the experts: two on each rank, of two columns on each of t ranks, of which each token has as many as in
+    the run, up to three.
+    """
+    if full is None:
+        return None
+    t, e = parallel.tensor_model_parallel_size, parallel.expert_model_parallel_size
+    n = e * min(2, full.num_experts // e)
+    k = min(full.moe_router_topk, n, 3)
+    return replace(full, num_experts=n, moe_router_topk=k, moe_ffn_hidden_size=2 * t,
+                   moe_router_pre_softmax=full.moe_router_pre_softmax or k == 1,
+                   moe_shared_expert_intermediate_size=full.moe_shared_expert_intermediate_size and 2 * t)
 
 
 def shrink_vocabulary(full: ModelConfig, t: int) -> int:

@@ -197,6 +197,8 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     """Return every holder of a part; for partial sums, all ranks as one."""
     parts = recording.parts.get(key, [])
     holders = [Holder(run, (part.rank,), part.box, significant_values(key, part, recording)) for part in parts]
+    if key.name.endswith("attention.k") and recording.about.model.position_embedding_type != "rope":
+        return without_common_part(holders) if holders else []
     if not any(part.summed for part in parts):
         return holders
     shape = whole_shape(holders)
@@ -212,14 +214,19 @@ def significant_values(key: Key, part: TensorPart, recording: Recording):
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
         return np.zeros_like(values)
-    if recording.about.model.position_embedding_type == "rope":
+    if recording.about.model.position_embedding_type == "rope" or recording.about.model.qk_layernorm:
         return values
-    if key.name.endswith("attention.b_qkv"):             # [3, a, d]
-        is_key = part.first[0] + np.arange(len(values)) == 1
+    if key.name.endswith(("attention.b_qkv", "attention.b_kv")):      # [3, a, d], [2, g, d]
+        is_key = part.first[0] + np.arange(len(values)) == (1 if key.name.endswith("qkv") else 0)
         values = np.where(is_key[:, None, None], 0, values)
-    if key.name.endswith("attention.k"):                 # [b, s, a, d]
-        values = values - values.mean(1, keepdims=True)
     return values
+
+
+def without_common_part(holders: list[Holder]) -> list[Holder]:
+    """Subtract from keys [b, s, a, d] their mean over all positions, which with context parallelism no rank has."""
+    whole, there = assemble(holders, whole_shape(holders))
+    mean = whole.sum(1, keepdims=True) / np.maximum(there.sum(1, keepdims=True), 1)
+    return [one._replace(values=one.values - mean[(one.box[0], slice(None), *one.box[2:])]) for one in holders]
 
 
 def assemble(holders: list[Holder], shape: tuple[int, ...]):

@@ -28,13 +28,17 @@ FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases in 
 BEFORE = ("tokens", "token_types", "lengths", "embedding.word", "embedding.partial", "embedding.output",
           "embedding.position", "embedding.token_type", "embedding.output_mask")
 NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
+QKV = ("w_qkv", "b_qkv", "qkv", "w_q", "b_q", "queries", "w_kv", "b_kv", "keys_values",
+       *(f"{norm}.{name}" for norm in ("q_norm", "k_norm") for name in NORM[:-1]))      # GPT's, then Llama's
 BLOCK = ("input",
          *(f"input_layernorm.{name}" for name in NORM),
-         *(f"attention.{name}" for name in ("input", "w_qkv", "b_qkv", "qkv", "q", "k", "v", "probs", "probs_mask",
-                                            "context", "w_out", "partial", "output", "b_out", "output_mask")),
+         *(f"attention.{name}" for name in ("input", *QKV, "q", "k", "v", "probs", "probs_mask", "context", "w_out",
+                                            "partial", "output", "b_out", "output_mask")),
          *(f"post_attention_layernorm.{name}" for name in NORM),
-         *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "hidden", "w_out", "partial",
-                                      "output", "b_out", "output_mask")))
+         "mlp.router", "mlp.logits", "mlp.probs", "mlp.ids", "mlp.weights",
+         *(f"mlp.{part}{name}" for part in ("", "experts.", "shared.")
+           for name in ("input", "entered", "w_in", "b_in", "pre_activation", "gate_up", "hidden", "w_out", "partial",
+                        "output", "b_out")), "mlp.output_mask")
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),

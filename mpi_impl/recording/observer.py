@@ -18,10 +18,20 @@ from reference.schedules.actions import Action
 
 # The factors of a weight's gradient x^T dy: the input kept by the forward, and the gradient of the output.
 FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
+           "attention.w_q": ("attention.input", "attention.queries"),
+           "attention.w_kv": ("attention.input", "attention.keys_values"),
            "attention.w_out": ("attention.context", "attention.partial"),
-           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial")}
-BY_COLUMNS = ("attention.context", "mlp.hidden", "mlp.pre_activation", "logits", "probabilities")    # of [b, s, n/t]
+           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial"),
+           "mlp.shared.w_in": ("mlp.shared.entered", "mlp.shared.pre_activation"),
+           "mlp.shared.w_out": ("mlp.shared.hidden", "mlp.shared.partial")}
+# The axis along which tensor parallelism shards what is inside its regions, of [b, s, n/t], [b, s, 2, n/t], ...
+SHARDED = {"attention.context": 2, "attention.queries": 2, "attention.qkv": 3, "attention.keys_values": 3,
+           "mlp.hidden": 2, "mlp.pre_activation": 2, "mlp.gate_up": 3, "mlp.shared.hidden": 2,
+           "mlp.shared.pre_activation": 2, "mlp.shared.gate_up": 3, "logits": 2, "probabilities": 2}
+GATED = {"mlp.pre_activation": "mlp.gate_up", "mlp.shared.pre_activation": "mlp.shared.gate_up"}
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
+OF_SAMPLES = ("lengths", "swapped", "answers", "sop probabilities", "choice probabilities", "sop loss", "choice loss",
+              "pooler", "binary_head", "multichoice_head")    # tensors and units without an axis of positions
 
 
 class Observer(ABC):
@@ -46,10 +56,11 @@ class Observer(ABC):
     def begin_step(self, work: TrainingPass, iteration: int) -> None:
         """Begin a step of this ObservedPass."""
         self.work, self.iteration = work, iteration
+        self.part = self.state.part(work.microbatches)
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
             for name, x in batch._asdict().items():
-                if x is not None and (self.last_stage if name in PREDICTED else self.first_stage):
+                if x is not None and name != "counted" and (self.last_stage if name in PREDICTED else self.first_stage):
                     self.see_inside("batch", name, x)
 
     def see_reduction(self, loss: float) -> None:
@@ -96,8 +107,9 @@ class Observer(ABC):
             return
         for name, segment in self.state.layout.by_name.items():
             if unit_of(name) == unit:
-                identical = segment.tensor.split is None and not self.topology.config.sequence_parallel
-                if self.tensor_rank == 0 or not identical:
+                partial = self.topology.config.sequence_parallel and not segment.tensor.dealt
+                partial = partial or segment.tensor.most_shards is not None
+                if partial or self.tensor_rank % segment.copies == 0:
                     self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
     def see_factors(self, grad, x, dy) -> None:
@@ -111,11 +123,18 @@ class Observer(ABC):
         if unit in HEADS:
             self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
             return
+        if ".mlp.experts." in name:                      # the rows are copies of tokens, in an order of their own
+            return
+        if name.endswith(".mlp.router"):
+            self.see_outside("backward", f"{unit}.mlp.logits", dy)
+            return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
-        if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]
-            dy = dy.reshape(*dy.shape[:2], 3, -1, self.state.model.head_size)
+        segment = self.state.layout.by_name[name]
+        if len(segment.shape) > 2:                       # such as [b, s, 3 h/t] -> [b, s, 3, a/t, d]
+            dy, gradient = dy.reshape(*dy.shape[:2], *segment.shape[1:]), GATED.get(gradient, gradient)
         self.see_inside("kept", f"{unit}.{kept}", x)
-        self.see_inside("backward", f"{unit}.{gradient}", dy)
+        partial = segment.tensor.most_shards is not None and segment.copies > 1
+        self.see_inside("backward", f"{unit}.{gradient}", dy, copies=segment.copies, summed=partial)
 
     def see_factors_of_head(self, layer: str, unit: str, x, dy) -> None:
         """See the factors of a linear layer on top of a BERT: for all positions, or only the first."""
@@ -129,9 +148,19 @@ class Observer(ABC):
     # ---- the place of a part in the whole ----
 
     @property
+    def copies_of_keys(self) -> int:
+        """Return how many neighbouring ranks hold the same head of keys and values."""
+        return max(1, self.topology.tensor.size // self.state.model.groups)
+
+    @property
     def has_first_position(self) -> bool:
         """Report whether this rank holds the first position outside the regions."""
-        return self.tensor_rank == 0 or not self.topology.config.sequence_parallel
+        return self.in_first_chunk and (self.tensor_rank == 0 or not self.topology.config.sequence_parallel)
+
+    @property
+    def in_first_chunk(self) -> bool:
+        """Report whether this rank's part of a sequence begins with the first position."""
+        return self.part is None or self.part.has_first_position
 
     @property
     def sample(self) -> int:
@@ -141,19 +170,39 @@ class Observer(ABC):
 
     def see_outside(self, phase: str, name: str, x) -> None:
         """See x [b, s, ...] outside the regions, this rank's positions."""
-        positions = self.state.region.positions(x)
-        self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
+        first = (self.sample, self.state.region.positions(x).start, *[0] * (x.ndim - 2))
+        self.see_positions(phase, name, self.unscaled(phase, x), first)
 
-    def see_inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
-        """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or sharded along an axis."""
+    def see_positions(self, phase: str, name: str, x, first: tuple[int, ...], summed: bool = False) -> None:
+        """See x [b, n, ...], of which first[1] is the first position among those that this rank has."""
+        runs = [slice(first[1], first[1] + x.shape[1])] if self.part is None else self.part.runs(
+            slice(first[1], first[1] + x.shape[1]))
+        for run, piece in zip(runs, np.split(x, len(runs), 1)):
+            self.see(phase, name, piece, (first[0], run.start, *first[2:]), summed)
+
+    def see_inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False,
+                   copies: int = 1) -> None:
+        """See x [b, ...] of all positions of this rank's part: identical on all tensor-parallel ranks, or sharded along
+        an axis; then `copies` neighbouring ranks have the same shard, or each a part of it. Where there are no
+        positions, see it on ranks whose part begins with the first.
+        """
         site = name.removeprefix(f"{unit_of(name)}.")
-        axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
+        axis = SHARDED.get(site, axis)
         first = [self.sample, *[0] * (x.ndim - 1)]
         if axis is not None:
-            first[axis] = self.tensor_rank * x.shape[axis]
+            first[axis] = self.tensor_rank // copies * x.shape[axis]
         if site in OF_WORDS:
             x = x[..., :max(self.state.model.vocab_size - first[2], 0)]
-        self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
+        if x.ndim > 1 and name not in OF_SAMPLES and unit_of(name) not in OF_SAMPLES:
+            self.see_positions(phase, name, self.unscaled(phase, x), tuple(first), summed)
+        elif self.in_first_chunk:
+            self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
+
+    def see_exchanged(self, phase: str, name: str, x, axis: int) -> None:
+        """See x of all positions and of those heads, along an axis, that this rank got from its context group."""
+        c, first = self.topology.config.context_parallel_size, [self.sample, *[0] * (x.ndim - 1)]
+        first[axis] = (self.tensor_rank * c + self.topology.place.context) * x.shape[axis]
+        self.see(phase, name, x, tuple(first))
 
     def unscaled(self, phase: str, x):
         """Divide gradients by the loss scale, in a format that is wide enough."""
@@ -162,8 +211,10 @@ class Observer(ABC):
     def see_parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
         """See this rank's shard x of a parameter, or of its gradient, without padding."""
         tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
+        if tensor.dealt:
+            first[0] = self.topology.expert_rank * x.shape[0]
         if (split := tensor.split) is not None:
-            first[split] = self.tensor_rank * x.shape[split]
+            first[split] = self.tensor_rank // self.state.layout.by_name[name].copies * x.shape[split]
             x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
         self.see(phase, name, x, tuple(first), summed)
 
@@ -171,7 +222,7 @@ class Observer(ABC):
         """See this rank's own pieces of a buffer that has its parameters' layout."""
         for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0
-            for box in boxes_of_piece(piece, self.tensor_rank):
+            for box in boxes_of_piece(piece, self.tensor_rank, self.topology.expert_rank):
                 shape = shape_of(box)
                 stop = start + int(np.prod(shape))
                 x = values[start:stop].reshape(shape)

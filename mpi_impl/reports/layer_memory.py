@@ -15,7 +15,8 @@ from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
-from reference.costs.activation_inventory import ActivationInventory, SavedTensor, StageBytes, array_bytes, total
+from reference.costs.activation_inventory import ActivationInventory, SavedTensor, StageBytes, total
+from reference.costs.array_bytes import array_bytes
 from reference.costs.memory import layer_activations
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext

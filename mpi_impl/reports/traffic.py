@@ -25,7 +25,12 @@ class Line(NamedTuple):
 
     @property
     def as_predicted(self) -> bool:
-        return self.predicted is not None and self.total == (self.predicted.calls, self.predicted.elements)
+        """Report whether this is what was predicted. Of an all-to-all that is the number of calls: how many elements
+        travel depends on the data.
+        """
+        if self.predicted is None or self.total.calls != self.predicted.calls:
+            return False
+        return self.entry.operation == "all_to_all_rows" or self.total.elements == self.predicted.elements
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
@@ -63,10 +68,13 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
-    statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
+    own = s // p.context_parallel_size
+    statements = [*([] if c.experts else in_layers(ledger, c, p, b, own, work)), for_the_loss(ledger, c, b, own, work)]
+    if p.context_parallel_size > 1:
+        statements.append(between_positions(ledger, c, p, b, own, work))
     if n := edges(c, p):
-        statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
-    if p.data_parallel_size > 1:
+        statements.append(between_stages(ledger, c, p, b, own, n * work.microbatches))
+    if p.replicas > 1:
         statements.append(between_replicas(ledger, c, p, b, s, work))
     if ledger.crossing:
         statements.append(between_hosts(ledger))
@@ -99,20 +107,34 @@ def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCount
             f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.")
 
 
+def between_positions(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Describe what attention sends between context-parallel ranks, each with s positions."""
+    n, units = p.context_parallel_size, c.num_layers * work.microbatches
+    measured, predicted = (
+        sum(RING[one.operation](elements, n) for one, elements in found
+            if one.group == "context" and one.phase in ("forward", "backward")) / units
+        for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
+                      [(line, line.elements) for line in traffic(c, p, b, n * s, work)]))
+    return (f"Elements that attention sends to ranks with other positions, a layer and microbatch ({p.cp_comm_type}, "
+            f"each of c = {n} ranks has {s:,} of {n * s:,} positions): {measured:,.0f}. Predicted: {predicted:,.0f}.")
+
+
 def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:
     """Describe the forward's traffic between stages."""
-    sent, part = ledger.elements(operation="send", phase="forward") / messages, " / t" if p.sent_parts > 1 else ""
+    sent = ledger.elements(group="pipeline", operation="send", phase="forward") / messages
+    part = " / t" if p.sent_parts > 1 else ""
     return (f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
-    d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    e, reasons = p.expert_model_parallel_size, ("gradients", "gradients of experts", "parameters")
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
-        sum(RING[entry.operation](elements, d) for entry, elements in found
-            if entry.reason in ("gradients", "parameters") and entry.phase in phases) / work.steps
+        sum(RING[entry.operation](elements, d // e if entry.group == "expert replicas" else d)
+            for entry, elements in found if entry.reason in reasons and entry.phase in phases) / work.steps
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]

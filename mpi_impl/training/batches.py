@@ -8,6 +8,7 @@ from reference.config import ModelConfig
 from reference.models.model import batch_type
 from reference.parallel.data_parallel import samples_of
 from reference.params import HOST
+from reference.positions import SequencePart, zigzag
 
 
 class Batches:
@@ -27,6 +28,8 @@ class Batches:
         self.unpack = batch_type(model).unpack
         self.shape = (micro_batch_size, batch_type(model).width(seq_length))
         self.microbatches = microbatches
+        self.positions = topology.context and SequencePart(topology.context.rank,
+                                                           zigzag(topology.context.size, seq_length))
         self.global_batch_size = micro_batch_size * microbatches * topology.data.size
 
     def microbatches_of(self, part: str, step: int) -> list:
@@ -34,7 +37,8 @@ class Batches:
 
         Ranks that need not read get arrays of the same shapes, with nothing in them.
         """
-        return [self.unpack(moved_to(self.rows(part, step, k), self.like)) for k in range(self.microbatches)]
+        batches = [self.unpack(moved_to(self.rows(part, step, k), self.like)) for k in range(self.microbatches)]
+        return batches if self.positions is None else [batch.at(self.positions) for batch in batches]
 
     def rows(self, part: str, step: int, k: int) -> np.ndarray:
         """Return the samples of microbatch k, int64 [b, width]."""

@@ -24,3 +24,8 @@ def reduce_scatter(xs, axis):
 def broadcast(xs, root=0):
     """Return rank `root`'s array on every rank."""
     return [xs[root] for _ in xs]
+
+
+def all_to_all(xs):
+    """Return on rank i what each rank has for it, in rank order: xs[j][i] comes from rank j. Any sizes will do."""
+    return [list(parts) for parts in zip(*xs)]

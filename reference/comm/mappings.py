@@ -53,9 +53,17 @@ class TensorParallelRegion:
     def of_first_position_backward(self, dys):
         return dys
 
+    def parts_of_a_sum(self, xs):
+        """Return the ranks' results whose sum is that over all positions: any one's, for all are the same."""
+        return xs[:1]
+
     def complete(self, grads, tensors):
-        """Return each rank's gradients, complete for replicated tensors too: every rank saw all positions."""
-        return grads
+        """Return each rank's gradients, complete for replicated tensors too: every rank saw all positions.
+
+        Of some tensors inside a region there are fewer shards than ranks: their copies' gradients are partial sums.
+        """
+        return each_complete(lambda tensor, parts: parts if tensor.most_shards is None else
+                             sum_over_copies(parts, tensor), grads, tensors)
 
 
 class SequenceParallelRegion:
@@ -107,14 +115,32 @@ class SequenceParallelRegion:
         """Zero the gradient on all ranks but the first: nothing reads their results."""
         return [dys[0], *map(np.zeros_like, dys[1:])]
 
+    def parts_of_a_sum(self, xs):
+        """Return the ranks' results whose sum is that over all positions: all ranks', each of its own positions."""
+        return xs
+
     def complete(self, grads, tensors):
         """Return each rank's gradients, complete for replicated tensors.
 
-        Norms, the biases of row-parallel layers and the position table are on every rank, but each rank applies them to
-        its own positions only. So their gradients are partial sums: an all-reduce.
+        Norms, routers, the biases of row-parallel layers and the position table are on every rank, but each rank
+        applies them to its own positions only. So their gradients are partial sums: an all-reduce. (Experts are inside
+        the region, and see all positions.)
         """
-        return [tree_map(lambda tensor, *parts, rank=rank: parts[rank] if tensor.split is not None
-                         else all_reduce(parts)[rank], tensors, *grads) for rank in range(len(grads))]
+        return each_complete(lambda tensor, parts: parts if tensor.dealt else
+                             parts if tensor.split is not None and tensor.most_shards is None
+                             else sum_over_copies(parts, tensor), grads, tensors)
+
+
+def sum_over_copies(parts, tensor):
+    """All-reduce a tensor's gradients over the neighbouring ranks that hold the same elements."""
+    n = tensor.copies(len(parts))
+    return [x for first in range(0, len(parts), n) for x in all_reduce(parts[first:first + n])]
+
+
+def each_complete(complete, grads, tensors):
+    """Call complete(tensor, all ranks' gradients of it) for each tensor; return each rank's tree of gradients."""
+    return [tree_map(lambda tensor, *parts, rank=rank: complete(tensor, parts)[rank], tensors, *grads)
+            for rank in range(len(grads))]
 
 
 TENSOR_PARALLEL = TensorParallelRegion()

@@ -20,6 +20,8 @@ RING = {
     "all_reduce": ring_all_reduce,
     "reduce_scatter": ring_all_gather,
     "all_gather": ring_all_gather,
+    "all_to_all": ring_all_gather,               # no ring: to every other rank, all but a rank's own
     "broadcast": ring_all_gather,                # the mean over ranks: all but the last one pass it on
     "send": lambda size, ranks: size,            # no ring: to one other rank
+    "all_to_all_rows": lambda size, ranks: size,     # likewise, and only what goes to others was counted
 }

@@ -2,7 +2,7 @@
 
 The formulas: memory.py. Qi et al. 2023 is 2401.10241.
 """
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -53,14 +53,34 @@ class ActivationInventory:
         return self.b * sequences_of(self.c)
 
     @property
-    def whole(self) -> int:
-        """Return the elements of [b, s, h]."""
-        return self.sequences * self.s * self.c.hidden_size
+    def own(self) -> int:
+        """Return s/c, the positions of a context-parallel rank."""
+        return self.s // self.parallel.context_parallel_size
 
     @property
-    def inside(self) -> int:
-        """Return the elements of [b, s, h/t], a rank's heads."""
-        return self.whole // self.parallel.tensor_model_parallel_size
+    def whole(self) -> int:
+        """Return the elements of [b, s, h], of s/c positions with context parallelism."""
+        return self.tokens * self.c.hidden_size
+
+    @property
+    def queries(self) -> int:
+        """Return the elements of [b, s, a/t, d], a rank's heads of queries: those of [b, s, h/t], by default."""
+        return self.tokens * self.c.num_attention_heads * self.c.head_size // self.parallel.tensor_model_parallel_size
+
+    @property
+    def keys(self) -> int:
+        """Return the elements of a rank's heads of keys: at least one head."""
+        return self.tokens * max(1, self.c.groups // self.parallel.tensor_model_parallel_size) * self.c.head_size
+
+    @property
+    def columns(self) -> int:
+        """Return the elements of [b, s, f/t], a rank's columns of the MLP."""
+        return self.tokens * self.c.ffn_size // self.parallel.tensor_model_parallel_size
+
+    @property
+    def tokens(self) -> int:
+        """Return the elements of [b, s], of s/c positions with context parallelism."""
+        return self.sequences * self.own
 
     @property
     def outside(self) -> int:
@@ -74,11 +94,41 @@ class ActivationInventory:
         if self.parallel.recompute.granularity == "full":
             return [self.array("the layer's input", self.outside, 2 * self.outside)]
         return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
-                self.array("input of attention's output layer", self.inside, 2 * self.inside),
+                self.array("input of attention's output layer", self.queries, 2 * self.queries),
                 self.mask("dropout mask after attention", self.outside, self.c.hidden_dropout),
-                *self.norm("second norm"), self.region_input("input of the MLP"), *self.activation(),
-                self.array("input of the MLP's second layer", 4 * self.inside, 8 * self.inside),
+                *self.norm("second norm"), *self.mlp(),
                 self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
+
+    def mlp(self) -> list[SavedTensor]:
+        return [self.region_input("input of the MLP"), *self.activation(self.columns),
+                self.array("input of the MLP's second layer", self.columns, 2 * self.columns)]
+
+    def experts(self) -> list[SavedTensor]:
+        """List the tensors of experts in the MLP's place, all of them on each rank: those of n = b s k copies. The
+        papers have no formula. (Where experts are dealt out, the number of copies on a rank depends on the data.)
+        """
+        assert self.c.experts
+        c, main, k = self.c.experts, self.precision.main, self.c.experts.moe_router_topk
+        tokens, outside = self.tokens, self.outside // self.c.hidden_size
+        n, t, cut = tokens * k, self.parallel.tensor_model_parallel_size, self.parallel.sequence_parallel
+        width = (c.moe_ffn_hidden_size or self.c.ffn_size) // t
+        found = [self.array("input of the router", self.outside, 0),
+                 self.array("the router's probabilities and weights", outside * (c.num_experts + k), 0, "", main),
+                 self.array("factors of the router's losses",
+                            (self.sequences if self.c.causal else outside) * c.num_experts + outside + 2, 0, "", main),
+                 SavedTensor("choices, and the copies in the order of experts", outside * k + n + c.num_experts,
+                             8 * (outside * k + n + c.num_experts), 0, "int64"),
+                 self.array("weights of the copies", n if cut or self.precision.half else 0, 0,
+                            "the router's own, unless they are gathered or rounded"),
+                 self.array("copies, and what experts made of them", 2 * n * self.c.hidden_size, 0),
+                 *self.activation(n * width), self.array("inputs of the experts' second layers", n * width, 0)]
+        if c.moe_shared_expert_intermediate_size:
+            n = tokens * c.moe_shared_expert_intermediate_size // t
+            gathered = self.whole if self.parallel.keep_gathered_inputs else 0
+            found += [self.array("input of the shared expert", gathered, 0, "the router's own, unless it is gathered"),
+                      *self.activation(n),
+                      self.array("input of the shared expert's second layer", n, 0)]
+        return found
 
     def kept_layer(self) -> list[SavedTensor]:
         """List the same for a layer that full recompute leaves alone."""
@@ -100,12 +150,23 @@ class ActivationInventory:
 
         (FlashAttention, Dao et al. 2022.)
         """
-        found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
+        qkv = self.queries + 2 * self.keys
+        found = [self.array("Q, K and V", qkv, 2 * qkv), *self.head_norms()]
         if self.c.position_embedding_type == "rope":
             found.append(self.rotary())
+        ranks, way = self.parallel.context_parallel_size, self.parallel.cp_comm_type
+        if ranks > 1 and way != "a2a":
+            statistics = 2 * self.queries // self.c.head_size
+            return [*found, self.array("largest score and sum of each query", statistics, 0,
+                                       "too small for the formula, whose probabilities are computed again block by "
+                                       "block", self.precision.main)]
         if self.parallel.recompute.selective:
             return found
-        n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        if ranks > 1 and not self.precision.half:
+            found.append(self.array("attention's results, before heads were exchanged back", self.queries, 0,
+                                    "with context parallelism they are other arrays than the output layer's input"))
+        n = self.sequences * self.c.num_attention_heads * self.s**2 // (
+            self.parallel.tensor_model_parallel_size * ranks)
         if self.precision.half:
             return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
                                         "the backward's kernel recomputes them")]
@@ -115,9 +176,24 @@ class ActivationInventory:
                         self.mask("their dropout mask", n, self.c.attention_dropout),
                         self.array("the same after dropout", 0, 2 * n, after)]
 
-    def activation(self) -> list[SavedTensor]:
-        """List the tensors of the MLP's activation function: 4h/t columns."""
-        return self.activation_of(4 * self.inside)
+    def head_norms(self) -> list[SavedTensor]:
+        """List the tensors of the norms of Q and K, if the model has them."""
+        if not self.c.qk_layernorm:
+            return []
+        n = self.queries + self.keys
+        return [self.array("norms of Q and K: input, normalised", n, 2 * n),
+                self.array("norms of Q and K: 1 / std", n // self.c.head_size, 0,
+                           "one a head and position: too small for the formula", self.precision.main)]
+
+    def activation(self, n: int) -> list[SavedTensor]:
+        """List the tensors of the activation function, or of the gate, of an MLP of n columns for all its tokens."""
+        if not self.c.swiglu:
+            return self.activation_of(n)
+        found = [self.array("the gate, and what it multiplies", 2 * n, 4 * n)]
+        if not self.precision.half:
+            found.append(self.array("the gate's sigmoid", n, 0,
+                                    "slow to compute: saved, while the formula recomputes it"))
+        return found
 
     def activation_of(self, n: int) -> list[SavedTensor]:
         """List the tensors of an activation function of n elements."""
@@ -130,7 +206,7 @@ class ActivationInventory:
         return found
 
     def rotary(self) -> SavedTensor:
-        return self.array("cos and sin of rope", self.s * self.c.rotary_size, 0,
+        return self.array("cos and sin of rope", self.own * self.c.rotary_size, 0,
                           "one pair of tables for all layers of the stage")
 
     def layer_deferred(self) -> list[SavedTensor]:
@@ -139,11 +215,33 @@ class ActivationInventory:
         Sequence parallelism saves nothing here: the products need all positions, so the inputs that I gathered wait for
         W.
         """
-        factors = [("input of Q, K and V", self.whole), ("its gradient: of Q, K and V", 3 * self.inside),
-                   ("input of attention's output layer", self.inside), ("gradient of its output", self.whole),
-                   ("input of the MLP", self.whole), ("gradient before the activation", 4 * self.inside),
-                   ("input of the MLP's second layer", 4 * self.inside), ("gradient of its output", self.whole)]
+        factors = [("input of Q, K and V", self.whole),
+                   ("its gradient: of Q, K and V", self.queries + 2 * self.keys),
+                   ("input of attention's output layer", self.queries), ("gradient of its output", self.whole)]
+        return [*(self.array(what, n, 2 * n) for what, n in factors), *self.mlp_deferred(self.columns)]
+
+    def mlp_deferred(self, n: int) -> list[SavedTensor]:
+        """List the same for an MLP of n columns for all positions of this rank."""
+        before = (2 if self.c.swiglu else 1) * n
+        factors = [("input of the MLP", self.whole), ("gradient before the activation", before),
+                   ("input of the MLP's second layer", n), ("gradient of its output", self.whole)]
         return [self.array(what, n, 2 * n) for what, n in factors]
+
+    def experts_deferred(self) -> list[SavedTensor]:
+        """List the same for experts in the MLP's place."""
+        assert self.c.experts
+        c, t, h = self.c.experts, self.parallel.tensor_model_parallel_size, self.c.hidden_size
+        n, shared = self.tokens * c.moe_router_topk, c.moe_shared_expert_intermediate_size
+        tokens = self.outside // h
+        factors = [("input of the router, and gradient of its logits", tokens * (h + c.num_experts)),
+                   ("copies, and gradients of what experts made of them", 2 * n * h),
+                   ("what is between the experts' layers, and its gradient",
+                    (3 if self.c.swiglu else 2) * n * (c.moe_ffn_hidden_size or self.c.ffn_size) // t)]
+        found = [self.array(what, n, 0) for what, n in factors]
+        if shared:                       # whose input is the router's own, unless it was gathered
+            own, *others = self.mlp_deferred(self.tokens * shared // t)
+            found += [own, *others] if self.parallel.sequence_parallel else others
+        return found
 
     # ---- before and after the layers ----
 
@@ -159,7 +257,7 @@ class ActivationInventory:
                 *(self.predicted_tokens() if "lm" in self.c.heads else []), *self.pooled()]
 
     def predicted_tokens(self) -> list[SavedTensor]:
-        logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
+        logits = 4 * self.b * self.own * self.c.vocab_size / self.parallel.tensor_model_parallel_size
         return [self.region_input("input of the logits"),
                 self.array("probabilities of the tokens", self.logits, logits, "padding included",
                            self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
@@ -197,10 +295,10 @@ class ActivationInventory:
     def logits(self) -> int:
         """Return the elements of [b, s, V/t]."""
         t = self.parallel.tensor_model_parallel_size
-        return self.b * self.s * self.c.padded_vocab_size(t) // t
+        return self.b * self.own * self.c.padded_vocab_size(t) // t
 
     def ids(self, what: str) -> SavedTensor:
-        n = self.sequences * self.s
+        n = self.sequences * self.own
         return SavedTensor(what, 2 * n, 9 * n, 0, "8 bytes for the row in this rank's shard, 1 for: is it there?")
 
     # ---- a kind of item ----
@@ -225,15 +323,19 @@ class ActivationInventory:
         """Return the bytes of the tables that all layers of a stage share."""
         return self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
 
-    def bytes_of_layers(self, count: int) -> int:
-        """Return the bytes that so many layers save of their own, if they are not recomputed."""
-        return count * (total(self.kept_layer()) - self.rope_bytes)
+    def bytes_of_layers(self, layers: Collection[int]) -> int:
+        """Return the bytes that these layers save of their own, if they are not recomputed."""
+        experts = sum(map(self.c.has_experts, layers))
+        return (len(layers) * (total(self.kept_layer()) - self.rope_bytes)
+                + (experts * (total(self.experts()) - total(self.mlp())) if experts else 0))
 
     def stage(self, layers: Sequence[int]) -> StageBytes:
         """Return the bytes of a stage with these layers."""
         kept, deferred = self.rope_bytes, len(layers) * total(self.layer_deferred())
+        if experts := sum(map(self.c.has_experts, layers)):
+            deferred += experts * (total(self.experts_deferred()) - total(self.mlp_deferred(self.columns)))
         for group, recompute in self.parallel.recompute.groups(layers):
-            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(len(group))
+            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(group)
         if 0 in layers:
             kept += total(self.embedding())
         if self.c.num_layers - 1 in layers:
@@ -242,8 +344,8 @@ class ActivationInventory:
 
     def recomputed(self, layers: Sequence[int]) -> int:
         """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
-        groups = [len(group) for group, recompute in self.parallel.recompute.groups(layers) if recompute]
-        return self.bytes_of_layers(max(groups)) + self.rope_bytes if groups else 0
+        groups = [group for group, recompute in self.parallel.recompute.groups(layers) if recompute]
+        return max(map(self.bytes_of_layers, groups)) + self.rope_bytes if groups else 0
 
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
@@ -266,28 +368,3 @@ def rank_activations(inventory: ActivationInventory, stages: Mapping[int, Sequen
 def total(items: Iterable[SavedTensor]) -> int:
     """Sum our bytes."""
     return sum(item.bytes for item in items)
-
-
-# ---- measured -------------------------------------------------------------------------------------------------------
-
-
-def array_bytes(*trees, besides=()) -> int:
-    """Count the bytes under all arrays in nested tuples, lists and dicts, once each, without those under `besides`."""
-    found = arrays_under(trees)
-    return sum(found[key] for key in found.keys() - arrays_under(besides).keys())
-
-
-def arrays_under(trees) -> dict[int, int]:
-    """Map the id of each array that owns memory to its bytes."""
-    found, left = {}, [trees]
-    while left:
-        tree = left.pop()
-        if isinstance(tree, dict):
-            left += tree.values()
-        elif isinstance(tree, (tuple, list)):
-            left += tree
-        elif hasattr(tree, "nbytes"):
-            while getattr(tree, "base", None) is not None and hasattr(tree.base, "nbytes"):
-                tree = tree.base             # a view keeps its whole base alive
-            found[id(tree)] = tree.nbytes
-    return found

@@ -1,11 +1,12 @@
 """FLOPs of a step, the utilization of the peak, and the duration of a run, as the papers have them.
 
-The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Korthikanti et al. 2022 is
+The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Korthikanti et al. 2022 is
 2205.05198.
 """
 from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
+from reference.costs.experts import added_flops
 from reference.costs.parameters import pooled_columns
 
 
@@ -23,10 +24,14 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
     A layer has 6 b s h^2 for Q, K and V, 2 b s h^2 for attention's output and 16 b s h^2 for the MLP, twice the weights
     for each token; and 2 b s^2 h for q k^T, and again for the probabilities times v. The causal mask hides half of that
     core, but the papers (and the textbook) compute all of it. Only matrix products count.
+
+    That is a GPT. In general a layer's matrices have h (2 a d + 2 g d) elements for attention, of a heads of queries
+    and g of keys and values, each of size d, and 2 h f for the MLP, or with a gate 3 h f; and the core has a d for h.
     """
-    L, h = c.num_layers, c.hidden_size
-    return ForwardFlops(linear=L * (6 + 2 + 16) * b * s * h**2, attention=L * (2 + 2) * b * s**2 * h,
-                        logits=head_flops(c, b, s))
+    queries, keys = c.num_attention_heads * c.head_size, c.groups * c.head_size
+    weights = c.hidden_size * (2 * queries + 2 * keys + (3 if c.swiglu else 2) * c.ffn_size)
+    return ForwardFlops(linear=c.num_layers * 2 * b * s * weights + added_flops(c, b, s),
+                        attention=c.num_layers * (2 + 2) * b * s**2 * queries, logits=head_flops(c, b, s))
 
 
 def head_flops(c: ModelConfig, b: int, s: int) -> int:

@@ -2,7 +2,7 @@
 
 The tensors that our own implementation saves: activation_inventory.py.
 
-Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241. Letters as in reference/config.py. A GB is 10^9
+Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241. Letters as in reference/config. A GB is 10^9
 bytes, as in the papers' tables.
 """
 from typing import NamedTuple
@@ -26,6 +26,10 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
                         24   Q, K and V 6, input of attention's output layer 2, of GELU 8, of the MLP's second layer 8
                   5 a s/h    softmax 2, dropout's mask 1 and output 2
 
+    That is a GPT; in the same units a Llama has instead of the 24, for each of its columns: 2 for those of Q, K and V
+    (and again for those of Q and K, if they are normalized), attention's output layer, the gate, what it multiplies,
+    and the MLP's second layer.
+
     Sequence parallelism divides the 10 by t too (the gathered inputs are not kept, but gathered again). `selective`
     recomputes the core. `full` keeps the layer's input, 2 s b h, of which a rank has 1/t if the sequence is sharded
     (the paper's table 2 has it whole, since there `full` is without sequence parallelism). Raises UserError for an
@@ -35,8 +39,16 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
     sbh, outside = s * b * c.hidden_size, t if sequence_parallel else 1
     if recompute == "full":
         return LayerActivations(2 * sbh / outside, 0, 0)
-    core = 5 * c.num_attention_heads * s**2 * b / t
-    return LayerActivations(10 * sbh / outside, 24 * sbh / t, core if recompute == "none" else 0)
+    core, columns = 5 * c.num_attention_heads * s**2 * b / t, inside_columns(c, t)
+    return LayerActivations(10 * sbh / outside, 2 * s * b * columns, core if recompute == "none" else 0)
+
+
+def inside_columns(c: ModelConfig, t: int) -> float:
+    """Count the columns of all that a layer keeps inside the regions, on a rank: 12 h/t for a GPT."""
+    queries, fewest = c.num_attention_heads * c.head_size / t, 1 if c.grouped_attention else 0
+    keys = c.head_size * max(fewest, c.groups / t)
+    normed = queries + keys if c.qk_layernorm else 0
+    return 2 * queries + 2 * keys + normed + (3 if c.swiglu else 2) * c.ffn_size / t
 
 
 def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -> float:

@@ -1,22 +1,55 @@
 """The number of parameters of a model, in total and on each rank, as the papers count them.
 
-The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
+The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
 """
 from collections.abc import Collection
+from typing import NamedTuple
 
 from reference.config import ModelConfig
+from reference.costs.experts import added_parameters
+
+
+class LayerParameters(NamedTuple):
+    """The elements of one layer."""
+
+    split: int        # each of t ranks holds 1/t of them
+    shared: int       # of keys and values: there are at most g shards, and ranks beyond that hold copies
+    replicated: int   # every rank holds them
+
+    def on_a_rank(self, t: int, g: int) -> int:
+        return self.split // t + self.shared // min(t, g) + self.replicated
+
+
+def layer_parameters(c: ModelConfig) -> LayerParameters:
+    """Count a layer. A GPT's has 12 h^2 + 13 h: 3h^2 + 3h for Q, K and V, h^2 + h for attention's output, 8h^2 + 5h for
+    the MLP and 4h for two norms.
+
+    In general Q and attention's output have h a d each, d the size of a head, K and V 2 h g d, and the MLP 2 h f, or
+    with a gate 3 h f. An RMS norm has no bias, and a Llama no others.
+    """
+    h, f, a, g = c.hidden_size, c.ffn_size, c.num_attention_heads * c.head_size, c.groups * c.head_size
+    biases, of_qkv = int(c.add_bias_linear), int(c.add_bias_linear or c.add_qkv_bias)
+    norm, keys = norm_parameters(c), 2 * (h + of_qkv) * g
+    shared = keys if c.grouped_attention else 0
+    return LayerParameters(2 * h * a + of_qkv * a + (3 if c.swiglu else 2) * h * f + biases * f + keys - shared, shared,
+                           2 * norm * h + biases * 2 * h + (2 * norm * c.head_size if c.qk_layernorm else 0))
+
+
+def norm_parameters(c: ModelConfig) -> int:
+    """Return 2 for a layer norm, whose columns have a gain and a bias each, and 1 for an RMS norm."""
+    return 1 if c.normalization == "RMSNorm" else 2
 
 
 def parameters(c: ModelConfig) -> int:
     """Return V h + s h + L (12 h^2 + 13 h) + 2 h, without padding; an untied output layer adds V h, rope subtracts s h.
 
-    A layer has 3h^2 + 3h for Q, K and V, h^2 + h for attention's output, 8h^2 + 5h for the MLP and 4h for two norms.
     Here s is the longest sequence, and the 2 h are the final layer norm's. BERT adds a table of two token types and its
-    heads (`head_parameters`).
+    heads (`head_parameters`). For the layers of a Llama see `layer_parameters`.
     """
     h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
-    return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * (12 * h**2 + 13 * h) + 2 * h
-            + head_parameters(c, c.vocab_size))
+    return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * sum(layer_parameters(c))
+            + norm_parameters(c) * h + head_parameters(c, c.vocab_size)
+            + added_parameters(c, range(c.num_layers)))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -28,8 +61,8 @@ def published_parameters(c: ModelConfig) -> float:
     return 12 * L * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * L * h))
 
 
-def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
-    """Count the elements on one of t tensor-parallel ranks of the stage with these layers.
+def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int], e: int = 1) -> int:
+    """Count the elements on one of t tensor-parallel ranks of the stage with these layers, one of e that share experts.
 
     It holds 1/t of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last has the
     final layer norm and the logits. Tied logits need the word table there too: a copy, unless the stage is both.
@@ -37,9 +70,10 @@ def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     h, first, last = c.hidden_size, 0 in layers, c.num_layers - 1 in layers
     tables, words = int(first or last and c.tied), c.padded_vocab_size(t) // t
     tables += last and c.untie_embeddings_and_output_weights
-    split, replicated = (12 * h**2 + 7 * h) // t, 6 * h      # 3h + 4h biases are split; two norms, two biases are not
     return (tables * words * h + (positions(c) + token_types(c) if first else 0)
-            + len(layers) * (split + replicated) + (2 * h + head_parameters(c, words) if last else 0))
+            + len(layers) * layer_parameters(c).on_a_rank(t, c.groups)
+            + (norm_parameters(c) * h + head_parameters(c, words) if last else 0)
+            + added_parameters(c, layers, t, e))
 
 
 def positions(c: ModelConfig) -> int:
@@ -59,7 +93,8 @@ def head_parameters(c: ModelConfig, words: int) -> int:
     if c.causal:
         return 0
     h, columns = c.hidden_size, pooled_columns(c)
-    return ("lm" in c.heads) * (h**2 + 3 * h + words) + bool(columns) * (h**2 + h) + columns * (h + 1)
+    masked = h**2 + (1 + norm_parameters(c)) * h + words
+    return ("lm" in c.heads) * masked + bool(columns) * (h**2 + h) + columns * (h + 1)
 
 
 def pooled_columns(c: ModelConfig) -> int:

@@ -9,7 +9,7 @@ Each part of a step is counted as the papers count it, and divided by the hardwa
     replicas      reduction of gradients, ZeRO's gathering, and waiting for the slowest of d
     optimizer     Adam, over the parameters that a rank owns
 
-Letters as in reference/config.py.
+Letters as in reference/config.
 """
 from collections import Counter
 from functools import cache
@@ -87,6 +87,10 @@ class Sizes(NamedTuple):
     h: int
     a: int
     t: int
+    heads: int          # columns of all heads of queries on a rank: h/t in a GPT,
+    keys: int           # of those of keys, or of values: the same,
+    ffn: int            # and of the MLP: 4h/t
+    gated: bool
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
@@ -95,8 +99,10 @@ class Sizes(NamedTuple):
 
 def sizes_of(plan: Plan) -> Sizes:
     c, p = plan.model, plan.parallel
-    return Sizes(plan.b, c.max_position_embeddings, c.hidden_size, c.num_attention_heads,
-                 p.tensor_model_parallel_size, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity,
+    t = p.tensor_model_parallel_size
+    return Sizes(plan.b, c.max_position_embeddings, c.hidden_size, c.num_attention_heads, t,
+                 c.num_attention_heads // t * c.head_size, max(1, c.groups // t) * c.head_size, c.ffn_size // t,
+                 c.swiglu, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity,
                  groups_of(plan).tensor)
 
 
@@ -132,25 +138,29 @@ def one_pass(sizes: Sizes, hardware: Hardware, backward: bool) -> Parts:
 
 def linear_products(sizes: Sizes, hardware: Hardware) -> float:
     """Time the products of Q, K and V, attention's output and the MLP. Each of the two gradients takes the same."""
-    n, h, t = sizes.b * sizes.s, sizes.h, sizes.t
+    n, h, heads, f = sizes.b * sizes.s, sizes.h, sizes.heads, sizes.ffn
     return sum(hardware.product(n, k, m)
-               for k, m in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)))
+               for k, m in ((h, heads + 2 * sizes.keys), (heads, h), (h, (1 + sizes.gated) * f), (f, h)))
 
 
 def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
     """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward, twice that backward; and softmax."""
-    b, s, h, a, t = sizes[:5]
-    flops = (1 + backward) * 4 * b * s**2 * h / t
+    b, s, _, a, t = sizes[:5]
+    flops = (1 + backward) * 4 * b * s**2 * sizes.heads
     return (flops / (hardware.peak * hardware.attention[backward]),
             hardware.stream(b * a * s**2 / t, hardware.passes.scores[backward]))
 
 
 def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
-    """Time the elementwise kernels: outside the regions on all positions or a shard of them, inside on columns."""
-    x = sizes.b * sizes.s * sizes.h
-    outside = x / (sizes.t if sizes.sequence_parallel else 1)
+    """Time the elementwise kernels: outside the regions on all positions or a shard of them, inside on columns.
+
+    A GPT has 12 h/t columns there: Q, K, V, attention's result, and 4h/t on either side of the activation.
+    """
+    n = sizes.b * sizes.s
+    outside = n * sizes.h / (sizes.t if sizes.sequence_parallel else 1)
+    columns = 2 * sizes.heads + 2 * sizes.keys + (2 + sizes.gated) * sizes.ffn
     return (hardware.stream(outside, hardware.passes.outside[backward])
-            + hardware.stream(x / sizes.t, hardware.passes.inside[backward]) + hardware.overhead[backward])
+            + hardware.stream(n * columns / 12, hardware.passes.inside[backward]) + hardware.overhead[backward])
 
 
 def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:

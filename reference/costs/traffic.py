@@ -1,11 +1,11 @@
-"""The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config.py."""
-from collections.abc import Iterable
+"""The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config."""
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Layout, Piece
+from reference.parallel.layout import SEVERAL, Bucket, Layout, Piece, shared_pieces
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -13,7 +13,7 @@ class Traffic(NamedTuple):
     """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
-    group: str       # tensor, data, pipeline, embedding or model
+    group: str       # of the topology
     phase: str
     reason: str
     calls: int
@@ -34,36 +34,47 @@ class PassCounts(NamedTuple):
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
-    b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
-    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
-    section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
-    section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
-    where the receivers gather them (2104.04473, section 4.1).
+    b is the micro-batch size, s the sequence length, or with context parallelism a rank's s/c. A layer all-reduces
+    b s h elements twice forward (g) and twice backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t
+    elements a layer and microbatch (1909.08053, section 3). With sequence parallelism each is an all-gather or a
+    reduce-scatter, forward and backward (2205.05198, section 4.2.2). Between stages on different ranks, b s h elements
+    go each way, or b s h / t from each of t ranks where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
+    own = s // p.context_parallel_size
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
-    return [
-        *data(c, b, s, m + e, steps + evaluations, ranks),
-        *forward(c, p, b, s, "forward", m),
-        *backward(c, p, b, s, m),
-        *layers(p, bsh(c, b, s), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+    return in_words_of_c(p, [
+        *data(c, p, b, s, m + e, steps, evaluations, ranks),
+        *forward(c, p, b, own, "forward", m),
+        *backward(c, p, b, own, m),
+        *layers(c, p, b, own, "recompute", m, recomputed_layers(c, p)),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
-        *loss("reduction", steps, ranks, heads, "a step"),
-        Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
-                steps * ranks, "1 a rank, a step"),
+        *loss(p, "reduction", steps, ranks, heads, "a step"),
+        *losses_of_experts(c, p, steps, ranks),
+        Traffic("all_reduce", owners(p), "optimizer", "gradient norm", steps * ranks, steps * ranks,
+                "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
-        *forward(c, p, b, s, "evaluation", e),
-        *loss("evaluation", evaluations, ranks, heads, "an evaluation"),
-    ]
+        *forward(c, p, b, own, "evaluation", e),
+        *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
+    ])
+
+
+def in_words_of_c(p: ParallelConfig, lines: list[Traffic]) -> list[Traffic]:
+    """Write s/c for a rank's positions into the formulas, where context parallelism deals them out."""
+    if p.context_parallel_size == 1:
+        return lines
+    return [line if line.group == "context" or line.reason == "batch" else
+            line._replace(formula=line.formula.replace("b s", "b s/c")) for line in lines]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
 
 
-def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks: int) -> list[Traffic]:
+def data(c: ModelConfig, p: ParallelConfig, b: int, s: int, microbatches: int, steps: int, evaluations: int,
+         ranks: int) -> list[Traffic]:
     """Predict the samples; and for weighted losses, the sum of a global batch's weights.
 
     In a GPT the first and the last rank of a pipeline read samples. In a BERT all do: every layer must know the
@@ -74,8 +85,12 @@ def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks:
     found = [Traffic("broadcast", "tensor", "data", "batch", readers * microbatches,
                      readers * microbatches * b * kind.width(s), f"{f'{readers} ' if readers > 1 else ''}b ({row})")]
     if not c.causal:
-        found.append(Traffic("all_reduce", "data", "data", "weights of the losses", batches * ranks,
-                             batches * ranks * len(c.heads), "heads a rank, a batch"))
+        batches = (steps + evaluations) * ranks
+        found.append(Traffic("all_reduce", replicas(p), "data", "weights of the losses", batches,
+                             batches * len(c.heads), "heads a rank, a batch"))
+        if c.experts:
+            found.append(Traffic("all_reduce", "data", "data", "tokens without padding", steps * ranks, steps * ranks,
+                                 "1 a rank, a step"))
     return found
 
 
@@ -85,7 +100,7 @@ def bsh(c: ModelConfig, b: int, s: int) -> int:
 
 
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
-    """Predict the forward of m microbatches."""
+    """Predict the forward of m microbatches, of which a rank has s positions."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
         found = [*edge(p, "enter", phase, "logits input", m, x, "b s h"),
@@ -96,27 +111,35 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
                   for head in c.heads if head != "lm"]
     return [
         *edge(p, "leave", phase, "embedding output", m, x, "b s h"),
-        *layers(p, x, phase, m * c.num_layers, "L"),
+        *layers(c, p, b, s, phase, m, range(c.num_layers)),
         *between_stages(c, p, phase, "activation", m, x),
         *found,
     ]
 
 
-def layers(p: ParallelConfig, x: int, phase: str, times: int, number: str) -> list[Traffic]:
-    """Predict the forward through `times` layers."""
-    return [one for branch in ("attention", "mlp")
-            for one in (*edge(p, "enter", phase, f"{branch} input", times, x, f"{number} b s h"),
-                        *edge(p, "leave", phase, f"{branch} output", times, x, f"{number} b s h"))]
+def layers(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int,
+           which: Collection[int]) -> list[Traffic]:
+    """Predict the forward of m microbatches through these layers."""
+    x, number = bsh(c, b, s), "recomputed layers" if phase == "recompute" else "L"
+    found = [one for branch, times in branches(c, which).items()
+             for one in (*edge(p, "enter", phase, f"{branch} input", m * times, x, f"{number} b s h"),
+                         *edge(p, "leave", phase, f"{branch} output", m * times, x, f"{number} b s h"))]
+    return [*found, *dispatches(c, p, b, s, phase, m * branches(c, which)["experts"]),
+            *contexts(c, p, b * sequences_of(c) * s, phase, m * len(which), number)]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
     """Predict the backward of m microbatches: the adjoint of every edge of a region."""
-    x, n = bsh(c, b, s), m * c.num_layers
+    x, times = bsh(c, b, s), branches(c, range(c.num_layers))
     return [
         *(edge(p, "enter_backward", "backward", "logits input", m, x, "b s h") if "lm" in c.heads else []),
         *(one for branch in ("mlp", "attention")
-          for one in (*edge(p, "leave_backward", "backward", f"{branch} output", n, x, "L b s h"),
-                      *edge(p, "enter_backward", "backward", f"{branch} input", n, x, "L b s h"))),
+          for one in (*edge(p, "leave_backward", "backward", f"{branch} output", m * times[branch], x, "L b s h"),
+                      *edge(p, "enter_backward", "backward", f"{branch} input", m * times[branch], x, "L b s h"))),
+        *edge(p, "leave_backward", "backward", "experts output", m * times["experts"], x, "L b s h"),
+        *edge(p, "enter_backward", "backward", "experts input", m * times["experts"], x, "L b s h", kept=True),
+        *dispatches(c, p, b, s, "backward", m * times["experts"]),
+        *contexts(c, p, b * sequences_of(c) * s, "backward", m * c.num_layers, "L"),
         *between_stages(c, p, "backward", "gradient", m, x),
         *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
@@ -128,19 +151,75 @@ EDGES = {"enter": ("", "all_gather"), "leave": ("all_reduce", "reduce_scatter"),
          "enter_backward": ("all_reduce", "reduce_scatter"), "leave_backward": ("", "all_gather")}
 
 
-def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: int, formula: str) -> list[Traffic]:
+def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: int, formula: str,
+         kept: bool = False) -> list[Traffic]:
     """Predict the collectives of x elements at an edge; a backward gathers an input again unless it was kept."""
     operation = EDGES[name][p.sequence_parallel]
     found = [(operation, reason)] if operation else []
-    if name == "enter_backward" and p.sequence_parallel and not p.keep_gathered_inputs:
+    if name == "enter_backward" and p.sequence_parallel and not (kept or p.keep_gathered_inputs):
         found = [("all_gather", f"{reason}, again"), *found]
     return [Traffic(operation, "tensor", phase, why, calls, calls * x, formula) for operation, why in found]
 
 
-def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
-    """Count the layers of the whole model that each backward recomputes."""
-    return sum(len(group) for stages in stages_of_ranks(c, p) for held in stages.values()
-               for group, recompute in p.recompute.groups(held) if recompute)
+def branches(c: ModelConfig, which: Collection[int]) -> dict[str, int]:
+    """Count the branches of each kind in these layers. A shared expert is an MLP beside the others."""
+    experts = sum(map(c.has_experts, which))
+    shared = experts if c.experts and c.experts.moe_shared_expert_intermediate_size else 0
+    return {"attention": len(which), "mlp": len(which) - experts + shared, "experts": experts}
+
+
+def dispatches(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, times: int) -> list[Traffic]:
+    """Predict the choices and weights that enter the region of experts, and the all-to-alls there and back.
+
+    Of the b s k copies of a microbatch's tokens, (e-1)/e travel to other ranks if the routers choose evenly. How many
+    do travel depends on the data: the ledger has the count. (Each of t ranks sends them: layers/experts.py.)
+    """
+    if c.experts is None:
+        return []
+    e, copies, found = p.expert_model_parallel_size, b * sequences_of(c) * s * c.experts.moe_router_topk, []
+    if phase == "backward":
+        found += edge(p, "enter_backward", phase, "experts: weights", times, copies, "L b s k", kept=True)
+    else:
+        if p.context_parallel_size > 1 and phase != "evaluation":
+            found.append(Traffic("all_reduce", "context", phase, "experts: choices of sequences", times,
+                                 times * b * sequences_of(c) * c.experts.num_experts, "L b E"))
+        found += [*edge(p, "enter", phase, "experts: choices", times, copies, "L b s k"),
+                  *edge(p, "enter", phase, "experts: weights", times, copies, "L b s k")]
+    if e > 1:
+        travel = times * copies * c.hidden_size * (e - 1) // e
+        found += [Traffic("all_to_all_rows", "expert", phase, f"experts: {what}", times, travel,
+                          "L b s k h (e-1)/e, if the routers choose evenly") for what in ("dispatch", "combine")]
+        if phase != "backward":
+            found.append(Traffic("all_gather", "expert", phase, "experts: counts of copies", times,
+                                 times * e * c.experts.num_experts, "L e E"))
+    return found
+
+
+def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: int, number: str) -> list[Traffic]:
+    """Predict attention's messages between context-parallel ranks, each with so many tokens, in `times` layers."""
+    ranks, backward = p.context_parallel_size, phase == "backward"
+    if ranks == 1:
+        return []
+    t, d = p.tensor_model_parallel_size, c.head_size
+    queries, keys = tokens * c.num_attention_heads // t * d, tokens * max(1, c.groups // t) * d      # of a rank
+    kv, what, d_what = 2 * keys, "keys and values", "gradients of keys and values"
+    if p.cp_comm_type == "a2a":
+        return [Traffic("all_to_all", "context", phase, what, times, times * n, f"{number} b s/c d {heads}/t")
+                for what, n, heads in (("queries", queries, "a"), ("keys", keys, "g"), ("values", keys, "g"),
+                                       ("attended values", queries, "a"))]
+    if p.cp_comm_type == "all_gather":
+        found = [("all_gather", what)] + [("reduce_scatter", d_what)] * backward
+        return [Traffic(operation, "context", phase, what, times, times * kv * ranks, f"{number} 2 b s d g/t")
+                for operation, what in found]
+    hops = times * (ranks - 1)
+    return [Traffic("send", "context", phase, what, hops, hops * kv, f"{number} (c - 1) 2 b s/c d g/t")
+            for what in (what, *[d_what] * backward)]
+
+
+def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> list[int]:
+    """List the layers of the whole model that each backward recomputes."""
+    return [layer for stages in stages_of_ranks(c, p) for held in stages.values()
+            for group, recompute in p.recompute.groups(held) if recompute for layer in group]
 
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, x: int) -> list[Traffic]:
@@ -160,20 +239,41 @@ def edges(c: ModelConfig, p: ParallelConfig) -> int:
 # ---- between replicas -----------------------------------------------------------------------------------------------
 
 
+def replicas(p: ParallelConfig) -> str:
+    """Return the name of the group that holds the same parameters."""
+    return "data" if p.context_parallel_size == 1 else "replicas"
+
+
+def owners(p: ParallelConfig) -> str:
+    """Return the name of the group that owns the whole model between its ranks."""
+    return "world" if p.zero_stage else "model" if p.expert_model_parallel_size == 1 else "holders"
+
+
+def by_kind(p: ParallelConfig, operation: str, phase: str, reason: str, times: int, buckets: list[Bucket],
+            formula: str, of_experts: str = "") -> list[Traffic]:
+    """Predict a collective of these buckets, among the ranks that hold copies of each: all replicas, or d c / e."""
+    found = []
+    for dealt, group, why in ((False, replicas(p), reason), (True, "expert replicas", of_experts or reason)):
+        sizes = [bucket.size for bucket in buckets if bucket.dealt == dealt]
+        if sizes or not dealt:
+            found.append(Traffic(operation, group, phase, why, times * len(sizes), times * sum(sizes), formula))
+    return found
+
+
 def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
     """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
     operation = "reduce_scatter" if p.zero_stage else "all_reduce"
     times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
-    return [Traffic(operation, "data", "reduction", "gradients", times * sum(len(layout.buckets) for layout in layouts),
-                    times * sum(layout.size for layout in layouts), f"parameters of the ranks{each}")]
+    return by_kind(p, operation, "reduction", "gradients", times, [bucket for one in layouts for bucket in one.buckets],
+                   f"parameters of the ranks{each}", "gradients of experts")
 
 
 def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
     """Predict ZeRO-1's and 2's gathering of the updated parameters."""
     if p.zero_stage not in (1, 2):
         return []
-    return [Traffic("all_gather", "data", "optimizer", "parameters", steps * sum(len(one.buckets) for one in layouts),
-                    steps * sum(layout.size for layout in layouts), "parameters of the ranks, a step")]
+    return by_kind(p, "all_gather", "optimizer", "parameters", steps,
+                   [bucket for one in layouts for bucket in one.buckets], "parameters of the ranks, a step")
 
 
 def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], m: int, e: int) -> list[Traffic]:
@@ -183,17 +283,17 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
     """
     if p.zero_stage != 3:
         return []
-    found: dict[str, list[int]] = {"forward": [], "backward": [], "recompute": []}
+    found: dict[str, list[Bucket]] = {"forward": [], "backward": [], "recompute": []}
     for layout, stages in zip(layouts, stages_of_ranks(c, p)):
         for units in (edge_units(c, layout), *(block_units(p.recompute.groups(held)) for held in stages.values())):
             for phase, names in units.items():
-                found[phase] += [layout.bucket_of[name].size for name in names if name in layout.bucket_of]
-    return [Traffic("all_gather", "data", phase, "parameters", times * len(found[of]), times * sum(found[of]), formula)
-            for phase, of, times, formula in (
+                found[phase] += [bucket for name in names for bucket in layout.buckets_of(name)]
+    return [one for phase, of, times, formula in (
                 ("forward", "forward", m, "parameters of the ranks"),
                 ("backward", "backward", m, "the same without the embedding's"),
                 ("recompute", "recompute", m, "of layers recomputed in groups"),
-                ("evaluation", "forward", e, "parameters of the ranks"))]
+                ("evaluation", "forward", e, "parameters of the ranks"))
+            for one in by_kind(p, "all_gather", phase, "parameters", times, found[of], formula)]
 
 
 def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
@@ -221,16 +321,23 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
     The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. A replica sums only its own elements.
+    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
+    queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
-    replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
-    part, found = " / d" if p.zero_stage else "", []
+    replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None and not piece.of.tensor.dealt)
+                  for pieces in owned]
+    part, found = (" / d" if p.context_parallel_size == 1 else " / (c d)") if p.zero_stage else "", []
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
         found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+    shared = [shared_pieces(pieces) for pieces in owned]
+    for n in sorted({n for pieces in shared for n in pieces}):
+        group = "tensor" if n == p.tensor_model_parallel_size else "copies"
+        sizes = [elements(pieces.get(n, ())) for pieces in shared]
+        found.append(all_reduces(group, f"gradients of {n} copies", sizes, steps, f"split by t/{n}{part}, a step"))
     return found
 
 
@@ -244,8 +351,15 @@ def all_reduces(group: str, reason: str, sizes: list[int], steps: int, formula: 
                    steps * sum(sizes), formula)
 
 
-def loss(phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
+def losses_of_experts(c: ModelConfig, p: ParallelConfig, steps: int, ranks: int) -> list[Traffic]:
+    """Predict the sums of the load-balancing loss and the z-loss, over all ranks that have a part of them."""
+    groups = ("tensor",) * p.sequence_parallel + (replicas(p), "pipeline") if c.experts else ()
+    return [Traffic("all_reduce", group, "reduction", "losses of experts", steps * ranks, 2 * steps * ranks,
+                    "2 a rank, a step") for group in groups]
+
+
+def loss(p: ParallelConfig, phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
     """Predict the loss's sum over the replicas and its broadcast from the last stage: a number for each head."""
     formula = f"{'1' if heads == 1 else 'heads'} a rank, {each}"
-    return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks * heads, formula),
+    return [Traffic("all_reduce", replicas(p), phase, "loss", times * ranks, times * ranks * heads, formula),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks * heads, formula)]

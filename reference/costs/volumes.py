@@ -1,6 +1,6 @@
 """Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: traffic.py.
 
-The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
+The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
 """
 from reference.comm.ring import ring_all_gather, ring_all_reduce

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.layer_context import TRAINING
-from reference.ops import (CoreInputs, attention_core, attention_core_backward, cached_attention, linear,
-                           linear_backward, rotate, rotate_backward, rows)
+from reference.layers.core_attention import core_attention_backward, core_attention_forward
+from reference.ops import CoreInputs, linear, linear_backward, rows
 from reference.params import bias, weight
+from reference.rope import rotate, rotate_backward
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def attention_backward(dy, p, cache):
     x, core, context, rotary = cache
     # forward: y = context @ w_out + b_out
     dcontext, dw_out, db_out = linear_backward(dy, context, p.w_out)
-    # forward: context = attention_core(rotate(q), rotate(k), v)
-    dq, dk, dv = attention_core_backward(dcontext.reshape(*x.shape[:2], *p.b_qkv.shape[1:]), core_again(core))
+    # forward: context = core_attention(rotate(q), rotate(k), v)
+    dq, dk, dv = core_attention_backward(dcontext.reshape(*x.shape[:2], *p.b_qkv.shape[1:]), core)
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = x @ w_qkv + b_qkv
@@ -73,21 +74,9 @@ def heads_forward(x, p, causal, context, first_head=0):
     if rotary is not None:
         q, k = rotate(q, rotary), rotate(k, rotary)
     inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head), context.lengths)
-    if context.kv_cache is None:
-        attended, core = attention_core(*inputs)                              # [b, s, a/t, d]
-        core = inputs if context.recompute.selective else core
-    else:
-        attended, core = cached_attention(q, *context.kv_cache.extend(k, v)), None
+    attended, core = core_attention_forward(inputs, context)                  # [b, s, a/t, d]
     attended = attended.reshape(b, s, -1)
     return linear(attended, p.w_out), AttentionCache(x, core, attended, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
-
-
-def core_again(core):
-    """Return the core's cache as it was kept, or recompute it from its inputs (Korthikanti et al. 2022, section 5).
-
-    Its size grows with s^2, and it takes few operations to recompute: nowhere else is so much memory so cheap.
-    """
-    return attention_core(*core)[1] if isinstance(core, CoreInputs) else core
 
 
 def sharded_attention_forward(xs, shards, causal, region, context=TRAINING):

@@ -1,4 +1,4 @@
-"""The transformer block: twice a layer norm, a branch that reads it, and a residual connection around the branch.
+"""The transformer block: twice a norm, a branch that reads it, and a residual connection around the branch.
 
 The residual connection begins before the norm or after it (Shoeybi et al. 2019, figure 7):
 
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from reference import ops
 from reference.layer_context import TRAINING
-from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
-                                        sharded_attention_backward, sharded_attention_forward)
-from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.layers.mlp import MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
+from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
+                                       sharded_attention_branch_backward, sharded_attention_branch_forward)
+from reference.layers.feed_forward import (feed_forward_backward, feed_forward_forward, feed_forward_tensors,
+                                           sharded_feed_forward_backward, sharded_feed_forward_forward)
+from reference.layers.norm import norm_backward, norm_forward, norm_tensors
 
 AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
 
@@ -28,10 +29,10 @@ AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of drop
 class Block:
     """Tensors of one transformer block, or their gradients."""
 
-    input_layernorm: LayerNorm
-    attention: Attention
-    post_attention_layernorm: LayerNorm
-    mlp: MLP
+    input_layernorm: Any           # a norm
+    attention: Any                 # see branches.py
+    post_attention_layernorm: Any
+    mlp: Any                       # see feed_forward.py
 
 
 class BlockCache(NamedTuple):
@@ -45,20 +46,20 @@ class BlockCache(NamedTuple):
     mlp_mask: Any
 
 
-def block_tensors(c):
-    """Declare the tensors for a ModelConfig."""
-    return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
+def block_tensors(c, layer=0):
+    """Declare the tensors of a layer for a ModelConfig."""
+    return Block(norm_tensors(c), attention_branch_tensors(c), norm_tensors(c), feed_forward_tensors(c, layer))
 
 
 def block_forward(x, p, c, context=TRAINING):
     """Map x [b, s, h] -> [b, s, h]. c is the ModelConfig, `context` the layer's LayerContext."""
     dropout = context.dropout
-    normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, c.causal, context)
+    normed, norm_1 = norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
+    y, attention = attention_branch_forward(normed, p.attention, c, context)
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = residual(x, normed, c) + y
-    normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
-    y, mlp = mlp_forward(normed, p.mlp, c.activation)
+    normed, norm_2 = norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
+    y, mlp = feed_forward_forward(normed, p.mlp, c, context)
     y, mask_2 = ops.dropout(y, dropout and dropout.hidden(AFTER_MLP))
     return residual(x, normed, c) + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -66,10 +67,10 @@ def block_forward(x, p, c, context=TRAINING):
 def block_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a Block, for dy [b, s, h]."""
     masked = ops.dropout_backward(dy, cache.mlp_mask)
-    dnormed, mlp = mlp_backward(masked, p.mlp, cache.mlp, c.activation)
+    dnormed, mlp = feed_forward_backward(masked, p.mlp, cache.mlp, c)
     dy, norm_2 = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c)
     masked = ops.dropout_backward(dy, cache.attention_mask)
-    dnormed, attention = attention_backward(masked, p.attention, cache.attention)
+    dnormed, attention = attention_branch_backward(masked, p.attention, cache.attention)
     dx, norm_1 = residual_backward(dy, dnormed, p.input_layernorm, cache.input_layernorm, c)
     return dx, Block(norm_1, attention, norm_2, mlp)
 
@@ -80,10 +81,10 @@ def residual(x, normed, c):
 
 
 def residual_backward(dy, dnormed, p, cache, c):
-    """Return dx and the norm's gradients, as a LayerNorm; dy came around the branch, dnormed through it."""
+    """Return dx and the norm's gradients; dy came around the branch, dnormed through it."""
     if c.apply_residual_connection_post_layernorm:
-        return layer_norm_backward(dnormed + dy, p, cache)
-    dx, grads = layer_norm_backward(dnormed, p, cache)
+        return norm_backward(dnormed + dy, p, cache)
+    dx, grads = norm_backward(dnormed, p, cache)
     return dx + dy, grads
 
 
@@ -93,10 +94,10 @@ def residual_backward(dy, dnormed, p, cache, c):
 def sharded_block_forward(xs, shards, c, region, context=TRAINING):
     """Map each rank's x [b, s, h] to its output [b, s, h]; both use the layout outside the regions."""
     normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
-    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], c.causal, region, context)
+    ys, attention = sharded_attention_branch_forward(normed, [p.attention for p in shards], c, region, context)
     xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_ATTENTION)
     normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
-    ys, mlp = sharded_mlp_forward(normed, [p.mlp for p in shards], c.activation, region)
+    ys, mlp = sharded_feed_forward_forward(normed, [p.mlp for p in shards], c, region, context)
     xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_MLP)
     return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -104,11 +105,12 @@ def sharded_block_forward(xs, shards, c, region, context=TRAINING):
 def sharded_block_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the regions."""
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
-    dnormed, mlp = sharded_mlp_backward(masked, [p.mlp for p in shards], cache.mlp, c.activation, region)
+    dnormed, mlp = sharded_feed_forward_backward(masked, [p.mlp for p in shards], cache.mlp, c, region)
     dys, norm_2 = residuals_backward(dys, dnormed, [p.post_attention_layernorm for p in shards],
                                      cache.post_attention_layernorm, c)
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.attention_mask)]
-    dnormed, attention = sharded_attention_backward(masked, [p.attention for p in shards], cache.attention, region)
+    dnormed, attention = sharded_attention_branch_backward(masked, [p.attention for p in shards], cache.attention,
+                                                           region)
     dxs, norm_1 = residuals_backward(dys, dnormed, [p.input_layernorm for p in shards], cache.input_layernorm, c)
     return dxs, [Block(*grads) for grads in zip(norm_1, attention, norm_2, mlp)]
 
@@ -119,19 +121,19 @@ def residuals_backward(dys, dnormed, shards, caches, c):
 
 
 def norms_forward(xs, shards, c):
-    """Apply a layer norm to each rank's array."""
-    return map(list, zip(*[layer_norm_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
+    """Apply a norm to each rank's array."""
+    return map(list, zip(*[norm_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
 
 
 def norms_backward(dys, shards, caches):
-    return map(list, zip(*[layer_norm_backward(*one) for one in zip(dys, shards, caches)]))
+    return map(list, zip(*[norm_backward(*one) for one in zip(dys, shards, caches)]))
 
 
 def add_branch(xs, ys, region, dropout, site):
     """Add the branch to the residual on each rank; return the sums and the dropout masks of its positions."""
     sums, masks = [], []
     for x, y, positions in zip(xs, ys, region.positions(xs)):
-        y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions.start))
+        y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions))
         sums.append(x + y)
         masks.append(mask)
     return sums, masks

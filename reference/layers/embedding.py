@@ -96,7 +96,7 @@ def sharded_embedding_forward(tokens, shards, region, context=TRAINING, token_ty
         x = xs[rank] if p.position is None else xs[rank] + p.position[positions]
         if p.token_type is not None:
             x = x + lookup(token_types[:, positions], p.token_type)
-        xs[rank], mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
+        xs[rank], mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT, positions))
         masks.append(mask)
     return xs, (held, token_types, masks)
 

@@ -25,9 +25,9 @@ class MLP:
 
 def mlp_tensors(c):
     """Declare the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
-    h, std = c.hidden_size, c.init_method_std
-    return MLP(weight((h, 4 * h), std, split=1), bias((4 * h,), split=0),
-               weight((4 * h, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
+    h, f, std = c.hidden_size, c.ffn_size, c.init_method_std
+    return MLP(weight((h, f), std, split=1), bias((f,), split=0),
+               weight((f, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
 def mlp_forward(x, p, activation):

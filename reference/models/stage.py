@@ -10,12 +10,14 @@ holds a copy of that tied table, under the same name, `embedding.word`: its grad
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from reference.layer_context import LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
-from reference.ops import rotary_cos_sin
+from reference.rope import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):
@@ -51,7 +53,7 @@ def stage_tensors(c, layers):
     first, last = 0 in layers, c.num_layers - 1 in layers
     everything = embedding_tensors(c)
     embedding = everything if first else Embedding(everything.word if last and c.tied else None, None)
-    return {"embedding": embedding, "blocks": {layer: block_tensors(c) for layer in layers}}
+    return {"embedding": embedding, "blocks": {layer: block_tensors(c, layer) for layer in layers}}
 
 
 def stage_of(p, layers):
@@ -89,7 +91,7 @@ def backbone_forward(x, p, c, inputs, context):
     embedding, kept = None, []
     if has_embedding(p):
         x, embedding = embedding_forward(inputs.tokens, p.embedding, context, inputs.token_types)
-    context = context._replace(rotary=stage_rotary(x, c, x.shape[1], context.first_position), lengths=inputs.lengths)
+    context = context._replace(rotary=stage_rotary(x, c, context.runs(slice(0, x.shape[1]))), lengths=inputs.lengths)
     for layers, recompute in context.groups(p.blocks):
         y, caches = blocks_forward(x, layers, p, c, context, keep=not recompute)
         kept.append(LayersCache(layers, None, x) if recompute else LayersCache(layers, caches, None))
@@ -141,9 +143,13 @@ def add_table(embedding, dtable):
     return replace(embedding, word=dtable if embedding.word is None else embedding.word + dtable)
 
 
-def stage_rotary(x, c, s, first=0):
-    """Return rope's cos and sin for s positions from `first` on, like x, for all layers; None for learned positions."""
-    return rotary_cos_sin(s, c.rotary_size, x, first=first) if c.position_embedding_type == "rope" else None
+def stage_rotary(x, c, runs):
+    """Return rope's cos and sin for these runs of positions, like x, for all layers; None for learned positions."""
+    if c.position_embedding_type != "rope":
+        return None
+    cos, sin = zip(*[rotary_cos_sin(run.stop - run.start, c.rotary_size, x, c.rotary_base, run.start, c.rope_scaling)
+                     for run in runs])
+    return np.concatenate(cos), np.concatenate(sin)
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
@@ -153,7 +159,8 @@ def sharded_backbone_forward(shards, c, inputs, region, context):
     """Return each rank's x [b, s, h], as it is outside the regions, and the caches; `shards` are the whole model's."""
     xs, embedding = sharded_embedding_forward(inputs.tokens, [p.embedding for p in shards], region, context,
                                               inputs.token_types)
-    context = context._replace(rotary=stage_rotary(xs[0], c, inputs.tokens.shape[1]), lengths=inputs.lengths)
+    rotary = stage_rotary(xs[0], c, [slice(0, inputs.tokens.shape[1])])
+    context = context._replace(rotary=rotary, lengths=inputs.lengths)
     kept = []
     for layers, recompute in context.groups(shards[0].blocks):
         ys, caches = sharded_blocks_forward(xs, layers, shards, c, region, context, keep=not recompute)

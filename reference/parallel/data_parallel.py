@@ -10,7 +10,7 @@ import numpy as np
 
 from reference.comm.collectives import all_reduce
 from reference.config import number_of_microbatches
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.gpt import gpt_backward, gpt_forward
 from reference.params import tree_map
 
@@ -31,7 +31,8 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
         loss, total = 0.0, tree_map(np.zeros_like, p)
         for k in range(number_of_microbatches(len(tokens), b, d)):
             mine = samples_of(replica, k, d, b)
-            context = LayerContext(dropout and replace(dropout, sample=mine.start))
+            context = LayerContext(dropout and replace(dropout, sample=mine.start),
+                                   auxiliary=AuxiliaryLosses(len(tokens), tokens.size))   # of the global batch, too
             microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine], context)
             dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
             _, grad = gpt_backward(dloss, p, cache, c)
@@ -39,6 +40,27 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
         losses.append(loss)
         grads.append(total)
     return all_reduce(losses)[0], all_reduce_trees(grads)
+
+
+def weighted_loss(losses, weights):
+    """Return the loss over all ranks, and each rank's gradient of it, from each rank's losses and their weights.
+
+    The ranks have other samples, or with context parallelism other positions. Both sums are over all of them.
+    """
+    total = all_reduce([weight.sum() for weight in weights])[0]
+    return all_reduce([(loss * weight).sum() / total for loss, weight in zip(losses, weights)])[0], [
+        weight / total for weight in weights]
+
+
+def mean_of_means(losses, weights):
+    """Do the same by the mean of the ranks' means, which is wrong where their weights differ: a rank with few tokens
+    that count gives each of them more weight.
+
+    With context parallelism that is the rule, not the exception: padding is at the end of a sequence, and so on a few
+    ranks. With one token that counts, on one of c = 2 ranks, loss and gradient are halved (NVIDIA/Megatron-LM #7452).
+    """
+    shares = [weight / max(weight.sum(), 1) / len(weights) for weight in weights]
+    return all_reduce([(loss * share).sum() for loss, share in zip(losses, shares)])[0], shares
 
 
 def all_reduce_trees(trees):

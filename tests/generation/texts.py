@@ -63,7 +63,8 @@ def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], toler
     words = case.ids("words", s)
     kv_cache = replica.empty_kv_cache(s)
     kept = sum(one.k.size + one.v.size for one in kv_cache.values())
-    assert kept == 2 * s * c.hidden_size // t * sum(len(params.blocks) for params in replica.params.values())
+    each = 2 * s * max(1, c.groups // t) * c.head_size
+    assert kept == each * sum(len(params.blocks) for params in replica.params.values())
     expected = gpt_logits(words[None], case.params(gpt_tensors(c)), c)[0]       # [s, V]
     for size, end in zip(pieces, np.cumsum(pieces)):
         logits = last_logits(replica, words[end - size:end].tolist(), kv_cache)

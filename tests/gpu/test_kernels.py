@@ -16,7 +16,7 @@ from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.runtime.arrays import dtype_of, is_half
-from reference import ops, optimizer
+from reference import ops, optimizer, rope
 from reference.dropout import Site
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
@@ -161,10 +161,10 @@ def test_relu_behind_a_linear_layer(n, h, m, form, seed):
 def test_rotate(b, s, a, pairs, form, seed):
     """Each element of halves is rounded once: also the small difference of large products."""
     x = draw(seed, form, b, s, a, 2 * pairs + 1)
-    angles = ops.rotary_cos_sin(s, 2 * pairs, x)
+    angles = rope.rotary_cos_sin(s, 2 * pairs, x)
     for name in ("rotate", "rotate_backward"):
         found = getattr(kernels, name)(put(x), tuple(map(put, angles)))
-        expected = getattr(ops, name)(*wide(x), tuple(wide(*angles)))
+        expected = getattr(rope, name)(*wide(x), tuple(wide(*angles)))
         same(found, expected, form)
         assert (abs(found.get() - expected) <= FORMATS[form].epsilon / 2 * abs(expected) + 1e-6 * abs(x).max()).all()
 
@@ -195,6 +195,49 @@ def test_layer_norm(n, h, form, seed):
     wanted = ops.layer_norm_backward(*wide(dy, weight), (*wide(normed.get()), exact_inverse_std))
     for actual, expected, its_form in zip(found, wanted, (form, stays(form), stays(form)), strict=True):
         same(actual, expected, its_form, 2)
+
+
+@given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
+def test_rms_norm(n, h, form, seed):
+    """Of rows that may be as short as a head."""
+    x, dy = draw(seed, form, 2, n, h) + dtype_of(form).type(1), draw(seed + 1, form, 2, n, h)
+    weight = draw(seed, form, h)
+    y, (normed, inverse_rms) = kernels.rms_norm(*map(put, (x, weight)), 1e-3)
+    expected, (exact, exact_inverse_rms) = ops.rms_norm(*wide(x, weight), 1e-3)
+    same(y, expected, form, 2)
+    same(normed, exact, form, 2)
+    same(inverse_rms, exact_inverse_rms, stays(form))
+    found = kernels.rms_norm_backward(put(dy), put(weight), (normed, inverse_rms))
+    wanted = ops.rms_norm_backward(*wide(dy, weight), (*wide(normed.get()), exact_inverse_rms))
+    for actual, expected, its_form in zip(found, wanted, (form, stays(form)), strict=True):
+        same(actual, expected, its_form, 2)
+
+
+@given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
+def test_swiglu(n, f, form, seed):
+    x, dy = draw(seed, form, 2, n, 2, f), draw(seed + 1, form, 2, n, f)
+    (y, cache), (expected, exact) = kernels.swiglu(put(x)), ops.swiglu(*wide(x))
+    same(y, expected, form, 2)
+    same(kernels.swiglu_backward(put(dy), cache), ops.swiglu_backward(*wide(dy), exact), form, 3)
+
+
+@pytest.mark.parametrize("form", ["float32", "float16"])
+def test_swiglu_far_out(form):
+    """Where exp overflows: nothing to the left, gate times up to the right."""
+    x = np.stack([np.array([[-3e4, -500, 500, 3e4]]), np.full((1, 4), 2)], 1).astype(dtype_of(form))
+    y, _ = kernels.swiglu(put(x))
+    assert (y.get() == [[0, 0, 1000, 6e4]]).all()
+
+
+def test_rms_norm_of_more_rows_than_blocks(monkeypatch):
+    """So that a block takes several."""
+    monkeypatch.setattr(fused, "BLOCKS", 3)
+    x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
+    _, cache = kernels.rms_norm(put(x), put(weight), 1e-3)
+    _, expected_cache = ops.rms_norm(x, weight, 1e-3)
+    for actual, expected in zip(kernels.rms_norm_backward(put(x), put(weight), cache),
+                                ops.rms_norm_backward(x, weight, expected_cache), strict=True):
+        same(actual, expected, "float64")
 
 
 def test_layer_norm_of_more_rows_than_blocks(monkeypatch):
@@ -244,16 +287,17 @@ def test_dropout(array, form, seed):
 
 
 @FEWER
-@given(st.data(), st.integers(1, 3), st.integers(1, 17), st.integers(1, 3), st.integers(1, 6), st.booleans(),
-       st.booleans(), FORMS, SEEDS)
-def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
+@given(st.data(), st.integers(1, 3), st.integers(1, 17), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6),
+       st.booleans(), st.booleans(), FORMS, SEEDS)
+def test_attention_core(data, b, s, g, each, d, causal, dropping, form, seed):
     """q, k and v as the layer hands them over: views of one array."""
+    a = each * g
     site = data.draw(sites(b, a, s, s)) if dropping else None
     qkv, dcontext, real = draw(seed, form, b, s, 3, a, d), draw(seed + 1, form, b, s, a, d), data.draw(lengths(b, s))
     on_device = put(qkv)
-    inputs = ops.CoreInputs(*(on_device[:, :, i] for i in range(3)), causal, site, put(real))
+    inputs = ops.CoreInputs(*(on_device[:, :, i, :n] for i, n in enumerate((a, g, g))), causal, site, put(real))
     y, cache = kernels.attention_core(*inputs)
-    exact = [wide(qkv)[0][:, :, i] for i in range(3)]
+    exact = [wide(qkv)[0][:, :, i, :n] for i, n in enumerate((a, g, g))]
     expected, expected_cache = ops.attention_core(*exact, causal, site, real)
     same(y, expected, form, 4)
     if not is_half(qkv):
@@ -270,11 +314,12 @@ def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
 
 
 @FEWER
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 6), FORMS, SEEDS)
-def test_cached_attention(b, n, before, a, d, form, seed):
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 6), FORMS, SEEDS)
+def test_cached_attention(b, n, before, g, each, d, form, seed):
     """Of keys and values that lie in a buffer with room for more."""
     m = n + before - 1
-    q, both = draw(seed, form, b, n, a, d), draw(seed + 1, form, 2, b, m + 3, a, d)
+    q, both = draw(seed, form, b, n, each * g, d), draw(seed + 1, form, 2, b, m + 3, g, d)
     k, v = (put(both)[i, :, :m] for i in range(2))
     same(kernels.cached_attention(put(q), k, v), ops.cached_attention(*wide(q, *both[:, :, :m])), form, 4)
 

@@ -1,5 +1,6 @@
 """Traffic inside hosts and between them, counted apart, and the notice about groups that several hosts share."""
 from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ from mpi_impl.comm.ledger import Entry, Ledger, Total, bytes_between_hosts, ring
 from mpi_impl.reports.traffic import Line, inside_and_between, table
 from reference.costs.volumes import tensor_parallel_traffic
 
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 BYTES = 8       # of an element
 
 
 def messages(operation: str, n: int, elements: int, root: int = 0):
-    """Return every message (source, target, bytes) of a collective that n ranks play in a ring, step by step."""
+    """Return every message (source, target, bytes) of a collective that n ranks play in a ring, step by step; of an
+    all-to-all, from each rank to every other.
+    """
     if operation == "broadcast":
         return [((root + i) % n, (root + i + 1) % n, BYTES * elements) for i in range(n - 1)]
+    if operation == "all_to_all":
+        return [(*pair, BYTES * elements / n) for pair in permutations(range(n), 2)]
     rounds = 2 if operation == "all_reduce" else 1      # to add up, and to hand out
     return [(rank, (rank + 1) % n, BYTES * elements / n)
             for _ in range(rounds) for _ in range(n - 1) for rank in range(n)]

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, Recompute
+from reference.config import (ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
+                              ExpertsConfig, ModelConfig, Recompute)
 from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
@@ -70,19 +71,23 @@ class Training(NamedTuple):
 
     @property
     def case(self) -> ExactCase:
-        stages, s = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages, 3 + self.sequence_parallel
+        stages, c = make(self.plan.schedule, self.plan.p, self.m, self.plan.chunks).stages, self.plan.c
+        s = 2 * c if c > 1 else 3 + self.sequence_parallel
         sizes = dict(num_layers=max(stages, 3), hidden_size=4 * self.t, num_attention_heads=2 * self.t, vocab_size=10,
-                     max_position_embeddings=4, make_vocab_size_divisible_by=3)
+                     max_position_embeddings=max(s, 4), make_vocab_size_divisible_by=3)
         return ExactCase(self.t, ModelConfig(**sizes | self.model), 1, s, self.t, False, self.sequence_parallel,
                          self.keep_gathered_inputs)
 
     @property
     def ranks(self) -> int:
-        return self.t * self.plan.p * self.d
+        return self.t * self.plan.p * self.plan.c * self.d
 
 
 NO_DROPOUT = dict(hidden_dropout=0.0, attention_dropout=0.0)
 UNTIED = dict(untie_embeddings_and_output_weights=True)
+LLAMA = dict(normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=8, rotary_base=5e5,
+             position_embedding_type="rope")
+EXPERTS = ExpertsConfig(4, 2, moe_ffn_hidden_size=2, moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.25)
 # Together they have every choice that there is.
 RUNS = {
     "gpipe, ZeRO-1": Training(1, 2, 2, Plan(2, "gpipe", bucket_size=7, zero_stage=1), NO_DROPOUT),
@@ -98,11 +103,35 @@ RUNS = {
     "dualpipe-v, ZeRO-2, offloaded, BERT": Training(
         1, 2, 2, Plan(2, "dualpipe-v", bucket_size=101, zero_stage=2, cpu_offload=True),
         dict(architecture="bert", heads=("choice",), apply_residual_connection_post_layernorm=True)),
+    "a Llama, more ranks than groups": Training(
+        4, 1, 2, Plan(bucket_size=7, recompute=Recompute("selective")), LLAMA | dict(num_query_groups=2)),
+    "a Qwen, multi-query, a pipeline, ZeRO-2, sequence parallel": Training(
+        2, 2, 2, Plan(2, zero_stage=2), LLAMA | UNTIED | dict(
+            num_query_groups=1, qk_layernorm=True, add_qkv_bias=True, kv_channels=4, use_rope_scaling=True), True),
     "ZeRO-1, BERT, sequence parallel": Training(
         4, 2, 1, Plan(bucket_size=1, zero_stage=1, recompute=Recompute("full", "block", 1)),
         dict(architecture="bert", heads=("lm",), activation="relu", num_layers=2), True),
     "ZeRO-3 on three replicas, sequence parallel": Training(
         2, 3, 2, Plan(zero_stage=3, recompute=Recompute("full", "uniform", 2)), {}, True),
+    "a ring of three, rope, 1f1b": Training(
+        1, 1, 2, Plan(2, c=3, zero_stage=1), dict(position_embedding_type="rope", num_layers=2)),
+    "a ring of two, sequence parallel, BERT": Training(
+        2, 2, 1, Plan(c=2, zero_stage=2, recompute=Recompute("full")),
+        dict(architecture="bert", heads=("lm", "sop"), num_layers=2), True),
+    "gathered keys, ZeRO-3": Training(
+        1, 2, 2, Plan(c=2, cp_comm_type="all_gather", zero_stage=3), dict(num_layers=2)),
+    "experts dealt out to two, sequence parallel": Training(
+        2, 4, 1, Plan(zero_stage=1, bucket_size=100, e=2), dict(experts=EXPERTS, num_layers=2), True),
+    "experts dealt out to four of two, a ring of two, ZeRO-3": Training(
+        1, 2, 1, Plan(c=2, zero_stage=3, recompute=Recompute("full"), e=4), dict(
+            experts=replace(EXPERTS, moe_router_pre_softmax=True, moe_shared_expert_intermediate_size=2),
+            num_layers=2)),
+    "experts in a V, ZeRO-2, BERT": Training(
+        1, 2, 2, Plan(2, "zb-v", zero_stage=2, e=2), dict(
+            experts=replace(EXPERTS, moe_layer_freq=2), architecture="bert", heads=("lm",))),
+    "heads for positions, BERT": Training(
+        2, 1, 2, Plan(2, "zb-h1", c=2, cp_comm_type="a2a", recompute=Recompute("selective")),
+        dict(architecture="bert", heads=("choice",), num_layers=2)),
 }
 
 
@@ -119,16 +148,20 @@ def test_every_choice_is_met():
     models = [case.model for case in every]
     assert {plan.schedule for plan in plans} == SCHEDULES.keys() - {"forward-only"}
     assert {plan.zero_stage for plan in plans} == set(range(4))
+    assert {plan.cp_comm_type for plan in plans if plan.c > 1} == set(CP_COMM_TYPES)
     assert {plan.recompute.granularity for plan in plans} == set(RECOMPUTE)
     assert {plan.recompute.method for plan in plans} == {"uniform", "block"}
     assert {(c.architecture, c.heads) for c in models} == {(name, each) for name in ARCHITECTURES
                                                          for each in ARCHITECTURES[name]}
     assert {c.activation for c in models} == set(ACTIVATIONS)
     assert {c.position_embedding_type for c in models} == set(POSITION_EMBEDDINGS)
+    assert {c.normalization for c in models} == set(NORMALIZATIONS)
+    assert {c.groups < case.t for c, case in zip(models, every)} == {False, True}
     for several, names in ((plans, ("cpu_offload", "scatter_gather")),
                            (every, ("sequence_parallel", "keep_gathered_inputs")),
                            (models, ("untie_embeddings_and_output_weights", "apply_residual_connection_post_layernorm",
-                                     "hidden_dropout"))):
+                                     "hidden_dropout", "swiglu", "grouped_attention", "qk_layernorm", "add_qkv_bias",
+                                     "kv_channels", "use_rope_scaling"))):
         for name in names:
             assert {bool(getattr(each, name)) for each in several} == {False, True}, name
 

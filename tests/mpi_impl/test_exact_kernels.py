@@ -13,20 +13,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import cpu, plain
-from reference import ops
+from mpi_impl.kernels import blocks, blockwise, cpu, plain
+from reference import online_softmax, ops
 from reference.dropout import Site
 from reference.exact import array, field
 from reference.exact.array import ExactArray, random_array
 from reference.exact.field import MINUS_INFINITY
 from reference.layers.cross_entropy import softmax_minus_target
-from tests.mpi_impl.test_kernels import attention_mask
+from tests.mpi_impl.test_kernels import attention_mask, block_backward_arguments, block_of
 from tests.planted import planted
 from tests.reference.test_ops import lengths
 from tests.strategies import close
 
 SMALL, HEAD_SIZES, WIDTHS = st.integers(1, 3), st.sampled_from([1, 4]), st.sampled_from([2, 4, 8])
 SITE = Site((3, 4), 0.1, (0, 5, 7, 8), (2, 0, 0, 0))
+GROUP = st.sampled_from([1, 2, 4])      # heads of queries for each of keys and values
 SITES = st.sampled_from([None, SITE, Site((1, 2), 0.5, (0, 9, 9, 9), (0, 1, 2, 3))])
 examples = settings(max_examples=settings().max_examples // 2)
 
@@ -35,8 +36,9 @@ examples = settings(max_examples=settings().max_examples // 2)
 def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have several."""
     monkeypatch.setattr(cpu, "TILE", 8)
-    monkeypatch.setattr(cpu, "ATTENTION_ROWS", 2)
-    monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:2, :2])
+    monkeypatch.setattr(blocks, "ROOM", 8)
+    monkeypatch.setattr(blockwise, "ROWS", 2)
+    monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:2, :2])
 
 
 def same(actual, expected):
@@ -84,6 +86,22 @@ def test_layer_norm(n, h):
 
 
 @examples
+@given(SMALL, WIDTHS)
+def test_rms_norm(n, h):
+    x, dy, weight = random_array((2, n, h), "x"), random_array((2, n, h), "dy"), random_array(h, "weight")
+    (y, cache), (expected, expected_cache) = (m.rms_norm(x, weight, 1e-5) for m in (cpu, ops))
+    same([y, *cpu.rms_norm_backward(dy, weight, cache)], [expected, *ops.rms_norm_backward(dy, weight, expected_cache)])
+
+
+@examples
+@given(SMALL, WIDTHS)
+def test_swiglu(n, f):
+    x, dy = random_array((2, n, 2, f), "x"), random_array((2, n, f), "dy")
+    (y, cache), (expected, expected_cache) = cpu.swiglu(x), ops.swiglu(x)
+    same([y, cpu.swiglu_backward(dy, cache)], [expected, ops.swiglu_backward(dy, expected_cache)])
+
+
+@examples
 @given(SMALL, SMALL, WIDTHS, SITES)
 def test_dropout(b, s, h, site):
     x, dy = random_array((b, s, 2, h), "x"), random_array((b, s, 2, h), "dy")
@@ -92,23 +110,38 @@ def test_dropout(b, s, h, site):
 
 
 @examples
-@given(st.data(), SMALL, st.integers(1, 7), SMALL, HEAD_SIZES, st.booleans(), SITES)
-def test_attention_in_blocks_of_queries(data, b, s, a, d, causal, site):
+@given(st.data(), SMALL, st.integers(1, 7), SMALL, GROUP, HEAD_SIZES, st.booleans(), SITES)
+def test_attention_in_blocks_of_queries(data, b, s, g, each, d, causal, site):
     """With padding and dropout, which the kernel scales last."""
-    q, k, v = (random_array((b, s, 3, a, d), "qkv")[:, :, i] for i in range(3))
-    dy, real = random_array((b, s, a, d), "dy"), data.draw(lengths(b, s))
-    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real) for m in (cpu, ops))
-    same([y, cache.probs, *cpu.attention_core_backward(dy, cache)],
+    q, k, v = (random_array((b, s, 3, each * g, d), "qkv")[:, :, i, :heads]
+               for i, heads in enumerate((each * g, g, g)))
+    dy, real = random_array((b, s, each * g, d), "dy"), data.draw(lengths(b, s))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real)
+                                                   for m in (blockwise, ops))
+    same([y, cache.probs, *blockwise.attention_core_backward(dy, cache)],
          [expected, expected_cache.probs, *ops.attention_core_backward(dy, expected_cache)])
     assert (cache.probs * ~attention_mask(b, s, causal, real) == 0).all()
 
 
 @examples
-@given(SMALL, st.integers(1, 5), SMALL, SMALL, HEAD_SIZES)
-def test_cached_attention(b, n, before, a, d):
+@given(SMALL, st.integers(1, 5), SMALL, SMALL, GROUP, HEAD_SIZES)
+def test_cached_attention(b, n, before, g, each, d):
     m = n + before - 1
-    q, (k, v) = random_array((b, n, a, d), "q"), random_array((2, b, m + 3, a, d), "kv")[:, :, :m]
-    same([cpu.cached_attention(q, k, v)], [ops.cached_attention(q, k, v)])
+    q, (k, v) = random_array((b, n, each * g, d), "q"), random_array((2, b, m + 3, g, d), "kv")[:, :, :m]
+    same([blockwise.cached_attention(q, k, v)], [ops.cached_attention(q, k, v)])
+
+
+@examples
+@given(st.data(), SMALL, st.integers(1, 5), st.integers(1, 5), SMALL, SMALL, HEAD_SIZES)
+def test_block_attention(data, b, n, m, g, each, d):
+    """Forward; and backward with any statistics of the other blocks."""
+    def drawn(name, *shape):
+        return random_array(shape, name)
+
+    block, dy = block_of(data, drawn, b, n, m, g, each, d)
+    same(blocks.block_attention(*block), online_softmax.block_attention(*block))
+    arguments = block_backward_arguments(block, dy, drawn)
+    same(blocks.block_attention_backward(*arguments), online_softmax.block_attention_backward(*arguments))
 
 
 @examples
@@ -212,22 +245,33 @@ def test_online_softmax_needs_the_law_of_exp(monkeypatch):
 # ---- bugs -----------------------------------------------------------------------------------------------------------
 
 NO_PADDING = SimpleNamespace(draw=lambda lengths: None)
-ATTENTION = (test_attention_in_blocks_of_queries, (NO_PADDING, 1, 5, 1, 4, True, SITE))
+ATTENTION = (test_attention_in_blocks_of_queries, (NO_PADDING, 1, 5, 1, 1, 4, True, SITE))
+GROUPS = (test_attention_in_blocks_of_queries, (NO_PADDING, 1, 3, 2, 2, 4, True, SITE))
 BUGS = {
-    "attention's scale": (*ATTENTION, "block] * scale, k_transposed", "block] * scale * (1 + 2**-50), k_transposed"),
+    "attention's scale": (*ATTENTION, "q[at] * scale, k[seen]", "q[at] * scale * (1 + 2**-50), k[seen]"),
+    "a group's other heads": (*GROUPS, "x.sum(2, keepdims=True)", "x[:, :, :1]"),
+    "heads dealt out to groups in turn": (*GROUPS, "groups.stop - groups.start, -1, *x.shape[2:])",
+                                          "-1, groups.stop - groups.start, *x.shape[2:]).swapaxes(1, 2)"),
     "a row's sum": (*ATTENTION, "p *= 1 / (p @ ones[:keys])", "p *= 1 / (p @ ones[:keys] + 2**-50)"),
     "a hidden block": (*ATTENTION, "keys = end if causal else s", "keys = start + 1 if causal else s"),
     "softmax's gradient": (*ATTENTION, "dp -= along ", "dp -= along * (1 + 2**-50) "),
     "dropout's gradient": (*ATTENTION, "dropped, dy = p * keep, dy *", "dropped, dy = p, dy *"),
-    "gelu": (test_gelu, (1, 4), "sigmoid_ += 1\n", "sigmoid_ += 1 + 2**-50\n"),
+    "gelu": (test_gelu, (1, 4), "np.multiply(x_, sigmoid_, out=y_)", "np.multiply(x_, sigmoid_ + 2**-50, out=y_)"),
     "gelu's gradient": (test_gelu, (1, 4), "slope *= 6 * 0.044715", "slope *= 6 * 0.044715 * (1 + 2**-50)"),
-    "epsilon outside the root": (test_layer_norm, (1, 4), "np.sqrt(y_ @ mean + x.dtype.type(epsilon))",
-                                 "(np.sqrt(y_ @ mean) + x.dtype.type(epsilon))"),
-    "a norm's gradient": (test_layer_norm, (1, 4), "dx_ -= scratch", "dx_ -= scratch * (1 + 2**-50)"),
+    "epsilon outside the root": (test_layer_norm, (1, 4), "mean + x.dtype.type(epsilon)), out=inverse_std_",
+                                 "mean) + x.dtype.type(epsilon), out=inverse_std_"),
+    "a norm's gradient": (test_layer_norm, (1, 4), "scratch += dy_ @ weight_mean", "scratch += dy_ @ -weight_mean"),
+    "an RMS norm with a mean": (test_rms_norm, (1, 4), "np.multiply(x_, x_, out=y_)\n        np.divide(1, np.sqrt(",
+                                "np.multiply(x_, x_ - x_ @ mean, out=y_)\n        np.divide(1, np.sqrt("),
+    "an RMS norm's gradient": (test_rms_norm, (1, 4), "np.multiply(normed_, scratch @ weight_mean, out=scratch)",
+                               "np.multiply(normed_, dy_ @ weight_mean, out=scratch)"),
+    "gate and up exchanged": (test_swiglu, (1, 4), "np.multiply(gate, sigmoid_, out=y_)\n            y_ *= up",
+                              "np.multiply(up, sigmoid_, out=y_)\n            y_ *= up"),
+    "the gate's gradient": (test_swiglu, (1, 4), "dgate *= dup\n", "dgate *= up\n"),
     "dropout's scale": (test_dropout, (1, 1, 4, SITE),
                         "np.multiply(dy_, mask.scale, out=dx_)", "np.multiply(dy_, mask.scale + 2**-50, out=dx_)"),
-    "a cached token's scale": (test_cached_attention, (1, 3, 2, 1, 4), "(q[:, :, block] * scale) @",
-                               "(q[:, :, block] * scale * (1 + 2**-50)) @"),
+    "a cached token's scale": (test_cached_attention, (1, 3, 2, 1, 1, 4), "(q[:, :, :, block] * scale) @",
+                               "(q[:, :, :, block] * scale * (1 + 2**-50)) @"),
     "the sum of exp": (test_cross_entropy, (1, 5), "logits_ -= highest_\n", "logits_ -= highest_ * (1 + 2**-50)\n"),
 }
 
@@ -236,5 +280,6 @@ BUGS = {
 def test_bugs_are_other_formulas(name):
     test, sizes, right, wrong = BUGS[name]
     test.hypothesis.inner_test(*sizes)
-    with planted("mpi_impl.kernels.cpu", right, wrong), pytest.raises(AssertionError, match="other formulas"):
+    module = "blockwise" if test in (test_attention_in_blocks_of_queries, test_cached_attention) else "cpu"
+    with planted(f"mpi_impl.kernels.{module}", right, wrong), pytest.raises(AssertionError, match="other formulas"):
         test.hypothesis.inner_test(*sizes)

@@ -38,9 +38,11 @@ def collectives_agree(group, xs, axis):
     assert (group.all_reduce(x.copy(), "test", op="max") == collectives.all_reduce(xs, np.maximum)[0]).all()
     assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
     close(group.reduce_scatter(x, axis, "test"), collectives.reduce_scatter(xs, axis)[group.rank], tolerance)
+    parts = collectives.all_to_all([np.split(x, n, axis) for x in xs])[group.rank]
+    assert all((one == other).all() for one, other in zip(group.all_to_all(np.split(x, n, axis), "test"), parts))
     assert (group.broadcast(x.copy(), "test", root=n - 1) == collectives.broadcast(xs, n - 1)[0]).all()
-    assert group.ledger.elements(reason="test") == (4 + n) * x.size
-    assert group.ledger.calls(group="world", group_size=n) == 5
+    assert group.ledger.elements(reason="test") == (5 + n) * x.size
+    assert group.ledger.calls(group="world", group_size=n) == 6
 
 
 @given(RANKS)
@@ -92,28 +94,31 @@ def each_looks(group, failing):
         assert str(error) == f"There is no file {min(failing)}."
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
-def test_places_are_megatrons(t, d, p):
-    """Tensor-parallel ranks are neighbours, then data-parallel ones, then stages; every place is taken once."""
-    c = ParallelConfig(t, p, d)
-    places = [place(rank, c) for rank in range(c.world_size)]
-    assert places == [Place(i, r, stage) for stage in range(p) for r in range(d) for i in range(t)]
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
+def test_places_are_megatrons(t, c, d, p):
+    """Tensor-parallel ranks are neighbours, then context-parallel ones, then data-parallel ones, then stages; every
+    place is taken once.
+    """
+    config = ParallelConfig(t, p, d, context_parallel_size=c)
+    places = [place(rank, config) for rank in range(config.world_size)]
+    assert places == [Place(i, k, r, stage) for stage in range(p) for r in range(d) for k in range(c) for i in range(t)]
 
 
-@pytest.mark.parametrize("t, p", [(1, 1), (2, 2), (1, 4), (2, 1)])
-def test_every_communicator_is_given_back(ranks, t, p):
+@pytest.mark.parametrize("t, p, c", [(1, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2)])
+def test_every_communicator_is_given_back(ranks, t, p, c):
     """MPI has some thousands, and a notebook connects again and again. The world's own stays."""
-    ranks.run(4, connect_and_disconnect, t, p)
+    ranks.run(4, connect_and_disconnect, t, p, c)
 
 
-def connect_and_disconnect(group, t, p):
-    made, init, split, config = [], Group.__init__, Group.split, ParallelConfig.for_world(group.size, t, p)
+def connect_and_disconnect(group, t, p, c):
+    config = ParallelConfig.for_world(group.size, t, p, context_parallel_size=c)
+    made, init, split = [], Group.__init__, Group.split
     at_an_end = p > 1 and place(group.rank, config).pipeline in (0, p - 1)
     colors = []
     with (mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)),
           mock.patch.object(Group, "split", lambda self, color, name: colors.append(color) or split(self, color, name)),
           connected(group, config)):
-        assert len(made) == 4 + at_an_end
+        assert len(made) == 4 + at_an_end + 2 * (c > 1)
     assert min(colors) >= 0, "MPI knows no others, even if some library takes them"
     assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
 
@@ -144,15 +149,17 @@ def test_groups_of_eight_ranks(ranks):
 
 
 def test_the_table_of_topology(ranks):
-    """t = p = d = 2, as the docstring of mpi_impl/comm/topology.py has it: the groups' names and members."""
-    found = ranks.run(8, members, 2, 2)
-    for line in topology_module.__doc__.splitlines():
-        if match := re.fullmatch(r" +(?:With .*: +)?(tensor|data|pipeline|model) +((?:\[[\d ]+\])+)", line):
-            groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", match[2])]
-            assert [each[match[1]] for each in found] == [
+    """Each table in the docstring of mpi_impl/comm/topology.py: names and members."""
+    tables = topology_module.__doc__.split("With ")[1:]
+    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2", "d = 4, p = e = 2"]
+    for table, sizes, others in zip(tables, [(2, 2, 1), (2, 1, 2), (1, 2, 1, 2)],
+                                    [{"embedding"}, set(), {"embedding"}]):
+        found = ranks.run(8, members, *sizes)
+        for name, line in re.findall(r" {9}([a-z][a-z ]*?|data) +((?:\[[\d ]+\])+)", table.replace(":", " " * 20)):
+            groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", line)]
+            assert [each.pop(name) for each in found] == [
                 next(group for group in groups if rank in group) for rank in range(8)]
-            found = [{name: group for name, group in each.items() if name != match[1]} for each in found]
-    assert [each.keys() for each in found] == [{"embedding"}] * 8      # all others were in the table
+        assert [each.keys() for each in found] == [others] * 8      # all others were in the table
 
 
 @settings(max_examples=40)
@@ -162,20 +169,25 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
     of its stages."""
     t = data.draw(st.integers(1, 8), "t")
     p = data.draw(st.integers(1, 8 // t), "p")
-    d = data.draw(st.integers(1, 8 // (t * p)), "d")
-    for rank, found in enumerate(ranks.run(t * p * d, members, t, p)):
+    c = data.draw(st.integers(1, 8 // (t * p)), "c")
+    d = data.draw(st.integers(1, 8 // (t * p * c)), "d")
+    for rank, found in enumerate(ranks.run(t * p * c * d, members, t, p, c)):
         ends = [found["pipeline"][0], found["pipeline"][-1]]
-        assert found["pipeline"] == [rank % (t * d) + t * d * stage for stage in range(p)]
+        assert found["pipeline"] == [rank % (t * c * d) + t * c * d * stage for stage in range(p)]
         assert found.get("embedding") == (ends if p > 1 and rank in ends else None)
         assert len(found["model"]) == t * p and set(found["pipeline"]) | set(found["tensor"]) <= set(found["model"])
-        assert set(found["data"]) & set(found["model"]) == {rank}
+        replicas = found.get("replicas", found["data"])
+        assert len(replicas) == c * d and set(replicas) & set(found["model"]) == {rank}
+        assert set(found["data"]) | set(found.get("context", [])) <= set(replicas)
 
 
-def members(group, t, p):
+def members(group, t, p, c=1, e=1):
     """Return the world ranks in each of this rank's groups, by the groups' names."""
-    with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
+    parallel = ParallelConfig.for_world(group.size, t, p, context_parallel_size=c, expert_model_parallel_size=e)
+    with connected(group, parallel) as topology:
         me, found = np.array([group.rank]), {}
-        for part in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):
+        for part in (topology.tensor, topology.context, topology.data, topology.replicas, topology.pipeline,
+                     topology.model, topology.embedding, topology.expert, topology.expert_replicas, topology.holders):
             if part is not None:
                 found[part.name] = part.all_gather(me, 0, "test").tolist()
                 assert found[part.name][part.rank] == group.rank
@@ -265,7 +277,7 @@ def check_posted_collectives(group, posts, length, dtype, wrap, seed):
         while i % 2 and not pending.poll():
             pass
         if i % 2:
-            np.testing.assert_array_equal(to_host(out), expected)      # it is over, so the result is in its place
+            assert (to_host(out) == expected).all()                    # it is over, so the result is in its place
         assert pending.wait() is out
         assert (to_host(out) == expected).all() and (to_host(whole) == after).all()
         out[...] = 1.0

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
-from reference import ops
+from reference import online_softmax, ops
 from reference.dropout import Site
 from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device, to_host
@@ -37,8 +37,9 @@ def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
-    monkeypatch.setattr(cpu, "ATTENTION_ROWS", 5)
-    monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:5, :5])
+    monkeypatch.setattr(blocks, "ROOM", 128)
+    monkeypatch.setattr(blockwise, "ROWS", 5)
+    monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
 
 
 def draw(seed, dtype, *shape):
@@ -68,13 +69,13 @@ def test_the_table_names_functions_by_its_rows():
     in_turn = {"drop_then_add", "add_then_norm", "multiply_then_activate", "repeat_core"}
     for name, row in TABLE.items():
         assert {function.__name__ for function in row} - in_turn <= {name}
-        twin = getattr(ops, name, None)
+        twin = getattr(ops, name, getattr(online_softmax, name, None))
         assert twin is None or row.textbook is twin or name == "cross_entropy_backward"     # ours gets other arguments
 
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, compiled, half, fused, cuda):
+    for module in (plain, cpu, blocks, blockwise, compiled, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
@@ -201,12 +202,44 @@ def test_layer_norm(fast, n, h, dtype, seed):
 
 
 @FAST
-@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
-       st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
+@given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_rms_norm(fast, n, h, dtype, seed):
+    x, dy, weight = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h), draw(seed, dtype, h)
+    (y, cache), (expected, expected_cache) = (m.rms_norm(x, weight, 1e-3) for m in (fast, ops))
+    same(y, expected, dtype)
+    for actual, wanted in zip(fast.rms_norm_backward(dy, weight, cache),
+                              ops.rms_norm_backward(dy, weight, expected_cache), strict=True):
+        same(actual, wanted, dtype)
+
+
+@FAST
+@given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_swiglu(fast, n, f, dtype, seed):
+    x, dy = 3 * draw(seed, dtype, 1, n, 2, f), draw(seed + 1, dtype, 1, n, f)
+    (y, cache), (expected, expected_cache) = fast.swiglu(x), ops.swiglu(x)
+    same(y, expected, dtype)
+    same(fast.swiglu_backward(dy, cache), ops.swiglu_backward(dy, expected_cache), dtype)
+
+
+@FAST
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_swiglu_far_out(fast, dtype, recwarn):
+    """Where exp overflows: nothing to the left, gate times up to the right, and no word about it."""
+    x = np.stack([np.array([[-1e4, -800, 800, 1e4]], dtype), np.full((1, 4), 2, dtype)], 1)
+    y, cache = fast.swiglu(x)
+    assert (y == [[0, 0, 1600, 2e4]]).all()
+    assert (fast.swiglu_backward(np.ones_like(y), cache) == [[[0, 0, 2, 2], [0, 0, 800, 1e4]]]).all()
+    assert not recwarn.list
+
+
+@FAST
+@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 4), st.integers(1, 6),
+       st.booleans(), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_attention_core(fast, data, b, s, g, each, d, causal, dtype, seed):
     """q, k and v as the layer hands them over: views of one array. What is hidden has probability 0, and no gradient.
     """
-    q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
+    a = each * g
+    q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i, :heads] for i, heads in enumerate((a, g, g)))
     dcontext, real = draw(seed + 1, dtype, b, s, a, d), data.draw(lengths(b, s))
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, None, real) for m in (fast, ops))
     same(y, expected, dtype)
@@ -226,18 +259,56 @@ def attention_mask(b, s, causal, real):
     return visible & (keys < (np.full(b, s) if real is None else real)[:, None, None, None])
 
 
-@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6),
-       st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_cached_attention(b, n, before, a, d, dtype, seed):
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 6), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_cached_attention(b, n, before, a, each, d, dtype, seed):
     """Of keys and values that lie in a buffer with room for more: the last rows of causal attention, on every library.
     """
     m = n + before - 1
-    q, (k, v) = draw(seed, dtype, b, m, a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
+    q, (k, v) = draw(seed, dtype, b, m, each * a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
     expected = ops.attention_core(q, k, v, True)[0][:, m - n:]
     for wrap in (np.asarray, SpyArray):
         found = kernels.cached_attention(*map(wrap, (q[:, m - n:], k, v)))
         assert isinstance(found, type(wrap(q)))
         same(to_host(found), expected, dtype)
+
+
+def block_of(data, draw_array, b, n, m, g, each, d):
+    """Draw a block's arguments: q, k, v, and whether it is on the diagonal, where dropout draws, how much is real."""
+    diagonal = data.draw(st.booleans(), "diagonal")
+    m = n if diagonal else m
+    site = data.draw(st.sampled_from([None, Site((3, 4), 0.3, (0, g * each + 1, n + 5, m + 4), (2, 1, 5, 3))]), "site")
+    real = data.draw(st.sampled_from([None, np.random.default_rng(n).integers(-2, m + 2, b)]), "real")
+    q, k, v = draw_array("q", b, n, g * each, d), draw_array("k", b, m, g, d), draw_array("v", b, m, g, d)
+    return (q, k, v, diagonal, site, real), draw_array("dy", b, n, g * each, d)
+
+
+def block_backward_arguments(block, dy, draw_array):
+    """Return the arguments of block_attention_backward; other blocks have raised the maximum, and have their sums."""
+    q = block[0]
+    b, n, a, _ = q.shape
+    along, highest, total = (draw_array(name, b, a, n, 1) for name in ("along", "highest", "total"))
+    return dy, along, highest, total, *block
+
+
+@FAST
+@given(st.data(), st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
+       st.integers(1, 5), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_block_attention(fast, data, b, n, m, g, each, d, dtype, seed):
+    """With keys that several heads share, and samples of which no key is real; forward and backward."""
+    def drawn(name, *shape):
+        return abs(draw(seed, dtype, *shape)) + 1 if name == "total" else draw(seed + len(name) + ord(name[0]), dtype,
+                                                                               *shape)
+
+    block, dy = block_of(data, drawn, b, n, m, g, each, d)
+    for actual, expected in zip(fast.block_attention(*block), online_softmax.block_attention(*block), strict=True):
+        hidden = np.isinf(expected)
+        assert (actual == expected)[hidden].all()
+        same(np.where(hidden, 0, actual).astype(dtype), np.where(hidden, 0, expected).astype(dtype), dtype)
+    arguments = block_backward_arguments(block, dy, drawn)
+    for actual, expected in zip(fast.block_attention_backward(*arguments),
+                                online_softmax.block_attention_backward(*arguments), strict=True):
+        same(actual, expected, dtype)
 
 
 def test_padding_on_a_device():

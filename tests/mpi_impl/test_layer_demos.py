@@ -2,15 +2,20 @@
 import importlib
 import re
 
+import numpy as np
 import pytest
 
 from mpi_impl.launching.pool import RankAssertion, RankFailure
-from reference.config import option, round_up
+from reference.config import ExpertsConfig, ModelConfig, option, round_up
 from reference.errors import UserError
+from reference.layers.experts import experts_tensors
+from reference.layers.router import route
+from reference.params import initialize
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
-DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel")
+DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "ring_attention",
+         "context_parallel", "experts")
 SIZES = (1, 2, 3, 8)
 EXACT = 8       # bytes of an element: all compute in float64, or with whole numbers as long
 
@@ -57,6 +62,7 @@ OWNED = [       # demo, what is sharded, its number on n ranks, how many lists n
     ("sequence_parallel", "position", lambda n: round_up(8, n), 1),
     ("sequence_parallel", "head", lambda n: round_up(4, n), 1),
     ("sequence_parallel", "column", lambda n: 16 * round_up(4, n), 1),
+    ("experts", "expert", lambda n: 2 * n, 1),
 ]
 
 
@@ -104,6 +110,30 @@ def sequence_parallel_sends(n):
             ("all_reduce", all_reduce(6 * h, n))]                            # of two norms 4 h, of two biases 2 h
 
 
+def ring_attention_sends(n):
+    kv = 2 * 4 * 2 * 4 * (n - 1) * EXACT                                     # 2 b s/c a d, c - 1 times
+    return [("send", kv)] * 4 * (n > 1)
+
+
+def context_parallel_sends(n):
+    x = 2 * 2 * 4 * 4 * round_up(4, n)                                       # b s/c h, in two layers
+    gathered = half_of_it(2 * n * x, n)
+    return [*[("send", 2 * (n - 1) * x * EXACT)] * 3, *[("all_gather", gathered)] * 2, ("reduce_scatter", gathered),
+            *[("all_to_all", half_of_it(x, n))] * 8] * (n > 1)
+
+
+def experts_sends(n):
+    """Rank 0 sends the copies of its own tokens for experts of others, and returns those of others' tokens for its own.
+    """
+    c = ModelConfig(1, 8, 1, 1, 6, init_method_std=0.5, experts=ExpertsConfig(2 * n, 2, moe_ffn_hidden_size=16))
+    router = initialize(experts_tensors(c), seed=1, dtype=np.float64).router
+    x, _ = np.random.default_rng(1).normal(size=(2, n, 6, 8))
+    chosen = route(x @ router, c.experts).ids // 2                           # the ranks of the experts
+    there, back = 8 * EXACT * (chosen[0] != 0).sum(), 8 * EXACT * (chosen[1:] == 0).sum()
+    return [("all_gather", half_of_it(n * 2 * n, n)), ("all_to_all_rows", there), ("all_to_all_rows", back),
+            ("all_to_all_rows", there), ("all_to_all_rows", back), ("all_reduce", all_reduce(8 * 2 * n, n))]
+
+
 SENT = {
     "collectives": collectives_sends,
     "mlp": lambda n: [("all_reduce", all_reduce(2 * 3 * round_up(8, n), n))] * 2,
@@ -112,6 +142,9 @@ SENT = {
     "cross_entropy": lambda n: [*[("all_reduce", all_reduce(6, n))] * 3,
                                 ("all_gather", half_of_it(6 * round_up(16, n), n))],
     "sequence_parallel": sequence_parallel_sends,
+    "ring_attention": ring_attention_sends,
+    "context_parallel": context_parallel_sends,
+    "experts": experts_sends,
 }
 
 
@@ -250,7 +283,13 @@ BUGS = [        # demo, what its check says, the bug
     ("sequence_parallel", "every weight's gradient differs", Bug("mpi_impl.demos.sequence_parallel",
                                                                  "if tensor.split is None:", "if False:")),
     ("sequence_parallel", "what is sent differs", Bug(MAPPINGS, 'f"{reason}, again"', "reason")),
-    ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x).start)", "0)")),
+    ("ring_attention", "Y differs", Bug("reference.online_softmax", "one.context * mine + other.context * its",
+                                        "one.context + other.context")),
+    ("ring_attention", "dK differs", Bug("mpi_impl.layers.context_attention", "dkv += others", "dkv[0] -= others[0]")),
+    ("context_parallel", "the loss differs", Bug("reference.batches", "take(x, part.chunks) for x in self))",
+                                                 "x[:, :x.shape[1] // 3] for x in self))")),
+    ("context_parallel", "every gradient differs", Bug("mpi_impl.layers.context_attention", "dkv += others", "pass")),
+    ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x))", "slice(0, x.shape[1]))")),
 ]
 
 
@@ -284,6 +323,8 @@ def test_the_check_can_fail(ranks, name, sentence, bug):
     ("cross_entropy", "--vocab-size 0", "--vocab-size is 0, but must be at least 1"),
     ("sequence_parallel", "--seq-length 8", "number of ranks is 3, but must divide --seq-length, which is 8"),
     ("sequence_parallel", "--seq-length 0", "--seq-length is 0, but must be at least 1"),
+    ("ring_attention", "--chunk-length 0", "--chunk-length is 0, but must be at least 1"),
+    ("context_parallel", "--chunk-length 100000000", "the ranks' arrays would take about"),
     *[(name, "--no-such-thing 1", f"mpi_impl.demos.{name} has no option --no-such-thing") for name in DEMOS],
     ("mlp", "--hidden-size eight", "invalid int value: 'eight'"),
 ])
@@ -294,7 +335,8 @@ def test_a_wrong_option_gets_a_sentence(ranks, name, arguments, sentence):
 
 @pytest.mark.parametrize("name, arguments", [
     ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
-    ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3")])
+    ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3"),
+    ("ring_attention", "--chunk-length 5"), ("context_parallel", "--chunk-length 1")])
 def test_other_sizes(ranks, capsys, name, arguments):
     """The results are right with the user's own sizes, too, and lines that are too long are shortened."""
     lines = output_of(ranks, capsys, name, 3, *arguments.split())

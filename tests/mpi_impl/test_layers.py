@@ -19,7 +19,7 @@ from reference.precision import Precision
 from tests import rank_theorems as theorems
 from tests.reference.test_recompute import arrays_in
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
-from tests.textbook_theorems import padding_gets_nothing
+from tests.textbook_theorems import shards_are_of_one_whole
 from tests.training_theorems import Plan, connected
 
 
@@ -105,7 +105,7 @@ def padding_stays_0(group, case):
         for step in range(3):
             trainer.step([case.batch(str(step), case.b)], case.b)
         for state in trainer.state.optimizer_states.values():
-            theorems.first_checks(group, state.flat, lambda everyone: padding_gets_nothing(
+            theorems.first_checks(group, state.flat, lambda everyone: shards_are_of_one_whole(
                 list(map(trainer.state.layout.views, everyone)), trainer.state.layout.tensors, group.size))
 
 

@@ -11,7 +11,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig, Recompute
 from reference.costs.activation_inventory import ActivationInventory, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
@@ -56,6 +56,33 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, prec
     for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, precision):
         assert one.as_predicted, [x for x in one.compared if x[1]!=x[2]]
         assert len(one.compared) == 7 + (one.expected.unreduced is not None)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(cases(sizes=st.sampled_from([1, 2]), architectures=ANY_MODEL, num_layers=4, experts=2), SCHEDULES, recomputes(),
+       PRECISIONS, st.integers(0, 3), st.sampled_from([1, 2]))
+def test_a_run_with_experts_holds_what_is_predicted(ranks, case, schedule, recompute, precision, zero_stage, e):
+    """Two kinds of states; and activations, unless the number of tokens that come to a rank's experts is the data's."""
+    p, name, v = schedule
+    plan = Plan(p, name, v, zero_stage=zero_stage, recompute=recompute, e=e)
+    for one in ranks.run(case.t * p * 2, memory_of_a_run, case, plan, 4, precision):
+        assert one.as_predicted, [x for x in one.compared if x[1] != x[2]]
+        assert len(one.compared) == (7 if e == 1 else 5) + (one.expected.unreduced is not None)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(st.data(), st.sampled_from([(1, 2), (1, 3), (2, 2)]), st.sampled_from(CP_COMM_TYPES), SCHEDULES, recomputes(),
+       PRECISIONS, st.integers(0, 3))
+def test_a_rank_with_some_positions_holds_what_is_predicted(ranks, data, sizes, way, schedule, recompute, precision,
+                                                            zero_stage):
+    """Attention keeps no probabilities, but where heads are exchanged for positions."""
+    (t, c), (p, name, v) = sizes, schedule
+    case = data.draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=4, c=c,
+                           heads_of=c if way == "a2a" else 1))
+    p, name, v = (p, name, v) if t * p * c <= 8 else (1, "1f1b", None)
+    plan = Plan(p, name, v, zero_stage=zero_stage, recompute=recompute, c=c, cp_comm_type=way)
+    for one in ranks.run(t * p * c, memory_of_a_run, case, plan, 2 * p, precision):
+        assert one.as_predicted, [x for x in one.compared if x[1] != x[2]]
 
 
 @pytest.mark.parametrize("positions", ["learned_absolute", "rope"])

@@ -111,7 +111,8 @@ def as_the_format_explains(textbook: training.Trainer, batch, everyone, epsilon:
     if skipped:
         return
     assert len(set(results)) == 1, "ranks report different losses or norms"
-    stages = {place.pipeline: [one for one in everyone if one[0][1:] == (0, place.pipeline)] for place, *_ in everyone}
+    stages = {place.pipeline: [one for one in everyone if one[0][1:] == (0, 0, place.pipeline)]
+              for place, *_ in everyone}
     grads, params = (join_stages([join([one[field] for one in stages[stage]], stages[stage][0][2])
                                   for stage in sorted(stages)]) for field in (3, 4))
     n = 24 * textbook.model.num_layers + 8

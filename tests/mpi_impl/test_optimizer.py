@@ -107,5 +107,5 @@ def test_every_element_counts_once(case, parts, bucket_size, elsewhere):
             for piece in counted_pieces(layout.pieces(rank), tensor_rank, elsewhere):
                 counted[piece.of.name] += piece.size
     for name, tensor in leaves(tensors):
-        size = int(np.prod(tensor.local_shape(case.t))) * (1 if tensor.split is None else case.t)
+        size = int(np.prod(tensor.local_shape(case.t))) * case.t // tensor.copies(case.t)
         assert counted[name] == (0 if name == elsewhere else size)

@@ -2,7 +2,7 @@
 import pytest
 
 from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.presets import PRESETS
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from mpi_impl.reports.forecast import MeasuredRate, RunSizes
 from mpi_impl.reports.throughput import describe_flops, throughput_of
 from reference.config import ModelConfig
@@ -11,8 +11,10 @@ from reference.costs.parameters import parameters
 from reference.errors import UserError
 
 WORDS = {"gpt": 50_257, "bert": 30_522}
+LLAMAS = {"smollm2-135m": 134_515_008, "tinyllama-1.1b": 1_100_048_384, "llama3-8b": 8_030_261_248,
+          "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "qwen3-0.6b": 596_049_920}
 UNITS = {"m": 1e6, "b": 1e9}
-NAMES = [(architecture, name) for architecture, presets in PRESETS.items() for name in presets]
+NAMES = [(architecture, name) for architecture, presets in PRESETS.items() for name in presets if name not in LLAMAS]
 
 
 @pytest.mark.parametrize("architecture, name", NAMES)
@@ -22,6 +24,26 @@ def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
     size, near = float(said[:-1]) * UNITS[said[-1]], 0.05 if said[-1] == "b" else 0.005
     assert parameters(settings.model(WORDS[architecture])) == pytest.approx(size, rel=near)
     assert settings.precision.compute == "float16" and settings.parallel.recompute.granularity == "full"
+
+
+@pytest.mark.parametrize("name, published", LLAMAS.items())
+def test_a_llama_has_the_parameters_of_the_published_weights(name, published):
+    """Counted in their files, to the last one."""
+    settings = parse(["--preset", name], 1)
+    model = settings.model(VOCABULARIES[name])
+    assert parameters(model) == published and settings.precision.compute == "bfloat16"
+    assert set(LLAMAS) == set(VOCABULARIES) == PRESETS["gpt"].keys() - {name for _, name in NAMES}
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_llamas_flops_are_megatrons(name):
+    """With its own terms for groups, the gate, and the size of a head."""
+    settings = parse(["--preset", name], 1)
+    c, B, s = settings.model(VOCABULARIES[name]), settings.args.global_batch_size, settings.args.seq_length
+    ratio = c.head_size * c.num_attention_heads / c.hidden_size
+    layer = (1 + c.groups / c.num_attention_heads + s / c.hidden_size) * ratio + 1.5 * c.ffn_size / c.hidden_size
+    assert iteration_flops(c, B, s) == pytest.approx(12 * B * s * c.num_layers * c.hidden_size**2 * (
+        layer + c.vocab_size / (2 * c.num_layers * c.hidden_size)), rel=1e-12)
 
 
 @pytest.mark.parametrize("t", [1, 8])
@@ -67,6 +89,11 @@ def test_an_option_has_the_last_word(options, compute):
     settings = parse(["--preset", "gpt2-355m", "--num-layers", "2", *options.split()], 2)
     assert settings.args.num_layers == 2 and settings.args.hidden_size == 1024 and settings.microbatches == 32
     assert settings.precision.compute == compute
+
+
+@pytest.mark.parametrize("options, compute", [("--fp16", "float16"), ("--dtype float64", "float64")])
+def test_an_option_takes_the_place_of_a_llamas_format(options, compute):
+    assert parse(["--preset", "qwen3-0.6b", *options.split()], 1).precision.compute == compute
 
 
 @pytest.mark.parametrize("options, gone", [

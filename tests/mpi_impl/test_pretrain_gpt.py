@@ -122,13 +122,13 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
             assert ours == pytest.approx(first, rel=1e-11)
 
 
-STEP = "return StepResult(losses, norm, rate, scale)"
+STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
 
 
 @pytest.mark.parametrize("part, module, right, wrong", [
     ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("losses", "(losses[0] * (1 + 1e-9),)")),
     ("gradient", "mpi_impl.training.optimizer",
-     'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
+     'np.sqrt(everyone.all_reduce(to_host(squares), "gradient norm")[0])', "np.sqrt(to_host(squares)[0])"),
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
         ("gradient", "mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),

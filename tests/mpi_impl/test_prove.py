@@ -47,6 +47,12 @@ TOPOLOGIES = {
     f"--untie-embeddings-and-output-weights --pipeline-model-parallel-size 2 --pipeline-schedule gpipe {SMALL}": 2,
     f"--model bert --bert-no-binary-head --apply-residual-connection-post-layernorm {SMALL}": 2,
     f"{T2} --recompute-granularity full --recompute-num-layers 2 {SMALL} --num-layers 3": 2,
+    f"--context-parallel-size 2 --cp-comm-type all_gather {T2} --sequence-parallel --zero-stage 3 {SMALL}": 4,
+    f"--model bert --context-parallel-size 2 {SMALL}": 2,
+    f"--context-parallel-size 2 --cp-comm-type a2a --recompute-activations {SMALL}": 4,
+    f"{T2} --expert-model-parallel-size 2 --num-experts 8 --moe-aux-loss-coeff 0.1 --zero-stage 3 {SMALL}": 4,
+    f"--expert-model-parallel-size 4 --context-parallel-size 2 --num-experts 4 --moe-z-loss-coeff 0.1 "
+    f"--moe-shared-expert-intermediate-size 8 --moe-layer-freq 2 {SMALL}": 4,
     f"{T2} --sequence-parallel --keep-gathered-inputs --clip-grad 0 --lr-warmup-iters 100 {SMALL}": 2,
 }
 
@@ -98,7 +104,7 @@ BUGS = {
         "iteration 1, forward: blocks.0.attention.probs_mask is another formula on rank 1 (tensor 1, data 0, pipeline "
         "0) than in the textbook, first at [0, 3, "),
     "every rank draws the same shard": (
-        2, RUN, Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
+        2, RUN, Bug("reference.params", "number * length if axis == tensor.split else 0 for", "0 for"),
         "iteration 0, optimizer parameters: embedding.word is another formula on rank 1 "),
     "f without its all-reduce": (
         2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)", "return dx"),
@@ -130,7 +136,8 @@ def test_floats_do_not_see_a_sum_that_is_too_large_by_one_part_in_2_50(ranks):
 
 
 def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
-    bug = Bug("mpi_impl.recording.observer", "if self.tensor_rank == 0 or not identical:", "if self.tensor_rank == 0:")
+    bug = Bug("mpi_impl.recording.observer", "if partial or self.tensor_rank % segment.copies == 0:",
+              "if self.tensor_rank == 0:")
     with pytest.raises(RankFailure, match="The run on 2 ranks lacks a part of .*it is never computed there"):
         ranks.run(2, planted_run, bug, prove, RUN)
 
@@ -206,6 +213,8 @@ def test_what_a_run_has_several_of_its_proof_has_two_of():
     layouts = [layouts_of_ranks(model, parallel)[0] for model, parallel in (
         (run.model(4095), run.parallel), (sizes.model, sizes.parallel))]
     assert len(layouts[0].buckets) > 3 and abs(len(layouts[0].buckets) - len(layouts[1].buckets)) <= 2
+    ring = sizes_of("--context-parallel-size 4 --num-attention-heads 8 --cp-comm-type a2a --seq-length 64", 4)
+    assert (ring.model.num_attention_heads, ring.seq_length) == (8, 16)
     one = sizes_of("--num-attention-heads 1 --seq-length 1 --micro-batch-size 1 --num-layers 1", 1)
     assert (one.model.num_attention_heads, one.seq_length, one.micro_batch_size, one.microbatches) == (1, 1, 1, 1)
 

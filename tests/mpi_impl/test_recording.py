@@ -35,6 +35,9 @@ PLANS = {
     "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
+    "a ring": (4, case(), Plan(2, c=2)),
+    "gathered keys": (4, case(2, cut=True), Plan(c=2, cp_comm_type="all_gather")),
+    "exchanged heads": (4, case(2), Plan(c=2, cp_comm_type="a2a", zero_stage=1)),
 }
 DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
 
@@ -101,12 +104,32 @@ def test_every_model_and_format(ranks, form, choices):
     assert not found.differences and found.worst.strain < 0.5, found
 
 
+QWEN = replace(MODEL, num_layers=2, normalization="RMSNorm", swiglu=True, add_bias_linear=False, add_qkv_bias=True,
+               num_query_groups=2, qk_layernorm=True)
+
+
+@pytest.mark.parametrize("model, n, of, plan", [
+    pytest.param(QWEN, 4, case(4), Plan(zero_stage=1), id="copies of keys, their norms, and a gate"),
+    pytest.param(replace(QWEN, qk_layernorm=False), *PLANS["sequence"], id="without norms", marks=pytest.mark.deep)])
+def test_a_llama_computes_the_same_tensors_too(ranks, model, n, of, plan):
+    """Gradients of copies are sums over the ranks that have them."""
+    one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
+    check_whole(one, other)
+    found = compare(one, other)
+    assert not found.differences and found.worst.strain < 0.01 and found.compared > 300, found
+    names = {key.name for key in one.parts}
+    assert {"blocks.0.attention.keys_values", "blocks.0.mlp.gate_up", "blocks.1.attention.b_kv"} <= names
+
+
 OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"pooler", "multichoice_head"}}
 
 
 @pytest.mark.parametrize("model, n, of, plan", [
     pytest.param(BERT, *PLANS["sequence"], id="words and order"),
-    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep)])
+    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep),
+    pytest.param(BERT, 2, case(), Plan(c=2), id="words and order, in a ring"),
+    pytest.param(CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), id="a choice, heads exchanged",
+                 marks=pytest.mark.deep)])
 def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
     """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
     model = replace(model, num_layers=2)

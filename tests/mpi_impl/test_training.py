@@ -2,7 +2,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import CP_COMM_TYPES, ModelConfig, Recompute
 from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
@@ -21,19 +21,23 @@ def places(ranks=8):
 
 
 @st.composite
-def runs(draw):
-    """Draw the number of ranks, a case, the number of microbatches, and a plan."""
-    t, p, d = draw(st.sampled_from(places()), "t, p, d")
+def runs(draw, least_c=1, experts=False):
+    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e is any divisor."""
+    t, p, d = draw(st.sampled_from(places(8 // least_c)), "t, p, d")
+    c = draw(st.integers(least_c, 8 // (t * p * d)), "c")
+    way = draw(st.sampled_from(CP_COMM_TYPES), "cp comm type") if c > 1 else "p2p"
+    e = draw(st.sampled_from([e for e in range(c * d, 0, -1) if c * d % e == 0]), "e") if experts else None
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
-    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L")))
+    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L"),
+                      c=c, heads_of=c if way == "a2a" else 1, experts=e))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"))
-    return t * p * d, case, m, plan
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1)
+    return t * p * c * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
@@ -41,6 +45,21 @@ def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
     n, case, m, plan = run
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@given(runs(experts=True), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
+def test_any_run_with_experts(ranks, run, steps, clip):
+    """Dealt out or not; uneven loads, experts without tokens, samples of one token."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(least_c=2), st.integers(1, 2))
+def test_any_run_with_dealt_positions(ranks, run, steps):
+    """Each of several ranks has its own positions of every sequence; everything else is as ragged as before."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, 0.05, plan)
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -114,6 +133,14 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(experts=True), st.integers(1, 2), st.integers(0, 2))
+def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
+    """Dispatched copies too, whose number depends on the data: what went there came back."""
+    n, case, m, plan = run
+    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+
+
 KNOWN = {
     "a BERT that learns words and the order of sentences, its sequence cut": (
         2, 2, 1, ("bert", ("lm", "sop")), True, Plan(2)),
@@ -130,6 +157,12 @@ KNOWN = {
         2, "interleaved", 1, bucket_size=7, zero_stage=2, recompute=Recompute("selective"))),
     "a GPT that keeps what was gathered, without a pipeline": (2, 1, 1, ("gpt", ("lm",)), True, Plan()),
     "a GPT whose results are sent whole": (3, 2, 1, ("gpt", ("lm",)), False, Plan(2, scatter_gather=False)),
+    "a GPT whose keys travel around a ring of three": (1, 2, 1, ("gpt", ("lm",)), False, Plan(
+        2, c=3, recompute=Recompute("full", "block", 1))),
+    "a GPT whose keys are gathered, its sequence cut": (2, 1, 2, ("gpt", ("lm",)), True, Plan(
+        c=2, cp_comm_type="all_gather", zero_stage=2)),
+    "a BERT whose heads are exchanged for positions": (2, 2, 1, ("bert", ("lm", "sop")), False, Plan(
+        2, c=2, cp_comm_type="a2a", recompute=Recompute("selective"))),
 }
 
 
@@ -137,9 +170,11 @@ KNOWN = {
 def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
     """Each line of the formulas counts in one of these. Two samples in a microbatch, two steps, three evaluations."""
     t, p, d, (architecture, heads), cut, plan = KNOWN[name]
-    model = ModelConfig(5, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3, architecture=architecture, heads=heads)
-    case = Case(t, model, 2, 4, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
-    ranks.run(t * p * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+    c = plan.c
+    model = ModelConfig(5, 4 * t * c, t * c, 17, 4 * c, make_vocab_size_divisible_by=3, architecture=architecture,
+                        heads=heads)
+    case = Case(t, model, 2, 4 * c, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
+    ranks.run(t * p * c * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
 
 
 @pytest.mark.parametrize("t", [2, 4])

@@ -14,7 +14,7 @@ from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
 from mpi_impl.planning.profiles import load, save
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.programs.presets import PRESETS
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from mpi_impl.reports.charts import MEMORY
 from reference.config import ModelConfig
 from reference.costs.flops import iteration_flops
@@ -67,12 +67,12 @@ def test_the_table_has_the_numbers_of_its_plans(job, recompute):
 
 @pytest.mark.parametrize("name", [name for models in PRESETS.values() for name in models])
 def test_a_preset_is_its_model(name):
-    """Padded as in the papers; its sizes may be given anew."""
+    """Its vocabulary is padded as in the papers, or the published one; its sizes may be given anew."""
     options = ["--num-gpus", "8", "--global-batch-size", "8", "--preset", name]
     found, changed = (model_of(parse([*options, *more])) for more in ([], ["--num-layers", "6", "--vocab-size", "100"]))
     preset = PRESETS[found.architecture][name]
-    assert name.startswith(found.architecture) and found.vocab_size == {"gpt": 51_200, "bert": 30_592}[
-        found.architecture]
+    assert name in PRESETS[found.architecture] and found.vocab_size == VOCABULARIES.get(
+        name, {"gpt": 51_200, "bert": 30_592}[found.architecture])
     assert (found.num_layers, found.hidden_size, found.num_attention_heads, found.max_position_embeddings) == tuple(
         preset[size] for size in ("num_layers", "hidden_size", "num_attention_heads", "seq_length"))
     assert changed == replace(found, num_layers=6, vocab_size=100)

@@ -17,7 +17,8 @@ def test_a_sample_is_a_row(case):
     kind, batch = batch_type(case.model), case.batch("", case.b)
     rows = batch.pack()
     assert rows.shape == (case.b, kind.width(case.s)) and rows.dtype == np.int64
-    for unpacked in (kind.unpack(rows), kind(*map(np.concatenate, zip(*(kind.unpack(row[None]) for row in rows))))):
+    one_by_one = zip(*(kind.unpack(row[None]) for row in rows))
+    for unpacked in (kind.unpack(rows), kind(*(None if x[0] is None else np.concatenate(x) for x in one_by_one))):
         for one, other in zip(unpacked, batch, strict=True):
             np.testing.assert_array_equal(one, other)
 

@@ -59,7 +59,7 @@ def test_all_that_ranks_own_is_the_model_once(case, bucket_size, parts):
                     assert all(a.start >= 0 and a.stop <= n for a, n in zip(box, whole[piece.of.name].shape))
                     owned[piece.of.name][box] += 1
     for name, times in owned.items():
-        assert (times == (1 if whole[name].split is not None else case.t)).all(), name
+        assert (times == whole[name].copies(case.t)).all(), name
 
 
 @given(cases(), BUCKET, PARTS)
@@ -74,7 +74,7 @@ def test_boxes_are_where_the_elements_are(case, bucket_size, parts):
             view = flat[segment.slice].reshape(segment.shape)
             x, tensor = whole[segment.name], segment.tensor
             if tensor.split is not None:
-                at = rank * segment.shape[tensor.split]
+                at = rank // tensor.copies(case.t) * segment.shape[tensor.split]
                 x = x[(slice(None),) * tensor.split + (slice(at, at + segment.shape[tensor.split]),)]
             view[tuple(map(slice, x.shape))] = x
         for replica in range(parts):

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from mpi_impl.kernels import cpu, fused
+from mpi_impl.kernels.fused import core
 from reference import ops
 from reference.config import ModelConfig
 from reference.dropout import Dropout, Site
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
+from reference.positions import SequencePart, deal, zigzag
 from tests.reference.test_ops import attention_by_definition, draw, gradient_is_right
 from tests.strategies import close
 
@@ -45,7 +48,7 @@ def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, se
     """A replica has some samples, and a rank with sequence parallelism some positions of sequences of any length."""
     whole = Dropout(model(n=7), seed, 3, sample, 1)
     samples, positions = part
-    mine = replace(whole, sample=sample + samples.start).hidden("mlp", positions.start)
+    mine = replace(whole, sample=sample + samples.start).hidden("mlp", positions)
     shape = samples.stop - samples.start, positions.stop - positions.start, whole.c.hidden_size
     assert (mask_of(mine, *shape) == mask_of(whole.hidden("mlp"), 5, 7, whole.c.hidden_size)[*part]).all()
 
@@ -136,9 +139,27 @@ def test_no_two_sites_of_a_model_share_a_key():
 def test_a_site_depends_on_its_arguments_alone():
     """The microbatch's own sample and layer decide: nothing is counted from call to call."""
     d = Dropout(model(), 1234, 7, sample=3)
-    site = d.at(1).hidden("mlp", 2)
-    assert site == Dropout(model(), 1234, 7, 3, 1).hidden("mlp", 2) == d.at(0).at(1).hidden("mlp", 2)
-    assert d.at(1).attention(2).first == (3, 2, 0, 0) and d.hidden("embedding", 2).first == (3, 2, 0)
+    two = slice(2, 4)
+    site = d.at(1).hidden("mlp", two)
+    assert site == Dropout(model(), 1234, 7, 3, 1).hidden("mlp", two) == d.at(0).at(1).hidden("mlp", two)
+    assert d.at(1).attention(2).first == (3, 2, 0, 0) and d.hidden("embedding", two).first == (3, 2, 0)
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 4), SEEDS)
+def test_a_rank_with_two_chunks_of_positions_draws_both(c, n, t, seed):
+    """Of the whole mask it draws what context parallelism deals to it, or what sequence parallelism leaves of that."""
+    s = 2 * c * n * t
+    chunks, whole = zigzag(c, s), Dropout(model(n=s), seed, 3, sample=1)
+    mask = mask_of(whole.hidden("mlp"), 2, s, whole.c.hidden_size)
+    for rank, mine in enumerate(deal(mask, chunks)):
+        dropout = replace(whole, part=SequencePart(rank, chunks))
+        for i in range(t):
+            held = slice(i * s // (c * t), (i + 1) * s // (c * t))
+            site = dropout.hidden("mlp", held)
+            assert (mask_of(site, *mine[:, held].shape) == mine[:, held]).all()
+            for kernel in (cpu.dropout, fused.dropout if core.works() else cpu.dropout):
+                x = np.ones(mine[:, held].shape)
+                assert (kernel(x, site)[1].keep == mine[:, held]).all()
 
 
 @pytest.mark.parametrize("rate", RATES)

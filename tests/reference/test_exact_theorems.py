@@ -3,6 +3,7 @@
 Each is the theorem that another file tests with floats, on numbers of a prime field. A wrong formula passes for a right
 one with a chance of 1e-20 for each example, so a few of them are enough: they sample the shapes.
 """
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from reference.kv_cache import empty_kv_cache
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.optimizer import adam_update
 from reference.schedules.generators import make
-from tests import textbook_theorems as theorems
+from tests import experts_theorems, textbook_theorems as theorems
 from tests.generation import test_kv_cache
 from tests.planted import planted
 from tests.reference import (test_batches, test_bert, test_dropout, test_gpt, test_layers, test_mappings, test_params,
@@ -25,7 +26,7 @@ from tests.reference import (test_batches, test_bert, test_dropout, test_gpt, te
 from tests.reference.test_ops import attention_by_definition, lengths
 from tests.strategies import ANY_MODEL, Case, ExactCase, cases, close, recomputes
 
-BOOL, COUNT, DATA = st.booleans(), st.integers(1, 3), st.data()
+BOOL, COUNT, EACH, DATA = st.booleans(), st.integers(1, 3), st.integers(1, 2), st.data()
 
 
 def some(sizes=(1, 2, 3, 4), **choices):
@@ -64,10 +65,14 @@ def zero(case, d, m, stage, bucket_size, clip_grad):
     test_zero.zero_equals_one_process(case, d, m, stage, bucket_size, clip_grad, steps=2)
 
 
-def pipeline(schedule, data):
+def pipeline(schedule, data, experts=None):
     layers = schedule.stages + data.draw(st.integers(0, 1))
-    test_pipeline.pipeline_equals_one_process(schedule, data.draw(some([1], num_layers=layers,
+    test_pipeline.pipeline_equals_one_process(schedule, data.draw(some([1], num_layers=layers, experts=experts,
                                                                        architectures=ANY_MODEL)))
+
+
+def dealt_experts(data, e):
+    experts_theorems.dealt_experts_equal_whole(data.draw(some([1], architectures=ANY_MODEL, experts=e)), e)
 
 
 def adjoint(region, t, n):
@@ -80,9 +85,10 @@ def adjoint(region, t, n):
             body(test)(region, t, n, 0)
 
 
-def attention_is_its_definition(data, b, s, a, d, causal):
+def attention_is_its_definition(data, b, s, g, each, d, causal):
     """Compare with one query at a time, with padding and dropout."""
-    q, k, v = (random_array((b, s, a, d), name) for name in "qkv")
+    a = each * g
+    q, k, v = (random_array((b, s, heads, d), name) for name, heads in zip("qkv", (a, g, g)))
     real, rate = data.draw(lengths(b, s)), data.draw(st.sampled_from(test_dropout.RATES))
     site = Dropout(test_dropout.model(n=6, a=6, attention=rate), 1, 1, 10).attention(2)
     factors = test_dropout.mask_of(site, b, a, s, s) * site.scale
@@ -90,9 +96,9 @@ def attention_is_its_definition(data, b, s, a, d, causal):
           attention_by_definition(q, k, v, causal, real, factors))
 
 
-def cached_attention(b, n, before, a, d):
+def cached_attention(b, n, before, g, each, d):
     m = n + before - 1
-    q, k, v = (random_array((b, m, a, d), name) for name in "qkv")
+    q, k, v = (random_array((b, m, heads, d), name) for name, heads in zip("qkv", (each * g, g, g)))
     close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
 
 
@@ -126,7 +132,8 @@ THEOREMS = {
     "logits": (theorems.logits_equal_whole, GPT),
     "head for masked tokens": (theorems.masked_lm_equals_whole, GPT),
     "cross-entropy": (cross_entropy, GPT),
-    "rows first, and one more sum": (body(test_layers.test_rows_first_needs_a_second_synchronisation), some([2, 3])),
+    "rows first, and one more sum": (body(test_layers.test_rows_first_needs_a_second_synchronisation),
+                                     some([2, 3], llama=False)),
     "GPT": (theorems.model_equals_whole, GPT, recomputes()),
     "BERT": (theorems.model_equals_whole, BERT, recomputes()),
     "recompute": (theorems.recompute_changes_nothing, ONE_MODEL, recomputes()),
@@ -137,6 +144,15 @@ THEOREMS = {
     "f and g": (adjoint, st.sampled_from([test_mappings.TENSOR_PARALLEL, *test_mappings.SPLIT]), COUNT, COUNT),
     "pipeline": (pipeline, test_pipeline.training_schedules(), DATA),
     "replicas": (theorems.replicas_equal_one_process, ONE_GPT, COUNT, COUNT),
+    "experts by their definition": (experts_theorems.experts_are_their_definition,
+                                    some([1], architectures=ANY_MODEL, experts=1)),
+    "experts": (experts_theorems.experts_equal_whole, some(architectures=ANY_MODEL, experts=1)),
+    "experts dealt out": (dealt_experts, DATA, COUNT),
+    "a model with experts": (theorems.model_equals_whole, some(architectures=ANY_MODEL, experts=1), recomputes()),
+    "a pipeline with experts": (partial(pipeline, experts=1), test_pipeline.training_schedules(), DATA),
+    "replicas with experts": (theorems.replicas_equal_one_process, some([1], experts=1), COUNT, COUNT),
+    "ZeRO with experts": (zero, some([1], experts=1, **test_zero.SPREAD), COUNT, COUNT, test_zero.STAGE,
+                          test_zero.BUCKET, st.sampled_from([0.0, 0.5])),
     "a batch dealt in any way": (body(test_batches.test_dealt_in_any_way_a_batch_has_one_loss), ONE_MODEL,
                                  st.permutations(range(5)), st.sets(st.integers(1, 4))),
     "padding of any content": (body(test_bert.test_nothing_depends_on_the_content_of_padding), ONE_BERT),
@@ -147,8 +163,8 @@ THEOREMS = {
              st.sampled_from([0.0, 0.5])),
     "Adam": (adam_moves_slices_as_the_whole, st.integers(0, 9), COUNT, BOOL),
     "split and joined": (body(test_params.test_join_is_the_inverse_of_split), GPT),
-    "attention by its definition": (attention_is_its_definition, DATA, COUNT, COUNT, COUNT, COUNT, BOOL),
-    "cached attention": (cached_attention, COUNT, COUNT, COUNT, COUNT, COUNT),
+    "attention by its definition": (attention_is_its_definition, DATA, COUNT, COUNT, COUNT, EACH, COUNT, BOOL),
+    "cached attention": (cached_attention, COUNT, COUNT, COUNT, COUNT, EACH, COUNT),
     "softmax": (softmax_is_its_definition, COUNT, COUNT),
 }
 
@@ -183,8 +199,17 @@ def two_stages(case):
     test_pipeline.pipeline_equals_one_process(make("1f1b", 2, 2), case)
 
 
+def grouped_attention(case):
+    """Four ranks with two heads of keys and values: two ranks each hold a copy."""
+    model = replace(case.model, num_query_groups=2, num_attention_heads=4, qk_layernorm=True, normalization="RMSNorm",
+                    kv_channels=4)
+    theorems.attention_equals_whole(replace(case, t=4, model=model))
+
+
 UNSEEN = {
     "the MLP's bias": (theorems.mlp_equals_whole, "layers.mlp", "y + p.b_out for", "y + p.b_out * (1 + 2**-50) for"),
+    "the sum over copies": (grouped_attention, "comm.mappings", "for x in all_reduce(parts[first:first + n])",
+                            "for x in all_reduce([y * (1 + 2**-50) for y in parts[first:first + n]])"),
     "the bias's gradient": (theorems.mlp_equals_whole, "layers.mlp", "replace(grad, b_out=db_out)",
                             "replace(grad, b_out=db_out * (1 + 2**-50))"),
     "a part of softmax": (cross_entropy, "layers.cross_entropy", "(exp / total[..., None], *cache)",

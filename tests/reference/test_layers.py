@@ -3,9 +3,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.config import Recompute
+from reference.config import ModelConfig, Recompute
+from reference.layers.attention import Attention, attention_forward
 from reference.layers.cross_entropy import sharded_cross_entropy_forward, unsafe_cross_entropy
+from reference.layers.gated_mlp import GatedMLP, gated_mlp_forward, side_by_side_mlp_forward
+from reference.layers.grouped_attention import GroupedAttention, grouped_attention_forward, grouped_attention_tensors
 from reference.layers.mlp import MLP, mlp_forward, mlp_tensors, rows_first_mlp_forward
+from reference.params import shard
 from tests import textbook_theorems as theorems
 from tests.strategies import ANY_MODEL, cases, close
 
@@ -74,7 +78,7 @@ def test_linear_parts_agree_exactly_on_integers(case, gather_output):
 # ---- the wrong ways, shown to be wrong --------------------------------------------------------------------------
 
 
-@given(cases(sizes=st.sampled_from([2, 3, 4]), num_layers=1))
+@given(cases(sizes=st.sampled_from([2, 3, 4]), num_layers=1, llama=False))
 def test_rows_first_needs_a_second_synchronisation(case):
     """Splitting A by rows is right only if the partial products are summed before the activation."""
     c = case.model
@@ -100,6 +104,39 @@ def test_rows_first_is_the_same_function_where_the_activation_is_linear():
     x = rng.uniform(size=(2, 3, 8))
     p = MLP(rng.uniform(size=(8, 32)), rng.uniform(size=32), rng.uniform(size=(32, 8)), rng.uniform(size=8))
     close(rows_first_mlp_forward(x, p, 2, "relu", reduce_first=False), mlp_forward(x, p, "relu")[0])
+
+
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_a_gate_beside_what_it_multiplies_is_another_function(t):
+    """The first of two ranks multiplies one half of the gate with the other half of it."""
+    rng = np.random.default_rng(0)
+    x, p = rng.normal(size=(2, 3, 8)), GatedMLP(rng.normal(size=(8, 2, 6)), rng.normal(size=(6, 8)))
+    whole, found = gated_mlp_forward(x, p)[0], side_by_side_mlp_forward(x, p, t)
+    assert found.shape == whole.shape
+    assert (t == 1) == (np.abs(found - whole).max() < 0.1 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("g, t, held", [(2, 1, [[0, 1]]), (2, 2, [[0], [1]]), (2, 4, [[0], [0], [1], [1]]),
+                                        (1, 4, [[0]] * 4), (4, 2, [[0, 1], [2, 3]])])
+def test_which_heads_of_keys_a_rank_holds(g, t, held):
+    """Those that its own heads of queries need: one head at least, of which neighbours then hold copies."""
+    c = ModelConfig(1, 8, 4, 4, 4, num_query_groups=g, add_bias_linear=False, swiglu=True)
+    tensors = grouped_attention_tensors(c)
+    heads = np.broadcast_to(np.arange(g)[:, None], tensors.w_kv.shape)
+    assert [shard(heads, tensors.w_kv, t, rank)[0, 0, :, 0].tolist() for rank in range(t)] == held
+
+
+def test_groups_whose_heads_are_alike_are_plain_attention():
+    """Keys and values that are the same for all heads of a group: the same function as GPT's, with copies of them."""
+    rng, a, g, d = np.random.default_rng(1), 4, 2, 3
+    c = ModelConfig(1, a * d, a, 4, 5, num_query_groups=g)
+    shapes = vars(grouped_attention_tensors(c))
+    p = GroupedAttention(**{name: None if tensor is None else rng.normal(size=tensor.shape)
+                            for name, tensor in shapes.items()})
+    w_kv, b_kv = np.repeat(p.w_kv, a // g, 2), np.repeat(p.b_kv, a // g, 1)
+    plain = Attention(np.concatenate([p.w_q[:, None], w_kv], 1), np.concatenate([p.b_q[None], b_kv]), p.w_out, p.b_out)
+    x = rng.normal(size=(2, 5, a * d))
+    close(grouped_attention_forward(x, p, c)[0], attention_forward(x, plain, True)[0])
 
 
 def test_the_loss_without_a_shared_maximum_overflows():

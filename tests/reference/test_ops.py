@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference import ops
+from reference import ops, rope
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -49,6 +49,13 @@ def test_activations_backward(name, n, seed):
     x, dy = draw(seed, n, 3) * 2, draw(seed, 3, n).T
     x[np.abs(x) < 1e-3] += 0.1                          # ReLU has no derivative at 0
     gradient_is_right(act_backward(dy, act(x)[1]), lambda x: act(x)[0], x, dy)
+
+
+@given(SMALL, SMALL, SEEDS)
+def test_swiglu(n, f, seed):
+    x, dy = draw(seed, n, 2, f) * 2, draw(seed, n, f)
+    close(ops.swiglu(x)[0], x[:, 0] / (1 + np.exp(-x[:, 0])) * x[:, 1])
+    gradient_is_right(ops.swiglu_backward(dy, ops.swiglu(x)[1]), lambda x: ops.swiglu(x)[0], x, dy)
 
 
 @given(st.floats(-30, 30))
@@ -105,6 +112,19 @@ def test_layer_norm(b, s, h, seed):
     gradient_is_right(dbias, lambda bias: forward(x, weight, bias), bias, dy)
 
 
+@given(SMALL, SMALL, st.integers(1, 6), SEEDS)
+def test_rms_norm(b, s, h, seed):
+    x, weight, dy = draw(seed, b, s, h), draw(seed, h), draw(seed + 1, b, s, h)
+
+    def forward(x, weight):
+        return ops.rms_norm(x, weight, 1e-2)[0]
+
+    close(forward(x, weight), x / np.sqrt((x**2).sum(-1, keepdims=True) / h + 1e-2) * weight)
+    dx, dweight = ops.rms_norm_backward(dy, weight, ops.rms_norm(x, weight, 1e-2)[1])
+    gradient_is_right(dx, lambda x: forward(x, weight), x, dy)
+    gradient_is_right(dweight, lambda weight: forward(x, weight), weight, dy)
+
+
 @given(SMALL, SMALL, SEEDS)
 def test_softmax(n, m, seed):
     """Sums to 1, survives large numbers, and its backward is right for a random upstream gradient."""
@@ -123,16 +143,17 @@ def attention_by_definition(q, k, v, causal, real=None, factors=None):
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
         seen = min(n + 1 if causal else q.shape[1], q.shape[1] if real is None else real[i])
-        scores = k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3])
+        its = head // (q.shape[2] // k.shape[2])                         # the head of keys and values of its group
+        scores = k[i, :seen, its] @ q[i, n, head] / math.sqrt(q.shape[3])
         probs = ops.softmax(scores) * (1 if factors is None else factors[i, head, n, :seen])
-        out[i, n, head] = probs @ v[i, :seen, head]
+        out[i, n, head] = probs @ v[i, :seen, its]
     return out
 
 
-@given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_attention(data, b, s, a, d, causal, seed):
+@given(st.data(), SMALL, SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
+def test_attention(data, b, s, g, each, d, causal, seed):
     """Scores are divided by the root of the *head's* size, not of the model's, a d; and what is real is seen."""
-    q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
+    q, k, v, dy = (draw(seed + i, b, s, heads, d) for i, heads in enumerate((each * g, g, g, each * g)))
     real = data.draw(lengths(b, s))
 
     def forward(q, k, v):
@@ -160,11 +181,11 @@ def test_no_query_attends_to_padding(data, b, s, a, d, causal, seed):
     np.testing.assert_array_equal(ops.attention_core(q, k, v, causal, None, real)[0], y)
 
 
-@given(SMALL, SMALL, SMALL, SMALL, SMALL, SEEDS)
-def test_cached_attention(b, n, before, a, d, seed):
+@given(SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SEEDS)
+def test_cached_attention(b, n, before, g, each, d, seed):
     """The last n rows of causal attention: with all positions new, with one, and with anything between."""
     m = n + before - 1
-    q, k, v = (draw(seed + i, b, m, a, d) for i in range(3))
+    q, k, v = (draw(seed + i, b, m, heads, d) for i, heads in enumerate((each * g, g, g)))
     close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
 
 
@@ -178,8 +199,8 @@ def test_scaling_by_the_models_size_would_be_another_function():
 def test_rope_scores_depend_on_the_distance_alone(s, half, seed):
     """q at position i and k at position j give the same score wherever the pair stands."""
     q, k = draw(seed, 1, 1, 1, 2 * half), draw(seed + 1, 1, 1, 1, 2 * half)
-    angles = ops.rotary_cos_sin(s, 2 * half, q)
-    q, k = (ops.rotate(np.repeat(x, s, 1), angles)[0, :, 0] for x in (q, k))
+    angles = rope.rotary_cos_sin(s, 2 * half, q)
+    q, k = (rope.rotate(np.repeat(x, s, 1), angles)[0, :, 0] for x in (q, k))
     scores = q @ k.T
     close(scores[1:, 1:], scores[:-1, :-1])
 
@@ -188,7 +209,7 @@ def test_rope_turns_by_the_angles_of_the_paper():
     """Su et al. 2021, equation 15: pair i of a head of 4, which is i and i + 2, turns by n / 10000^(i/2) at n."""
     x = np.zeros((1, 4, 1, 4))
     x[..., 0], x[..., 1] = 1, 1
-    y = ops.rotate(x, ops.rotary_cos_sin(4, 4, x))
+    y = rope.rotate(x, rope.rotary_cos_sin(4, 4, x))
     for n in range(4):
         close(y[0, n, 0], np.array([math.cos(n), math.cos(n / 100), math.sin(n), math.sin(n / 100)]))
 
@@ -197,12 +218,12 @@ def test_rope_turns_by_the_angles_of_the_paper():
 def test_rope_is_a_rotation_of_the_first_dimensions(s, half, rest, seed):
     """Lengths stay, position 0 stays, the rest of the head stays, and the backward undoes the forward."""
     x = draw(seed, 2, s, 3, 2 * half + rest)
-    angles = ops.rotary_cos_sin(s, 2 * half, x)
-    y = ops.rotate(x, angles)
+    angles = rope.rotary_cos_sin(s, 2 * half, x)
+    y = rope.rotate(x, angles)
     close((y**2).sum(-1), (x**2).sum(-1))
     close(y[:, 0], x[:, 0])
     assert (y[..., 2 * half:] == x[..., 2 * half:]).all()
-    close(ops.rotate_backward(y, angles), x)
+    close(rope.rotate_backward(y, angles), x)
 
 
 # ---- vocabulary -------------------------------------------------------------------------------------------------

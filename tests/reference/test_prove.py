@@ -25,7 +25,7 @@ def test_all_splits_are_proved(line, n, capsys):
 @pytest.mark.parametrize("module, right, wrong, sentence", [
     ("reference.layers.mlp", "ys = [y + p.b_out for", "ys = [y + p.b_out * (1 + 2**-50) for",
      "with tensor parallelism on 2 ranks, the loss is another formula, first at [0]"),
-    ("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True",
+    ("reference.comm.mappings", "if tensor.split is not None and tensor.most_shards is None", "if True",
      "with sequence parallelism on 2 ranks, the gradient of embedding.position is another formula, first at [2, 0]"),
     ("reference.parallel.data_parallel", "return [total for _ in trees]", "return trees",
      "with 2 replicas, the gradient of embedding.word is another formula, first at ["),

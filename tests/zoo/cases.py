@@ -57,9 +57,12 @@ TRAINED_ON_FOUR = Theorem(MAIN, 4, (CASE, 2, 2))      # two replicas of two rank
 
 def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, sequence_parallel=False, layers=9, **plan) -> Theorem:
     """Return the main theorem about two steps of a model of nine layers, whose gradients are clipped."""
-    model = ModelConfig(layers, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
-    case = Case(t, model, 2, 6 if sequence_parallel else 5, seed=7, sequence_parallel=sequence_parallel)
-    return Theorem(MAIN, t * p * d, (case, 2, m, 0.05, Plan(p, schedule, chunks, bucket_size=300, **plan)))
+    model, c = ModelConfig(layers, 8, 2, 10, 6, make_vocab_size_divisible_by=3), plan.get("c", 1)
+    s = 6 if sequence_parallel else 5
+    if c > 1:
+        model, s = replace(model, max_position_embeddings=4 * c + 1), 4 * c
+    case = Case(t, model, 2, s, seed=7, sequence_parallel=sequence_parallel)
+    return Theorem(MAIN, t * p * c * d, (case, 2, m, 0.05, Plan(p, schedule, chunks, bucket_size=300, **plan)))
 
 
 def small(d=1, p=1, m=2, **choices) -> Theorem:
@@ -75,7 +78,8 @@ def zero(stage: int, **choices) -> Theorem:
 def trained_bert(p=1, d=1, m=2, model=BERT, b=2, layers=3, **choices) -> Theorem:
     """Return the same for a BERT, on the ranks of a pipeline and of replicas."""
     name, ranks, (case, *args) = trained(p=p, d=d, m=m, layers=layers, **choices)
-    return Theorem(name, ranks, (replace(case, model=replace(model, num_layers=layers), b=b), *args))
+    model = replace(model, num_layers=layers, max_position_embeddings=case.model.max_position_embeddings)
+    return Theorem(name, ranks, (replace(case, model=model, b=b), *args))
 
 
 def observed(name: str, stage: int, **choices) -> Theorem:

@@ -11,12 +11,14 @@ import numpy as np
 from mpi_impl.kernels import fused, half
 from mpi_impl.kernels.cuda.attention import (attention_core, attention_core_again, attention_core_backward,
                                              cached_attention)
+from mpi_impl.kernels.cuda.blocks import block_attention, block_attention_backward
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import number
 from reference import ops
 from reference.ops import rows
 
-__all__ = ["attention_core", "attention_core_again", "attention_core_backward", "cached_attention"]
+__all__ = ["attention_core", "attention_core_again", "attention_core_backward", "block_attention",
+           "block_attention_backward", "cached_attention"]
 
 lookup_backward = half.rounding(ops.lookup_backward, half.AS_IS)
 

@@ -20,7 +20,7 @@ class ProbsCache(NamedTuple):
     """The cache where probabilities are kept. Unlike the textbook's it has q, k and v as they came."""
 
     q: Any         # [b, s, a, d]
-    k: Any
+    k: Any         # [b, s, g, d]
     v: Any
     probs: Any     # [b, a, s, s], before dropout
     mask: Any      # a Mask of probs, or None
@@ -33,7 +33,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     context, core = np.empty_like(q, order="C"), None if is_half(q) else empty_core(inputs, len(q))
     for i in range(len(q)):
         dropped = fill_probs(sample(core, i) if core else empty_core(inputs, 1), inputs, i)
-        multiply(dropped, heads(v, i), heads(context, i))             # [a, s, s] @ [a, s, d]
+        multiply_by_groups(dropped, heads(v, i), heads(context, i))   # [a, s, s] @ [g, s, d]
     return context, core or inputs
 
 
@@ -56,14 +56,14 @@ def attention_core_backward(dcontext, cache):
             dropped = masked(core.probs[0], core.mask and Mask(core.mask.keep[0], core.mask.scale))
         # forward: context = dropped @ v
         dy, ddropped, dscores = heads(dcontext, i), np.empty_like(core.probs[0]), np.empty_like(dropped)
-        multiply(dy, heads(v, i).swapaxes(1, 2), ddropped)
-        multiply(dropped.swapaxes(1, 2), dy, heads(dv, i))
+        multiply_by_groups(dy, heads(v, i).swapaxes(1, 2), ddropped)
+        sum_of_groups(dropped, dy, heads(dv, i))
         # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores); dropped = dropout(probs)
         s = core.probs.shape[-1]
         attention_probs_backward(ddropped, core.probs, core.mask, core.probs.shape, rows_of(0, (s, s), 0, s, s),
                                  1 / sqrt(q.shape[-1]), dscores)
-        multiply(dscores, heads(k, i), heads(dq, i))
-        multiply(dscores.swapaxes(1, 2), heads(q, i), heads(dk, i))
+        multiply_by_groups(dscores, heads(k, i), heads(dq, i))
+        sum_of_groups(dscores, heads(q, i), heads(dk, i))
     return gradients
 
 
@@ -73,11 +73,28 @@ def cached_attention(q, k, v):
     for i in range(b):
         scores = np.empty_like(q, shape=(a, n, m), dtype=number(q.dtype), order="C")
         probs = np.empty_like(scores, dtype=q.dtype) if is_half(q) else None
-        multiply(heads(q, i), heads(k, i).swapaxes(1, 2), scores)     # [a, n, d] @ [a, d, m]
+        multiply_by_groups(heads(q, i), heads(k, i).swapaxes(1, 2), scores)      # [a, n, d] @ [g, d, m]
         attention_probs(scores, probs, None, None, None, (1, a, n, m), rows_of(0, (n, m), m - n, n, m), 1 / sqrt(d),
                         True)
-        multiply(scores if probs is None else probs, heads(v, i), heads(context, i))      # [a, n, m] @ [a, m, d]
+        multiply_by_groups(scores if probs is None else probs, heads(v, i), heads(context, i))   # [a, n, m] @ [g, m, d]
     return context
+
+
+def multiply_by_groups(x, y, out) -> None:
+    """Set out [a, n, m] to x @ y, for heads x [a, n, k], a/g of which share each y [g, k, m].
+
+    The first head of every group is one call, the second is another.
+    """
+    each = len(x) // len(y)
+    for head in range(each):
+        multiply(x[head::each], y, out[head::each])
+
+
+def sum_of_groups(x, y, out) -> None:
+    """Set out [g, k, m] to the sum of x^T @ y over the heads x [a, n, k], y [a, n, m] of each group."""
+    each = len(x) // len(out)
+    for head in range(each):
+        multiply(x[head::each].swapaxes(1, 2), y[head::each], out, add=head > 0)
 
 
 def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
@@ -86,7 +103,7 @@ def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
     -> what dropout lets through of the probabilities [a, s, s], in the format of q
     """
     (q, k, _, causal, site, lengths), probs = inputs, core.probs[0]
-    multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
+    multiply_by_groups(heads(q, i), heads(k, i).swapaxes(1, 2), probs)           # [a, s, d] @ [g, d, s]
     s, real = probs.shape[-1], None if lengths is None else lengths[i:i + 1]
     dropped = None if site is None and probs.dtype == q.dtype else np.empty_like(probs, dtype=q.dtype)
     here = site and site.moved(i)
@@ -109,5 +126,5 @@ def sample(core: ProbsCache, i: int) -> ProbsCache:
 
 
 def heads(x, i: int):
-    """View sample i of x [b, s, a, d] as [a, s, d]."""
+    """View sample i of x [b, s, a, d] as [a, s, d], or of [b, s, g, d] as [g, s, d]."""
     return x[i].swapaxes(0, 1)

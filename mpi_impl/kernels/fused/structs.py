@@ -14,12 +14,16 @@ NO_SITE = np.array([(0, (0, 0, 0), (0, 0), 0, 1, 1, 0, 1.0)], SITE)
 def site_of(site, shape) -> np.ndarray:
     """Describe a Site (reference/dropout.py) for an array of up to four dimensions, as [b, s, h] or [b, a, s, s].
 
-    A site that is None drops nothing.
+    A site that is None drops nothing. Two runs of positions are an axis more: [b, 2, s/2, h].
     """
     if site is None:
         return NO_SITE
-    steps = [prod(site.whole[axis + 1:]) for axis in range(len(shape))]
-    first = sum(start * step for start, step in zip(site.first, steps)) % 2**64
+    steps, starts = [prod(site.whole[axis + 1:]) for axis in range(len(shape))], site.first
+    if isinstance(starts[1], tuple):
+        sample, (front, back), *others = starts
+        steps, starts = [steps[0], (back - front) * steps[1], *steps[1:]], (sample, 0, front, *others)
+        shape = (shape[0], 2, shape[1] // 2, *shape[2:])
+    first = sum(start * step for start, step in zip(starts, steps)) % 2**64
     along, (second, third) = (0, 0, *steps[:-1])[-3:], (1, 1, *shape[:-1])[-2:]
     return np.array([(first, along, site.key, site.threshold, second, third, 1, site.scale)], SITE)
 

@@ -28,7 +28,8 @@ class Sent(NamedTuple):
 
 def rank_at(at: Place, c: ParallelConfig) -> int:
     """Return the rank at a place: the inverse of `place`."""
-    return at.tensor + c.tensor_model_parallel_size * (at.data + c.data_parallel_size * at.pipeline)
+    replica = at.context + c.context_parallel_size * at.data
+    return at.tensor + c.tensor_model_parallel_size * (replica + c.replicas * at.pipeline)
 
 
 def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
@@ -37,14 +38,19 @@ def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
     match group:
         case "tensor":
             return [rank_at(at._replace(tensor=i), c) for i in range(c.tensor_model_parallel_size)]
+        case "context":
+            return [rank_at(at._replace(context=i), c) for i in range(c.context_parallel_size)]
         case "data":
             return [rank_at(at._replace(data=i), c) for i in range(c.data_parallel_size)]
+        case "replicas":
+            return [rank_at(at._replace(context=i % c.context_parallel_size, data=i // c.context_parallel_size), c)
+                    for i in range(c.replicas)]
         case "pipeline":
             return [rank_at(at._replace(pipeline=i), c) for i in range(p)]
         case "embedding":
             return [rank_at(at._replace(pipeline=i), c) for i in (0, p - 1)]
         case "model":
-            return [other for other in range(c.world_size) if place(other, c).data == at.data]
+            return [other for other in range(c.world_size) if place(other, c).replica == at.replica]
     return list(range(c.world_size))
 
 

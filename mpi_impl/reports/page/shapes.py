@@ -37,19 +37,20 @@ def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[in
     t, h, a, found = p.tensor_model_parallel_size, c.hidden_size, c.num_attention_heads, []
     inside, outside = f"[{b}, {s}, {h}]", f"[{b}, {s // t if p.sequence_parallel else s}, {h}]"
     rows, folder = c.padded_vocab_size(t) // t, "mpi_impl/layers"
-    qkv, out = f"[{h}, {3 * h // t}]", f"[{h // t}, {h}]"
-    up, down = f"[{h}, {4 * h // t}]", f"[{4 * h // t}, {h}]"
+    heads, keys, f = a // t * c.head_size, max(1, c.groups // t) * c.head_size, c.ffn_size // t
+    qkv, out = f"[{h}, {heads + 2 * keys}]", f"[{heads}, {h}]"
+    up, down = f"[{h}, {2 * f if c.swiglu else f}]", f"[{f}, {h}]"
     each = f"layer {layers[0]}" if len(layers) == 1 else f"each of layers {layers[0]} to {layers[-1]}"
     if layers[0] == 0:
         found.append(StagePart("embedding", f"tokens [{b}, {s}]", f"-> rows of a table [{rows}, {h}]", outside, "",
                                f"{folder}/embedding.py"))
     found += [
         StagePart(f"attention in {each}, {a // t} of {a} heads", inside,
-                  f"@ {qkv} -> scores [{b}, {a // t}, {s}, {s}] -> [{b}, {s}, {h // t}] @ {out}", outside,
-                  f"{qkv}, {out}", f"{folder}/attention.py"),
-        StagePart(f"MLP in {each}", inside, f"@ {up} -> {c.activation} -> [{b}, {s}, {4 * h // t}] @ {down}", outside,
-                  f"{up}, {down}", f"{folder}/mlp.py"),
-        StagePart(f"layer norms and residual sums in {each}", outside, "", outside, "", f"{folder}/block.py")]
+                  f"@ {qkv} -> scores [{b}, {a // t}, {s}, {s}] -> [{b}, {s}, {heads}] @ {out}", outside,
+                  f"{qkv}, {out}", f"{folder}/{'grouped_' if c.grouped_attention else ''}attention.py"),
+        StagePart(f"MLP in {each}", inside, f"@ {up} -> {'swiglu' if c.swiglu else c.activation} -> [{b}, {s}, {f}] "
+                  f"@ {down}", outside, f"{up}, {down}", f"{folder}/{'gated_' if c.swiglu else ''}mlp.py"),
+        StagePart(f"norms and residual sums in {each}", outside, "", outside, "", f"{folder}/block.py")]
     if layers[-1] == c.num_layers - 1:
         logits, file = f"[{b}, {s}, {rows}]", "heads.py" if c.architecture == "bert" else "embedding.py"
         found += [StagePart("logits", inside, f"@ [{h}, {rows}]", logits, f"[{h}, {rows}]",

@@ -1,0 +1,18 @@
+"""Sizes of a model and of its parallelism, with the rules they must keep and an error sentence for each broken rule.
+
+Letters of the papers: h hidden size, L layers, a attention heads, g heads of keys and values, f width of the MLP, s
+sequence length, V vocabulary size; t tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch size, B
+global batch size.
+"""
+from reference.config.checks import (LARGEST, option, require_divides, require_not_negative, require_not_too_large,
+                                     require_one_of, require_positive, round_up)
+from reference.config.experts_config import ExpertsConfig
+from reference.config.fits import check_model_fits, check_sequence_fits, number_of_microbatches
+from reference.config.model_config import ARCHITECTURES, NORMALIZATIONS, POSITION_EMBEDDINGS, ModelConfig
+from reference.config.parallel_config import CP_COMM_TYPES, ParallelConfig, check_zero_stage
+from reference.config.recompute import RECOMPUTE, Recompute
+
+__all__ = ["ARCHITECTURES", "CP_COMM_TYPES", "LARGEST", "NORMALIZATIONS", "POSITION_EMBEDDINGS", "RECOMPUTE",
+           "ExpertsConfig", "ModelConfig", "ParallelConfig", "Recompute", "check_model_fits", "check_sequence_fits",
+           "check_zero_stage", "number_of_microbatches", "option", "require_divides", "require_not_negative",
+           "require_not_too_large", "require_one_of", "require_positive", "round_up"]

@@ -1,0 +1,128 @@
+"""Attention over context-parallel ranks: three right ways, and what is wrong with the naive ones."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from reference.layers.context_attention import WAYS, averaged_attention
+from reference.online_softmax import Partial, block_attention, finish, merge
+from reference.parallel.data_parallel import mean_of_means, weighted_loss
+from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
+from tests.context_theorems import (ContextCase, attention_over_ranks_equals_one_go, dealt, one_go,
+                                    targets_are_the_next_tokens)
+from tests.strategies import close
+
+CASE = ContextCase(c=2, b=1, chunk=2, heads=2, queries=1, d=3, causal=True, dropout=0.1, padded=False, seed=1)
+
+
+@st.composite
+def context_cases(draw, exact=False):
+    """Draw ragged sizes: chunks of one position, one head of keys for several of queries, padding anywhere. The heads
+    of keys divide by c, so that every way takes them.
+    """
+    c = draw(st.integers(1, 3 if exact else 5))
+    return ContextCase(c, draw(st.integers(1, 2 if exact else 3)), draw(st.integers(1, 2 if exact else 4)),
+                       c * draw(st.integers(1, 1 if exact else 2)), draw(st.integers(1, 2 if exact else 3)),
+                       draw(st.integers(1, 2 if exact else 4)), draw(st.booleans()),
+                       draw(st.sampled_from([0.0, 0.1, 0.5])), draw(st.booleans()), draw(st.integers(0, 2**32 - 1)))
+
+
+@given(context_cases(), st.sampled_from(sorted(WAYS)))
+def test_attention_over_ranks_is_attention_in_one_go(case, way):
+    attention_over_ranks_equals_one_go(case, way)
+
+
+@settings(max_examples=10)
+@given(context_cases(exact=True), st.sampled_from(sorted(WAYS)))
+def test_the_same_exactly(case, way):
+    """Equal formulas, by no law of exp but exp(a - b) exp(b - c) = exp(a - c)."""
+    attention_over_ranks_equals_one_go(case.exactly(), way)
+
+
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(0, 2))
+def test_every_position_is_dealt_once_and_comes_back(c, n, axis):
+    s = 2 * c * n
+    x = np.random.default_rng(s).normal(size=[s if i == axis else 3 for i in range(3)])
+    for chunks in (zigzag(c, s), in_order(c, s)):
+        xs = deal(x, chunks, axis)
+        assert {one.shape[axis] for one in xs} == {s // c}
+        assert (collect(xs, chunks, axis) == x).all()
+
+
+@given(st.integers(1, 8), st.integers(1, 6))
+def test_zigzag_gives_every_rank_the_same_work(c, n):
+    """To the last pair of query and key; all together it is the whole triangle."""
+    s = 2 * c * n
+    work = work_of_ranks(zigzag(c, s))
+    assert len(set(work)) == 1 and sum(work) == s * (s + 1) // 2
+    assert len(set(work_of_ranks(zigzag(c, s), causal=False))) == 1
+
+
+@given(st.integers(2, 8), st.integers(1, 6))
+def test_in_order_the_last_rank_has_nearly_twice_the_work(c, n):
+    """(2c - 1)/c of the mean, but for the diagonal; the first has 1/c."""
+    s = 2 * c * n
+    work = work_of_ranks(in_order(c, s))
+    assert work == sorted(work) and sum(work) == s * (s + 1) // 2
+    blocks, half = (s // c) ** 2, s // c / 2
+    assert work[-1] == (2 * c - 1) * blocks / 2 + half and work[0] == blocks / 2 + half
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
+def test_runs_say_where_a_ranks_positions_are(c, n, t):
+    """Whatever sequence parallelism leaves of them: one slice, or two of one length."""
+    s, x = 2 * c * n * t, np.arange(2 * c * n * t)
+    for rank, mine in enumerate(deal(x, zigzag(c, s), 0)):
+        part = SequencePart(rank, zigzag(c, s))
+        assert part.has_first_position == (0 in mine)
+        for i in range(t):
+            held = slice(i * len(mine) // t, (i + 1) * len(mine) // t)
+            runs = part.runs(held)
+            assert (np.concatenate([x[run] for run in runs]) == mine[held]).all()
+            assert len({run.stop - run.start for run in runs}) == 1 and len(runs) <= 2
+
+
+def test_partials_of_no_key_and_of_large_scores():
+    """Merging is safe where a query sees no key of a block, and where exp would overflow."""
+    q, k, v = (np.random.default_rng(i).normal(size=(1, 2, 1, 3)) for i in range(3))
+    seen, hidden = (block_attention(1e3 * q, 1e3 * k, v, False, real=np.array([n])) for n in (2, 0))
+    assert (hidden.highest == -np.inf).all() and (hidden.total == 0).all()
+    for both in (merge(seen, hidden), merge(hidden, seen)):
+        assert isinstance(both, Partial)
+        close(finish(both), finish(seen), 0.0)
+    assert np.isfinite(finish(seen)).all()
+
+
+@given(context_cases())
+def test_targets_are_the_next_tokens(case):
+    """At the end of a chunk, too, where the next token is on another rank."""
+    targets_are_the_next_tokens(case)
+
+
+# ---- the wrong ways, shown to be wrong --------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_mean_of_the_blocks_softmaxes_is_another_result(seed):
+    case = replace(CASE, seed=seed, dropout=0.0)
+    inputs, _, y, _ = one_go(case)
+    found = collect(averaged_attention(dealt(inputs, case.chunks), case.chunks), case.chunks)
+    with pytest.raises(AssertionError):
+        close(found, y, 1e-3)
+
+
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_the_mean_of_the_ranks_means_is_another_loss(c, n, seed):
+    """Right is the sum over the global weight, on any ranks. With one token that counts, the wrong one is 1/c of it."""
+    rng, chunks = np.random.default_rng(seed), zigzag(c, 2 * c * n)
+    losses, weights = rng.normal(size=(3, 2 * c * n)), rng.integers(0, 2, (3, 2 * c * n))
+    weights[0, 0] = 1
+    loss, shares = weighted_loss(deal(losses, chunks), deal(weights, chunks))
+    close(loss, (losses * weights).sum() / weights.sum())
+    close(collect(shares, chunks), weights / weights.sum())
+    one = np.zeros_like(weights)
+    one[0, n] = 1
+    wrong, shares = mean_of_means(deal(losses, chunks), deal(one, chunks))
+    close(wrong, losses[0, n] / c)
+    close(collect(shares, chunks), one / c)
