@@ -19,7 +19,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.positions import draw_deals, draw_ring_of_blocks
-from reference.positions import collect, deal, in_order, visible_blocks, work_of_ranks, zigzag
+from reference.positions import collect, deal, in_order, work_of_ranks, zigzag
 
 c, s = 4, 32
 
@@ -48,9 +48,9 @@ draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (
             "GB on each rank", "activations of one text", x=lengths, log="xy")
 
 # %% [markdown]
-# It grows with the text. A batch has at least one text, $t$ is limited by the heads, a pipeline has several microbatches
-# in flight, and to compute whole layers again costs a third more time. So the largest Llama 3 was trained with $c = 16$
-# on texts of 131,072 tokens ([2407.21783](https://arxiv.org/abs/2407.21783), table 4).
+# It grows with the text. A batch has at least one text, $t$ is limited by the heads, a pipeline has several
+# microbatches in flight, and to compute whole layers again costs a third more time. So the largest Llama 3 was trained
+# with $c = 16$ on texts of 131,072 tokens ([2407.21783](https://arxiv.org/abs/2407.21783), table 4).
 #
 # ## Who gets which positions
 #
@@ -148,16 +148,16 @@ for name, mine, right in zip(("dQ", "dK", "dV"), zip(*ranks["gradients"]), atten
 #
 # Megatron's `--cp-comm-type` knows more ways than the ring, and so do we:
 #
-# | | what moves | per layer and rank, forward and backward, in elements |
+# | | what moves | elements that a rank sends in a layer |
 # |---|---|---|
 # | `p2p` | keys and values around the ring, gradients behind them | $6 b \tfrac{s}{c} d g (c-1)$ |
 # | `all_gather` | all keys and values to every rank; gradients reduce-scattered | the same |
-# | `a2a` | heads for positions: queries, keys, values and results, there and back | $4 b \tfrac{s}{c} d (a + g) \tfrac{c-1}{c}$ |
+# | `a2a` | heads for positions: queries, keys, values, results | $4 b \tfrac{s}{c} d (a + g) \tfrac{c-1}{c}$ |
 #
 # Here $a$ is the number of heads of queries and $g$ that of keys on a rank, $d$ the size of a head. The first two do
-# not send queries. So with *grouped queries*, where several of them share a head of keys, they send less: with 8 instead
-# of 32 heads of keys a quarter. What the third way sends shrinks as $c$ grows, but it needs $c$ heads of keys on every
-# tensor-parallel rank, or more.
+# not send queries. So with *grouped queries*, where several of them share a head of keys, they send less: with 8
+# instead of 32 heads of keys a quarter. What the third way sends shrinks as $c$ grows, but it needs $c$ heads of keys
+# on every tensor-parallel rank, or more.
 
 # %%
 from reference.costs.traffic import contexts
@@ -170,8 +170,8 @@ def elements(way, groups, ranks, length=131_072):
 
 sizes = [2, 4, 8]
 draw_bars({f"{way}, {groups} heads of keys, c = {n}": {way: elements(way, groups, n)}
-           for way in ("p2p", "a2a") for groups in (32, 8) for n in sizes}, "million elements that a rank sends in a layer",
-          "131,072 tokens, h = 4096")
+           for way in ("p2p", "a2a") for groups in (32, 8) for n in sizes},
+          "million elements that a rank sends in a layer", "131,072 tokens, h = 4096")
 
 # %% [markdown]
 # The ring hides its messages behind the blocks that are computed meanwhile. How long must a text be for that? A block
@@ -200,7 +200,8 @@ from reference.parallel.data_parallel import mean_of_means, weighted_loss
 losses, weights = np.random.default_rng(4).normal(3, 1, s), (np.arange(s) > 20).astype(int)
 dealt, counted = deal(losses, zigzag(c, s), 0), deal(weights, zigzag(c, s), 0)
 print("tokens that count on each rank:", [int(own.sum()) for own in counted])
-print(f"right: {weighted_loss(dealt, counted)[0]:.4f}, the mean of the ranks' means: {mean_of_means(dealt, counted)[0]:.4f}")
+print(f"right: {weighted_loss(dealt, counted)[0]:.4f}; "
+      f"the mean of the ranks' means: {mean_of_means(dealt, counted)[0]:.4f}")
 one = np.zeros(s)
 one[-1] = 1
 print("with one token that counts, the wrong loss is", mean_of_means(dealt, deal(one, zigzag(c, s), 0))[0] / losses[-1],

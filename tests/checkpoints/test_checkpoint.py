@@ -68,7 +68,8 @@ def test_any_topology_loads_any_other(ranks, pair, steps):
 
 MODEL = ModelConfig(4, 16, 4, 21, 8, make_vocab_size_divisible_by=3)
 # t, sequence parallel or not, replicas, and the rest; each of them loads what the one before it has saved.
-ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut), plan, 8) for t, cut, d, plan in [
+ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
+         for t, cut, d, plan in [
     (2, False, 2, Plan(2)), (1, False, 8, Plan(zero_stage=3)), (4, True, 2, Plan(zero_stage=1)), (1, False, 1, Plan()),
     (2, True, 1, Plan(4)), (2, False, 2, Plan(2, "interleaved", 2, zero_stage=2, cpu_offload=True)),
     (1, False, 2, Plan(c=2, zero_stage=1)), (2, True, 1, Plan(2, c=2, cp_comm_type="all_gather")),
