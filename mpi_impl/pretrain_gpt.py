@@ -24,11 +24,13 @@ class PretrainingGPT(Pretraining):
         return unigram_cross_entropy(dataset, vocab_size)
 
     def conclude(self) -> None:
-        """Sample --sample-tokens on one replica, or on all where each has only a shard of the parameters."""
+        """Sample --sample-tokens on one replica, or on e that share experts; on all where each has only a shard of the
+        parameters.
+        """
         if not self.args.sample_tokens:
             return
         prompt = self.world.broadcast_object(self.sample_prompt)
-        if self.topology.replicas.rank == 0 or self.trainer.state.zero.gathers_parameters:
+        if self.topology.expert_replicas.rank == 0 or self.trainer.state.zero.gathers_parameters:
             tokens = sample(self.trainer, prompt, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:
                 before, text = map(self.tokenizer.decode, (prompt, tokens))

@@ -119,3 +119,9 @@ class ChoiceBatch(NamedTuple):
         """Return what is left for a rank with this SequencePart. Only one rank has the positions that are scored."""
         tokens, types = (take(x, part.chunks) for x in self[:2])
         return ChoiceBatch(tokens, types, self.lengths, self.answers, self.weights * part.has_first_position)
+
+
+def number_of_tokens(batch) -> int:
+    """Return the number of a batch's tokens, without padding."""
+    lengths = getattr(batch, "lengths", None)
+    return batch.tokens.size if lengths is None else lengths.sum()

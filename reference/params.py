@@ -27,6 +27,7 @@ class Tensor:
     fill: float = 0.0          # ... around this value
     decay: bool = False        # whether weight decay applies to it
     pad_to: int = 0            # the split axis is padded to a multiple of this x t; 0: it must divide by t
+    dealt: bool = False        # whether axis 0 numbers experts, which expert parallelism deals out
     most_shards: int | None = None   # on more ranks some hold copies, and the gradient of each is a partial sum
 
     def copies(self, t: int) -> int:
@@ -46,12 +47,17 @@ class Tensor:
                             f"{length} does not divide by {t}. Choose another number of tensor-parallel ranks.")
         return length
 
-    def local_shape(self, t: int) -> tuple[int, ...]:
-        """Return the shape of the shard that each of t ranks holds, padding included."""
+    def local_shape(self, t: int, e: int = 1) -> tuple[int, ...]:
+        """Return the shape of the shard that each of t ranks holds, padding included, where e ranks share experts."""
+        shape = (self.shape[0] // e, *self.shape[1:]) if self.dealt else self.shape
         if self.split is None:
-            return self.shape
+            return shape
         shards = t // self.copies(t)
-        return (*self.shape[:self.split], self.padded(shards) // shards, *self.shape[self.split + 1:])
+        return (*shape[:self.split], self.padded(shards) // shards, *shape[self.split + 1:])
+
+    def stacked(self, n: int) -> "Tensor":
+        """Return the declaration of this tensor of n experts, along a new first axis."""
+        return replace(self, shape=(n, *self.shape), split=None if self.split is None else self.split + 1, dealt=True)
 
 
 def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
@@ -127,21 +133,26 @@ def initialize(tensors, seed: int, dtype):
     return tree_map(lambda named: draw(named, named.leaf.shape, 0, seed, HOST).astype(dtype), with_names(tensors))
 
 
-def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, prefix: str = ""):
-    """Draw rank `rank`'s shard of the same initial parameters, as `split` would give it, without the rest.
+def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, prefix: str = "", e: int = 1,
+                     expert_rank: int = 0):
+    """Draw rank `rank`'s shard of the same initial parameters, as `split` and `deal` would give it, without the rest.
 
     `like` is an array of the library that the parameters belong to; `prefix` is the name of a subtree of a model.
     """
-    return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank // named.leaf.copies(t), seed,
-                                       like).astype(dtype), with_names(tensors, prefix))
+    return tree_map(lambda named: draw(named, named.leaf.local_shape(t, e), rank // named.leaf.copies(t), seed, like,
+                                       expert_rank).astype(dtype), with_names(tensors, prefix))
 
 
-def draw(named: Named, shape, number: int, seed: int, like):
-    """Draw float64 [shape], the shard of a tensor that begins at number x shape along its split axis. Padding is 0."""
+def draw(named: Named, shape, number: int, seed: int, like, expert_rank: int = 0):
+    """Draw float64 [shape], the shard of a tensor that begins at number x shape along its split axis, and likewise at
+    the experts of a rank. Padding is 0.
+    """
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
     first = [number * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
+    if tensor.dealt:
+        first[0] = expert_rank * shape[0]
     index = counter_rng.indices(shape, tensor.shape, first, like)
     x = tensor.fill + tensor.std * counter_rng.normal(counter_rng.key(seed, "weights", name), index)
     if tensor.split is None:
@@ -158,8 +169,10 @@ def split(params, tensors, t: int) -> list:
     return [tree_map(lambda x, tensor, rank=rank: shard(x, tensor, t, rank), params, tensors) for rank in range(t)]
 
 
-def shard(x, tensor: Tensor, t: int, rank: int):
-    """Return rank `rank`'s shard of the whole tensor x, or x itself where the tensor is replicated."""
+def shard(x, tensor: Tensor, t: int, rank: int, e: int = 1, expert_rank: int = 0):
+    """Return rank `rank`'s shard of the whole tensor x, or x itself where the tensor is replicated; of its experts."""
+    if tensor.dealt:
+        x = np.split(x, e)[expert_rank]
     if tensor.split is None:
         return x
     shards, padding = t // tensor.copies(t), [(0, 0)] * x.ndim
@@ -179,3 +192,17 @@ def whole(parts, tensor: Tensor):
     length = tensor.shape[tensor.split]
     parts = parts[::tensor.copies(len(parts))]
     return np.concatenate(parts, tensor.split)[(slice(None),) * tensor.split + (slice(length),)]
+
+
+def deal(params, tensors, e: int) -> list:
+    """Return e ranks' parts of parameters (or gradients): E/e neighbours of each stack of experts, all of the others.
+    """
+    return [tree_map(lambda x, tensor, rank=rank: np.split(x, e)[rank] if tensor.dealt else x, params, tensors)
+            for rank in range(e)]
+
+
+def join_experts(parts: list, tensors, own: int = 0):
+    """Return the parameters (or gradients) with all experts, from those of e ranks: the inverse of `deal`. What is not
+    dealt out is that of rank `own`.
+    """
+    return tree_map(lambda tensor, *each: np.concatenate(each) if tensor.dealt else each[own], tensors, *parts)

@@ -114,6 +114,7 @@ class Plan:
     recompute: Recompute = KEEP_ALL
     c: int = 1
     cp_comm_type: str = "p2p"
+    e: int = 1
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
         return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
@@ -122,7 +123,8 @@ class Plan:
                                         ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
                                         cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
                                         keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
-                                        context_parallel_size=self.c, cp_comm_type=self.cp_comm_type)
+                                        context_parallel_size=self.c, cp_comm_type=self.cp_comm_type,
+                                        expert_model_parallel_size=self.e)
 
 
 def take(batch, samples: slice):

@@ -3,7 +3,7 @@ from math import lcm
 
 from hypothesis import strategies as st
 
-from reference.config import ARCHITECTURES, NORMALIZATIONS, ModelConfig, Recompute
+from reference.config import ARCHITECTURES, NORMALIZATIONS, ExpertsConfig, ModelConfig, Recompute
 from reference.ops import ACTIVATIONS
 from tests.cases import Case, ExactCase, close, trees_close
 
@@ -16,11 +16,24 @@ PAIRS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]      # of dimensions of
 
 
 @st.composite
+def experts_configs(draw, t=1, e=1):
+    """Draw the sizes of experts that can be split over t ranks and dealt out to e. With few tokens some have none."""
+    n = draw(st.sampled_from([n for n in (2, 3, 4, 1) if n % e == 0] or [e]))
+    k = draw(st.integers(1, min(n, 3)))
+    return ExpertsConfig(n, k, (k == 1 and n > 1) or draw(st.booleans(), "pre-softmax"),
+                         draw(st.sampled_from([None, 2 * t])), draw(st.integers(1, 2)),
+                         draw(st.sampled_from([None, t])), draw(st.sampled_from([0.1, 0.0])),
+                         draw(st.sampled_from([0.1, 0.0])))
+
+
+@st.composite
 def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False, llama=True, c=1, heads_of=1,
+          experts=None,
           **model_choices):
     """Draw a case that is ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one
     position, one head. An exact one is small: its numbers are Python objects. c context-parallel ranks can take it, and
-    `heads_of` divides the heads of each of t ranks.
+    `heads_of` divides the heads of each of t ranks. With `experts` some layers have experts, which can be dealt out to
+    that many ranks.
     """
     architecture = draw(st.sampled_from(architectures))
     t = draw(sizes)
@@ -40,6 +53,7 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False
         activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         make_vocab_size_divisible_by=draw(st.integers(1, 5)),
         hidden_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])), attention_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])),
+        experts=draw(experts_configs(t, experts)) if experts else None,
     )
     if llama and not model_choices.keys() & FIXED and draw(st.booleans(), "Llama's choices"):
         choices |= draw(llama_choices(t, heads, choices, heads_of))

@@ -18,7 +18,7 @@ FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
 FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTBOOK / folder).glob("[!_]*.py"))]
 TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
 
-ONLY_ON_RANKS = {"region", "group", "grads", "sink", "reason"}   # where to send, and why; where gradients go
+ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason"}   # where to send, why; where gradients go
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
@@ -28,7 +28,14 @@ WITHOUT = {"embedding_backward": "p"}
 # The names that stand in one of two twin files alone, and the reason. Beside these, the machine's file may import a
 # name from the textbook's; and it needs no declarations of tensors, which the layout of a rank's buffers reads.
 ALONE = {
+    "comm.expert_parallel": {
+        "ends_of_ranks": "MPI takes lengths of messages",
+        "counts_of_ranks rows_between_ranks": "the textbook has all ranks' counts in a list",
+    },
     "comm.mappings": {
+        "WithinRegion": "an expert is an MLP inside a region; the textbook applies one MLP after the other to its rows",
+        "TensorParallelRegion.parts_of_a_sum SequenceParallelRegion.parts_of_a_sum":
+            "the machine's Trainer sums up each rank's losses once a step",
         "region_of": "the textbook's callers choose a region themselves",
         "TensorParallelRegion.gather TensorParallelRegion.gather_backward SequenceParallelRegion.gather "
         "SequenceParallelRegion.gather_backward": "the textbook has all ranks' logits in a list",
@@ -57,6 +64,12 @@ ALONE = {
         "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",
         "softmax_minus_target": "it is a kernel",
     },
+    "layers.experts": {
+        "losses_of_whole losses_of_positions": "a rank may have some positions of every sequence",
+        "dealt_experts_forward dealt_experts_backward": "one function on ranks, over t and e",
+        "sum_of_copies": "the machine's ModelState completes the gradients of all tensors",
+        "averaged_gradients": "the wrong way",
+    },
     "layers.embedding": {"position_gradient token_type_gradient": "the whole layer and its shards share them"},
     "layers.gated_mlp": {"side_by_side_mlp_forward": "the wrong way"},
     "layers.grouped_attention": {
@@ -80,6 +93,7 @@ ALONE = {
         "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
         "mean_of_means": "the wrong way",
         "Gradients": "one replica's gradients, summed while the backward goes on",
+        "group_of reason_of": "where a bucket is summed, and why",
     },
     "parallel.pipeline": {
         "pipeline_gradients in_time tie": "all stages, in the order of time",
@@ -94,6 +108,8 @@ ALONE = {
     },
     "training.trainer": {
         "loss_and_gradients": "on ranks a schedule's actions compute both",
+        "auxiliary_losses Trainer.auxiliary_losses Trainer.whole_auxiliary_losses":
+            "a rank sees some samples of the global batch",
         "Trainer.update": "the machine's Adam",
         "Trainer.in_format": "the machine's ModelState holds rounded weights beside the master weights",
         "StepResult": "a rank's results have more fields than fit into a tuple",

@@ -5,7 +5,7 @@ import numpy as np
 
 from reference.batches import GPTBatch
 from reference.config import Recompute
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
 from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
@@ -278,22 +278,30 @@ def gradients_are_derivatives(case: Case):
     # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
     c = replace(case.model, activation="gelu", layernorm_epsilon=0.1)
     p, batch, rng = case.params(model_tensors(c)), case.batch("", case.b), np.random.default_rng(case.seed)
-    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
+    context = LayerContext(case.dropout, auxiliary=AuxiliaryLosses(2, 3))
+    losses, cache = model_forward(None, p, c, batch, context)
     dlosses, step = upstream(case, losses), 1e-5
     _, grads = model_backward(dlosses, p, cache, c)
 
     def loss_beside(x, direction):
         saved = x.copy()
         x += direction
-        losses, _ = model_forward(None, p, c, batch, LayerContext(case.dropout))
+        losses, _ = model_forward(None, p, c, batch, context)
         x[...] = saved
-        return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses))
+        return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses)) + auxiliary_loss(context, c)
 
     for (name, x), (_, grad) in zip(leaves(p), leaves(grads), strict=True):
         for direction in (rng.normal(size=x.shape), one_place(rng, x.shape)):
             numeric = (loss_beside(x, step * direction) - loss_beside(x, -step * direction)) / (2 * step)
             exact = (grad * direction).sum()
             assert abs(numeric - exact) < 1e-5 * max(1, abs(exact)), f"{name}: {exact}, but measured {numeric}"
+
+
+def auxiliary_loss(context, c):
+    """Return the losses of experts, times their coefficients: 0 without experts."""
+    if c.experts is None:
+        return 0
+    return np.dot(context.auxiliary.total, [c.experts.moe_aux_loss_coeff, c.experts.moe_z_loss_coeff])
 
 
 def one_place(rng, shape):

@@ -12,17 +12,18 @@ from mpi_impl.models import model
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.traffic import PassCounts, traffic
 from reference.models.model import model_tensors, sequences_of
-from reference.models.stage import StageCache, has_embedding, has_head, join_stages
+from reference.models.stage import StageCache, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import join
+from reference.params import split
 from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
@@ -84,7 +85,8 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
                              for states in (ours.state.gradients, ours.state.parameters))
             found = Found(topology.place, result, ours.peaks.caches, grads, params, ours.state.layout.tensors)
             first_checks(group, found, lambda everyone, samples=samples: step_equals(
-                textbook.step(samples), textbook.params, in_flight, everyone))
+                textbook.step(samples), textbook.params, textbook.auxiliary if case.model.experts else None, in_flight,
+                topology.config, everyone))
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
         samples = take(samples, slice(fewer))
         loss = sum(ours.evaluate(dealt(ours, case.b, samples, wrap), fewer))
@@ -121,21 +123,27 @@ def nonsense(samples, *names):
     return samples._replace(**{name: np.full_like(x, -1) for name, x in samples._asdict().items() if name in names})
 
 
-def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -> None:
-    """Assert that every rank has one process's loss and norm, and every replica its gradients and weights."""
+def step_equals(expected, params, auxiliary, in_flight: list[int], parallel: ParallelConfig,
+                everyone: list[Found]) -> None:
+    """Assert that every rank has one process's losses and norm, and every replica its gradients and weights."""
     loss, norm, grads = expected
     for found in everyone:
         close(np.stack([found.result.loss, found.result.grad_norm]), np.stack([loss, norm]))
         assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
-    for replica in {found.place.replica for found in everyone}:
-        stages = [[found for found in everyone if (found.place.replica, found.place.pipeline) == (replica, stage)]
-                  for stage in range(len(in_flight))]
-        for field, whole in (("grads", grads), ("params", params)):
-            parts = [join([getattr(found, field) for found in stage], stage[0].tensors) for stage in stages]
-            trees_close(join_stages(parts), whole, 1e-10)
-            for part in parts:     # both copies of a tied word table
-                if part.embedding.word is not None:
-                    trees_close(part.embedding.word, whole.embedding.word, 1e-10)
+    if auxiliary is not None:
+        for found in everyone:
+            close(np.stack(found.result.auxiliary), auxiliary)
+    tensors = [next(found.tensors for found in everyone if found.place.pipeline == stage)
+               for stage in range(len(in_flight))]
+    for field, whole in (("grads", grads), ("params", params)):
+        trees = {found.place: getattr(found, field) for found in everyone}
+        for replica in join_replicas(trees, tensors, parallel):
+            trees_close(replica, whole, 1e-10)
+        for at, tree in trees.items():     # both copies of a tied word table
+            if tree.embedding.word is not None:
+                shard = split(whole.embedding.word, tensors[at.pipeline].embedding.word,
+                              parallel.tensor_model_parallel_size)[at.tensor]
+                close(tree.embedding.word, shard, 1e-10)
 
 
 def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
@@ -155,8 +163,28 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap
         lines = traffic(case.model, topology.config, case.b, case.s, work, topology.replicas.rank)
         assert len({line[:4] for line in lines}) == len(lines)
         expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
+        travelled_as_counted(topology, found, expected)
         assert found == expected, f"{found.items() ^ expected.items()}"
         return together
+
+
+def travelled_as_counted(topology, found: dict, expected: dict) -> None:
+    """Check the elements of all-to-alls, which depend on the data, and put them in the place of what was expected.
+
+    What a rank dispatches to others, its gradients come back from; all ranks together get what all of them send.
+    """
+    travelled = {key: found[key] for key in expected if key[0] == "all_to_all_rows"}
+    for there, back in (("dispatch", "combine"), ("combine", "dispatch")):
+        one, other = ((0, 0) if not travelled else found["all_to_all_rows", "expert", phase, f"experts: {what}"]
+                      for phase, what in (("forward", there), ("backward", back)))
+        assert one == other, f"{one} went there, {other} came back"
+    if topology.expert and travelled:
+        sums = topology.expert.allgather_objects({key: travelled[key][1] for key in travelled})
+        for phase in {key[2] for key in travelled}:
+            there, back = (sum(each["all_to_all_rows", "expert", phase, f"experts: {what}"] for each in sums)
+                           for what in ("dispatch", "combine"))
+            assert there == back
+    expected |= {key: (expected[key][0], travelled[key][1]) for key in travelled}
 
 
 class Words:

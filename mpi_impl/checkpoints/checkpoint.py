@@ -32,7 +32,7 @@ from reference.precision import rounded
 
 # The fields of a ModelConfig about training, initial weights and storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
-                 "make_vocab_size_divisible_by"}
+                 "make_vocab_size_divisible_by", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_expert_capacity_factor"}
 
 # Names of fields that are not options.
 WORDS = {"vocab_size": "--vocab-size (which the tokenizer decides)", "architecture": "The architecture",
@@ -45,8 +45,16 @@ OF_THAT_RUN = ("Give the --vocab-size, the --tokenizer-type, and the --data-path
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
     """Convert a configuration to JSON types, which have no tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
+    found: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value
+             for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
+    if model.experts:
+        found["experts"] = {name: value for name, value in found["experts"].items() if name not in NOT_THE_MODEL}
+    return found
+
+
+def by_option(model: dict[str, Any]) -> dict[str, Any]:
+    """Return what model_of returns, with the options of experts beside the others."""
+    return {"num_experts": None, **model, **(model.get("experts") or {}), "experts": None}
 
 
 # ---- save -----------------------------------------------------------------------------------------------------------
@@ -74,7 +82,8 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
     place, rank = trainer.topology.place, trainer.topology.world.rank
     pieces = without_padding(trainer.state.saved, place.tensor)
-    boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
+    expert_rank = trainer.topology.expert_rank
+    boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor, expert_rank)]
     if not boxes:
         return [], {}
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
@@ -139,8 +148,9 @@ def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
 
 def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: bool = False) -> None:
     """Raise UserError if the checkpoint is another model's; `other_heads` ignores differences in heads."""
-    for name, value in model_of(model).items():
-        saved = manifest.model.get(name)
+    saved_model = by_option(manifest.model)
+    for name, value in by_option(model_of(model)).items():
+        saved = saved_model.get(name)
         if saved != value and not (other_heads and name == "heads"):
             raise UserError(f"{WORDS.get(name, option(name))} is {value}, but {saved} in "
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
@@ -190,7 +200,7 @@ def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     """Return a piece's elements, [piece.size], in the dtype of this run."""
     values, start = np.empty(piece.size, trainer.state.main.dtype), 0
-    for box in boxes_of_piece(piece, trainer.topology.place.tensor):
+    for box in boxes_of_piece(piece, trainer.topology.place.tensor, trainer.topology.expert_rank):
         shape = shape_of(box)
         reader.read(piece.of.name, box, values[start:start + prod(shape)].reshape(shape))
         start += prod(shape)

@@ -145,6 +145,14 @@ def model_options(config: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def model_of(config: dict[str, Any], **others: Any) -> ModelConfig:
+    """Return the model of a config.json; `others` are further fields. Raise UserError for sizes that do not fit."""
+    fields = model_options(config)
+    fields.pop("group_query_attention", None)
+    fields["add_bias_linear"] = not fields.pop("disable_bias_linear", False)
+    return ModelConfig(vocab_size=config["vocab_size"], **fields | others)
+
+
 def fewer_heads(layout: TransformersLayout, found: dict[str, Any]) -> dict[str, bool]:
     """Return the option for a BERT that has no head for the order of sentences."""
     without = layout.architecture == "bert" and found.get("architectures") == [layout.classes["lm",]]
@@ -158,7 +166,7 @@ def describe_field(config: dict[str, Any], name: str) -> str:
         return f"that model_type is {layout.model_type}, where it is {layout.options[name]}"
     if name in layout.derived:
         return f"by its {layout.derived[name]} that it is {config['derived'][name]}"
-    others = {"activation": layout.activation, "untie_embeddings_and_output_weights": "tie_word_embeddings"}
+    others = {"activation": layout.activation or "", "untie_embeddings_and_output_weights": "tie_word_embeddings"}
     theirs = (layout.same | others)[name]
     return f"that {theirs} is {config[str(theirs)]}"
 
@@ -167,10 +175,11 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
     """Raise UserError if the tokenizer's tokens differ from the model's, in number or in the folder's list."""
     layout, found = layout_in(folder)
     size = found.get("vocab_size", layout.fields["vocab_size"])
+    kind = ("HuggingFaceTokenizer with --tokenizer-model" if layout.derived else
+            "GPT2BPETokenizer with --vocab-file and --merge-file")
     advice = "Give the tokenizer that the model was trained with: --tokenizer-type " + (
         "BertWordPieceLowerCase or BertWordPieceCase with --vocab-file." if layout.architecture == "bert" else
-        "GPT2BPETokenizer with --vocab-file and --merge-file, or for ids without text --tokenizer-type NullTokenizer "
-        f"--vocab-size {size - 1}.")
+        f"{kind}, or for ids without text --tokenizer-type NullTokenizer --vocab-size {size - 1}.")
     if tokenizer.vocab_size != size:
         raise UserError(f"{os.path.join(folder, CONFIG)} says that vocab_size is {size}, but the {tokenizer.name} has "
                         f"{tokenizer.vocab_size:,} tokens. {advice}")

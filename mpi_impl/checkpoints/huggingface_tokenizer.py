@@ -1,8 +1,11 @@
-"""The tokenizer in a folder of Hugging Face's layout: GPT-2's vocab.json and merges.txt, or BERT's vocab.txt."""
+"""The tokenizer in a folder of Hugging Face's layout: GPT-2's vocab.json and merges.txt, BERT's vocab.txt, or the
+tokenizer.json of a Llama.
+"""
 import json
 import os
 from typing import Any
 
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, BytePairTokenizer, GPT2BPETokenizer,
                                      LibraryTokenizer, Tokenizer, WordPieceTokenizer)
 from mpi_impl.runtime.files import LARGEST, read_bytes
@@ -10,7 +13,7 @@ from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-WORD_PIECES, SETTINGS = "vocab.txt", "tokenizer_config.json"
+WORD_PIECES, SETTINGS, WHOLE = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 OPTIONS = ("vocab_file", "merge_file", "tokenizer_model")        # that name a tokenizer's files
 
 
@@ -23,6 +26,8 @@ def tokenizer_in(folder: str) -> dict[str, Any]:
     found = read_json(settings, Object) if os.path.isfile(settings) else {}
     lower = found.get("do_lower_case", True)                     # transformers' default
     as_here = found.get("strip_accents") in (None, lower) and found.get("tokenize_chinese_chars", True)
+    if os.path.isfile(whole := os.path.join(folder, WHOLE)) and os.path.isfile(settings) and not os.path.isfile(pieces):
+        return {"tokenizer_type": HuggingFaceTokenizer.name, "tokenizer_model": whole}
     if not os.path.isfile(pieces) or not as_here:
         return {}
     kind = BertWordPieceLowerCase if lower else BertWordPieceCase
@@ -50,9 +55,16 @@ def read_word_pieces(path: str) -> dict[str, int]:
 
 def save_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
     """Save the tokenizer for transformers' AutoTokenizer. A tokenizer without files (NullTokenizer) saves nothing."""
-    if isinstance(tokenizer, LibraryTokenizer):
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        with open(os.path.join(folder, WHOLE), "w", encoding="utf-8") as file:
+            file.write(tokenizer.library.to_str())
+        write_settings(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_document})
+    elif isinstance(tokenizer, LibraryTokenizer):
         tokenizer.library.model.save(folder)
     if isinstance(tokenizer, WordPieceTokenizer):
-        settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case}
-        with open(os.path.join(folder, SETTINGS), "w") as file:
-            json.dump(settings, file, indent=2)
+        write_settings(folder, {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case})
+
+
+def write_settings(folder: str, settings: dict[str, Any]) -> None:
+    with open(os.path.join(folder, SETTINGS), "w") as file:
+        json.dump(settings, file, indent=2)

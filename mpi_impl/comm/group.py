@@ -3,7 +3,9 @@
 A group records every call, and checks it; transports (`transports/`) move the arrays. A call is written into the
 ledger, for a group of one rank too; into the trace, if there is one; and it has a time limit, if the run has one.
 """
+from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
+from math import prod
 
 import numpy as np
 from mpi4py import MPI
@@ -14,14 +16,15 @@ from mpi_impl.comm.mpi_library import largest_tag
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
-from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives
 from mpi_impl.runtime.arrays import is_half, on_device
 
 
 class Group(ObjectGroup):
     """Some ranks, in order, and what they can do together.
 
-    `reason` says in the ledger what needed the call. Arrays must have the same shape and dtype on all ranks.
+    `reason` says in the ledger what needed the call. Arrays must have the same shape and dtype on all ranks (but for
+    all_to_all, the same dtype and rows of one shape).
     """
 
     def __init__(self, comm: MPI.Intracomm, name: str, instruments: Instruments):
@@ -73,6 +76,17 @@ class Group(ObjectGroup):
             requests += [transport.post_send(xs[i], i, 0) for i in others]
             for request in requests:
                 request.wait()
+        return out
+
+    def all_to_all_rows(self, x, sent: Sequence[int], received: Sequence[int], reason: str):
+        """Send sent[i] rows of x to rank i, one rank's after the other's; return received[i] rows of each, in order.
+
+        Only the rows for other ranks are recorded: another number on each.
+        """
+        out = np.empty_like(x, order="C", shape=(sum(received), *x.shape[1:]))
+        elements = (len(x) - sent[self.rank]) * prod(x.shape[1:])
+        with self._collective("all_to_all_rows", x, elements, reason, kind=AllToAll) as transport:
+            transport.all_to_all_rows(x, sent, out, received)
         return out
 
     def _like(self, x, axis: int, length: int):
@@ -143,7 +157,7 @@ class Group(ObjectGroup):
     # ---- the instruments ----
 
     @contextmanager
-    def _collective(self, operation, x, elements, reason, root=0):
+    def _collective(self, operation, x, elements, reason, root=0, kind=Collectives):
         """Record a collective, and yield the transport that moves x. It is over when the last rank has come.
 
         (With NCCL it is then on the device's stream, and no more: a trace shows when that was.)
@@ -151,11 +165,11 @@ class Group(ObjectGroup):
         self._record(operation, x, elements, reason, self.ranks, root)
         with self._waiting(reason, self.others) as clock:
             if clock is None:
-                yield self.transports.choose(Collectives, x)
+                yield self.transports.choose(kind, x)
                 return
             latest = np.array([clock.tell()])
             self.transports.mpi.all_reduce(latest, "max")
-            yield self.transports.choose(Collectives, x)
+            yield self.transports.choose(kind, x)
             clock.reach(latest[0] + clock.link.seconds(operation, self.size, elements * x.dtype.itemsize))
 
     @contextmanager

@@ -65,7 +65,7 @@ def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
     (MPI may choose trees instead. NCCL orders its rings so that each host is entered once and left once: that is this
     ring, where hosts are filled one after the other.) In an all-to-all every rank sends as much to each other one.
     """
-    if operation == "all_to_all":
+    if operation in ("all_to_all", "all_to_all_rows"):
         edges = list(permutations(hosts, 2))
     else:
         edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]

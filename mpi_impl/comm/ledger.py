@@ -19,7 +19,7 @@ from reference.comm.ring import RING
 class Entry(NamedTuple):
     """The properties that the calls of one line of the ledger have in common."""
 
-    operation: str    # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
+    operation: str    # all_reduce, all_gather, reduce_scatter, all_to_all, all_to_all_rows, broadcast, send
     group: str        # world, tensor, context, data, replicas, pipeline, embedding, model
     group_size: int   # ranks in the group
     phase: str        # forward, backward, optimizer, ...

@@ -16,8 +16,9 @@ class TensorParallelRegion:
     Outside, every rank holds the same arrays; inside, each has its own. `reason` goes into the ledger.
     """
 
-    def __init__(self, group: Group):
-        self.group, self.rank, self.size = group, group.rank, group.size
+    def __init__(self, group: Group, experts: Group | None = None):
+        """Take the t ranks that share a layer, and the e ranks to which experts are dealt out; None: e = 1."""
+        self.group, self.rank, self.size, self.experts = group, group.rank, group.size, experts
 
     def enter(self, x, reason):
         """Return x, which every rank has (f)."""
@@ -76,9 +77,9 @@ class SequenceParallelRegion(TensorParallelRegion):
     Outside, every rank has its positions, [b, s/t, h].
     """
 
-    def __init__(self, group: Group, keep_gathered_inputs: bool = False):
+    def __init__(self, group: Group, keep_gathered_inputs: bool = False, experts: Group | None = None):
         """Keep the gathered inputs for the backward, b s h on every rank, or gather them again."""
-        super().__init__(group)
+        super().__init__(group, experts)
         self.keep_gathered_inputs = keep_gathered_inputs
 
     def enter(self, x, reason):
@@ -119,8 +120,20 @@ class SequenceParallelRegion(TensorParallelRegion):
         return dy if self.rank == 0 else np.zeros_like(dy)
 
 
-def region_of(group: Group, parallel: ParallelConfig) -> TensorParallelRegion:
-    """Return the region of a tensor-parallel group that the configuration asks for."""
+class WithinRegion(TensorParallelRegion):
+    """No edges: for a layer inside another's region, whose arrays are this rank's own already, or partial sums."""
+
+    def enter_backward(self, dx, reason):
+        return dx
+
+    def leave(self, partial, reason):
+        return partial
+
+
+def region_of(group: Group, parallel: ParallelConfig, experts: Group | None = None) -> TensorParallelRegion:
+    """Return the region of a tensor-parallel group that the configuration asks for. `experts` are the ranks to which
+    experts are dealt out.
+    """
     if parallel.sequence_parallel:
-        return SequenceParallelRegion(group, parallel.keep_gathered_inputs)
-    return TensorParallelRegion(group)
+        return SequenceParallelRegion(group, parallel.keep_gathered_inputs, experts)
+    return TensorParallelRegion(group, experts)

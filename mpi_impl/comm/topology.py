@@ -16,9 +16,20 @@ With t = c = d = 2:    tensor     [0 1][2 3][4 5][6 7]
                        replicas   [0 2 4 6][1 3 5 7]
                        pipeline   [0][1][2][3][4][5][6][7]
                        model      [0 1][2 3][4 5][6 7]
+
+Experts are dealt out to e neighbours among the replicas, whether they differ in positions or in samples. The ranks with
+the same experts are d c / e.
+
+With d = 4, p = e = 2: data       [0 1 2 3][4 5 6 7]
+                       pipeline   [0 4][1 5][2 6][3 7]
+                       tensor     [0][1][2][3][4][5][6][7]
+                       model      [0 4][1 5][2 6][3 7]
+                       expert     [0 1][2 3][4 5][6 7]
+                       expert replicas  [0 2][1 3][4 6][5 7]
+                       holders    [0 1 4 5][2 3 6 7]
 """
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpi_impl.comm.group import Group
 from reference.config import ParallelConfig
@@ -57,7 +68,10 @@ class Topology:
     data: Group     # the d ranks that hold the same shard and see different samples
     replicas: Group  # the c d ranks that hold the same shard; with c = 1, `data` itself
     pipeline: Group  # the p ranks that hold the layers of one model between them, in the order of the layers
-    model: Group    # the t x p ranks that hold one replica
+    model: Group    # the t x p ranks that hold one replica, but for experts that are dealt out
+    expert: Group | None    # the e ranks to which experts are dealt out; None: e = 1
+    expert_replicas: Group  # the c d / e ranks that hold the same experts; with e = 1, `replicas` itself
+    holders: Group  # the t x p x e ranks that hold one replica with all experts; with e = 1, `model` itself
     embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
     place: Place
     copies: dict[int, Group] = field(default_factory=dict)    # what `neighbours` has made
@@ -74,6 +88,11 @@ class Topology:
             self.copies[n] = self.tensor.split(self.tensor.rank // n, "copies")
         return self.copies[n]
 
+    @property
+    def expert_rank(self) -> int:
+        """Return which of the experts that are dealt out this rank has."""
+        return self.expert.rank if self.expert else 0
+
 
 def connect(world: Group, config: ParallelConfig) -> Topology:
     """Form the groups. Called by every rank of a world of config.world_size ranks."""
@@ -84,16 +103,33 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
     pipeline = world.split(at.tensor + t * replica, "pipeline")
     data = world.split(at.tensor + t * (at.context + c * at.pipeline), "data")
     at_an_end = p > 1 and at.pipeline in (0, p - 1)
+    replicas = world.split(at.tensor + t * at.pipeline, "replicas") if c > 1 else data
+    model = world.split(replica, "model")
     return Topology(config, world, tensor=world.split(replica + c * d * at.pipeline, "tensor"),
                     context=world.split(at.tensor + t * (at.data + d * at.pipeline), "context") if c > 1 else None,
-                    data=data, replicas=world.split(at.tensor + t * at.pipeline, "replicas") if c > 1 else data,
-                    pipeline=pipeline, model=world.split(replica, "model"),
+                    data=data, replicas=replicas, pipeline=pipeline, model=model,
+                    **expert_groups(world, config, at, replica, replicas, model),
                     embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
+
+
+def expert_groups(world: Group, config: ParallelConfig, at: Place, replica: int, replicas: Group,
+                  model: Group) -> dict[str, Any]:
+    """Form the groups of expert parallelism."""
+    e, t = config.expert_model_parallel_size, config.tensor_model_parallel_size
+    if e == 1:
+        return {"expert": None, "expert_replicas": replicas, "holders": model}
+    (among, own), shard = divmod(replica, e), at.tensor + t * at.pipeline
+    groups = config.replicas // e
+    return {"expert": world.split(among + groups * shard, "expert"),
+            "expert_replicas": world.split(own + e * shard, "expert replicas"),
+            "holders": world.split(among, "holders")}
 
 
 def disconnect(topology: Topology) -> None:
     """Free the groups that `connect` formed."""
     between = (topology.context, topology.replicas) if topology.context else ()
+    if topology.expert:
+        between = (*between, topology.expert, topology.expert_replicas, topology.holders)
     for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding,
                   *topology.copies.values()):
         if group is not None:

@@ -5,6 +5,7 @@
 import json
 import os
 
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, LibraryTokenizer,
                                      NullTokenizer, Tokenizer, TrainedTokenizer)
 from mpi_impl.runtime.files import LARGEST, replacing, write_whole
@@ -40,6 +41,8 @@ def load(folder: str) -> Tokenizer:
             if type(size := content[NullTokenizer.name]) is not int:
                 raise ValueError("its size is not an integer")
             return NullTokenizer(size - 1)
+        if HuggingFaceTokenizer.name in content:
+            return HuggingFaceTokenizer.load(path)
         kind = type_of(content)
     except (ValueError, TypeError, KeyError) as error:      # bad JSON, bad UTF-8, or another kind of file
         raise UserError(f"{path} is not a tokenizer that was saved here ({error}).") from error

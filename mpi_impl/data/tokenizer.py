@@ -305,10 +305,6 @@ class NullTokenizer:
                         "numbers, a larger --vocab-size, or another --tokenizer-type.")
 
 
-TOKENIZER_TYPES = tuple(kind.name for kind in (ByteLevelBPETokenizer, GPT2BPETokenizer, BertWordPieceLowerCase,
-                                               BertWordPieceCase, NullTokenizer))
-
-
 def check_file(option: str, path: str, what: str) -> None:
     """Raise UserError unless this is a file that the library may read, of a plausible size."""
     if kind(option, path) == "nothing":

@@ -2,7 +2,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, BertWordPieceCase, BertWordPieceLowerCase,
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
+from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
 from mpi_impl.launching.option_fields import option_field
@@ -15,8 +16,10 @@ READS: dict[str, tuple[str, ...]] = {                           # those from whi
     GPT2BPETokenizer.name: ("vocab_file", "merge_file"),
     BertWordPieceLowerCase.name: ("vocab_file", "tokenizer_model"),
     BertWordPieceCase.name: ("vocab_file", "tokenizer_model"),
+    HuggingFaceTokenizer.name: ("tokenizer_model",),
     NullTokenizer.name: (),
 }
+TOKENIZER_TYPES = tuple(READS)
 TRAINED: dict[str, type[TrainedTokenizer]] = {
     kind.name: kind for kind in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)}
 
@@ -28,7 +31,7 @@ class TokenizerChoice:
     tokenizer_type: str = option_field(ByteLevelBPETokenizer.name, choices=TOKENIZER_TYPES)
     tokenizer_model: str | None = option_field(
         None, "a tokenizer of that type that was trained before, such as the OUT.tokenizer.json of "
-        "mpi_impl.data.prepare", "F")
+        "mpi_impl.data.prepare, or for a HuggingFaceTokenizer a model's tokenizer.json", "F")
     vocab_size: int | None = option_field(
         None, f"of the tokenizer that is trained on the corpus (default: {DEFAULT_VOCAB_SIZE}), or of a NullTokenizer",
         "V")
@@ -58,6 +61,9 @@ def given_tokenizer(choice: TokenizerChoice) -> Tokenizer | None:
         if choice.vocab_size is None:
             raise UserError("--tokenizer-type NullTokenizer needs --vocab-size: the number of token ids in the data.")
         return NullTokenizer(choice.vocab_size)
+    if choice.tokenizer_type == HuggingFaceTokenizer.name and not paths:
+        raise UserError("--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model: a model's tokenizer.json, with "
+                        "its tokenizer_config.json beside it.")
     if not paths:
         TRAINED[choice.tokenizer_type].check_size(choice.size_to_train)
         return None
@@ -86,6 +92,8 @@ def check_paths(tokenizer_type: str, paths: dict[str, str]) -> None:
 def read_tokenizer(tokenizer_type: str, paths: dict[str, str]) -> Tokenizer:
     if tokenizer_type == GPT2BPETokenizer.name:
         return GPT2BPETokenizer(**paths)
+    if tokenizer_type == HuggingFaceTokenizer.name:
+        return HuggingFaceTokenizer.load(paths["tokenizer_model"])
     kind = TRAINED[tokenizer_type]
     if issubclass(kind, WordPieceTokenizer) and "vocab_file" in paths:
         return kind.from_vocab_file(paths["vocab_file"])

@@ -2,4 +2,4 @@
 
 # In the order in which to look at them.
 DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "ring_attention",
-         "context_parallel", "pipeline", "zero", "memory", "deadlock", "train")
+         "context_parallel", "pipeline", "zero", "experts", "memory", "deadlock", "train")

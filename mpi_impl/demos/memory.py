@@ -199,7 +199,7 @@ def runs_table(panel: Panel) -> str:
 def parts(states: Held) -> dict[str, int]:
     """Return a rank's bytes by kind, as the table shows them."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
-            "activations": states.activations, "computed again": states.recomputed,
+            "activations": states.activations or 0, "computed again": states.recomputed or 0,
             "whole for a while": states.gathered + (states.unreduced or 0), "offloaded": states.offloaded}
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from mpi_impl.checkpoints import checkpoint, huggingface
 from mpi_impl.checkpoints.bert_layout import OF_MODEL
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, notes, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_of, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
 from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
@@ -61,8 +61,7 @@ def from_checkpoint(args) -> Pretrained:
 
 def from_hugging_face(args) -> Pretrained:
     folder, config = args.load_hf, read_config(args.load_hf, "bert")
-    model = to_choose(ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=("lm",),
-                                  **model_options(config)), args)
+    model = to_choose(model_of(config, architecture="bert", heads=("lm",)), args)
     huggingface.check_weights(folder, model)
     tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
     if tokenizer is None and (own := tokenizer_in(folder)):

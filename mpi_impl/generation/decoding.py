@@ -54,7 +54,7 @@ def last_logits(replica: Replica, tokens: list[int], kv_cache: dict[int, KVCache
     The tokens follow those that `kv_cache` has seen, and are added to it.
     """
     found, model = [], replica.model
-    region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not sharded
+    region = TensorParallelRegion(replica.topology.tensor, replica.topology.expert)     # positions are not sharded
     ids = moved_to(np.array([tokens]), replica.device_prototype)
 
     def forward(action: Action, x):

@@ -5,8 +5,8 @@ import numpy as np
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, notes, read_config
-from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_of, notes, read_config
+from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, WHOLE, tokenizer_in
 from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology
@@ -54,7 +54,7 @@ def find(args) -> ModelSource:
                             "text. Give a checkpoint of pretrain_gpt.")
         return source
     config = read_config(args.load_hf, "gpt")
-    model = ModelConfig(vocab_size=config["vocab_size"], **model_options(config))
+    model = model_of(config)
     check_weights(args.load_hf, model)
     return HuggingFace(args.load_hf, model)
 
@@ -134,7 +134,7 @@ class Checkpoint(NamedTuple):
 
 
 class HuggingFace(NamedTuple):
-    """A GPT-2 as transformers saves it."""
+    """A GPT-2 or a Llama as transformers saves it."""
 
     folder: str
     model: ModelConfig
@@ -147,9 +147,11 @@ class HuggingFace(NamedTuple):
     def own_tokenizer(self) -> Tokenizer:
         own = tokenizer_in(self.folder)
         if not own:
-            raise UserError(f"--load-hf {self.folder} holds no tokenizer: {VOCABULARY} or {MERGES} is not there. "
-                            f"{GIVE}")
-        return GPT2BPETokenizer(own["vocab_file"], own["merge_file"])
+            raise UserError(f"--load-hf {self.folder} holds no tokenizer: {VOCABULARY} or {MERGES} is not there, nor "
+                            f"the {WHOLE} of a Llama. {GIVE}")
+        found = given_tokenizer(TokenizerChoice(**own))
+        assert found is not None, "it is in files"
+        return found
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
         weights = Weights(self.folder)

@@ -90,18 +90,18 @@ gelu_exact_backward = Kernel(ops.gelu_exact_backward, ops.gelu_exact_backward, f
                              half.gelu_exact_backward, fused.gelu_exact_backward)
 relu = Kernel(ops.relu, ops.relu, ops.relu, half.relu, half.relu)
 relu_backward = Kernel(ops.relu_backward, ops.relu_backward, ops.relu_backward, half.relu_backward, half.relu_backward)
-swiglu = Kernel(ops.swiglu, cpu.swiglu, cpu.swiglu, half.swiglu, half.swiglu)
-swiglu_backward = Kernel(ops.swiglu_backward, cpu.swiglu_backward, cpu.swiglu_backward, half.swiglu_backward,
-                         half.swiglu_backward)
+swiglu = Kernel(ops.swiglu, cpu.swiglu, fused.swiglu, half.swiglu, fused.swiglu)
+swiglu_backward = Kernel(ops.swiglu_backward, cpu.swiglu_backward, fused.swiglu_backward, half.swiglu_backward,
+                         fused.swiglu_backward)
 activated_linear = Kernel(multiply_then_activate, multiply_then_activate, compiled.activated_linear,
                           multiply_then_activate, cuda.activated_linear)
 
 layer_norm = Kernel(ops.layer_norm, cpu.layer_norm, fused.layer_norm, half.layer_norm, fused.layer_norm)
 layer_norm_backward = Kernel(ops.layer_norm_backward, cpu.layer_norm_backward, fused.layer_norm_backward,
                              half.layer_norm_backward, fused.layer_norm_backward)
-rms_norm = Kernel(ops.rms_norm, cpu.rms_norm, cpu.rms_norm, half.rms_norm, half.rms_norm)
-rms_norm_backward = Kernel(ops.rms_norm_backward, cpu.rms_norm_backward, cpu.rms_norm_backward, half.rms_norm_backward,
-                           half.rms_norm_backward)
+rms_norm = Kernel(ops.rms_norm, cpu.rms_norm, fused.rms_norm, half.rms_norm, fused.rms_norm)
+rms_norm_backward = Kernel(ops.rms_norm_backward, cpu.rms_norm_backward, fused.rms_norm_backward,
+                           half.rms_norm_backward, fused.rms_norm_backward)
 dropout = Kernel(ops.dropout, cpu.dropout, fused.dropout, half.dropout, fused.dropout)
 dropout_backward = Kernel(ops.dropout_backward, cpu.dropout_backward, fused.dropout_backward, half.dropout_backward,
                           fused.dropout_backward)

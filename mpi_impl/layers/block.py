@@ -1,7 +1,7 @@
 """The transformer block on one tensor-parallel rank. Its textbook twin is reference/layers/block.py."""
 from mpi_impl import kernels
-from mpi_impl.layers.branches import (attention_branch_backward, attention_branch_forward, mlp_branch_backward,
-                                      mlp_branch_forward)
+from mpi_impl.layers.branches import attention_branch_backward, attention_branch_forward
+from mpi_impl.layers.feed_forward import feed_forward_backward, feed_forward_forward
 from mpi_impl.layers.norm import norm_backward, norm_forward
 from reference.layer_context import TRAINING
 from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, Block, BlockCache, residual
@@ -15,7 +15,7 @@ def block_forward(x, p: Block, c, region, context=TRAINING):
     y, attention = attention_branch_forward(normed, p.attention, c, region, context)
     (x, mask_1), (normed, norm_2) = add_branch_and_norm(residual(x, normed, c), y, p.post_attention_layernorm,
                                                         c.layernorm_epsilon, region, dropout, AFTER_ATTENTION)
-    y, mlp = mlp_branch_forward(normed, p.mlp, c, region)
+    y, mlp = feed_forward_forward(normed, p.mlp, c, region, context)
     x, mask_2 = add_branch(residual(x, normed, c), y, region, dropout, AFTER_MLP)
     return x, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -23,7 +23,7 @@ def block_forward(x, p: Block, c, region, context=TRAINING):
 def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
     """Return dx [b, s, h] for dy [b, s, h], both outside the regions."""
     masked = kernels.dropout_backward(dy, cache.mlp_mask)
-    dnormed = mlp_branch_backward(masked, p.mlp, cache.mlp, c, grads.mlp, sink, region)
+    dnormed = feed_forward_backward(masked, p.mlp, cache.mlp, c, grads.mlp, sink, region)
     dy = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c,
                            grads.post_attention_layernorm)
     masked = kernels.dropout_backward(dy, cache.attention_mask)

@@ -15,6 +15,16 @@ from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
 
 
+def group_of(holder, bucket: Bucket) -> Group:
+    """Return the ranks that hold copies of a bucket, for the holder of a rank's gradients or parameters."""
+    return holder.expert_group if bucket.dealt else holder.group
+
+
+def reason_of(bucket: Bucket) -> str:
+    """Return why a bucket's gradients are sent, for the ledger."""
+    return "gradients of experts" if bucket.dealt else "gradients"
+
+
 class Gradients:
     """A rank's flat gradients. Each bucket's sum over the replicas begins as soon as the bucket is complete.
 
@@ -25,11 +35,12 @@ class Gradients:
 
     whole_after_backward = True     # until the sums begin, a rank has the gradients of all its parameters
 
-    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like):
+    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like,
+                 expert_group: Group | None = None):
         """Allocate the buffer, of the kind of `like`. `contributions` says for some units how many a microbatch makes;
-        to the others it makes one.
+        to the others it makes one. `group` has the replicas, `expert_group` those of them that hold the same experts.
         """
-        self.layout, self.group, self.like = layout, group, like
+        self.layout, self.group, self.expert_group, self.like = layout, group, expert_group, like
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []
@@ -54,9 +65,9 @@ class Gradients:
         """Count a contribution to each unit in these trees: a microbatch's backward has finished one use of them."""
         for tree in units:
             for _, unit in leaves(tree):
-                bucket = self.layout.bucket_of[unit.name]
-                self.missing[bucket] -= 1
-                self.counted(bucket)
+                for bucket in self.layout.buckets_of(unit.name):
+                    self.missing[bucket] -= 1
+                    self.counted(bucket)
         for pending in self.begun:
             pending.poll()
 
@@ -68,7 +79,7 @@ class Gradients:
 
     def begin(self, bucket: Bucket) -> Pending:
         """Begin a bucket's sum."""
-        return self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")
+        return group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))
 
     def finish(self) -> None:
         """Wait until all sums are there."""

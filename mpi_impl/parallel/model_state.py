@@ -31,8 +31,8 @@ class Held(NamedTuple):
     offloaded: int            # bytes of parameters and optimizer; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
     unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
-    activations: int = 0      # for a while: caches, and what waits for W; 0 if they were not measured
-    recomputed: int = 0       # for a while: the caches of layers that a backward has computed again; likewise
+    activations: int | None = 0   # for a while: caches, and what waits for W; 0 if not measured, None as above
+    recomputed: int | None = 0    # for a while: the caches of layers that a backward has computed again; likewise
 
     @property
     def states(self) -> int:
@@ -50,7 +50,7 @@ class ModelState:
         few layers.
         """
         self.model, self.topology, self.seed, self.precision = model, topology, seed, precision
-        self.offload_folder, self.region = offload_folder, region_of(topology.tensor, topology.config)
+        self.offload_folder, self.region = offload_folder, region_of(topology.tensor, topology.config, topology.expert)
         self.device_prototype, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))
                                             for name in (precision.compute, precision.main))   # model's; optimizer's
         # Which layers are here, as which stages.
@@ -64,7 +64,7 @@ class ModelState:
                                                        self.contributions, self.new_shard)
         self.parameters, self.gradients, self.pieces = self.zero.parameters, self.zero.gradients, self.zero.pieces
         self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
-        self.counted = counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)
+        self.counted = list(filter(self.zero.counts, counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)))
         self.optimizer_states = self.make_optimizer_states()
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
@@ -113,7 +113,12 @@ class ModelState:
         flat = np.zeros_like(self.device_prototype, shape=self.layout.size, dtype=buffer.flat.dtype)
         for piece in self.pieces:
             flat[piece.in_buffer] = buffer.load(piece)
-        return self.topology.replicas.all_reduce(flat, "all parts") if self.layout.parts > 1 else flat
+        if self.layout.parts > 1:
+            dealt = sum(bucket.size for bucket in self.layout.buckets if not bucket.dealt)     # where experts begin
+            self.topology.replicas.all_reduce(flat[:dealt], "all parts")
+            if dealt < self.layout.size:
+                self.topology.expert_replicas.all_reduce(flat[dealt:], "all parts")
+        return flat
 
     # ---- gradients ----
 
@@ -121,8 +126,8 @@ class ModelState:
         """Wait for the sums over the replicas, and sum what other ranks have a part of, though each holds the tensor.
 
         Two stages use the tied word table. With sequence parallelism every tensor-parallel rank has applied norms,
-        biases of row-parallel layers and positions to its own part of the sequence. And with fewer heads of keys and
-        values than ranks, neighbours have used copies of the same head for other queries.
+        routers, biases of row-parallel layers and positions to its own part of the sequence. (Experts see all of it.)
+        With fewer heads of keys and values than ranks, neighbours have used copies of the same head for other queries.
         """
         self.gradients.finish()
         if self.embedding_group:
@@ -130,7 +135,8 @@ class ModelState:
                             [piece for piece in self.pieces if piece.of.name == "embedding.word"])
         if self.topology.config.sequence_parallel:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
-                            [piece for piece in self.pieces if piece.of.tensor.split is None])
+                            [piece for piece in self.pieces
+                             if piece.of.tensor.split is None and not piece.of.tensor.dealt])
         for copies, pieces in shared_pieces(self.pieces).items():
             self.sum_pieces(self.topology.neighbours(copies), f"gradients of {copies} copies", pieces)
 
@@ -157,7 +163,7 @@ class ModelState:
     @property
     def saved(self) -> list[Piece]:
         """Return the pieces that this rank saves: together all ranks save every element once, as the norm counts it."""
-        return self.counted if self.zero.saves else []
+        return list(filter(self.zero.saves, self.counted))
 
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
         """Return the shape [b, s, h] of what one stage sends to the next, or [b, s/t, h] with sequence parallelism."""

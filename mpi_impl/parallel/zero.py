@@ -22,8 +22,8 @@ from mpi_impl.comm.group import Group, Pending
 from mpi_impl.comm.topology import Topology
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.buffers import Buffer, Shard, Whole
-from mpi_impl.parallel.data_parallel import Gradients
-from reference.parallel.layout import Bucket, Layout, map_units
+from mpi_impl.parallel.data_parallel import Gradients, group_of, reason_of
+from reference.parallel.layout import Bucket, Layout, Piece, map_units
 from reference.params import assign, initialize_shard, tree_map
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -34,7 +34,8 @@ class ScatteredGradients(Gradients):
 
     def begin(self, bucket: Bucket) -> Pending:
         flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
-        return self.group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], "gradients")
+        group = group_of(self, bucket)
+        return group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], reason_of(bucket))
 
 
 class ShardedGradients(Gradients):
@@ -57,20 +58,22 @@ class ShardedGradients(Gradients):
 
     def materialize(self, unit: str):
         """Return the views of a unit's gradients: a backward begins to work on it."""
-        bucket = self.layout.bucket_of[unit]
-        if bucket not in self.whole:
-            self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
-            self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
-        self.users[bucket] += 1
-        return self.layout.unit_views(unit, self.whole[bucket])
+        buckets = self.layout.buckets_of(unit)
+        for bucket in buckets:
+            if bucket not in self.whole:
+                self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
+                self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
+            self.users[bucket] += 1
+        return self.layout.unit_views(unit, *(self.whole[bucket] for bucket in buckets))
 
     def counted(self, bucket: Bucket) -> None:
         """Send the bucket if it has as many contributions as a microbatch makes."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, own = self.whole[bucket], self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-            with self.group.ledger.phase("reduction"):
-                own += self.group.post_reduce_scatter(flat, np.empty_like(own), "gradients").wait()
+            flat, group = self.whole[bucket], group_of(self, bucket)
+            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+            with group.ledger.phase("reduction"):
+                own += group.post_reduce_scatter(flat, np.empty_like(own), reason_of(bucket)).wait()
             flat[...] = 0
             if not self.users[bucket]:
                 del self.whole[bucket]
@@ -92,8 +95,8 @@ class GradientsOfUnit(Unit):
 class Parameters:
     """Stages 0 to 2: all of a rank's parameters."""
 
-    def __init__(self, layout: Layout, group: Group, own: Buffer):
-        self.layout, self.group, self.own = layout, group, own
+    def __init__(self, layout: Layout, group: Group, own: Buffer, expert_group: Group | None = None):
+        self.layout, self.group, self.expert_group, self.own = layout, group, expert_group, own
         self.whole_bytes = 0        # the most bytes of units that were gathered at the same time
 
     def units(self, tensors):
@@ -102,8 +105,12 @@ class Parameters:
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         """Draw the initial values, for rank `rank` of t tensor-parallel ones."""
-        tree_map(assign, self.layout.views(self.own.flat),
-                 initialize_shard(tensors, seed, self.own.flat.dtype, t, rank, self.own.flat))
+        tree_map(assign, self.layout.views(self.own.flat), self.draw(tensors, seed, t, rank, self.own.flat))
+
+    def draw(self, tensors, seed: int, t: int, rank: int, like, prefix: str = ""):
+        """Draw the initial values of this rank's shards of some tensors. e neighbours share the experts."""
+        e = self.layout.e
+        return initialize_shard(tensors, seed, like.dtype, t, rank, like, prefix, e, self.group.rank % e)
 
     def gather_updated(self) -> None:
         """Gather what every replica has updated. Each bucket in flight holds a copy of the owned part, so there are at
@@ -112,7 +119,8 @@ class Parameters:
         flat, in_flight = self.own.flat, deque[Pending]()
         for bucket in self.layout.buckets:
             own = self.layout.owned_piece(bucket, self.group.rank)
-            in_flight.append(self.group.post_all_gather(flat[own.in_buffer], flat[bucket.slice], "parameters"))
+            in_flight.append(group_of(self, bucket).post_all_gather(flat[own.in_buffer], flat[bucket.slice],
+                                                                    "parameters"))
             if len(in_flight) == 2:
                 in_flight.popleft().wait()
         while in_flight:
@@ -122,9 +130,9 @@ class Parameters:
 class ShardedParameters(Parameters):
     """Stage 3: the owned part of a rank's parameters. Each bucket is one unit, gathered only while it is used."""
 
-    def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype):
+    def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype, expert_group: Group | None = None):
         """Gather units into arrays of the kind of `device_prototype`."""
-        super().__init__(layout, group, own)
+        super().__init__(layout, group, own, expert_group)
         self.device_prototype, self.whole = device_prototype, set[str]()    # and the units that are gathered now
 
     def units(self, tensors):
@@ -132,23 +140,26 @@ class ShardedParameters(Parameters):
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         def draw(name, below):
-            bucket = self.layout.bucket_of[name]
-            flat = np.zeros_like(self.device_prototype, shape=bucket.size)
-            tree_map(assign, self.layout.unit_views(name, flat),
-                     initialize_shard(below, seed, flat.dtype, t, rank, flat, name))
-            own = self.layout.owned_piece(bucket, self.group.rank)
-            self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
+            buckets = self.layout.buckets_of(name)
+            flats = [np.zeros_like(self.device_prototype, shape=bucket.size) for bucket in buckets]
+            tree_map(assign, self.layout.unit_views(name, *flats), self.draw(below, seed, t, rank, flats[0], name))
+            for bucket, flat in zip(buckets, flats):
+                own = self.layout.owned_piece(bucket, self.group.rank)
+                self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
 
         map_units(draw, tensors)
 
-    def gather(self, unit: str) -> Pending:
-        """Begin to gather a unit."""
-        bucket = self.layout.bucket_of[unit]
+    def gather(self, unit: str) -> list[Pending]:
+        """Begin to gather the buckets of a unit."""
         self.whole.add(unit)
-        elements = sum(self.layout.bucket_of[name].size for name in self.whole)
+        elements = sum(bucket.size for name in self.whole for bucket in self.layout.buckets_of(name))
         self.whole_bytes = max(self.whole_bytes, elements * self.device_prototype.itemsize)
+        return [self.gather_bucket(bucket) for bucket in self.layout.buckets_of(unit)]
+
+    def gather_bucket(self, bucket: Bucket) -> Pending:
         own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-        return self.group.post_all_gather(own, np.empty_like(self.device_prototype, shape=bucket.size), "parameters")
+        whole = np.empty_like(self.device_prototype, shape=bucket.size)
+        return group_of(self, bucket).post_all_gather(own, whole, "parameters")
 
 
 class GatheredUnit(Unit):
@@ -156,7 +167,7 @@ class GatheredUnit(Unit):
 
     def __init__(self, name: str, parameters: ShardedParameters):
         self.name, self.parameters = name, parameters
-        self.pending: Pending | None = None
+        self.pending: list[Pending] | None = None
 
     def prefetch(self) -> None:
         if self.pending is None:
@@ -164,7 +175,7 @@ class GatheredUnit(Unit):
 
     def wait(self):
         assert self.pending is not None, "a unit is prefetched before it is waited for"
-        return self.parameters.layout.unit_views(self.name, self.pending.wait())
+        return self.parameters.layout.unit_views(self.name, *(pending.wait() for pending in self.pending))
 
     def release(self) -> None:
         self.pending = None
@@ -188,12 +199,14 @@ class Stage0:
         """
         self.layout, self.topology, self.new_shard = layout, topology, new_shard
         self.parameters = self.make_parameters(device_prototype)
-        self.gradients = self.gradients_type(layout, topology.replicas, contributions, main)
+        self.gradients = self.gradients_type(layout, topology.replicas, contributions, main,
+                                             topology.expert_replicas)
         self.pieces = layout.pieces(self.part)      # what this rank owns, so what its optimizer updates
 
     def make_parameters(self, like) -> Parameters:
         """Allocate the parameters."""
-        return Parameters(self.layout, self.topology.replicas, Whole(np.zeros_like(like, shape=self.layout.size)))
+        return Parameters(self.layout, self.topology.replicas, Whole(np.zeros_like(like, shape=self.layout.size)),
+                          self.topology.expert_replicas)
 
     @property
     def part(self) -> int:
@@ -203,12 +216,16 @@ class Stage0:
     @property
     def owners(self) -> Group:
         """Return the ranks that own the whole model between them."""
-        return self.topology.model
+        return self.topology.holders
 
-    @property
-    def saves(self) -> bool:
-        """Report whether this rank saves what it owns: the first replica does it for all."""
-        return self.topology.replicas.rank == 0
+    def counts(self, piece: Piece) -> bool:
+        """Report whether this rank counts a piece in the norm: of e ranks that hold copies among experts, the first."""
+        return self.topology.expert_rank == 0 or piece.of.tensor.dealt
+
+    def saves(self, piece: Piece) -> bool:
+        """Report whether this rank saves a piece: of the ranks that hold copies of it, the first."""
+        group = self.topology.expert_replicas if piece.of.tensor.dealt else self.topology.replicas
+        return group.rank == 0
 
     def finish_update(self) -> None:
         """Do nothing: all replicas have made the same update."""
@@ -227,8 +244,10 @@ class Stage1(Stage0):
     def owners(self) -> Group:
         return self.topology.world
 
-    @property
-    def saves(self) -> bool:
+    def counts(self, piece: Piece) -> bool:
+        return True
+
+    def saves(self, piece: Piece) -> bool:
         return True
 
     def finish_update(self) -> None:
@@ -248,7 +267,8 @@ class Stage3(Stage2):
     gathers_parameters = True
 
     def make_parameters(self, like) -> Parameters:
-        return ShardedParameters(self.layout, self.topology.replicas, self.new_shard(like), like)
+        return ShardedParameters(self.layout, self.topology.replicas, self.new_shard(like), like,
+                                 self.topology.expert_replicas)
 
     def finish_update(self) -> None:
         """Do nothing: parameters are gathered where they are used."""

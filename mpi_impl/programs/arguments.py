@@ -7,9 +7,9 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
-from mpi_impl.programs.options import NAMES, OPTIONS, LlamaOptions, PretrainingOptions
+from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (CP_COMM_TYPES, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -50,11 +50,30 @@ class PretrainingSettings:
         """Return the model with the tokenizer's vocabulary. Raise UserError for sizes that do not fit."""
         heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
         model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads,
-                       **in_other_words(self.args))
+                       experts=experts_config(self.args), **in_other_words(self.args))
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
+
+
+def experts_config(args) -> ExpertsConfig | None:
+    """Return the experts. Raise UserError for their options without any, and for a capacity that is to be verified."""
+    if getattr(args, "num_experts", None) is None:
+        for name, one in declared(ExpertsOptions).items():
+            if getattr(args, name, one.default) != one.default:
+                raise UserError(f"{option(name)} is given, but the model has no experts. Give --num-experts, too, or "
+                                "leave it out.")
+        return None
+    if args.moe_expert_capacity_factor is not None and args.verify:
+        raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
+                        "has the whole batch in one: it drops others, so --verify would compare two different runs. "
+                        "Leave one of the two out.")
+    for name in ("load_hf", "save_hf"):
+        if getattr(args, name) is not None:
+            raise UserError(f"{option(name)} is for layouts of transformers that are known here, and they have no "
+                            "experts. Leave --num-experts out, or use --load and --save.")
+    return filled(ExpertsConfig, args)
 
 
 def in_other_words(args) -> dict[str, Any]:
@@ -141,7 +160,8 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
-        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args))
+        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
+        expert_model_parallel_size=args.expert_model_parallel_size)
 
 
 def cp_comm_type(args) -> str:

@@ -3,11 +3,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer import TOKENIZER_TYPES
+from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, option,
-                              require_not_negative, require_positive)
+from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
+                              option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
@@ -41,6 +41,27 @@ class ModelOptions:
         ModelConfig.attention_dropout, "share of attention's probabilities that training drops")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOptions:
+    """Mixture of experts."""
+
+    num_experts: int | None = option_field(None, "in the MLP's place (default: none)", "E")
+    moe_router_topk: int = option_field(ExpertsConfig.moe_router_topk, "experts that compute a token", "K")
+    moe_router_pre_softmax: bool = option_field(
+        False, "weights are softmax over all experts, not over the K chosen ones alone")
+    moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "N")
+    moe_layer_freq: int = option_field(ExpertsConfig.moe_layer_freq, "every N-th layer has experts", "N")
+    moe_shared_expert_intermediate_size: int | None = option_field(
+        None, "columns of an MLP that computes all tokens, beside the experts (default: none)", "N")
+    moe_aux_loss_coeff: float = option_field(
+        ExpertsConfig.moe_aux_loss_coeff, "of the load-balancing loss, which is taken over each sequence", "C")
+    moe_z_loss_coeff: float = option_field(
+        ExpertsConfig.moe_z_loss_coeff, "of the loss that keeps the router's logits small", "C")
+    moe_expert_capacity_factor: float | None = option_field(
+        None, "an expert takes at most this many times its even share of a microbatch's tokens, and drops the rest "
+        "(default: no token is dropped)", "C")
+
+
 def check_timeout(name: str, minutes: float) -> None:
     """Raise UserError for a time limit that is too short or too long to be meant."""
     if not 0.01 <= minutes <= 60 * 24 * 7:
@@ -62,6 +83,8 @@ class ParallelismOptions:
     pipeline_model_parallel_size: int = option_field(
         1, "ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to the first "
         "stages, a layer more for each", "P")
+    expert_model_parallel_size: int = option_field(
+        1, "ranks, of those with copies of all else, to which experts are dealt out", "E")
     pipeline_schedule: str | None = option_field(
         None, "default: 1f1b, or interleaved where the following option is given",
         choices=[name for name in SCHEDULES if name != "forward-only"])
@@ -176,7 +199,8 @@ class DataOptions:
 class TokenizerFileOptions:
     """The files of the tokenizer."""
 
-    tokenizer_model: str | None = option_field(None, "a tokenizer that training has saved", "F")
+    tokenizer_model: str | None = option_field(
+        None, "a tokenizer that training has saved, or a model's tokenizer.json", "F")
     vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
@@ -222,8 +246,9 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingOptions(ModelOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
-                         PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions, ReportOptions):
+class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
+                         TrainingOptions, PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions,
+                         ReportOptions):
     """The options that a GPT and a BERT have in common."""
 
 
@@ -242,7 +267,7 @@ class LlamaOptions:
                                       choices=NORMALIZATIONS)
     swiglu: bool = option_field(False, "the MLP has a gate: silu(x G) * x U, in place of the activation")
     ffn_hidden_size: int | None = option_field(
-        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "F")
+        None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "N")
     group_query_attention: bool = option_field(
         False, "several heads of queries share a head of keys and values")
     num_query_groups: int | None = option_field(

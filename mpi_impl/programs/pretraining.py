@@ -116,7 +116,8 @@ class Pretraining(Program):
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
                                heads=self.model.heads, scaled=settings.precision.scaled,
-                               begins=self.trainer.iteration, throughput=self.throughput)
+                               begins=self.trainer.iteration, throughput=self.throughput,
+                               layers_with_experts=sum(map(self.model.has_experts, range(self.model.num_layers))))
         self.evaluations = 0
 
     # ---- before the first step ----

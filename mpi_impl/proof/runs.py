@@ -50,9 +50,10 @@ def play_on_ranks(sizes: ProofSizes, topology: Topology, seed: int) -> Iterator[
 
 def start_ranks(state: ModelState, whole) -> None:
     """Add its shards of these numbers to a rank's initial parameters, which are few numbers, often 0 or 1."""
-    tensor, values = state.topology.tensor, dict(leaves(whole))
+    tensor, e, values = state.topology.tensor, state.layout.e, dict(leaves(whole))
     flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
-    tree_map(lambda view, named: assign(view, shard(values[named.name], named.leaf, tensor.size, tensor.rank)),
+    tree_map(lambda view, named: assign(view, shard(values[named.name], named.leaf, tensor.size, tensor.rank, e,
+                                                      state.topology.expert_rank)),
              state.layout.views(flat), with_names(state.layout.tensors))
     for piece in state.pieces:
         state.parameters.own.store(piece, state.parameters.own.load(piece) + flat[piece.in_buffer])

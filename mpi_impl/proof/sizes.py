@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from mpi_impl.programs.arguments import PretrainingSettings
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
@@ -64,7 +64,7 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
                     kv_channels=full.kv_channels and size, hidden_size=heads * size + t * bool(full.kv_channels),
                     ffn_hidden_size=3 * t if full.swiglu or full.ffn_hidden_size else None,
                     vocab_size=shrink_vocabulary(full, t), make_vocab_size_divisible_by=words_of_rank(t),
-                    max_position_embeddings=positions)
+                    max_position_embeddings=positions, experts=shrink_experts(full.experts, parallel))
     parallel = replace(parallel, recompute=recompute, ddp_bucket_size=shrink_bucket(full, model, parallel))
     found = ProofSizes(model, parallel, settings.optimizer, min(args.micro_batch_size, 2),
                        shrink_microbatches(settings.microbatches, parallel), s)
@@ -119,6 +119,20 @@ def shrink_head(full: ModelConfig) -> int:
     rotated = {size: int(size * full.rotary_percent) for size in range(2, full.head_size)}
     return next((size for size, pairs in rotated.items() if pairs > 0 and pairs % 2 == 0
                  and (pairs < size) == (full.rotary_size < full.head_size)), full.head_size)
+
+
+def shrink_experts(full: ExpertsConfig | None, parallel: ParallelConfig) -> ExpertsConfig | None:
+    """Return the experts: two on each rank, of two columns on each of t ranks, of which each token has as many as in
+    the run, up to three.
+    """
+    if full is None:
+        return None
+    t, e = parallel.tensor_model_parallel_size, parallel.expert_model_parallel_size
+    n = e * min(2, full.num_experts // e)
+    k = min(full.moe_router_topk, n, 3)
+    return replace(full, num_experts=n, moe_router_topk=k, moe_ffn_hidden_size=2 * t,
+                   moe_router_pre_softmax=full.moe_router_pre_softmax or k == 1,
+                   moe_shared_expert_intermediate_size=full.moe_shared_expert_intermediate_size and 2 * t)
 
 
 def shrink_vocabulary(full: ModelConfig, t: int) -> int:

@@ -35,8 +35,10 @@ BLOCK = ("input",
          *(f"attention.{name}" for name in ("input", *QKV, "q", "k", "v", "probs", "probs_mask", "context", "w_out",
                                             "partial", "output", "b_out", "output_mask")),
          *(f"post_attention_layernorm.{name}" for name in NORM),
-         *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "gate_up", "hidden", "w_out",
-                                      "partial", "output", "b_out", "output_mask")))
+         "mlp.router", "mlp.logits", "mlp.probs", "mlp.ids", "mlp.weights",
+         *(f"mlp.{part}{name}" for part in ("", "experts.", "shared.")
+           for name in ("input", "entered", "w_in", "b_in", "pre_activation", "gate_up", "hidden", "w_out", "partial",
+                        "output", "b_out")), "mlp.output_mask")
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),

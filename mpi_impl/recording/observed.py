@@ -21,6 +21,7 @@ from reference import ops
 from reference.config import ModelConfig
 from reference.layers.block import BlockCache
 from reference.layers.context_attention import BlocksCache, ExchangedCache
+from reference.layers.experts import ExpertsCache
 from reference.models.stage import StageCache
 from reference.params import leaves, tree_map
 from reference.schedules.actions import Action
@@ -100,12 +101,27 @@ def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) ->
     observer.see_inside(phase, f"{block}.attention.context", cache.attention.context)
     show_mask(observer, phase, f"{block}.attention.output_mask", cache.attention_mask)
     show_norm(observer, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
-    _, activation, hidden = cache.mlp
+    if isinstance(cache.mlp, ExpertsCache):
+        show_experts(observer, phase, f"{block}.mlp", cache.mlp)
+    else:
+        show_mlp(observer, phase, f"{block}.mlp", cache.mlp)
+    show_mask(observer, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
+
+
+def show_mlp(observer: Observer, phase: str, mlp: str, cache) -> None:
+    _, activation, hidden = cache
     z = activation[0] if isinstance(activation, tuple) else activation
     if z.dtype != bool:                                                       # ReLU keeps only its sign
-        observer.see_inside(phase, f"{block}.mlp.{'gate_up' if z.ndim == 4 else 'pre_activation'}", z)
-    observer.see_inside(phase, f"{block}.mlp.hidden", hidden)
-    show_mask(observer, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
+        observer.see_inside(phase, f"{mlp}.{'gate_up' if z.ndim == 4 else 'pre_activation'}", z)
+    observer.see_inside(phase, f"{mlp}.hidden", hidden)
+
+
+def show_experts(observer: Observer, phase: str, mlp: str, cache: ExpertsCache) -> None:
+    """Show the router's choices. (What travels to the experts has no place in the batch.)"""
+    for name in ("probs", "ids", "weights"):
+        observer.see_outside(phase, f"{mlp}.{name}", getattr(cache.routing, name))
+    if cache.shared is not None:
+        show_mlp(observer, phase, f"{mlp}.shared", cache.shared)
 
 
 def show_core(observer: Observer, phase: str, attention: str, cache) -> None:
@@ -165,6 +181,8 @@ class ObservedRegion:
         return getattr(self.region, name)
 
     def enter(self, x, reason):
+        if not reason.endswith(" input"):                    # the choices of experts, which `show_experts` shows
+            return self.region.enter(x, reason)
         before, after = self.names_at_f(reason)
         self.observer.see_outside(self.observer.computing, before, x)
         entered = self.region.enter(x, reason)
@@ -172,6 +190,8 @@ class ObservedRegion:
         return entered
 
     def enter_backward(self, dx, reason):
+        if not reason.endswith(" input"):
+            return self.region.enter_backward(dx, reason)
         before, after = self.names_at_f(reason)
         self.observer.see_inside("backward", after, dx, summed=True)
         dx = self.region.enter_backward(dx, reason)
@@ -198,14 +218,25 @@ class ObservedRegion:
         if layer == "logits":
             bert = self.observer.state.model.architecture == "bert"
             return "lm_head.layernorm.output" if bert else "final_layernorm.output", "logits.input"
+        if part := self.part_of_experts(layer):
+            return f"{part}.input", f"{part}.entered"
         norm = "input_layernorm" if layer == "attention" else "post_attention_layernorm"
         return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
 
     def names_at_g(self, reason: str) -> tuple[str, str]:
         """Return the names of the partial sums before g and of their sum, for a reason such as 'mlp output'."""
         layer, _ = reason.split()
-        path = layer if layer == "embedding" else f"{self.observer.unit}.{layer}"
+        path = self.part_of_experts(layer) or (layer if layer == "embedding" else f"{self.observer.unit}.{layer}")
         return f"{path}.partial", f"{path}.output"
+
+
+    def part_of_experts(self, layer: str) -> str:
+        """Return the name of the experts, or of the MLP beside them, in a layer with experts; else ""."""
+        unit = self.observer.unit
+        if layer == "experts":
+            return f"{unit}.mlp.experts"
+        beside = layer == "mlp" and self.observer.state.model.has_experts(int(unit.split(".")[1]))
+        return f"{unit}.mlp.shared" if beside else ""
 
 
 class ObservedUnit:

@@ -21,11 +21,14 @@ FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
            "attention.w_q": ("attention.input", "attention.queries"),
            "attention.w_kv": ("attention.input", "attention.keys_values"),
            "attention.w_out": ("attention.context", "attention.partial"),
-           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial")}
+           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial"),
+           "mlp.shared.w_in": ("mlp.shared.entered", "mlp.shared.pre_activation"),
+           "mlp.shared.w_out": ("mlp.shared.hidden", "mlp.shared.partial")}
 # The axis along which tensor parallelism shards what is inside its regions, of [b, s, n/t], [b, s, 2, n/t], ...
 SHARDED = {"attention.context": 2, "attention.queries": 2, "attention.qkv": 3, "attention.keys_values": 3,
-           "mlp.hidden": 2, "mlp.pre_activation": 2, "mlp.gate_up": 3, "logits": 2, "probabilities": 2}
-GATED = {"mlp.pre_activation": "mlp.gate_up"}
+           "mlp.hidden": 2, "mlp.pre_activation": 2, "mlp.gate_up": 3, "mlp.shared.hidden": 2,
+           "mlp.shared.pre_activation": 2, "mlp.shared.gate_up": 3, "logits": 2, "probabilities": 2}
+GATED = {"mlp.pre_activation": "mlp.gate_up", "mlp.shared.pre_activation": "mlp.shared.gate_up"}
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
 OF_SAMPLES = ("lengths", "swapped", "answers", "sop probabilities", "choice probabilities", "sop loss", "choice loss",
               "pooler", "binary_head", "multichoice_head")    # tensors and units without an axis of positions
@@ -104,7 +107,8 @@ class Observer(ABC):
             return
         for name, segment in self.state.layout.by_name.items():
             if unit_of(name) == unit:
-                partial = self.topology.config.sequence_parallel or segment.tensor.most_shards is not None
+                partial = self.topology.config.sequence_parallel and not segment.tensor.dealt
+                partial = partial or segment.tensor.most_shards is not None
                 if partial or self.tensor_rank % segment.copies == 0:
                     self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
@@ -118,6 +122,11 @@ class Observer(ABC):
             return
         if unit in HEADS:
             self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
+            return
+        if ".mlp.experts." in name:                      # the rows are copies of tokens, in an order of their own
+            return
+        if name.endswith(".mlp.router"):
+            self.see_outside("backward", f"{unit}.mlp.logits", dy)
             return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
         segment = self.state.layout.by_name[name]
@@ -202,6 +211,8 @@ class Observer(ABC):
     def see_parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
         """See this rank's shard x of a parameter, or of its gradient, without padding."""
         tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
+        if tensor.dealt:
+            first[0] = self.topology.expert_rank * x.shape[0]
         if (split := tensor.split) is not None:
             first[split] = self.tensor_rank // self.state.layout.by_name[name].copies * x.shape[split]
             x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
@@ -211,7 +222,7 @@ class Observer(ABC):
         """See this rank's own pieces of a buffer that has its parameters' layout."""
         for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0
-            for box in boxes_of_piece(piece, self.tensor_rank):
+            for box in boxes_of_piece(piece, self.tensor_rank, self.topology.expert_rank):
                 shape = shape_of(box)
                 stop = start + int(np.prod(shape))
                 x = values[start:stop].reshape(shape)

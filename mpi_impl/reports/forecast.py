@@ -15,6 +15,7 @@ from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.activation_inventory import ActivationInventory, rank_activations
+from reference.costs.experts import dealt_parameters
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters, parameters_of_stage
 from reference.errors import UserError
@@ -56,17 +57,23 @@ class RunSizes:
         """Forecast the ranks of a pipeline, in order: those that share a stage hold the same."""
         inventory = ActivationInventory(self.model, self.micro_batch_size, self.seq_length, self.precision,
                                         self.parallel)
-        schedule, each = schedule_of(self.parallel, self.microbatches), self.bytes_of_parameter()
-        t, found = self.parallel.tensor_model_parallel_size, []
+        schedule = schedule_of(self.parallel, self.microbatches)
+        t, e, found = self.parallel.tensor_model_parallel_size, self.parallel.expert_model_parallel_size, []
         for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
-            found.append(Forecast(each * parameters_of_stage(self.model, t, layers_of_rank(stages)),
-                                  sum(rank_activations(inventory, stages, schedule.ranks[rank]))))
+            layers = layers_of_rank(stages)
+            dealt = dealt_parameters(self.model, layers, t, e)
+            dense = parameters_of_stage(self.model, t, layers, e) - dealt
+            states = self.bytes_of_parameter() * dense + self.bytes_of_parameter(e) * dealt
+            found.append(Forecast(states, sum(rank_activations(inventory, stages, schedule.ranks[rank]))))
         return found
 
-    def bytes_of_parameter(self) -> float:
-        """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states."""
+    def bytes_of_parameter(self, e: int = 1) -> float:
+        """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states; of experts
+        that are dealt out to e of the replicas.
+        """
         parallel = self.parallel
-        parameter, gradient, adam = model_states(1, parallel.replicas, parallel.zero_stage, *self.precision.bytes_each)
+        parameter, gradient, adam = model_states(1, parallel.replicas // e, parallel.zero_stage,
+                                                 *self.precision.bytes_each)
         if parallel.cpu_offload and self.elsewhere:
             parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
         return parameter + gradient + adam

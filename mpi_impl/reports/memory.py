@@ -8,7 +8,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
-from reference.parallel.model_states import model_states
+from reference.parallel.model_states import model_states, states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of
 from reference.precision import Precision
 
@@ -41,20 +41,27 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
     """Return this rank's bytes, after steps of m microbatches of b sequences of s tokens on each replica."""
     parallel, layout = trainer.topology.config, trainer.state.layout
     psi = parameters_of_stage(trainer.state.model, parallel.tensor_model_parallel_size,
-                              layers_of_rank(trainer.state.stages))
+                              layers_of_rank(trainer.state.stages), parallel.expert_model_parallel_size)
     return RankMemory(psi, layout.size - psi, trainer.held(), predict(trainer, b, s, m))
 
 
 def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
     """Return the same by formulas."""
     parallel, precision = trainer.topology.config, trainer.state.precision
-    states = model_states(trainer.state.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
+    layout = trainer.state.layout
+    experts = sum(bucket.size for bucket in layout.buckets if bucket.dealt)
+    states = states_with_experts(layout.size, experts, parallel.shards, parallel.expert_model_parallel_size,
+                                 parallel.zero_stage, *precision.bytes_each)
     parameters, gradients, optimizer = map(round, states)
     offloaded_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     offloaded_optimizer = optimizer if parallel.cpu_offload else 0
     inventory = ActivationInventory(trainer.state.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
+    peak: int | None
+    recomputed: int | None
     peak, recomputed = rank_activations(inventory, trainer.state.stages, actions)
+    if experts:                                # how many copies come to this rank's experts depends on the data
+        peak = recomputed = None
     return Held(parameters - offloaded_parameters, gradients, optimizer - offloaded_optimizer,
                 offloaded_parameters + offloaded_optimizer, gathered_bytes(trainer),
                 unreduced_bytes(trainer, {action.kind for action in actions}), peak, recomputed)
@@ -65,8 +72,9 @@ def gathered_bytes(trainer: Trainer) -> int:
     if trainer.topology.config.zero_stage < 3:
         return 0
     steps = [names for layers in trainer.state.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
-    bucket_of = trainer.state.layout.bucket_of
-    return trainer.state.device_prototype.itemsize * max(sum(bucket_of[name].size for name in names) for names in steps)
+    buckets_of = trainer.state.layout.buckets_of
+    return trainer.state.device_prototype.itemsize * max(
+        sum(bucket.size for name in names for bucket in buckets_of(name)) for names in steps)
 
 
 def unreduced_bytes(trainer: Trainer, kinds: Collection[str]) -> int | None:
@@ -79,9 +87,10 @@ def unreduced_bytes(trainer: Trainer, kinds: Collection[str]) -> int | None:
         return 0
     if len(trainer.state.stages) > 1 or "I" in kinds:
         return None
-    (layers,), bucket_of = trainer.state.stages.values(), trainer.state.layout.bucket_of
-    steps = [{bucket_of[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
-    there = [{bucket for bucket in bucket_of.values() if any(bucket in step for step in steps[:i + 1])
+    (layers,), layout = trainer.state.stages.values(), trainer.state.layout
+    steps = [{bucket for name in names for bucket in layout.buckets_of(name)}
+             for names in units_in_use(trainer, layers, at_once=1)]
+    there = [{bucket for bucket in layout.buckets if any(bucket in step for step in steps[:i + 1])
               and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
     return trainer.state.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
 
@@ -162,6 +171,8 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
                               (f"{found:,}", "" if value is None else verdict(found, value)))])
     unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
         "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
+    if any(one.expected.activations is None for one in everyone):
+        unknown.append("(How many tokens come to a rank's experts depends on the data: no formula for activations.)")
     return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
 

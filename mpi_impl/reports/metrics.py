@@ -15,7 +15,7 @@ class Metrics:
 
     def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
                  heads: Sequence[str] = ("lm",), scaled: bool = False, begins: int = 0,
-                 throughput: Throughput | None = None):
+                 throughput: Throughput | None = None, layers_with_experts: int = 0):
         """Take the model's `heads`, and whether the loss is `scaled`, so that its scale is printed.
 
         A run that `begins` after some iterations appends to the existing file. With `throughput`, FLOP rates are
@@ -23,6 +23,7 @@ class Metrics:
         """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
         self.speaks, self.heads, self.scaled, self.throughput = speaks, heads, scaled, throughput
+        self.layers_with_experts = layers_with_experts
         self.file = open_for_writing(path, rows_until(begins, path)) if path and speaks else None
         self.losses: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
@@ -40,6 +41,7 @@ class Metrics:
         self.skipped += result.skipped
         scale = {"loss_scale": result.loss_scale, "skipped": result.skipped} if self.scaled else {}
         losses = {f"{head}_loss": loss for head, loss in zip(self.heads, result.losses)}
+        losses |= dict(zip(("load_balancing_loss", "z_loss"), self.of_a_layer(result)))
         self.write(iteration=iteration, **losses, grad_norm=None if result.skipped else result.grad_norm,
                    learning_rate=result.learning_rate, **scale, tokens_per_second=self.tokens_per_step / seconds,
                    **(self.throughput.row(seconds) if self.throughput else {}),
@@ -53,9 +55,17 @@ class Metrics:
         rates = f" | {self.throughput.describe(each)}" if self.throughput else ""
         self.step_seconds.clear()
         print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.format_losses(result.losses)} | grad norm "
-              f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
-              f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
+              f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.balance(result)}"
+              f"{self.scale(result)}{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
+
+    def of_a_layer(self, result: StepResult) -> list[float]:
+        """Return the losses of experts, the means over the layers that have some."""
+        return [loss / self.layers_with_experts for loss in result.auxiliary]
+
+    def balance(self, result: StepResult) -> str:
+        """Format the load-balancing loss, which is 1 where every expert is chosen as often and as probably."""
+        return f"load balance {plain(self.of_a_layer(result)[0], 3)} | " if result.auxiliary else ""
 
     def scale(self, result: StepResult) -> str:
         """Format the loss scale, and the number of steps skipped since the last line."""

@@ -50,7 +50,7 @@ def traffic_line(lines: Sequence[Line], p: int) -> SummaryLine:
 def memory_line(memory: Sequence[RankMemory]) -> SummaryLine:
     """Compare every rank's measured bytes with the formulas, and name the fullest rank's."""
     most = max(one.held.states for one in memory)
-    activations = max(one.held.activations for one in memory)
+    activations = max(one.held.activations or 0 for one in memory)
     wrong = [rank for rank, one in enumerate(memory) if not one.as_predicted]
     verdict = (f"NOT as the formulas say on rank {', '.join(map(str, wrong))}" if wrong else
                f"= the formulas{f', on all {len(memory)} ranks' * (len(memory) > 1)}")

@@ -25,7 +25,12 @@ class Line(NamedTuple):
 
     @property
     def as_predicted(self) -> bool:
-        return self.predicted is not None and self.total == (self.predicted.calls, self.predicted.elements)
+        """Report whether this is what was predicted. Of an all-to-all that is the number of calls: how many elements
+        travel depends on the data.
+        """
+        if self.predicted is None or self.total.calls != self.predicted.calls:
+            return False
+        return self.entry.operation == "all_to_all_rows" or self.total.elements == self.predicted.elements
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
@@ -64,7 +69,7 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
     own = s // p.context_parallel_size
-    statements = [*in_layers(ledger, c, p, b, own, work), for_the_loss(ledger, c, b, own, work)]
+    statements = [*([] if c.experts else in_layers(ledger, c, p, b, own, work)), for_the_loss(ledger, c, b, own, work)]
     if p.context_parallel_size > 1:
         statements.append(between_positions(ledger, c, p, b, own, work))
     if n := edges(c, p):
@@ -125,10 +130,11 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    e, reasons = p.expert_model_parallel_size, ("gradients", "gradients of experts", "parameters")
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
-        sum(RING[entry.operation](elements, d) for entry, elements in found
-            if entry.reason in ("gradients", "parameters") and entry.phase in phases) / work.steps
+        sum(RING[entry.operation](elements, d // e if entry.group == "expert replicas" else d)
+            for entry, elements in found if entry.reason in reasons and entry.phase in phases) / work.steps
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]

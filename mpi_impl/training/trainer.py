@@ -1,5 +1,6 @@
 """Training steps on ranks: a schedule's forwards and backwards, the reduction over replicas, and Adam's update."""
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ from mpi_impl.recording.observed import ObservedPass
 from mpi_impl.recording.observer import Observer
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.optimizer import Adam
+from reference.batches import number_of_tokens
 from reference.dropout import Dropout
-from reference.layer_context import EVALUATION, LayerContext
+from reference.layer_context import EVALUATION, AuxiliaryLosses, LayerContext
+from reference.models.model import sequences_of
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
@@ -27,6 +30,7 @@ class StepResult(NamedTuple):
     grad_norm: float              # before clipping
     learning_rate: float
     loss_scale: float = 1.0
+    auxiliary: tuple[float, ...] = ()   # of experts: the load-balancing loss and the z-loss, sums over the layers
 
     @property
     def loss(self) -> float:
@@ -69,15 +73,16 @@ class Trainer:
         """
         state, scale = self.state, self.scaler.scale
         state.gradients.expect(len(microbatches))
-        arguments = (state, microbatches, self.total_weights(microbatches, global_batch_size),
-                     self.contexts(microbatches), scale, self.measured)
+        contexts = self.contexts(microbatches, self.auxiliary_losses(microbatches, global_batch_size))
+        arguments = (state, microbatches, self.total_weights(microbatches, global_batch_size), contexts, scale,
+                     self.measured)
         work = ObservedPass(observer, self.iteration, *arguments) if observer else TrainingPass(*arguments)
         self.pipeline("training", len(microbatches)).play(work.compute, state.device_prototype,
                                                           state.shape(microbatches))
         self.peaks = work.peaks if self.measured else self.peaks._replace(caches=work.peaks.caches)
         with self.ledger.phase("reduction"):
             state.reduce_gradients()
-            losses = self.whole_losses(work.losses)
+            losses, auxiliary = self.whole_losses(work.losses), self.whole_auxiliary_losses(contexts)
         if observer:
             observer.see_reduction(sum(losses))
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
@@ -86,7 +91,7 @@ class Trainer:
                 state.zero.finish_update()
         if observer:
             observer.see_update(norm, rate)
-        return StepResult(losses, norm, rate, scale)
+        return StepResult(losses, norm, rate, scale, auxiliary)
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> tuple[float, ...]:
         """Return the losses of the heads over a global batch, of which this replica has these microbatches."""
@@ -98,13 +103,39 @@ class Trainer:
                 work.compute, self.state.device_prototype, self.state.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_losses(work.losses)
 
-    def contexts(self, microbatches: Sequence) -> list[LayerContext]:
+    def contexts(self, microbatches: Sequence, auxiliary: AuxiliaryLosses | None) -> list[LayerContext]:
         """Return what this step drops, and what it keeps, of each of this replica's microbatches."""
         b, (replica, d) = len(microbatches[0].tokens), (self.topology.place.data, self.topology.data.size)
         first = [samples_of(replica, k, d, b).start for k in range(len(microbatches))]
         part = self.state.part(microbatches)
         return [LayerContext(Dropout(self.state.model, self.state.seed, self.iteration, sample, part=part),
-                             self.topology.config.recompute, part=part) for sample in first]
+                             self.topology.config.recompute, part=part,
+                             auxiliary=auxiliary and replace(auxiliary, found={})) for sample in first]
+
+    def auxiliary_losses(self, microbatches: Sequence, global_batch_size: int) -> AuxiliaryLosses | None:
+        """Return the weights of the losses of experts in the global batch, or None for a model without experts."""
+        model = self.state.model
+        if model.experts is None:
+            return None
+        sequences = global_batch_size * sequences_of(model)
+        tokens = sequences * microbatches[0].tokens.shape[1] * self.topology.config.context_parallel_size
+        if not model.causal:
+            mine = np.stack([number_of_tokens(batch) for batch in microbatches]).sum(keepdims=True)
+            with self.ledger.phase("data"):
+                tokens = int(self.topology.data.all_reduce(to_host(mine), "tokens without padding")[0])
+        return AuxiliaryLosses(sequences, tokens, self.scaler.scale)
+
+    def whole_auxiliary_losses(self, contexts: Sequence[LayerContext]) -> tuple[float, ...]:
+        """Return the losses of experts, sums over all layers, on every rank; () for a model without experts."""
+        if self.state.model.experts is None:
+            return ()
+        found = np.zeros_like(self.state.main, shape=2, dtype=np.float64)
+        found += sum(context.auxiliary.total for context in contexts if context.auxiliary)
+        found = self.on_host(found)
+        if self.topology.config.sequence_parallel:
+            self.topology.tensor.all_reduce(found, "losses of experts")
+        self.topology.replicas.all_reduce(found, "losses of experts")
+        return tuple(self.topology.pipeline.all_reduce(found, "losses of experts").tolist())
 
     def total_weights(self, microbatches: Sequence, global_batch_size: int) -> list[float]:
         """Return the sum of the loss weights over the global batch, for each head."""

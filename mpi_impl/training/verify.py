@@ -16,19 +16,18 @@ Left alone the two would part, and nothing would be wrong: training at a high ra
 make a difference of 1e-7 in a gradient one of 0.3 within a hundred steps (and 1e-15 one of 1e-9).
 """
 from collections.abc import Iterable, Iterator
-from itertools import product
 from math import isfinite, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.topology import Place, place
+from mpi_impl.comm.topology import place
+from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.errors import UserError
-from reference.models.stage import join_stages
 from reference.parallel.stages import layouts_of_ranks
-from reference.params import assign, join, leaves, tree_map
+from reference.params import assign, leaves, tree_map
 from reference.precision import FORMATS
 from reference.training import trainer as training
 
@@ -124,14 +123,11 @@ class Verifier:
         return result.learning_rate + 16 * FORMATS[self.precision.main].epsilon * largest(self.textbook.params)
 
     def whole(self, flats) -> Iterator:
-        """Yield each replica's whole tree, from the flat buffers of all ranks [ranks, size]."""
+        """Return each replica's whole tree, from the flat buffers of all ranks [ranks, size]."""
         parallel = self.trainer.topology.config
         by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
-        for data, context in product(range(parallel.data_parallel_size), range(parallel.context_parallel_size)):
-            yield join_stages([
-                join([layout.views(by_place[Place(tensor, context, data, pipeline)])
-                      for tensor in range(parallel.tensor_model_parallel_size)], layout.tensors)
-                for pipeline, layout in enumerate(self.layouts)])
+        trees = {at: self.layouts[at.pipeline].views(flat) for at, flat in by_place.items()}
+        return join_replicas(trees, [layout.tensors for layout in self.layouts], parallel)
 
     def summary(self) -> str:
         found = ", ".join(f"{name} {worst:.1e} (allowed {allowed:.0e})" for name, worst, allowed

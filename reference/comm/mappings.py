@@ -53,6 +53,10 @@ class TensorParallelRegion:
     def of_first_position_backward(self, dys):
         return dys
 
+    def parts_of_a_sum(self, xs):
+        """Return the ranks' results whose sum is that over all positions: any one's, for all are the same."""
+        return xs[:1]
+
     def complete(self, grads, tensors):
         """Return each rank's gradients, complete for replicated tensors too: every rank saw all positions.
 
@@ -111,13 +115,19 @@ class SequenceParallelRegion:
         """Zero the gradient on all ranks but the first: nothing reads their results."""
         return [dys[0], *map(np.zeros_like, dys[1:])]
 
+    def parts_of_a_sum(self, xs):
+        """Return the ranks' results whose sum is that over all positions: all ranks', each of its own positions."""
+        return xs
+
     def complete(self, grads, tensors):
         """Return each rank's gradients, complete for replicated tensors.
 
-        Norms, the biases of row-parallel layers and the position table are on every rank, but each rank applies them to
-        its own positions only. So their gradients are partial sums: an all-reduce.
+        Norms, routers, the biases of row-parallel layers and the position table are on every rank, but each rank
+        applies them to its own positions only. So their gradients are partial sums: an all-reduce. (Experts are inside
+        the region, and see all positions.)
         """
-        return each_complete(lambda tensor, parts: parts if tensor.split is not None and tensor.most_shards is None
+        return each_complete(lambda tensor, parts: parts if tensor.dealt else
+                             parts if tensor.split is not None and tensor.most_shards is None
                              else sum_over_copies(parts, tensor), grads, tensors)
 
 

@@ -23,4 +23,5 @@ RING = {
     "all_to_all": ring_all_gather,               # no ring: to every other rank, all but a rank's own
     "broadcast": ring_all_gather,                # the mean over ranks: all but the last one pass it on
     "send": lambda size, ranks: size,            # no ring: to one other rank
+    "all_to_all_rows": lambda size, ranks: size,     # likewise, and only what goes to others was counted
 }

@@ -6,13 +6,13 @@ global batch size.
 """
 from reference.config.checks import (LARGEST, option, require_divides, require_not_negative, require_not_too_large,
                                      require_one_of, require_positive, round_up)
+from reference.config.experts_config import ExpertsConfig
 from reference.config.fits import check_model_fits, check_sequence_fits, number_of_microbatches
 from reference.config.model_config import ARCHITECTURES, NORMALIZATIONS, POSITION_EMBEDDINGS, ModelConfig
 from reference.config.parallel_config import CP_COMM_TYPES, ParallelConfig, check_zero_stage
 from reference.config.recompute import RECOMPUTE, Recompute
 
 __all__ = ["ARCHITECTURES", "CP_COMM_TYPES", "LARGEST", "NORMALIZATIONS", "POSITION_EMBEDDINGS", "RECOMPUTE",
-           "ModelConfig",
-           "ParallelConfig", "Recompute", "check_model_fits", "check_sequence_fits", "check_zero_stage",
-           "number_of_microbatches", "option", "require_divides", "require_not_negative", "require_not_too_large",
-           "require_one_of", "require_positive", "round_up"]
+           "ExpertsConfig", "ModelConfig", "ParallelConfig", "Recompute", "check_model_fits", "check_sequence_fits",
+           "check_zero_stage", "number_of_microbatches", "option", "require_divides", "require_not_negative",
+           "require_not_too_large", "require_one_of", "require_positive", "round_up"]

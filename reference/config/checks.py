@@ -10,6 +10,11 @@ LARGEST = {
     "kv_channels": 100_000,                     # 256: Chowdhery et al. 2022 (PaLM)
     "num_query_groups": 10_000,
     "ffn_hidden_size": 10_000_000,              # 102,400: Narayanan et al. 2021
+    "num_experts": 10_000,                      # 2,048: Fedus et al. 2021 (Switch)
+    "moe_router_topk": 10_000,
+    "moe_layer_freq": 10_000,
+    "moe_ffn_hidden_size": 10_000_000,
+    "moe_shared_expert_intermediate_size": 10_000_000,
     "vocab_size": 1 << 31,                      # token ids are stored as int32; 256,000: Chowdhery et al. 2022 (PaLM)
     "make_vocab_size_divisible_by": 1 << 31,
     "max_position_embeddings": 100_000_000,     # 10 million: Meta 2025 (Llama 4)

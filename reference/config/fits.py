@@ -22,6 +22,7 @@ def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
                     "Every rank has the same number of columns of the MLP.")
     if parallel.cp_comm_type == "a2a":
         check_exchange_fits(model, t, parallel.context_parallel_size)
+    check_experts_fit(model, parallel)
 
 
 def check_exchange_fits(model: ModelConfig, t: int, c: int) -> None:
@@ -35,6 +36,22 @@ def check_exchange_fits(model: ModelConfig, t: int, c: int) -> None:
                         f"{option(name)} must be a multiple of --tensor-model-parallel-size {t} x {c} = {unit}, but is "
                         f"{heads}. The nearest that fits is {nearest_multiple(heads, unit)}; {smaller}choose p2p or "
                         "all_gather.")
+
+
+def check_experts_fit(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Raise UserError unless experts can be dealt out to e ranks, and each of them split over t."""
+    t, e, experts = parallel.tensor_model_parallel_size, parallel.expert_model_parallel_size, model.experts
+    if experts is None:
+        if e > 1:
+            raise UserError(f"--expert-model-parallel-size is {e}, but the model has no experts. Give --num-experts, a "
+                            "multiple of it, or leave it out.")
+        return
+    require_divides("expert_model_parallel_size", e, "num_experts", experts.num_experts,
+                    "Every rank has the same number of experts.")
+    for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+        if getattr(experts, name):
+            require_divides("tensor_model_parallel_size", t, name, getattr(experts, name),
+                            "Every rank has the same number of columns of each expert.")
 
 
 def nearest(t: int, model: ModelConfig) -> str:

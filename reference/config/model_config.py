@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 from reference.config.checks import (option, require_divides, require_not_negative, require_one_of, require_positive,
                                      round_up)
+from reference.config.experts_config import ExpertsConfig
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.rope import RopeScaling
@@ -45,6 +46,7 @@ class ModelConfig:
     rotary_base: float = 10_000.0
     use_rope_scaling: bool = False                     # Llama 3.1's, for longer sequences: rope.py
     rope_scaling_factor: float = 8.0
+    experts: ExpertsConfig | None = None               # in the MLP's place, in some layers or all
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",
@@ -108,6 +110,10 @@ class ModelConfig:
     def tied(self) -> bool:
         """Report whether the logits are computed with the embedding's word table."""
         return "lm" in self.heads and not self.untie_embeddings_and_output_weights
+
+    def has_experts(self, layer: int) -> bool:
+        """Report whether a layer has experts in the place of its MLP."""
+        return self.experts is not None and layer % self.experts.moe_layer_freq == 0
 
     @property
     def causal(self) -> bool:

@@ -2,7 +2,7 @@
 from dataclasses import dataclass, field
 from math import prod
 
-from reference.config.checks import option, require_one_of, require_positive
+from reference.config.checks import option, require_divides, require_one_of, require_positive
 from reference.config.recompute import Recompute
 from reference.errors import UserError
 
@@ -31,11 +31,15 @@ class ParallelConfig:
     recompute: Recompute = field(default_factory=Recompute)
     context_parallel_size: int = 1         # c
     cp_comm_type: str = "p2p"              # how attention over c ranks communicates: a name in CP_COMM_TYPES
+    expert_model_parallel_size: int = 1    # e, of the replicas: neighbours among them deal out the experts
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
-                     "ddp_bucket_size", "context_parallel_size"):
+                     "ddp_bucket_size", "context_parallel_size", "expert_model_parallel_size"):
             require_positive(name, getattr(self, name))
+        require_divides("expert_model_parallel_size", self.expert_model_parallel_size,
+                        "data-parallel size x context-parallel size", self.replicas,
+                        "Experts are dealt out to ranks that hold copies of everything else.")
         check_zero_stage(self.zero_stage)
         require_one_of("cp_comm_type", self.cp_comm_type, CP_COMM_TYPES)
         if self.cpu_offload and self.zero_stage == 0:

@@ -2,7 +2,7 @@
 
 The formulas: memory.py. Qi et al. 2023 is 2401.10241.
 """
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -96,9 +96,39 @@ class ActivationInventory:
         return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
                 self.array("input of attention's output layer", self.queries, 2 * self.queries),
                 self.mask("dropout mask after attention", self.outside, self.c.hidden_dropout),
-                *self.norm("second norm"), self.region_input("input of the MLP"), *self.activation(),
-                self.array("input of the MLP's second layer", self.columns, 2 * self.columns),
+                *self.norm("second norm"), *self.mlp(),
                 self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
+
+    def mlp(self) -> list[SavedTensor]:
+        return [self.region_input("input of the MLP"), *self.activation(self.columns),
+                self.array("input of the MLP's second layer", self.columns, 2 * self.columns)]
+
+    def experts(self) -> list[SavedTensor]:
+        """List the tensors of experts in the MLP's place, all of them on each rank: those of n = b s k copies. The
+        papers have no formula. (Where experts are dealt out, the number of copies on a rank depends on the data.)
+        """
+        assert self.c.experts
+        c, main, k = self.c.experts, self.precision.main, self.c.experts.moe_router_topk
+        tokens, outside = self.tokens, self.outside // self.c.hidden_size
+        n, t, cut = tokens * k, self.parallel.tensor_model_parallel_size, self.parallel.sequence_parallel
+        width = (c.moe_ffn_hidden_size or self.c.ffn_size) // t
+        found = [self.array("input of the router", self.outside, 0),
+                 self.array("the router's probabilities and weights", outside * (c.num_experts + k), 0, "", main),
+                 self.array("factors of the router's losses",
+                            (self.sequences if self.c.causal else outside) * c.num_experts + outside + 2, 0, "", main),
+                 SavedTensor("choices, and the copies in the order of experts", outside * k + n + c.num_experts,
+                             8 * (outside * k + n + c.num_experts), 0, "int64"),
+                 self.array("weights of the copies", n if cut or self.precision.half else 0, 0,
+                            "the router's own, unless they are gathered or rounded"),
+                 self.array("copies, and what experts made of them", 2 * n * self.c.hidden_size, 0),
+                 *self.activation(n * width), self.array("inputs of the experts' second layers", n * width, 0)]
+        if c.moe_shared_expert_intermediate_size:
+            n = tokens * c.moe_shared_expert_intermediate_size // t
+            gathered = self.whole if self.parallel.keep_gathered_inputs else 0
+            found += [self.array("input of the shared expert", gathered, 0, "the router's own, unless it is gathered"),
+                      *self.activation(n),
+                      self.array("input of the shared expert's second layer", n, 0)]
+        return found
 
     def kept_layer(self) -> list[SavedTensor]:
         """List the same for a layer that full recompute leaves alone."""
@@ -155,13 +185,13 @@ class ActivationInventory:
                 self.array("norms of Q and K: 1 / std", n // self.c.head_size, 0,
                            "one a head and position: too small for the formula", self.precision.main)]
 
-    def activation(self) -> list[SavedTensor]:
-        """List the tensors of the MLP's activation function, or of its gate."""
+    def activation(self, n: int) -> list[SavedTensor]:
+        """List the tensors of the activation function, or of the gate, of an MLP of n columns for all its tokens."""
         if not self.c.swiglu:
-            return self.activation_of(self.columns)
-        found = [self.array("the gate, and what it multiplies", 2 * self.columns, 4 * self.columns)]
+            return self.activation_of(n)
+        found = [self.array("the gate, and what it multiplies", 2 * n, 4 * n)]
         if not self.precision.half:
-            found.append(self.array("the gate's sigmoid", self.columns, 0,
+            found.append(self.array("the gate's sigmoid", n, 0,
                                     "slow to compute: saved, while the formula recomputes it"))
         return found
 
@@ -185,13 +215,33 @@ class ActivationInventory:
         Sequence parallelism saves nothing here: the products need all positions, so the inputs that I gathered wait for
         W.
         """
-        before = (2 if self.c.swiglu else 1) * self.columns
         factors = [("input of Q, K and V", self.whole),
                    ("its gradient: of Q, K and V", self.queries + 2 * self.keys),
-                   ("input of attention's output layer", self.queries), ("gradient of its output", self.whole),
-                   ("input of the MLP", self.whole), ("gradient before the activation", before),
-                   ("input of the MLP's second layer", self.columns), ("gradient of its output", self.whole)]
+                   ("input of attention's output layer", self.queries), ("gradient of its output", self.whole)]
+        return [*(self.array(what, n, 2 * n) for what, n in factors), *self.mlp_deferred(self.columns)]
+
+    def mlp_deferred(self, n: int) -> list[SavedTensor]:
+        """List the same for an MLP of n columns for all positions of this rank."""
+        before = (2 if self.c.swiglu else 1) * n
+        factors = [("input of the MLP", self.whole), ("gradient before the activation", before),
+                   ("input of the MLP's second layer", n), ("gradient of its output", self.whole)]
         return [self.array(what, n, 2 * n) for what, n in factors]
+
+    def experts_deferred(self) -> list[SavedTensor]:
+        """List the same for experts in the MLP's place."""
+        assert self.c.experts
+        c, t, h = self.c.experts, self.parallel.tensor_model_parallel_size, self.c.hidden_size
+        n, shared = self.tokens * c.moe_router_topk, c.moe_shared_expert_intermediate_size
+        tokens = self.outside // h
+        factors = [("input of the router, and gradient of its logits", tokens * (h + c.num_experts)),
+                   ("copies, and gradients of what experts made of them", 2 * n * h),
+                   ("what is between the experts' layers, and its gradient",
+                    (3 if self.c.swiglu else 2) * n * (c.moe_ffn_hidden_size or self.c.ffn_size) // t)]
+        found = [self.array(what, n, 0) for what, n in factors]
+        if shared:                       # whose input is the router's own, unless it was gathered
+            own, *others = self.mlp_deferred(self.tokens * shared // t)
+            found += [own, *others] if self.parallel.sequence_parallel else others
+        return found
 
     # ---- before and after the layers ----
 
@@ -273,15 +323,19 @@ class ActivationInventory:
         """Return the bytes of the tables that all layers of a stage share."""
         return self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
 
-    def bytes_of_layers(self, count: int) -> int:
-        """Return the bytes that so many layers save of their own, if they are not recomputed."""
-        return count * (total(self.kept_layer()) - self.rope_bytes)
+    def bytes_of_layers(self, layers: Collection[int]) -> int:
+        """Return the bytes that these layers save of their own, if they are not recomputed."""
+        experts = sum(map(self.c.has_experts, layers))
+        return (len(layers) * (total(self.kept_layer()) - self.rope_bytes)
+                + (experts * (total(self.experts()) - total(self.mlp())) if experts else 0))
 
     def stage(self, layers: Sequence[int]) -> StageBytes:
         """Return the bytes of a stage with these layers."""
         kept, deferred = self.rope_bytes, len(layers) * total(self.layer_deferred())
+        if experts := sum(map(self.c.has_experts, layers)):
+            deferred += experts * (total(self.experts_deferred()) - total(self.mlp_deferred(self.columns)))
         for group, recompute in self.parallel.recompute.groups(layers):
-            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(len(group))
+            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(group)
         if 0 in layers:
             kept += total(self.embedding())
         if self.c.num_layers - 1 in layers:
@@ -290,8 +344,8 @@ class ActivationInventory:
 
     def recomputed(self, layers: Sequence[int]) -> int:
         """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
-        groups = [len(group) for group, recompute in self.parallel.recompute.groups(layers) if recompute]
-        return self.bytes_of_layers(max(groups)) + self.rope_bytes if groups else 0
+        groups = [group for group, recompute in self.parallel.recompute.groups(layers) if recompute]
+        return max(map(self.bytes_of_layers, groups)) + self.rope_bytes if groups else 0
 
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:

@@ -6,6 +6,7 @@ The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD
 from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
+from reference.costs.experts import added_flops
 from reference.costs.parameters import pooled_columns
 
 
@@ -29,7 +30,7 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
     """
     queries, keys = c.num_attention_heads * c.head_size, c.groups * c.head_size
     weights = c.hidden_size * (2 * queries + 2 * keys + (3 if c.swiglu else 2) * c.ffn_size)
-    return ForwardFlops(linear=c.num_layers * 2 * b * s * weights,
+    return ForwardFlops(linear=c.num_layers * 2 * b * s * weights + added_flops(c, b, s),
                         attention=c.num_layers * (2 + 2) * b * s**2 * queries, logits=head_flops(c, b, s))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from reference.config import ModelConfig
+from reference.costs.experts import added_parameters
 
 
 class LayerParameters(NamedTuple):
@@ -47,7 +48,8 @@ def parameters(c: ModelConfig) -> int:
     """
     h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
     return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * sum(layer_parameters(c))
-            + norm_parameters(c) * h + head_parameters(c, c.vocab_size))
+            + norm_parameters(c) * h + head_parameters(c, c.vocab_size)
+            + added_parameters(c, range(c.num_layers)))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -59,8 +61,8 @@ def published_parameters(c: ModelConfig) -> float:
     return 12 * L * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * L * h))
 
 
-def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
-    """Count the elements on one of t tensor-parallel ranks of the stage with these layers.
+def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int], e: int = 1) -> int:
+    """Count the elements on one of t tensor-parallel ranks of the stage with these layers, one of e that share experts.
 
     It holds 1/t of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last has the
     final layer norm and the logits. Tied logits need the word table there too: a copy, unless the stage is both.
@@ -70,7 +72,8 @@ def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     tables += last and c.untie_embeddings_and_output_weights
     return (tables * words * h + (positions(c) + token_types(c) if first else 0)
             + len(layers) * layer_parameters(c).on_a_rank(t, c.groups)
-            + (norm_parameters(c) * h + head_parameters(c, words) if last else 0))
+            + (norm_parameters(c) * h + head_parameters(c, words) if last else 0)
+            + added_parameters(c, layers, t, e))
 
 
 def positions(c: ModelConfig) -> int:

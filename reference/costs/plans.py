@@ -10,10 +10,11 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
+from reference.costs.experts import dealt_parameters
 from reference.costs.memory import activations_outside_layers, head_activations, layer_activations, most_in_flight
 from reference.costs.parameters import parameters_of_stage
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
-from reference.parallel.model_states import model_states
+from reference.parallel.model_states import states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.schedules.generators import check_microbatches
 from reference.schedules.simulate import Timeline, Times, simulate
@@ -71,7 +72,8 @@ class Plan:
     @cached_property
     def psi(self) -> int:
         """Return the number of parameters of that rank."""
-        return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers)
+        return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers,
+                                   self.parallel.expert_model_parallel_size)
 
     @property
     def owned(self) -> float:
@@ -93,7 +95,10 @@ class Plan:
                         for recompute in (p.recompute.granularity, "none"))
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
-        return PlanMemory(*model_states(parameters_of_stage(c, t, held), p.replicas, p.zero_stage),
+        e = p.expert_model_parallel_size
+        states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e), p.replicas, e,
+                                     p.zero_stage)
+        return PlanMemory(*states,
                       activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
 
     @property

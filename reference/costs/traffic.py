@@ -1,11 +1,11 @@
 """The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config."""
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Layout, Piece, shared_pieces
+from reference.parallel.layout import SEVERAL, Bucket, Layout, Piece, shared_pieces
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -13,7 +13,7 @@ class Traffic(NamedTuple):
     """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
-    group: str       # tensor, copies, context, data, replicas, pipeline, embedding or model
+    group: str       # of the topology
     phase: str
     reason: str
     calls: int
@@ -45,17 +45,17 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
     layouts = layouts_of_ranks(c, p)
     ranks, heads = len(layouts), len(c.heads)
     return in_words_of_c(p, [
-        *data(c, p, b, s, m + e, steps + evaluations, ranks),
+        *data(c, p, b, s, m + e, steps, evaluations, ranks),
         *forward(c, p, b, own, "forward", m),
         *backward(c, p, b, own, m),
-        *layers(p, bsh(c, b, own), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
-        *contexts(c, p, b * sequences_of(c) * own, "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *layers(c, p, b, own, "recompute", m, recomputed_layers(c, p)),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
         *loss(p, "reduction", steps, ranks, heads, "a step"),
-        Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
-                steps * ranks, "1 a rank, a step"),
+        *losses_of_experts(c, p, steps, ranks),
+        Traffic("all_reduce", owners(p), "optimizer", "gradient norm", steps * ranks, steps * ranks,
+                "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
         *forward(c, p, b, own, "evaluation", e),
         *loss(p, "evaluation", evaluations, ranks, heads, "an evaluation"),
@@ -73,7 +73,7 @@ def in_words_of_c(p: ParallelConfig, lines: list[Traffic]) -> list[Traffic]:
 # ---- inside a replica -----------------------------------------------------------------------------------------------
 
 
-def data(c: ModelConfig, p: ParallelConfig, b: int, s: int, microbatches: int, batches: int,
+def data(c: ModelConfig, p: ParallelConfig, b: int, s: int, microbatches: int, steps: int, evaluations: int,
          ranks: int) -> list[Traffic]:
     """Predict the samples; and for weighted losses, the sum of a global batch's weights.
 
@@ -85,8 +85,12 @@ def data(c: ModelConfig, p: ParallelConfig, b: int, s: int, microbatches: int, b
     found = [Traffic("broadcast", "tensor", "data", "batch", readers * microbatches,
                      readers * microbatches * b * kind.width(s), f"{f'{readers} ' if readers > 1 else ''}b ({row})")]
     if not c.causal:
-        found.append(Traffic("all_reduce", replicas(p), "data", "weights of the losses", batches * ranks,
-                             batches * ranks * len(c.heads), "heads a rank, a batch"))
+        batches = (steps + evaluations) * ranks
+        found.append(Traffic("all_reduce", replicas(p), "data", "weights of the losses", batches,
+                             batches * len(c.heads), "heads a rank, a batch"))
+        if c.experts:
+            found.append(Traffic("all_reduce", "data", "data", "tokens without padding", steps * ranks, steps * ranks,
+                                 "1 a rank, a step"))
     return found
 
 
@@ -107,29 +111,35 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
                   for head in c.heads if head != "lm"]
     return [
         *edge(p, "leave", phase, "embedding output", m, x, "b s h"),
-        *layers(p, x, phase, m * c.num_layers, "L"),
-        *contexts(c, p, b * sequences_of(c) * s, phase, m * c.num_layers, "L"),
+        *layers(c, p, b, s, phase, m, range(c.num_layers)),
         *between_stages(c, p, phase, "activation", m, x),
         *found,
     ]
 
 
-def layers(p: ParallelConfig, x: int, phase: str, times: int, number: str) -> list[Traffic]:
-    """Predict the forward through `times` layers."""
-    return [one for branch in ("attention", "mlp")
-            for one in (*edge(p, "enter", phase, f"{branch} input", times, x, f"{number} b s h"),
-                        *edge(p, "leave", phase, f"{branch} output", times, x, f"{number} b s h"))]
+def layers(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int,
+           which: Collection[int]) -> list[Traffic]:
+    """Predict the forward of m microbatches through these layers."""
+    x, number = bsh(c, b, s), "recomputed layers" if phase == "recompute" else "L"
+    found = [one for branch, times in branches(c, which).items()
+             for one in (*edge(p, "enter", phase, f"{branch} input", m * times, x, f"{number} b s h"),
+                         *edge(p, "leave", phase, f"{branch} output", m * times, x, f"{number} b s h"))]
+    return [*found, *dispatches(c, p, b, s, phase, m * branches(c, which)["experts"]),
+            *contexts(c, p, b * sequences_of(c) * s, phase, m * len(which), number)]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
     """Predict the backward of m microbatches: the adjoint of every edge of a region."""
-    x, n = bsh(c, b, s), m * c.num_layers
+    x, times = bsh(c, b, s), branches(c, range(c.num_layers))
     return [
         *(edge(p, "enter_backward", "backward", "logits input", m, x, "b s h") if "lm" in c.heads else []),
         *(one for branch in ("mlp", "attention")
-          for one in (*edge(p, "leave_backward", "backward", f"{branch} output", n, x, "L b s h"),
-                      *edge(p, "enter_backward", "backward", f"{branch} input", n, x, "L b s h"))),
-        *contexts(c, p, b * sequences_of(c) * s, "backward", n, "L"),
+          for one in (*edge(p, "leave_backward", "backward", f"{branch} output", m * times[branch], x, "L b s h"),
+                      *edge(p, "enter_backward", "backward", f"{branch} input", m * times[branch], x, "L b s h"))),
+        *edge(p, "leave_backward", "backward", "experts output", m * times["experts"], x, "L b s h"),
+        *edge(p, "enter_backward", "backward", "experts input", m * times["experts"], x, "L b s h", kept=True),
+        *dispatches(c, p, b, s, "backward", m * times["experts"]),
+        *contexts(c, p, b * sequences_of(c) * s, "backward", m * c.num_layers, "L"),
         *between_stages(c, p, "backward", "gradient", m, x),
         *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
@@ -141,13 +151,48 @@ EDGES = {"enter": ("", "all_gather"), "leave": ("all_reduce", "reduce_scatter"),
          "enter_backward": ("all_reduce", "reduce_scatter"), "leave_backward": ("", "all_gather")}
 
 
-def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: int, formula: str) -> list[Traffic]:
+def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: int, formula: str,
+         kept: bool = False) -> list[Traffic]:
     """Predict the collectives of x elements at an edge; a backward gathers an input again unless it was kept."""
     operation = EDGES[name][p.sequence_parallel]
     found = [(operation, reason)] if operation else []
-    if name == "enter_backward" and p.sequence_parallel and not p.keep_gathered_inputs:
+    if name == "enter_backward" and p.sequence_parallel and not (kept or p.keep_gathered_inputs):
         found = [("all_gather", f"{reason}, again"), *found]
     return [Traffic(operation, "tensor", phase, why, calls, calls * x, formula) for operation, why in found]
+
+
+def branches(c: ModelConfig, which: Collection[int]) -> dict[str, int]:
+    """Count the branches of each kind in these layers. A shared expert is an MLP beside the others."""
+    experts = sum(map(c.has_experts, which))
+    shared = experts if c.experts and c.experts.moe_shared_expert_intermediate_size else 0
+    return {"attention": len(which), "mlp": len(which) - experts + shared, "experts": experts}
+
+
+def dispatches(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, times: int) -> list[Traffic]:
+    """Predict the choices and weights that enter the region of experts, and the all-to-alls there and back.
+
+    Of the b s k copies of a microbatch's tokens, (e-1)/e travel to other ranks if the routers choose evenly. How many
+    do travel depends on the data: the ledger has the count. (Each of t ranks sends them: layers/experts.py.)
+    """
+    if c.experts is None:
+        return []
+    e, copies, found = p.expert_model_parallel_size, b * sequences_of(c) * s * c.experts.moe_router_topk, []
+    if phase == "backward":
+        found += edge(p, "enter_backward", phase, "experts: weights", times, copies, "L b s k", kept=True)
+    else:
+        if p.context_parallel_size > 1 and phase != "evaluation":
+            found.append(Traffic("all_reduce", "context", phase, "experts: choices of sequences", times,
+                                 times * b * sequences_of(c) * c.experts.num_experts, "L b E"))
+        found += [*edge(p, "enter", phase, "experts: choices", times, copies, "L b s k"),
+                  *edge(p, "enter", phase, "experts: weights", times, copies, "L b s k")]
+    if e > 1:
+        travel = times * copies * c.hidden_size * (e - 1) // e
+        found += [Traffic("all_to_all_rows", "expert", phase, f"experts: {what}", times, travel,
+                          "L b s k h (e-1)/e, if the routers choose evenly") for what in ("dispatch", "combine")]
+        if phase != "backward":
+            found.append(Traffic("all_gather", "expert", phase, "experts: counts of copies", times,
+                                 times * e * c.experts.num_experts, "L e E"))
+    return found
 
 
 def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: int, number: str) -> list[Traffic]:
@@ -171,10 +216,10 @@ def contexts(c: ModelConfig, p: ParallelConfig, tokens: int, phase: str, times: 
             for what in (what, *[d_what] * backward)]
 
 
-def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
-    """Count the layers of the whole model that each backward recomputes."""
-    return sum(len(group) for stages in stages_of_ranks(c, p) for held in stages.values()
-               for group, recompute in p.recompute.groups(held) if recompute)
+def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> list[int]:
+    """List the layers of the whole model that each backward recomputes."""
+    return [layer for stages in stages_of_ranks(c, p) for held in stages.values()
+            for group, recompute in p.recompute.groups(held) if recompute for layer in group]
 
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, x: int) -> list[Traffic]:
@@ -199,22 +244,36 @@ def replicas(p: ParallelConfig) -> str:
     return "data" if p.context_parallel_size == 1 else "replicas"
 
 
+def owners(p: ParallelConfig) -> str:
+    """Return the name of the group that owns the whole model between its ranks."""
+    return "world" if p.zero_stage else "model" if p.expert_model_parallel_size == 1 else "holders"
+
+
+def by_kind(p: ParallelConfig, operation: str, phase: str, reason: str, times: int, buckets: list[Bucket],
+            formula: str, of_experts: str = "") -> list[Traffic]:
+    """Predict a collective of these buckets, among the ranks that hold copies of each: all replicas, or d c / e."""
+    found = []
+    for dealt, group, why in ((False, replicas(p), reason), (True, "expert replicas", of_experts or reason)):
+        sizes = [bucket.size for bucket in buckets if bucket.dealt == dealt]
+        if sizes or not dealt:
+            found.append(Traffic(operation, group, phase, why, times * len(sizes), times * sum(sizes), formula))
+    return found
+
+
 def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
     """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
     operation = "reduce_scatter" if p.zero_stage else "all_reduce"
     times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
-    calls, elements = (times * sum(sizes) for sizes in zip(*((len(one.buckets), one.size) for one in layouts)))
-    return [Traffic(operation, replicas(p), "reduction", "gradients", calls, elements,
-                    f"parameters of the ranks{each}")]
+    return by_kind(p, operation, "reduction", "gradients", times, [bucket for one in layouts for bucket in one.buckets],
+                   f"parameters of the ranks{each}", "gradients of experts")
 
 
 def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
     """Predict ZeRO-1's and 2's gathering of the updated parameters."""
     if p.zero_stage not in (1, 2):
         return []
-    calls, elements = (steps * sum(sizes) for sizes in zip(*((len(one.buckets), one.size) for one in layouts)))
-    return [Traffic("all_gather", replicas(p), "optimizer", "parameters", calls, elements,
-                    "parameters of the ranks, a step")]
+    return by_kind(p, "all_gather", "optimizer", "parameters", steps,
+                   [bucket for one in layouts for bucket in one.buckets], "parameters of the ranks, a step")
 
 
 def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], m: int, e: int) -> list[Traffic]:
@@ -224,17 +283,17 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
     """
     if p.zero_stage != 3:
         return []
-    found: dict[str, list[int]] = {"forward": [], "backward": [], "recompute": []}
+    found: dict[str, list[Bucket]] = {"forward": [], "backward": [], "recompute": []}
     for layout, stages in zip(layouts, stages_of_ranks(c, p)):
         for units in (edge_units(c, layout), *(block_units(p.recompute.groups(held)) for held in stages.values())):
             for phase, names in units.items():
-                found[phase] += [layout.bucket_of[name].size for name in names if name in layout.bucket_of]
-    return [Traffic("all_gather", replicas(p), phase, "parameters", times * len(found[of]), times * sum(found[of]),
-                    formula) for phase, of, times, formula in (
+                found[phase] += [bucket for name in names for bucket in layout.buckets_of(name)]
+    return [one for phase, of, times, formula in (
                 ("forward", "forward", m, "parameters of the ranks"),
                 ("backward", "backward", m, "the same without the embedding's"),
                 ("recompute", "recompute", m, "of layers recomputed in groups"),
-                ("evaluation", "forward", e, "parameters of the ranks"))]
+                ("evaluation", "forward", e, "parameters of the ranks"))
+            for one in by_kind(p, "all_gather", phase, "parameters", times, found[of], formula)]
 
 
 def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
@@ -267,7 +326,8 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
-    replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
+    replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None and not piece.of.tensor.dealt)
+                  for pieces in owned]
     part, found = (" / d" if p.context_parallel_size == 1 else " / (c d)") if p.zero_stage else "", []
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
@@ -289,6 +349,13 @@ def all_reduces(group: str, reason: str, sizes: list[int], steps: int, formula: 
     """Predict all-reduces of these numbers of elements on the ranks of the pipeline, none for 0."""
     return Traffic("all_reduce", group, "reduction", reason, steps * sum(size > 0 for size in sizes),
                    steps * sum(sizes), formula)
+
+
+def losses_of_experts(c: ModelConfig, p: ParallelConfig, steps: int, ranks: int) -> list[Traffic]:
+    """Predict the sums of the load-balancing loss and the z-loss, over all ranks that have a part of them."""
+    groups = ("tensor",) * p.sequence_parallel + (replicas(p), "pipeline") if c.experts else ()
+    return [Traffic("all_reduce", group, "reduction", "losses of experts", steps * ranks, 2 * steps * ranks,
+                    "2 a rank, a step") for group in groups]
 
 
 def loss(p: ParallelConfig, phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:

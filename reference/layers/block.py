@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from reference import ops
 from reference.layer_context import TRAINING
 from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
-                                       mlp_branch_backward, mlp_branch_forward, mlp_branch_tensors,
-                                       sharded_attention_branch_backward, sharded_attention_branch_forward,
-                                       sharded_mlp_branch_backward, sharded_mlp_branch_forward)
+                                       sharded_attention_branch_backward, sharded_attention_branch_forward)
+from reference.layers.feed_forward import (feed_forward_backward, feed_forward_forward, feed_forward_tensors,
+                                           sharded_feed_forward_backward, sharded_feed_forward_forward)
 from reference.layers.norm import norm_backward, norm_forward, norm_tensors
 
 AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
@@ -32,7 +32,7 @@ class Block:
     input_layernorm: Any           # a norm
     attention: Any                 # see branches.py
     post_attention_layernorm: Any
-    mlp: Any
+    mlp: Any                       # see feed_forward.py
 
 
 class BlockCache(NamedTuple):
@@ -46,9 +46,9 @@ class BlockCache(NamedTuple):
     mlp_mask: Any
 
 
-def block_tensors(c):
-    """Declare the tensors for a ModelConfig."""
-    return Block(norm_tensors(c), attention_branch_tensors(c), norm_tensors(c), mlp_branch_tensors(c))
+def block_tensors(c, layer=0):
+    """Declare the tensors of a layer for a ModelConfig."""
+    return Block(norm_tensors(c), attention_branch_tensors(c), norm_tensors(c), feed_forward_tensors(c, layer))
 
 
 def block_forward(x, p, c, context=TRAINING):
@@ -59,7 +59,7 @@ def block_forward(x, p, c, context=TRAINING):
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = residual(x, normed, c) + y
     normed, norm_2 = norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
-    y, mlp = mlp_branch_forward(normed, p.mlp, c)
+    y, mlp = feed_forward_forward(normed, p.mlp, c, context)
     y, mask_2 = ops.dropout(y, dropout and dropout.hidden(AFTER_MLP))
     return residual(x, normed, c) + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -67,7 +67,7 @@ def block_forward(x, p, c, context=TRAINING):
 def block_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a Block, for dy [b, s, h]."""
     masked = ops.dropout_backward(dy, cache.mlp_mask)
-    dnormed, mlp = mlp_branch_backward(masked, p.mlp, cache.mlp, c)
+    dnormed, mlp = feed_forward_backward(masked, p.mlp, cache.mlp, c)
     dy, norm_2 = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c)
     masked = ops.dropout_backward(dy, cache.attention_mask)
     dnormed, attention = attention_branch_backward(masked, p.attention, cache.attention)
@@ -97,7 +97,7 @@ def sharded_block_forward(xs, shards, c, region, context=TRAINING):
     ys, attention = sharded_attention_branch_forward(normed, [p.attention for p in shards], c, region, context)
     xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_ATTENTION)
     normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
-    ys, mlp = sharded_mlp_branch_forward(normed, [p.mlp for p in shards], c, region)
+    ys, mlp = sharded_feed_forward_forward(normed, [p.mlp for p in shards], c, region, context)
     xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_MLP)
     return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -105,7 +105,7 @@ def sharded_block_forward(xs, shards, c, region, context=TRAINING):
 def sharded_block_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the regions."""
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
-    dnormed, mlp = sharded_mlp_branch_backward(masked, [p.mlp for p in shards], cache.mlp, c, region)
+    dnormed, mlp = sharded_feed_forward_backward(masked, [p.mlp for p in shards], cache.mlp, c, region)
     dys, norm_2 = residuals_backward(dys, dnormed, [p.post_attention_layernorm for p in shards],
                                      cache.post_attention_layernorm, c)
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.attention_mask)]

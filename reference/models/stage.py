@@ -53,7 +53,7 @@ def stage_tensors(c, layers):
     first, last = 0 in layers, c.num_layers - 1 in layers
     everything = embedding_tensors(c)
     embedding = everything if first else Embedding(everything.word if last and c.tied else None, None)
-    return {"embedding": embedding, "blocks": {layer: block_tensors(c) for layer in layers}}
+    return {"embedding": embedding, "blocks": {layer: block_tensors(c, layer) for layer in layers}}
 
 
 def stage_of(p, layers):

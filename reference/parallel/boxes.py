@@ -11,7 +11,7 @@ run is a few boxes, one after another:
 """
 from math import prod
 
-from reference.parallel.layout import Piece
+from reference.parallel.layout import Piece, Segment
 
 Box = tuple[slice, ...]      # a range along each axis of an array, none of them empty
 
@@ -60,15 +60,22 @@ def without_padding(pieces: list[Piece], tensor_rank: int) -> list[Piece]:
     return found
 
 
-def boxes_of_piece(piece: Piece, tensor_rank: int) -> list[Box]:
+def boxes_of_piece(piece: Piece, tensor_rank: int, expert_rank: int = 0) -> list[Box]:
     """Return a piece of a tensor, without padding, as boxes of the whole tensor, in the order of its elements."""
     segment = piece.of
-    split = segment.tensor.split
     boxes = boxes_of_run(segment.shape, piece.in_buffer.start - segment.offset, piece.in_buffer.stop - segment.offset)
-    if split is None:
-        return boxes
-    first = tensor_rank // segment.copies * segment.shape[split]
-    return [tuple(shift(along, first) if axis == split else along for axis, along in enumerate(box)) for box in boxes]
+    first = first_of_shard(segment, tensor_rank, expert_rank)
+    return [tuple(map(shift, box, first)) for box in boxes]
+
+
+def first_of_shard(segment: Segment, tensor_rank: int, expert_rank: int = 0) -> list[int]:
+    """Return the indices, in the whole tensor, of the first element of a rank's shard."""
+    first, tensor = [0] * len(segment.shape), segment.tensor
+    if tensor.split is not None:
+        first[tensor.split] = tensor_rank // segment.copies * segment.shape[tensor.split]
+    if tensor.dealt:
+        first[0] = expert_rank * segment.shape[0]
+    return first
 
 
 def overlap(one: Box, other: Box) -> Box | None:

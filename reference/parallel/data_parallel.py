@@ -10,7 +10,7 @@ import numpy as np
 
 from reference.comm.collectives import all_reduce
 from reference.config import number_of_microbatches
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.gpt import gpt_backward, gpt_forward
 from reference.params import tree_map
 
@@ -31,7 +31,8 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
         loss, total = 0.0, tree_map(np.zeros_like, p)
         for k in range(number_of_microbatches(len(tokens), b, d)):
             mine = samples_of(replica, k, d, b)
-            context = LayerContext(dropout and replace(dropout, sample=mine.start))
+            context = LayerContext(dropout and replace(dropout, sample=mine.start),
+                                   auxiliary=AuxiliaryLosses(len(tokens), tokens.size))   # of the global batch, too
             microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine], context)
             dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
             _, grad = gpt_backward(dloss, p, cache, c)

@@ -7,6 +7,11 @@ replica i owns the i-th part of each: an offset and a length, whatever tensors b
 
     bucket 0                     bucket 1          of 2 replicas, rank 0 owns a and c:
     [      a      |      b     ] [   c   |   d  ]  its *shard*, one after the other
+
+With expert parallelism there are two kinds of tensors: experts, of which e neighbours among the replicas hold different
+ones, and all others. They lie in different buckets of the same buffer, those of experts at its end. Each bucket has a
+group of ranks that hold copies of it, all replicas or 1/e of them, and is summed and divided among those. This is all
+that ZeRO, the optimizer, and checkpoints have to know: pieces are pieces.
 """
 from dataclasses import replace
 from itertools import groupby
@@ -40,6 +45,9 @@ class Bucket(NamedTuple):
     start: int                # of its elements, padding included
     stop: int
     units: tuple[str, ...]
+    parts: int = 1            # into which it is divided among the ranks that hold copies of it
+    shard_start: int = 0      # where a rank's part lies in its shard
+    dealt: bool = False       # whether it has experts, which are dealt out
 
     @property
     def slice(self) -> slice:
@@ -65,40 +73,53 @@ class Piece(NamedTuple):
 class Layout:
     """The offset and the bucket of each tensor in a rank's flat buffer."""
 
-    def __init__(self, tensors, t: int = 1, bucket_size: int = 1 << 62, parts: int = 1):
-        """Lay out the tensors in buckets of at least `bucket_size` elements, where possible, padded for `parts`."""
-        self.tensors, self.parts = tensors, parts
+    def __init__(self, tensors, t: int = 1, bucket_size: int = 1 << 62, parts: int = 1, e: int = 1):
+        """Lay out the tensors in buckets of at least `bucket_size` elements, where possible, padded for `parts`, or for
+        parts / e where they are of experts that are dealt out to e ranks.
+        """
+        self.tensors, self.parts, self.e = tensors, parts, e
         self.segments: list[Segment] = []
         self.buckets: list[Bucket] = []
-        self.size, first, units = 0, 0, list[str]()     # elements; the bucket's start and units so far
-        for unit, named in groupby(reversed(list(leaves(tensors))), lambda pair: unit_of(pair[0])):
-            if units and (self.size - first >= bucket_size or ALONE in (unit, units[-1])):
-                first, units = self.close_bucket(first, units), []
-            for name, tensor in named:
-                self.segments.append(Segment(name, self.size, tensor.local_shape(t), tensor, tensor.copies(t)))
-                self.size = self.segments[-1].slice.stop
-            units.append(unit)
-        self.close_bucket(first, units)
+        self.size = self.shard_size = 0      # elements, and those that each replica owns
+        backwards = list(reversed(list(leaves(tensors))))
+        for dealt in (False, True):
+            self.lay_out([(name, tensor) for name, tensor in backwards if (tensor.dealt and e > 1) == dealt], t,
+                         bucket_size, dealt)
         self.by_name = {segment.name: segment for segment in self.segments}
         self.units = dict(pair for _, pair in leaves(map_units(lambda *pair: pair, tensors)))   # trees of tensors
-        self.bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units}
+        self.bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units if not bucket.dealt}
+        self.dealt_bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units if bucket.dealt}
 
-    def close_bucket(self, first: int, units: list[str]) -> int:
+    def lay_out(self, tensors: list[tuple[str, Tensor]], t: int, bucket_size: int, dealt: bool) -> None:
+        """Lay out tensors of one kind."""
+        first, units = self.size, list[str]()     # the bucket's start and units so far
+        for unit, named in groupby(tensors, lambda pair: unit_of(pair[0])):
+            if units and (self.size - first >= bucket_size or ALONE in (unit, units[-1])):
+                first, units = self.close_bucket(first, units, dealt), []
+            for name, tensor in named:
+                self.segments.append(Segment(name, self.size, tensor.local_shape(t, self.e), tensor, tensor.copies(t)))
+                self.size = self.segments[-1].slice.stop
+            units.append(unit)
+        if units:
+            self.close_bucket(first, units, dealt)
+
+    def close_bucket(self, first: int, units: list[str], dealt: bool) -> int:
         """End a bucket here, padded, and return the start of the next."""
-        self.size = first + round_up(self.size - first, self.parts)
-        self.buckets.append(Bucket(first, self.size, tuple(units)))
+        parts = max(1, self.parts // self.e) if dealt else self.parts
+        self.size = first + round_up(self.size - first, parts)
+        self.buckets.append(Bucket(first, self.size, tuple(units), parts, self.shard_size, dealt))
+        self.shard_size += (self.size - first) // parts
         return self.size
 
-    @property
-    def shard_size(self) -> int:
-        """Return the number of elements that each replica owns."""
-        return self.size // self.parts
+    def buckets_of(self, unit: str) -> list[Bucket]:
+        """Return the buckets of a unit: one, and another for experts that are dealt out."""
+        return [found[unit] for found in (self.bucket_of, self.dealt_bucket_of) if unit in found]
 
     def owned_piece(self, bucket: Bucket, rank: int) -> Piece:
-        """Return rank `rank`'s part of a bucket."""
-        n = bucket.size // self.parts
-        return Piece(bucket, slice(bucket.start + rank * n, bucket.start + (rank + 1) * n),
-                     slice(bucket.start // self.parts, bucket.stop // self.parts))
+        """Return the part of a bucket that replica `rank` owns. (e neighbours hold different experts.)"""
+        n, part = bucket.size // bucket.parts, rank * bucket.parts // self.parts
+        return Piece(bucket, slice(bucket.start + part * n, bucket.start + (part + 1) * n),
+                     slice(bucket.shard_start, bucket.shard_start + n))
 
     def pieces(self, rank: int) -> list[Piece]:
         """Return the tensors, and parts of tensors, that replica `rank` owns, in the order of its shard."""
@@ -116,17 +137,25 @@ class Layout:
         """Return the tree of tensors as views of the buffer flat [size]."""
         return self.views_of(self.tensors, flat)
 
-    def unit_views(self, unit: str, flat):
-        """Return a unit's tensors as views of its bucket alone, flat [bucket.size]."""
-        return self.views_of(self.units[unit], flat, unit, self.bucket_of[unit].start)
+    def unit_views(self, unit: str, *flats):
+        """Return a unit's tensors as views of its buckets alone, flat [bucket.size] each."""
+        buckets = self.buckets_of(unit)
 
-    def views_of(self, tensors, flat, prefix: str = "", first: int = 0):
-        """Return a subtree, called `prefix` in the whole one, as views of a buffer that begins at element `first`."""
         def view(named):
             segment = self.by_name[named.name]
-            return flat[segment.offset - first:segment.slice.stop - first].reshape(segment.shape)
+            return next(segment_view(segment, flat, bucket.start) for bucket, flat in zip(buckets, flats, strict=True)
+                        if bucket.start <= segment.offset < bucket.stop)
 
-        return tree_map(view, with_names(tensors, prefix))
+        return tree_map(view, with_names(self.units[unit], unit))
+
+    def views_of(self, tensors, flat, prefix: str = ""):
+        """Return a subtree, called `prefix` in the whole one, as views of the buffer flat [size]."""
+        return tree_map(lambda named: segment_view(self.by_name[named.name], flat), with_names(tensors, prefix))
+
+
+def segment_view(segment: Segment, flat, first: int = 0):
+    """Return a tensor as a view of a buffer that begins at element `first` of the whole one."""
+    return flat[segment.offset - first:segment.slice.stop - first].reshape(segment.shape)
 
 
 def unit_of(name: str) -> str:

@@ -15,6 +15,15 @@ class ModelStates(NamedTuple):
     optimizer: float
 
 
+def states_with_experts(psi: int, of_experts: int, d: int, e: int, *choices) -> ModelStates:
+    """Return the bytes of psi parameters, of which so many are of experts that are dealt out to e of d replicas.
+
+    All of a rank's are counted, but experts have only d/e copies to shard over. The choices are those of model_states.
+    """
+    dense, experts = model_states(psi - of_experts, d, *choices), model_states(of_experts, max(1, d // e), *choices)
+    return ModelStates(*map(sum, zip(dense, experts)))
+
+
 def model_states(psi: int, d: int, zero_stage: int = 0, w: int = 2, g: int = 2, k: int = 12) -> ModelStates:
     """Return the bytes of psi parameters, the rank's share of the model, with ZeRO over d replicas.
 

@@ -7,7 +7,8 @@ from itertools import chain
 
 import numpy as np
 
-from reference.layer_context import LayerContext
+from reference.batches import number_of_tokens
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
 from reference.params import leaves, tree_map, with_names
@@ -35,12 +36,14 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None
     weights = [batch.weights_of_heads(c.heads) for batch in microbatches]
     totals = [max(sum(each.sum() for each in of_head), 1) for of_head in zip(*weights)]
     shares = [[each / total for each, total in zip(of_batch, totals)] for of_batch in weights]
+    auxiliary = AuxiliaryLosses(sum(len(batch.tokens) for batch in microbatches),
+                                sum(map(number_of_tokens, microbatches)))
     for stage, kind, i in in_time(schedule):
         action, p, batch = Action(stage, kind, i), stages[stage], microbatches[i]
         x = ready.pop(needs(action, len(stages)), None)
         if kind == "F":
             first = i * len(batch.tokens)
-            context = LayerContext(dropout and replace(dropout, sample=dropout.sample + first))
+            context = LayerContext(dropout and replace(dropout, sample=dropout.sample + first), auxiliary=auxiliary)
             y, caches[stage, i] = model_forward(x, p, c, batch, context)
             if has_head(p, c):
                 loss += sum((losses * share).sum() for losses, share in zip(y, shares[i]))

@@ -25,7 +25,7 @@ from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
 from reference.dropout import Dropout
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
@@ -76,6 +76,7 @@ class ZeroTrainer:
         """Do one step on tokens, targets [B, s], in microbatches of b; return loss and norm before clipping."""
         self.iteration, loss = self.iteration + 1, 0.0
         self.reduced = self.gathered = 0
+        self.auxiliary = AuxiliaryLosses(len(tokens), tokens.size)
         for rank in self.ranks:
             rank.grads[...] = 0
         for k in range(number_of_microbatches(len(tokens), b, self.d)):
@@ -97,7 +98,8 @@ class ZeroTrainer:
     def forward(self, tokens, targets, dropouts):
         """Map each rank's tokens, targets [b, s] and Dropout to its loss [b, s] and the caches, a list for each unit.
         """
-        c, blocks, contexts = self.model, {}, [LayerContext(dropout) for dropout in dropouts]
+        c, blocks = self.model, {}
+        contexts = [LayerContext(dropout, auxiliary=self.auxiliary) for dropout in dropouts]
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
                                                             self.whole("embedding.position")), contexts)
         rotary = stage_rotary(xs[0], c, [slice(0, tokens[0].shape[1])])

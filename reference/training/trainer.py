@@ -1,25 +1,33 @@
 """Training in one process: the run that every sharded run must equal."""
 import numpy as np
 
+from reference.batches import number_of_tokens
 from reference.dropout import Dropout
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
 from reference.precision import rounded
 
 
-def loss_and_gradients(batch, p, c, dropout=None):
+def loss_and_gradients(batch, p, c, dropout=None, auxiliary=None):
     """Compute the loss over a batch and its gradients: the sum over heads of their weighted means.
 
     For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
-    Dropout, or None where nothing is dropped.
+    Dropout, or None where nothing is dropped. The losses of experts are in the gradients, but not in the loss: they
+    are noted in `auxiliary`, if that is given.
     """
-    losses, cache = model_forward(None, p, c, batch, LayerContext(dropout))
+    auxiliary = auxiliary or auxiliary_losses(batch)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(dropout, auxiliary=auxiliary))
     shares = [weights / max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
     dlosses = tuple(share.astype(loss.dtype) for share, loss in zip(shares, losses))
     _, grads = model_backward(dlosses, p, cache, c)
     return sum((loss * share).sum() for loss, share in zip(losses, shares)), grads
+
+
+def auxiliary_losses(batch):
+    """Return the AuxiliaryLosses of a global batch."""
+    return AuxiliaryLosses(len(batch.tokens), number_of_tokens(batch))
 
 
 class Trainer:
@@ -37,6 +45,7 @@ class Trainer:
         self.m = tree_map(np.zeros_like, self.params)
         self.v = tree_map(np.zeros_like, self.params)
         self.iteration = self.updates = 0
+        self.auxiliary = 0       # the last step's losses of experts, [2], if there are any
 
     def step(self, batch, skipped=False):
         """Do one step on the global batch; return loss, norm before clipping and clipped gradients.
@@ -45,7 +54,9 @@ class Trainer:
         """
         self.iteration += 1
         dropout = Dropout(self.model, self.seed, self.iteration)
-        loss, grads = loss_and_gradients(batch, self.in_format(self.params), self.model, dropout)
+        auxiliary = auxiliary_losses(batch)
+        loss, grads = loss_and_gradients(batch, self.in_format(self.params), self.model, dropout, auxiliary)
+        self.auxiliary = auxiliary.total
         norm = np.sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
         grads = tree_map(lambda grad: grad * clip, grads)

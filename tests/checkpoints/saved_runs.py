@@ -6,12 +6,12 @@ import numpy as np
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.topology import Place
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.training.trainer import Trainer
-from reference.config import ModelConfig
+from reference.config import ModelConfig, ParallelConfig
 from reference.exact.array import as_exact
-from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig
-from reference.params import join
+from reference.params import split
 from reference.precision import Precision
 from reference.training import trainer as textbook
 from tests.cases import Case, trees_close
@@ -60,23 +60,27 @@ class States(NamedTuple):
     place: Place
     tensors: Any
     views: dict[str, Any]      # by state
+    parallel: ParallelConfig
 
 
 def states(trainer: Trainer) -> States:
     return States(trainer.topology.place, trainer.state.layout.tensors,
                   {name: trainer.state.layout.views(trainer.state.whole(buffer).copy())
-                   for name, buffer in trainer.state.optimizer_states.items()})
+                   for name, buffer in trainer.state.optimizer_states.items()}, trainer.topology.config)
 
 
 def join_replica(everyone: list[States], state: str, replica: tuple[int, int] = (0, 0)):
-    """Return this state of the whole model, from the ranks of one replica."""
-    stages = [[found for found in everyone if (found.place.replica, found.place.pipeline) == (replica, stage)]
-              for stage in range(1 + max(found.place.pipeline for found in everyone))]
-    parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]
-    whole = join_stages(parts)
-    for part in parts:
-        if part.embedding.word is not None:     # both copies of a tied table
-            trees_close(part.embedding.word, whole.embedding.word, 0.0)
+    """Return this state of the whole model, from the ranks of one replica, and those with other experts."""
+    parallel, (context, data) = everyone[0].parallel, replica
+    tensors = [next(found.tensors for found in everyone if found.place.pipeline == stage)
+               for stage in range(parallel.pipeline_model_parallel_size)]
+    wholes = list(join_replicas({found.place: found.views[state] for found in everyone}, tensors, parallel))
+    whole = wholes[context + parallel.context_parallel_size * data]
+    for found in everyone:
+        if found.place.replica == replica and found.views[state].embedding.word is not None:    # a tied table's copies
+            trees_close(found.views[state].embedding.word,
+                        split(whole.embedding.word, found.tensors.embedding.word,
+                              parallel.tensor_model_parallel_size)[found.place.tensor], 0.0)
     return whole
 
 

@@ -14,7 +14,7 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import FORMAT, Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
-from reference.config import ModelConfig
+from reference.config import ExpertsConfig, ModelConfig
 from reference.errors import UserError
 from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
@@ -80,6 +80,21 @@ ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_para
 def test_one_topology_after_the_other(ranks, i):
     """All of t, p, c, d, v, ZeRO's stages and the cut sequence have their turn."""
     one_loads_other(ranks, ROUND[i - 1], ROUND[i], 2)
+
+
+EXPERTS = replace(MODEL, experts=ExpertsConfig(4, 2, moe_ffn_hidden_size=8, moe_layer_freq=2, moe_aux_loss_coeff=0.1))
+WITH_EXPERTS = [Run(t * plan.p * plan.c * d, Case(t, EXPERTS, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
+                for t, cut, d, plan in [
+                    (1, False, 4, Plan(e=4)), (2, True, 4, Plan(zero_stage=3, e=2)), (1, False, 1, Plan(2)),
+                    (2, False, 2, Plan(2, zero_stage=1, bucket_size=100, e=2)),
+                    (1, False, 2, Plan(c=2, zero_stage=2, cpu_offload=True, e=4)),
+                    (2, True, 2, Plan(2, "zb-v", zero_stage=3, e=2))]]
+
+
+@pytest.mark.parametrize("i", every_other_deep(range(len(WITH_EXPERTS))))
+def test_experts_are_dealt_out_to_other_ranks(ranks, i):
+    """They are split over t, dealt out to e, stored by replicas that have them, by all of ZeRO's stages."""
+    one_loads_other(ranks, WITH_EXPERTS[i - 1], WITH_EXPERTS[i], 2)
 
 
 def one_loads_other(ranks, one: Run, other: Run, steps: int, save=checkpoint.save, load=checkpoint.load) -> None:

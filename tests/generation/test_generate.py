@@ -10,6 +10,7 @@ from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.huggingface import save_model
 from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.generate import Generation
 from mpi_impl.parallel.model_state import ModelState
@@ -109,6 +110,22 @@ def test_a_model_in_hugging_faces_layout(ranks, capfd, bytes_run):
     model, tokenizer, _, folder = bytes_run
     options = ["--load-hf", folder, "--prompt", "the dog", "--tokens-to-generate", 20, T, 2, P, 2]
     assert texts_printed(ranks, capfd, 4, *options) == [whole_text(model, tokenizer, "the dog", 20, Sampling())]
+
+
+def test_a_llama_with_a_tokenizer_of_its_own(ranks, capfd, tmp_path):
+    """From a checkpoint and from Hugging Face's layout, on more ranks than groups, too; its table has unused rows."""
+    tokenizer = HuggingFaceTokenizer(ByteLevelBPETokenizer.train([TEXT], 270).library, "<|endoftext|>", 280)
+    model = model_of(tokenizer.vocab_size, normalization="RMSNorm", swiglu=True, add_bias_linear=False, kv_channels=6,
+                     ffn_hidden_size=12, num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
+    root, folder = tmp_path / "checkpoint", tmp_path / "hf"
+    folder.mkdir()
+    ranks.run(4, save_run, model, tokenizer, root, folder)
+    saved_tokenizer.save(tokenizer, str(root))
+    expected = [whole_text(model, tokenizer, "the dog", 20, Sampling())]
+    for t, p in ((1, 1), (2, 2), (4, 1)):
+        for source in (["--load", root], ["--load-hf", folder]):
+            split = ["--prompt", "the dog", "--tokens-to-generate", 20, T, t, P, p]
+            assert texts_printed(ranks, capfd, t * p, *source, *split) == expected
 
 
 def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_path):

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, GPT2BPETokenizer,
                                      NullTokenizer)
@@ -20,6 +21,8 @@ def gpt2(folder):
 TOKENIZERS = {
     "bytes": lambda _: ByteLevelBPETokenizer.train([TEXT * 20], 280), "gpt2": gpt2, "null": lambda _: NullTokenizer(17),
     "cased": lambda _: BertWordPieceCase.train([TEXT * 20], 110),
+    "a model's": lambda _: HuggingFaceTokenizer(
+        ByteLevelBPETokenizer.train([TEXT * 20], 280).library, "the", 300),
     "lower": lambda _: BertWordPieceLowerCase.train([TEXT * 20], 110),
 }
 
@@ -48,11 +51,39 @@ def test_it_is_what_the_option_reads(tmp_path):
 
 @pytest.mark.parametrize("content", [
     "", "{", "[]", "3", "{}", '{"model": {"type": "WordPiece"}}', '{"NullTokenizer": "many"}', '{"NullTokenizer": 0}',
+    '{"HuggingFaceTokenizer": 3}',
     json.dumps({"model": {"type": "BPE", "vocab": 3}})], ids=repr)
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / SAVED).write_text(content)
     with pytest.raises(UserError):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("beside, sentence", [
+    ({}, None), ({"tokenizer_config.json": {"eos_token": {"content": "a"}}, "config.json": {"vocab_size": 290}}, None),
+    ({"tokenizer_config.json": {"eos_token": "absent"}}, "names the token that ends a document ('absent')"),
+    ({"tokenizer_config.json": {"eos_token": None}}, "names the token that ends a document")])
+def test_a_models_file(tmp_path, beside, sentence):
+    """The files beside it say which token ends a document, and how many rows the model's table has."""
+    library = TOKENIZERS["bytes"](None).library
+    (tmp_path / SAVED).write_text(library.to_str())
+    for name, content in beside.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    choice = TokenizerChoice(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path / SAVED))
+    if sentence:
+        with pytest.raises(UserError) as caught:
+            given_tokenizer(choice)
+        assert sentence in str(caught.value)
+        return
+    found, vocabulary = given_tokenizer(choice), library.get_vocab()
+    assert found.eod == vocabulary["a" if beside else "<|endoftext|>"]
+    assert found.vocab_size == (290 if beside else len(vocabulary))
+    assert found.decode(found.encode(TEXT)) == TEXT
+
+
+def test_a_models_tokenizer_needs_its_file():
+    with pytest.raises(UserError, match="HuggingFaceTokenizer needs --tokenizer-model"):
+        given_tokenizer(TokenizerChoice(tokenizer_type="HuggingFaceTokenizer"))
 
 
 def test_no_file_is_refused(tmp_path):

@@ -197,6 +197,49 @@ def test_layer_norm(n, h, form, seed):
         same(actual, expected, its_form, 2)
 
 
+@given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
+def test_rms_norm(n, h, form, seed):
+    """Of rows that may be as short as a head."""
+    x, dy = draw(seed, form, 2, n, h) + dtype_of(form).type(1), draw(seed + 1, form, 2, n, h)
+    weight = draw(seed, form, h)
+    y, (normed, inverse_rms) = kernels.rms_norm(*map(put, (x, weight)), 1e-3)
+    expected, (exact, exact_inverse_rms) = ops.rms_norm(*wide(x, weight), 1e-3)
+    same(y, expected, form, 2)
+    same(normed, exact, form, 2)
+    same(inverse_rms, exact_inverse_rms, stays(form))
+    found = kernels.rms_norm_backward(put(dy), put(weight), (normed, inverse_rms))
+    wanted = ops.rms_norm_backward(*wide(dy, weight), (*wide(normed.get()), exact_inverse_rms))
+    for actual, expected, its_form in zip(found, wanted, (form, stays(form)), strict=True):
+        same(actual, expected, its_form, 2)
+
+
+@given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
+def test_swiglu(n, f, form, seed):
+    x, dy = draw(seed, form, 2, n, 2, f), draw(seed + 1, form, 2, n, f)
+    (y, cache), (expected, exact) = kernels.swiglu(put(x)), ops.swiglu(*wide(x))
+    same(y, expected, form, 2)
+    same(kernels.swiglu_backward(put(dy), cache), ops.swiglu_backward(*wide(dy), exact), form, 3)
+
+
+@pytest.mark.parametrize("form", ["float32", "float16"])
+def test_swiglu_far_out(form):
+    """Where exp overflows: nothing to the left, gate times up to the right."""
+    x = np.stack([np.array([[-3e4, -500, 500, 3e4]]), np.full((1, 4), 2)], 1).astype(dtype_of(form))
+    y, _ = kernels.swiglu(put(x))
+    assert (y.get() == [[0, 0, 1000, 6e4]]).all()
+
+
+def test_rms_norm_of_more_rows_than_blocks(monkeypatch):
+    """So that a block takes several."""
+    monkeypatch.setattr(fused, "BLOCKS", 3)
+    x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
+    _, cache = kernels.rms_norm(put(x), put(weight), 1e-3)
+    _, expected_cache = ops.rms_norm(x, weight, 1e-3)
+    for actual, expected in zip(kernels.rms_norm_backward(put(x), put(weight), cache),
+                                ops.rms_norm_backward(x, weight, expected_cache), strict=True):
+        same(actual, expected, "float64")
+
+
 def test_layer_norm_of_more_rows_than_blocks(monkeypatch):
     """So that a block takes several."""
     monkeypatch.setattr(fused, "BLOCKS", 3)

@@ -15,6 +15,7 @@ from reference.generation.decoding import Sampling
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
+from reference.rope import RopeScaling
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001
@@ -29,6 +30,56 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder swap
     --recompute-granularity full --recompute-method block --recompute-num-layers 1
     --save out --save-interval 5 --load in --record r""".split()
+
+
+LLAMA = """--normalization RMSNorm --swiglu --ffn-hidden-size 24 --group-query-attention --num-query-groups 2
+    --kv-channels 6 --disable-bias-linear --add-qkv-bias --qk-layernorm --rotary-base 5e5 --use-rope-scaling
+    --rope-scaling-factor 32 --position-embedding-type rope --num-attention-heads 4 --hidden-size 16""".split()
+
+
+def test_every_option_of_a_llama_arrives():
+    model = parse([*LLAMA, "--tensor-model-parallel-size", "4"], 4).model(100)
+    assert (model.normalization, model.swiglu, model.ffn_size, model.groups, model.head_size) == (
+        "RMSNorm", True, 24, 2, 6)
+    assert (model.add_bias_linear, model.add_qkv_bias, model.qk_layernorm, model.rotary_base) == (
+        False, True, True, 5e5)
+    assert model.rope_scaling == RopeScaling(32.0)
+    assert parse(["--group-query-attention"], 1).model(100).groups == 1, "one group by default, as in Megatron"
+    gated = parse(["--swiglu", "--disable-bias-linear", "--hidden-size", "768", "--num-attention-heads", "8"], 1)
+    assert gated.model(100).ffn_size == 2048, "8/3 of the hidden size, as in Megatron"
+
+
+@pytest.mark.parametrize("options, ranks, sentence", [
+    ("--num-query-groups 2", 1, "--num-query-groups is 2, but without --group-query-attention"),
+    ("--group-query-attention --num-query-groups 3", 1,
+     "--num-query-groups is 3, but must divide --num-attention-heads, which is 8."),
+    ("--swiglu", 1, "--swiglu and --disable-bias-linear go together"),
+    ("--disable-bias-linear", 1, "--swiglu and --disable-bias-linear go together"),
+    ("--swiglu --disable-bias-linear --activation relu", 1, "SiLU, but --activation is relu."),
+    ("--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
+     "--tensor-model-parallel-size 4", 4, "--num-query-groups is 6, but one must divide the other"),
+    ("--swiglu --disable-bias-linear --ffn-hidden-size 30 --tensor-model-parallel-size 4", 4,
+     "--tensor-model-parallel-size is 4, but must divide --ffn-hidden-size, which is 30."),
+    ("--kv-channels 4 --hidden-size 30 --tensor-model-parallel-size 4", 4, "must divide --hidden-size, which is 30."),
+    ("--kv-channels 0", 1, "--kv-channels is 0, but must be at least 1."),
+    ("--ffn-hidden-size 0", 1, "--ffn-hidden-size is 0, but must be at least 1."),
+    ("--kv-channels 5 --position-embedding-type rope", 1, "rope turns pairs of dimensions"),
+    ("--rotary-base 0", 1, "--rotary-base is 0.0, but must be a number that is at least 1."),
+    ("--use-rope-scaling --rope-scaling-factor 0.5", 1, "--rope-scaling-factor is 0.5, but must be"),
+])
+def test_a_llama_that_cannot_be(options, ranks, sentence):
+    with pytest.raises(UserError) as error:
+        parse(options.split(), ranks)
+    assert sentence in str(error.value)
+
+
+def test_sizes_that_fit_the_groups_are_named():
+    """Those near the given one divide the heads, and divide the groups or are multiples of them."""
+    sizes = "--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
+    with pytest.raises(UserError, match="Near 4, these do: 1, 2, 3, 6."):
+        parse(f"{sizes} --tensor-model-parallel-size 4".split(), 4)
+    for t in (1, 2, 3, 6, 12):
+        parse(f"{sizes} --tensor-model-parallel-size {t}".split(), t)
 
 
 def test_every_option_arrives():
@@ -150,6 +201,15 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
                        "or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
+    ("--expert-model-parallel-size 3", "is 3, but must divide data-parallel size x context-parallel size, which is 8"),
+    ("--expert-model-parallel-size 2", "is 2, but the model has no experts. Give --num-experts, a multiple of it"),
+    ("--num-experts 6 --expert-model-parallel-size 4", "--expert-model-parallel-size is 4, but must divide "
+                                                       "--num-experts, which is 6. Every rank has the same number"),
+    ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
+    ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
+    ("--moe-aux-loss-coeff 0.1", "--moe-aux-loss-coeff is given, but the model has no experts"),
+    ("--num-experts 4 --save-hf /tmp", "--save-hf is for layouts of transformers that are known here"),
+    ("--num-experts 4 --moe-expert-capacity-factor 1 --verify", "--verify would compare two different runs"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
     (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
     ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),

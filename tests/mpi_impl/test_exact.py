@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import (ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig,
-                              Recompute)
+from reference.config import (ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
+                              ExpertsConfig, ModelConfig, Recompute)
 from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
@@ -87,6 +87,7 @@ NO_DROPOUT = dict(hidden_dropout=0.0, attention_dropout=0.0)
 UNTIED = dict(untie_embeddings_and_output_weights=True)
 LLAMA = dict(normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=8, rotary_base=5e5,
              position_embedding_type="rope")
+EXPERTS = ExpertsConfig(4, 2, moe_ffn_hidden_size=2, moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.25)
 # Together they have every choice that there is.
 RUNS = {
     "gpipe, ZeRO-1": Training(1, 2, 2, Plan(2, "gpipe", bucket_size=7, zero_stage=1), NO_DROPOUT),
@@ -119,6 +120,15 @@ RUNS = {
         dict(architecture="bert", heads=("lm", "sop"), num_layers=2), True),
     "gathered keys, ZeRO-3": Training(
         1, 2, 2, Plan(c=2, cp_comm_type="all_gather", zero_stage=3), dict(num_layers=2)),
+    "experts dealt out to two, sequence parallel": Training(
+        2, 4, 1, Plan(zero_stage=1, bucket_size=100, e=2), dict(experts=EXPERTS, num_layers=2), True),
+    "experts dealt out to four of two, a ring of two, ZeRO-3": Training(
+        1, 2, 1, Plan(c=2, zero_stage=3, recompute=Recompute("full"), e=4), dict(
+            experts=replace(EXPERTS, moe_router_pre_softmax=True, moe_shared_expert_intermediate_size=2),
+            num_layers=2)),
+    "experts in a V, ZeRO-2, BERT": Training(
+        1, 2, 2, Plan(2, "zb-v", zero_stage=2, e=2), dict(
+            experts=replace(EXPERTS, moe_layer_freq=2), architecture="bert", heads=("lm",))),
     "heads for positions, BERT": Training(
         2, 1, 2, Plan(2, "zb-h1", c=2, cp_comm_type="a2a", recompute=Recompute("selective")),
         dict(architecture="bert", heads=("choice",), num_layers=2)),

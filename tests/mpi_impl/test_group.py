@@ -149,12 +149,13 @@ def test_groups_of_eight_ranks(ranks):
 
 
 def test_the_table_of_topology(ranks):
-    """t = p = d = 2 and t = c = d = 2, as the docstring of mpi_impl/comm/topology.py has them: names and members."""
+    """Each table in the docstring of mpi_impl/comm/topology.py: names and members."""
     tables = topology_module.__doc__.split("With ")[1:]
-    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2"]
-    for table, sizes, others in zip(tables, [(2, 2, 1), (2, 1, 2)], [{"embedding"}, set()]):
+    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2", "d = 4, p = e = 2"]
+    for table, sizes, others in zip(tables, [(2, 2, 1), (2, 1, 2), (1, 2, 1, 2)],
+                                    [{"embedding"}, set(), {"embedding"}]):
         found = ranks.run(8, members, *sizes)
-        for name, line in re.findall(r" (tensor|context|data|replicas|pipeline|model) +((?:\[[\d ]+\])+)", table):
+        for name, line in re.findall(r" {9}([a-z][a-z ]*?|data) +((?:\[[\d ]+\])+)", table.replace(":", " " * 20)):
             groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", line)]
             assert [each.pop(name) for each in found] == [
                 next(group for group in groups if rank in group) for rank in range(8)]
@@ -180,12 +181,13 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
         assert set(found["data"]) | set(found.get("context", [])) <= set(replicas)
 
 
-def members(group, t, p, c=1):
+def members(group, t, p, c=1, e=1):
     """Return the world ranks in each of this rank's groups, by the groups' names."""
-    with connected(group, ParallelConfig.for_world(group.size, t, p, context_parallel_size=c)) as topology:
+    parallel = ParallelConfig.for_world(group.size, t, p, context_parallel_size=c, expert_model_parallel_size=e)
+    with connected(group, parallel) as topology:
         me, found = np.array([group.rank]), {}
         for part in (topology.tensor, topology.context, topology.data, topology.replicas, topology.pipeline,
-                     topology.model, topology.embedding):
+                     topology.model, topology.embedding, topology.expert, topology.expert_replicas, topology.holders):
             if part is not None:
                 found[part.name] = part.all_gather(me, 0, "test").tolist()
                 assert found[part.name][part.rank] == group.rank

@@ -2,16 +2,20 @@
 import importlib
 import re
 
+import numpy as np
 import pytest
 
 from mpi_impl.launching.pool import RankAssertion, RankFailure
-from reference.config import option, round_up
+from reference.config import ExpertsConfig, ModelConfig, option, round_up
 from reference.errors import UserError
+from reference.layers.experts import experts_tensors
+from reference.layers.router import route
+from reference.params import initialize
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
 DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "ring_attention",
-         "context_parallel")
+         "context_parallel", "experts")
 SIZES = (1, 2, 3, 8)
 EXACT = 8       # bytes of an element: all compute in float64, or with whole numbers as long
 
@@ -58,6 +62,7 @@ OWNED = [       # demo, what is sharded, its number on n ranks, how many lists n
     ("sequence_parallel", "position", lambda n: round_up(8, n), 1),
     ("sequence_parallel", "head", lambda n: round_up(4, n), 1),
     ("sequence_parallel", "column", lambda n: 16 * round_up(4, n), 1),
+    ("experts", "expert", lambda n: 2 * n, 1),
 ]
 
 
@@ -117,6 +122,18 @@ def context_parallel_sends(n):
             *[("all_to_all", half_of_it(x, n))] * 8] * (n > 1)
 
 
+def experts_sends(n):
+    """Rank 0 sends the copies of its own tokens for experts of others, and returns those of others' tokens for its own.
+    """
+    c = ModelConfig(1, 8, 1, 1, 6, init_method_std=0.5, experts=ExpertsConfig(2 * n, 2, moe_ffn_hidden_size=16))
+    router = initialize(experts_tensors(c), seed=1, dtype=np.float64).router
+    x, _ = np.random.default_rng(1).normal(size=(2, n, 6, 8))
+    chosen = route(x @ router, c.experts).ids // 2                           # the ranks of the experts
+    there, back = 8 * EXACT * (chosen[0] != 0).sum(), 8 * EXACT * (chosen[1:] == 0).sum()
+    return [("all_gather", half_of_it(n * 2 * n, n)), ("all_to_all_rows", there), ("all_to_all_rows", back),
+            ("all_to_all_rows", there), ("all_to_all_rows", back), ("all_reduce", all_reduce(8 * 2 * n, n))]
+
+
 SENT = {
     "collectives": collectives_sends,
     "mlp": lambda n: [("all_reduce", all_reduce(2 * 3 * round_up(8, n), n))] * 2,
@@ -127,6 +144,7 @@ SENT = {
     "sequence_parallel": sequence_parallel_sends,
     "ring_attention": ring_attention_sends,
     "context_parallel": context_parallel_sends,
+    "experts": experts_sends,
 }
 
 

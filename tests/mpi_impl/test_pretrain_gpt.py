@@ -122,7 +122,7 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
             assert ours == pytest.approx(first, rel=1e-11)
 
 
-STEP = "return StepResult(losses, norm, rate, scale)"
+STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
 
 
 @pytest.mark.parametrize("part, module, right, wrong", [

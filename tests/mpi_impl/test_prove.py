@@ -50,6 +50,9 @@ TOPOLOGIES = {
     f"--context-parallel-size 2 --cp-comm-type all_gather {T2} --sequence-parallel --zero-stage 3 {SMALL}": 4,
     f"--model bert --context-parallel-size 2 {SMALL}": 2,
     f"--context-parallel-size 2 --cp-comm-type a2a --recompute-activations {SMALL}": 4,
+    f"{T2} --expert-model-parallel-size 2 --num-experts 8 --moe-aux-loss-coeff 0.1 --zero-stage 3 {SMALL}": 4,
+    f"--expert-model-parallel-size 4 --context-parallel-size 2 --num-experts 4 --moe-z-loss-coeff 0.1 "
+    f"--moe-shared-expert-intermediate-size 8 --moe-layer-freq 2 {SMALL}": 4,
     f"{T2} --sequence-parallel --keep-gathered-inputs --clip-grad 0 --lr-warmup-iters 100 {SMALL}": 2,
 }
 

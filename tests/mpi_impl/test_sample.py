@@ -1,12 +1,13 @@
 """Sampling from a trainer: its model's own text, by the seed, alike on every topology."""
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.sample import TEMPERATURE, TOP_P, sample
 from mpi_impl.training.trainer import Trainer
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ExpertsConfig, ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
@@ -24,6 +25,15 @@ def sample_tokens(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **
     with connected(group, config) as topology:
         trainer = Trainer(ModelState(model, topology, 1, Precision("float64")), OptimizerConfig(1e-2, 5))
         return sample(trainer, [2], count, seed)
+
+
+@pytest.mark.parametrize("n, t, e, zero_stage", [(4, 1, 2, 0), (4, 2, 2, 3)])
+def test_experts_that_are_dealt_out_say_the_same(ranks, n, t, e, zero_stage):
+    """The replicas that share experts sample together."""
+    model = replace(MODEL, experts=ExpertsConfig(4, 2, moe_ffn_hidden_size=8))
+    whole = ranks.run(1, partial(sample_tokens, model=model), 6, 7)[0]
+    several = partial(sample_tokens, model=model, expert_model_parallel_size=e, zero_stage=zero_stage)
+    assert ranks.run(n, several, 6, 7, t) == [whole] * n
 
 
 def test_the_ranks_agree_and_the_seed_decides(ranks):

@@ -21,27 +21,35 @@ def places(ranks=8):
 
 
 @st.composite
-def runs(draw, least_c=1):
-    """Draw the number of ranks, a case, the number of microbatches, and a plan."""
+def runs(draw, least_c=1, experts=False):
+    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e is any divisor."""
     t, p, d = draw(st.sampled_from(places(8 // least_c)), "t, p, d")
     c = draw(st.integers(least_c, 8 // (t * p * d)), "c")
     way = draw(st.sampled_from(CP_COMM_TYPES), "cp comm type") if c > 1 else "p2p"
+    e = draw(st.sampled_from([e for e in range(c * d, 0, -1) if c * d % e == 0]), "e") if experts else None
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
     case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L"),
-                      c=c, heads_of=c if way == "a2a" else 1))
+                      c=c, heads_of=c if way == "a2a" else 1, experts=e))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way)
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1)
     return t * p * c * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
 def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
+
+
+@given(runs(experts=True), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
+def test_any_run_with_experts(ranks, run, steps, clip):
+    """Dealt out or not; uneven loads, experts without tokens, samples of one token."""
     n, case, m, plan = run
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
 
@@ -121,6 +129,14 @@ def place_and_plan(t, p, d, schedule, v, zero_stage, cut, recompute) -> tuple[Ca
 @given(runs(), st.integers(1, 2), st.integers(0, 2))
 def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
+    n, case, m, plan = run
+    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(runs(experts=True), st.integers(1, 2), st.integers(0, 2))
+def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
+    """Dispatched copies too, whose number depends on the data: what went there came back."""
     n, case, m, plan = run
     ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 

@@ -215,7 +215,7 @@ KEPT = Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.mi
            "self.caches[action.stage, action.microbatch]")
 CIRCLE = Bug("mpi_impl.demos.deadlock", "return seen[seen.index(rank):]", "return seen[:-1]")
 SUM = Bug("mpi_impl.parallel.data_parallel",
-          'post_all_reduce(self.own.flat[bucket.slice], "gradients")',
+          'post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))',
           'post_all_reduce(self.own.flat[bucket.slice].copy(), "gradients")')
 OFFSET = Bug("mpi_impl.parallel.zero", "flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)",
              "flat, own = self.own.flat, self.layout.owned_piece(bucket, 0)")

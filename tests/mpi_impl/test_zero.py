@@ -153,7 +153,7 @@ class Observed:
         def watched(parameters, unit):
             pending = gather(parameters, unit)
             self.gathers[unit] += 1
-            self.buffers.append((unit, weakref.ref(pending.x)))
+            self.buffers += [(unit, weakref.ref(one.x)) for one in pending]
             self.parameters = parameters
             assert self.alive() == parameters.whole
             assert len(parameters.whole) <= 2 or all(name.startswith("embedding.") for name in parameters.whole)
@@ -279,8 +279,8 @@ def two_steps(group, case, plan, folder):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer, found = trainer_on(topology, case, folder), {}
         for step in range(2):
-            losses, *result = trainer.step(*batch_of(trainer, case, 2, step))
-            found[f"result {step}"] = np.array([*losses, *result])
+            losses, *result, auxiliary = trainer.step(*batch_of(trainer, case, 2, step))
+            found[f"result {step}"] = np.array([*losses, *result, *auxiliary])
         found["loss"] = np.array(trainer.evaluate(*batch_of(trainer, case, 1)))
         states = trainer.state.optimizer_states
         return found | {name: trainer.state.whole(buffer).copy() for name, buffer in states.items()}

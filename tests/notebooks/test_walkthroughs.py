@@ -17,8 +17,8 @@ def read_stored(source: Path):
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
-def test_there_are_twelve_and_they_are_numbered():
-    assert [int(source.stem[:2]) for source in SOURCES] == list(range(1, 13))
+def test_they_are_numbered():
+    assert [int(source.stem[:2]) for source in SOURCES] == list(range(1, 14))
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -18,7 +18,7 @@ from reference.kv_cache import empty_kv_cache
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.optimizer import adam_update
 from reference.schedules.generators import make
-from tests import textbook_theorems as theorems
+from tests import experts_theorems, textbook_theorems as theorems
 from tests.generation import test_kv_cache
 from tests.planted import planted
 from tests.reference import (test_batches, test_bert, test_dropout, test_gpt, test_layers, test_mappings, test_params,
@@ -65,10 +65,14 @@ def zero(case, d, m, stage, bucket_size, clip_grad):
     test_zero.zero_equals_one_process(case, d, m, stage, bucket_size, clip_grad, steps=2)
 
 
-def pipeline(schedule, data):
+def pipeline(schedule, data, experts=None):
     layers = schedule.stages + data.draw(st.integers(0, 1))
-    test_pipeline.pipeline_equals_one_process(schedule, data.draw(some([1], num_layers=layers,
+    test_pipeline.pipeline_equals_one_process(schedule, data.draw(some([1], num_layers=layers, experts=experts,
                                                                        architectures=ANY_MODEL)))
+
+
+def dealt_experts(data, e):
+    experts_theorems.dealt_experts_equal_whole(data.draw(some([1], architectures=ANY_MODEL, experts=e)), e)
 
 
 def adjoint(region, t, n):
@@ -140,6 +144,15 @@ THEOREMS = {
     "f and g": (adjoint, st.sampled_from([test_mappings.TENSOR_PARALLEL, *test_mappings.SPLIT]), COUNT, COUNT),
     "pipeline": (pipeline, test_pipeline.training_schedules(), DATA),
     "replicas": (theorems.replicas_equal_one_process, ONE_GPT, COUNT, COUNT),
+    "experts by their definition": (experts_theorems.experts_are_their_definition,
+                                    some([1], architectures=ANY_MODEL, experts=1)),
+    "experts": (experts_theorems.experts_equal_whole, some(architectures=ANY_MODEL, experts=1)),
+    "experts dealt out": (dealt_experts, DATA, COUNT),
+    "a model with experts": (theorems.model_equals_whole, some(architectures=ANY_MODEL, experts=1), recomputes()),
+    "a pipeline with experts": (partial(pipeline, experts=1), test_pipeline.training_schedules(), DATA),
+    "replicas with experts": (theorems.replicas_equal_one_process, some([1], experts=1), COUNT, COUNT),
+    "ZeRO with experts": (zero, some([1], experts=1, **test_zero.SPREAD), COUNT, COUNT, test_zero.STAGE,
+                          test_zero.BUCKET, st.sampled_from([0.0, 0.5])),
     "a batch dealt in any way": (body(test_batches.test_dealt_in_any_way_a_batch_has_one_loss), ONE_MODEL,
                                  st.permutations(range(5)), st.sets(st.integers(1, 4))),
     "padding of any content": (body(test_bert.test_nothing_depends_on_the_content_of_padding), ONE_BERT),

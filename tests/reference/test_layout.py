@@ -109,13 +109,13 @@ def test_views_of_a_unit_equal_those_of_the_whole(case, size, parts, seed):
     layout = Layout(tensors, case.t, size, parts)
     flat = np.random.default_rng(seed).normal(size=layout.size)
     whole = layout.views(flat)
-    of = {f"blocks.{layer}": (block, whole.blocks[layer]) for layer, block in tensors.blocks.items()}
-    of |= {ALONE: (tensors.embedding.word, whole.embedding.word)}
+    of = {f"blocks.{layer}": block for layer, block in whole.blocks.items()}
+    of |= {ALONE: whole.embedding.word}
     for bucket in layout.buckets:
         alone = flat[bucket.slice].copy()
         for unit in of.keys() & set(bucket.units):
-            part, expected = of[unit]
-            views = layout.views_of(part, alone, unit, bucket.slice.start)
+            expected = of[unit]
+            views = layout.unit_views(unit, alone)
             trees_close(views, expected, 0.0)
             assert all(np.shares_memory(view, alone) for _, view in leaves(views))
 

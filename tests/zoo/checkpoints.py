@@ -104,15 +104,15 @@ ENTRIES = [
     Entry("only the first replica's shard saved", "state and checkpoint", "checkpoint", "classic",
           "The first replica saves for all, as it may where replicas hold the same.",
           Bug("mpi_impl.parallel.zero",
-              "    @property\n"
-              "    def saves(self) -> bool:\n"
+              "    def saves(self, piece: Piece) -> bool:\n"
               "        return True",
-              "    @property\n"
-              "    def saves(self) -> bool:\n"
+              "    def saves(self, piece: Piece) -> bool:\n"
               "        return self.topology.replicas.rank == 0"),
           resumed(*SHARDS)),
     Entry("every rank loads the first shard", "state and checkpoint", "checkpoint", "after NVIDIA/Megatron-LM #520",
           "The offset of a rank's shard is lost, and the first columns fit everywhere, so the load succeeds.",
-          Bug("reference.parallel.boxes", "first = tensor_rank // segment.copies * segment.shape[split]", "first = 0"),
+          Bug("reference.parallel.boxes",
+              "first[tensor.split] = tensor_rank // segment.copies * segment.shape[tensor.split]",
+              "first[tensor.split] = 0"),
           loaded_by(t=2)),
 ]

@@ -14,7 +14,7 @@ ENTRIES = [
           "The wrapper that would sum the gradients is not called, each replica trains on its own, and all losses "
           "fall.",
           Bug("mpi_impl.parallel.data_parallel",
-              'self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")',
+              "group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))",
               'Pending(self.group, "gradients", [], None, [])'),
           TRAINED_ON_FOUR),
     Entry("one bucket averaged, the others summed", "scaling", "DP", "after verify-llm/TrainVerify mutation 13",

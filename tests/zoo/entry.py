@@ -7,7 +7,7 @@ ABOUT_FORMULAS = ("rank_theorems", "textbook_theorems", "context_theorems")
 BELOW_ROUNDING = "below rounding"      # a kind: floats cannot see it, so the theorem about floats must stay silent
 KINDS = ("missing communication", "extra communication", "wrong group", "scaling", "computation", "scheduling",
          "aliasing", "state and checkpoint", "precision", "random numbers", "memory", BELOW_ROUNDING)
-AXES = ("TP", "SP", "CP", "PP", "DP", "ZeRO", "recompute", "optimizer", "checkpoint", "data", "model")
+AXES = ("TP", "SP", "CP", "PP", "DP", "EP", "ZeRO", "recompute", "optimizer", "checkpoint", "data", "model")
 
 # A repository and the thread that reports this mistake; with "after" where the mistake there is only a similar one.
 # TrainVerify's are the broken models of its artifact. A classic is known to everybody, and reported by nobody.

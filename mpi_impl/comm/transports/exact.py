@@ -7,13 +7,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_impl.comm.mpi_library import largest_tag
-from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
 from reference.exact.array import ExactArray
 
 OPERATIONS = {"sum": np.add, "max": np.maximum}
 
 
-class ExactTransport(Collectives, PointToPoint, PostedCollectives):
+class ExactTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     """Collectives in which each rank gets all arrays, and adds them up itself: they are small."""
 
     def __init__(self, comm: MPI.Intracomm):
@@ -34,6 +34,9 @@ class ExactTransport(Collectives, PointToPoint, PostedCollectives):
 
     def broadcast(self, x, root):
         fill(x, self.comm.bcast(x, root))
+
+    def all_to_all_rows(self, x, sent, out, received):
+        fill(out, np.concatenate(self.comm.alltoall(np.split(x, np.cumsum(sent)[:-1]))))
 
     def post(self, operation, x, out):
         tag = self.collective_tag()

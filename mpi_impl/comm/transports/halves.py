@@ -3,13 +3,13 @@ import numpy as np
 
 from mpi_impl.comm.transports.buffers import split_in_pieces
 from mpi_impl.comm.transports.mpi import MPITransport
-from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives
 from mpi_impl.runtime.arrays import contiguous, is_half, narrowed, widened
 
 UFUNCS = {"sum": np.add, "max": np.maximum}
 
 
-class HalvesTransport(Collectives, PointToPoint, PostedCollectives):
+class HalvesTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     """MPI for 16-bit floats. Sums are made in float32, in rank order, and rounded once."""
 
     def __init__(self, mpi: MPITransport):
@@ -34,6 +34,9 @@ class HalvesTransport(Collectives, PointToPoint, PostedCollectives):
 
     def broadcast(self, x, root):
         self.mpi.broadcast(mpi_view(x), root)
+
+    def all_to_all_rows(self, x, sent, out, received):
+        self.mpi.all_to_all_rows(mpi_view(x), sent, mpi_view(out), received)
 
     def post(self, operation, x, out):
         return self.mpi.post(operation, mpi_view(x), mpi_view(out))

@@ -1,17 +1,18 @@
 """Arrays by MPI: in host memory, or on a device if this MPI is CUDA-aware."""
 from functools import partial
+from math import prod
 
 import numpy as np
 from mpi4py import MPI
 
 from mpi_impl.comm.transports.buffers import copy_back, finish_device, join_pieces, room_for_pieces, split_in_pieces
-from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
 from mpi_impl.runtime.arrays import contiguous, on_device
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 
 
-class MPITransport(Collectives, PointToPoint, PostedCollectives):
+class MPITransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     """MPI's own calls. MPI needs contiguous arrays, of formats that it knows (halves.py has the others)."""
 
     def __init__(self, comm: MPI.Intracomm):
@@ -38,6 +39,10 @@ class MPITransport(Collectives, PointToPoint, PostedCollectives):
     def all_to_all(self, pieces, out) -> None:
         """Send the i-th of the pieces [size, ...] to rank i, and receive this rank's piece of every rank in out."""
         self.comm.Alltoall(ready(pieces), out)
+
+    def all_to_all_rows(self, x, sent, out, received):
+        row = prod(x.shape[1:])
+        self.comm.Alltoallv([ready(contiguous(x)), [row * n for n in sent]], [out, [row * n for n in received]])
 
     def post(self, operation, x, out):
         begin = {"all_reduce": self.comm.Iallreduce, "all_gather": self.comm.Iallgather,

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
-from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
 
 BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the first that is possible
 
@@ -56,7 +56,7 @@ class DevicePath(NamedTuple):
     nccl: NCCL | None = None
 
 
-class StagedTransport(Collectives, PointToPoint, PostedCollectives):
+class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     """Arrays on a device, by whichever transport takes their buffers on the host."""
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
@@ -81,6 +81,11 @@ class StagedTransport(Collectives, PointToPoint, PostedCollectives):
         buffer = self.staging.to_buffer(x)
         self.choose(Collectives, buffer).broadcast(buffer, root)
         self.staging.copy_back(buffer, x)
+
+    def all_to_all_rows(self, x, sent, out, received):
+        buffer, arrived = self.staging.to_buffer(x), self.staging.like(out)
+        self.choose(AllToAll, buffer).all_to_all_rows(buffer, sent, arrived, received)
+        self.staging.copy_back(arrived, out)
 
     def post(self, operation, x, out):
         sent = self.staging.to_buffer(x)

@@ -64,6 +64,17 @@ class Collectives(Transport, ABC):
         """Overwrite x with that of rank `root`."""
 
 
+class AllToAll(Transport, ABC):
+    """A transport for messages of any sizes from every rank to every other.
+
+    (Shared memory is none of them: whether it takes an array depends on its size, and here each rank has another.)
+    """
+
+    @abstractmethod
+    def all_to_all_rows(self, x, sent, out, received) -> None:
+        """Send sent[i] rows of x to rank i, one rank's after the other's, and write received[i] from rank i to out."""
+
+
 class PostedCollectives(Transport, ABC):
     """A transport for collectives that go on in the background."""
 
@@ -87,7 +98,7 @@ class PointToPoint(Transport, ABC):
         """Begin to receive into x."""
 
 
-class LoneRank(Collectives, PostedCollectives):
+class LoneRank(Collectives, AllToAll, PostedCollectives):
     """The transport of a group of one rank: it moves nothing. The result of a blocking collective is its input."""
 
     def all_reduce(self, x, op):
@@ -101,6 +112,9 @@ class LoneRank(Collectives, PostedCollectives):
 
     def broadcast(self, x, root):
         pass
+
+    def all_to_all_rows(self, x, sent, out, received):
+        out[...] = x
 
     def post(self, operation, x, out):
         if out is not x:

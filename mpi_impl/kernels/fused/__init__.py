@@ -59,11 +59,30 @@ def gelu_exact_backward(dy, cache):
 GELUS = {"gelu": gelu, "gelu_exact": gelu_exact}
 
 
+# ---- the gate of the MLP --------------------------------------------------------------------------------------------
+
+
+def swiglu(x):
+    """Apply the gate. The cache is x and, except for halves, the gate's sigmoid."""
+    x = contiguous(x)
+    y = np.empty_like(x, shape=(*x.shape[:-2], x.shape[-1]), order="C")
+    sigmoid, f = None if is_half(x) else np.empty_like(y), y.shape[-1]
+    launch("activation.swiglu", x.dtype, count(y), x, y, sigmoid, f, packed(f, x, y, sigmoid))
+    return y, (x if sigmoid is None else (x, sigmoid))
+
+
+def swiglu_backward(dy, cache):
+    (x, sigmoid), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
+    dx, f = np.empty_like(x), dy.shape[-1]
+    launch("activation.swiglu_backward", dy.dtype, count(dy), dy, x, sigmoid, dx, f, packed(f, dy, x, sigmoid, dx))
+    return dx
+
+
 # ---- dropout, the residual sum, layer norm --------------------------------------------------------------------------
 
 
 class Normed(NamedTuple):
-    """The arrays that layer norm writes."""
+    """The arrays that a norm writes."""
 
     y: object             # [..., h]
     normed: object        # [..., h], before weight and bias
@@ -125,6 +144,25 @@ def layer_norm_backward(dy, weight, cache):
            h, packed(h, dy, normed, dx))
     dweight, dbias = partial.sum(0)
     return dx, dweight, dbias
+
+
+# ---- RMS norm -------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x, weight, epsilon):
+    x, (y, normed, inverse_rms), h = contiguous(x), Normed.like(x), x.shape[-1]
+    launch("rms_norm.rms_norm", x.dtype, count(x), x, weight, y, normed, inverse_rms, float(epsilon), h,
+           packed(h, x, y, normed))
+    return y, (normed, inverse_rms)
+
+
+def rms_norm_backward(dy, weight, cache):
+    (normed, inverse_rms), dy, h = cache, contiguous(dy), dy.shape[-1]
+    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
+    partial = np.zeros_like(dy, shape=(blocks, h), dtype=number(dy.dtype))
+    launch("rms_norm.rms_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_rms, dx, partial, count(dy), h,
+           packed(h, dy, normed, dx))
+    return dx, partial.sum(0)
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------

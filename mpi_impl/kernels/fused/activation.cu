@@ -82,3 +82,51 @@ extern "C" __global__ void gelu_backward(const element *dy, const element *x, co
     if (exact) backward_row<true>(dy + at, x + at, gate, dx + at, width, packed);
     else backward_row<false>(dy + at, x + at, gate, dx + at, width, packed);
 }
+
+// ---- the gate of the MLP (reference/ops.py: swiglu) ------------------------------------------------------------------
+
+// A row of x is gate and up, `width` columns each; silu(gate) is gate sigmoid(gate).
+__device__ inline number sigmoid_of(number gate) { return 1 / (1 + exp(-gate)); }
+
+template <int N, bool KEEP> __device__ void gated(const element *x, element *y, element *sigmoid, int width) {
+    VECTORS EACH_PACK(column, width) {
+        Pack<N> gates = load<N>(x + column), ups = load<N>(x + width + column), ys, sigmoids;
+        EACH(i) {
+            number gate = widen(gates.of[i]), s = sigmoid_of(gate);
+            ys.of[i] = narrow(gate * s * widen(ups.of[i]));
+            sigmoids.of[i] = narrow(s);
+        }
+        store<N>(y + column, ys);
+        if (KEEP) store<N>(sigmoid + column, sigmoids);
+    }
+}
+
+// Keeps the sigmoid if there is room for it.
+extern "C" __global__ void swiglu(const element *x, element *y, element *sigmoid, int width, int packed) {
+    Index at = (Index)blockIdx.x * width;
+    if (sigmoid) PACKED(gated, (x + 2 * at, y + at, sigmoid + at, width), true);
+    else PACKED(gated, (x + 2 * at, y + at, nullptr, width), false);
+}
+
+template <int N, bool KEPT>
+__device__ void gated_backward(const element *dy, const element *x, const element *sigmoid, element *dx, int width) {
+    VECTORS EACH_PACK(column, width) {
+        Pack<N> dys = load<N>(dy + column), gates = load<N>(x + column), ups = load<N>(x + width + column),
+                sigmoids = load<N>((KEPT ? sigmoid : x) + column), dgates, dups;
+        EACH(i) {
+            number d = widen(dys.of[i]), gate = widen(gates.of[i]);
+            number s = KEPT ? widen(sigmoids.of[i]) : sigmoid_of(gate);
+            dgates.of[i] = narrow(d * widen(ups.of[i]) * s * (1 + gate * (1 - s)));
+            dups.of[i] = narrow(d * gate * s);
+        }
+        store<N>(dx + column, dgates);
+        store<N>(dx + width + column, dups);
+    }
+}
+
+extern "C" __global__ void swiglu_backward(const element *dy, const element *x, const element *sigmoid, element *dx,
+                                           int width, int packed) {
+    Index at = (Index)blockIdx.x * width;
+    if (sigmoid) PACKED(gated_backward, (dy + at, x + 2 * at, sigmoid + at, dx + 2 * at, width), true);
+    else PACKED(gated_backward, (dy + at, x + 2 * at, nullptr, dx + 2 * at, width), false);
+}

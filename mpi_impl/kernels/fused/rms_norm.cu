@@ -1,0 +1,67 @@
+// RMS norm (reference/ops.py: rms_norm), one block for each row. A row may be one head of one position.
+
+template <int N>
+__device__ void normalise(const element *x, const element *weight, element *y, element *normed, number *inverse_rms,
+                          number epsilon, int width) {
+    number squares = 0;
+    SUMMING(squares) EACH_PACK(column, width) {
+        Pack<N> xs = load<N>(x + column);
+        EACH(i) {
+            number value = widen(xs.of[i]);
+            squares += value * value;
+        }
+    }
+    number inverse = 1 / sqrt(over_block<Sum>(squares) / width + epsilon);
+    if (threadIdx.x == 0) *inverse_rms = inverse;
+    VECTORS EACH_PACK(column, width) {
+        Pack<N> xs = load<N>(x + column), ys, normeds;
+        EACH(i) {
+            number value = widen(xs.of[i]) * inverse;
+            normeds.of[i] = narrow(value);
+            ys.of[i] = narrow(value * widen(weight[column + i]));
+        }
+        store<N>(normed + column, normeds);
+        store<N>(y + column, ys);
+    }
+}
+
+extern "C" __global__ void rms_norm(const element *x, const element *weight, element *y, element *normed,
+                                    number *inverse_rms, double epsilon, int width, int packed) {
+    Index row = blockIdx.x, at = row * width;
+    PACKED(normalise, (x + at, weight, y + at, normed + at, inverse_rms + row, (number)epsilon, width));
+}
+
+// dx = (dn - normed * mean of dn * normed) / rms, dn = dy * weight. A block takes every gridDim.x-th row, and adds what
+// they give to dweight to a row of its own, which begins as zeros.
+template <int N>
+__device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_rms,
+                         element *dx, number *dweight, int width) {
+    number along = 0;
+    SUMMING(along) EACH_PACK(column, width) {
+        Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column);
+        EACH(i) {
+            number d = widen(dys.of[i]), n = widen(normeds.of[i]);
+            along += d * widen(weight[column + i]) * n;
+            dweight[column + i] += d * n;
+        }
+    }
+    along = over_block<Sum>(along) / width;
+    VECTORS EACH_PACK(column, width) {
+        Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
+        EACH(i) {
+            number dn = widen(dys.of[i]) * widen(weight[column + i]);
+            dxs.of[i] = narrow((dn - widen(normeds.of[i]) * along) * inverse_rms);
+        }
+        store<N>(dx + column, dxs);
+    }
+}
+
+extern "C" __global__ void rms_norm_backward(const element *dy, const element *weight, const element *normed,
+                                             const number *inverse_rms, element *dx, number *partial, int rows,
+                                             int width, int packed) {
+    number *dweight = partial + (Index)blockIdx.x * width;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        Index at = (Index)row * width;
+        PACKED(backward, (dy + at, weight, normed + at, inverse_rms[row], dx + at, dweight, width));
+    }
+}

@@ -1,0 +1,110 @@
+"""Experts on one tensor-parallel rank, all of them or those that were dealt to it. The textbook twin is
+reference/layers/experts.py.
+
+With sequence parallelism all positions are gathered first, and then dispatched: so the traffic over t is an MLP's, and
+each of t ranks sends its copies of all positions to the same rank among its own e. (Megatron dispatches each rank's own
+positions, and gathers over t what has arrived: t times less between the e ranks, k times more between the t.)
+"""
+
+import numpy as np
+
+from mpi_impl.comm.expert_parallel import counts_of_ranks, return_from_experts, send_to_experts
+from mpi_impl.comm.mappings import WithinRegion
+from mpi_impl.kernels import linear
+from mpi_impl.layers.branches import mlp_branch_backward, mlp_branch_forward
+from mpi_impl.runtime.arrays import narrowed, to_host, widened
+from reference.layer_context import TRAINING
+from reference.layers.dispatch import combine, combine_backward, dispatch, dispatch_backward, order_of
+from reference.layers.experts import Experts, ExpertsCache, biased_once, expert_of
+from reference.layers.router import choices_of_sequences, route, route_backward, router_losses, router_losses_backward
+
+
+def experts_forward(x, p: Experts, c, region, context=TRAINING):
+    """Map x [b, s, h] to y [b, s, h], both outside the region. c is the ModelConfig."""
+    logits = widened(linear(x, p.router))                     # [b, s, h] @ [h, E] -> [b, s, E], all of it outside
+    routing = route(logits, c.experts)
+    entered, ids, weights = (region.enter(each, reason) for each, reason in (                        # f
+        (x, "experts input"), (routing.ids, "experts: choices"),
+        (narrowed(routing.weights, x.dtype), "experts: weights")))
+    losses = losses_of_positions(logits, routing, ids, c.experts, context, region.positions(x))
+    context.note_losses([losses])
+    order = order_of(ids, c.experts)
+    copies, counts = dispatch(entered, order), to_host(order.counts)
+    if region.experts:                                                                               # there, and back
+        everyone = counts_of_ranks(counts, region.experts)
+        copies = send_to_experts(copies, everyone, region.experts, "experts: dispatch")
+        counts = own_counts(everyone, region.experts)
+    outputs, experts = each_expert_forward(copies, biased_once(p.experts, region.rank), counts, c, region)
+    if region.experts:
+        outputs = return_from_experts(outputs, everyone, region.experts, "experts: combine")
+        counts = everyone
+    y, shared = region.leave(combine(outputs, weights, order), "experts output"), None               # g
+    if p.shared is not None:
+        beside, shared = mlp_branch_forward(x, p.shared, c, region)
+        y += beside
+    return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
+
+
+def losses_of_positions(logits, routing, ids, c, context, held):
+    """Return the RouterLosses of logits [b, s, E] at this rank's positions `held`; ids [b, s, k] are those of all that
+    the t ranks of a layer have. c is an ExpertsConfig.
+    """
+    if context.auxiliary is None:
+        return None
+    length = ids.shape[1]
+    choices = choices_of_sequences(ids, c.num_experts, context, context.runs(slice(0, length)))
+    if context.part:                                         # the other positions are on other ranks
+        choices = context.part.group.all_reduce(choices, "experts: choices of sequences")
+        length *= context.part.group.size
+    return router_losses(logits, routing, choices, length, c, context, context.runs(held))
+
+
+def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sink, region):
+    """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
+    inside, counts = region.leave_backward(dy, "experts output"), cache.order.counts                 # g, backward
+    dcopies, dweights = combine_backward(inside, cache.outputs, cache.weights, cache.order)
+    if region.experts:                                                                               # there, and back
+        everyone, counts = counts, own_counts(counts, region.experts)
+        dcopies = send_to_experts(dcopies, everyone, region.experts, "experts: combine")
+    dcopies = each_expert_backward(dcopies, p.experts, cache.experts, counts, c, grads.experts, sink, region)
+    if region.experts:
+        dcopies = return_from_experts(dcopies, everyone, region.experts, "experts: dispatch")
+    dx = region.enter_backward(dispatch_backward(dcopies, cache.order), "experts input")             # f, backward
+    dweights = region.enter_backward(dweights, "experts: weights")
+    dx += router_backward(dweights, p.router, cache, c, grads.router, sink)
+    if p.shared is not None:
+        dx += mlp_branch_backward(dy, p.shared, cache.shared, c, grads.shared, sink, region)
+    return dx
+
+
+def router_backward(dweights, w, cache: ExpertsCache, c, grads, sink):
+    """Return dx [b, s, h] for dweights [b, s, k], and for the router's own losses. `grads` is the router's [h, E]."""
+    dlogits = route_backward(widened(dweights), cache.routing, c.experts)
+    dlogits += router_losses_backward(cache.routing.probs, cache.losses, c.experts)
+    dlogits = narrowed(dlogits, cache.x.dtype)
+    sink(grads, cache.x, dlogits)                             # forward: logits = x @ w
+    return linear(dlogits, w.T)
+
+
+def each_expert_forward(x, p, counts, c, region):
+    """Apply each expert to its own rows of x [n, h], which are in the order of experts: -> [n, h], a partial sum."""
+    y, inside, caches, ends = np.empty_like(x), WithinRegion(region.group), [None] * len(counts), np.cumsum(counts)
+    for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
+        if n:
+            y[end - n:end], caches[i] = mlp_branch_forward(x[end - n:end], expert_of(p, i), c, inside)
+    return y, caches
+
+
+def each_expert_backward(dy, p, caches, counts, c, grads, sink, region):
+    """Return dx [n, h] for dy [n, h]. An expert without rows gets no gradient."""
+    dx, inside, ends = np.empty_like(dy), WithinRegion(region.group), np.cumsum(counts)
+    for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
+        if n:
+            dx[end - n:end] = mlp_branch_backward(dy[end - n:end], expert_of(p, i), caches[i], c,
+                                                  expert_of(grads, i), sink, inside)
+    return dx
+
+
+def own_counts(counts, group):
+    """Return how many copies each of this rank's experts gets from all ranks, [E/e], from all ranks' counts [e, E]."""
+    return np.split(counts.sum(0), len(counts))[group.rank]
