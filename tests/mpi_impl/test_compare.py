@@ -184,7 +184,8 @@ NOT_FOUND = {
     "an evaluation that keeps its layers' caches": EVALUATION,
     "an evaluation that keeps caches": EVALUATION,
     "gradients of keys that are overwritten on the way": "a test's four positions are too few for a ring of three",
-    **{entry.name: "the model that is recorded here is a GPT" for entry in zoo.llama.ENTRIES if entry.theorem.ranks},
+    **{entry.name: "the model that is recorded here is a GPT" for subject in (zoo.llama, zoo.experts)
+       for entry in subject.ENTRIES if entry.theorem.ranks},
 }
 
 TURNED = from_csv("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F3,1B3,1F2,1B2")   # of four microbatches
