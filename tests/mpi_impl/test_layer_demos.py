@@ -14,8 +14,8 @@ from reference.params import initialize
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
-DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "ring_attention",
-         "context_parallel", "experts")
+DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "llama",
+         "ring_attention", "context_parallel", "experts")
 SIZES = (1, 2, 3, 8)
 EXACT = 8       # bytes of an element: all compute in float64, or with whole numbers as long
 
@@ -57,6 +57,7 @@ OWNED = [       # demo, what is sharded, its number on n ranks, how many lists n
     ("attention", "head", lambda n: round_up(4, n), 1),
     ("attention", "column", lambda n: 4 * round_up(4, n), 1),
     ("attention", "row", lambda n: 4 * round_up(4, n), 1),
+    ("llama", "column", lambda n: 3 * round_up(4, n), 1),
     ("embedding", "row", lambda n: 7, 1),
     ("cross_entropy", "token", lambda n: round_up(16, n), 2),
     ("sequence_parallel", "position", lambda n: round_up(8, n), 1),
@@ -134,7 +135,16 @@ def experts_sends(n):
             ("all_to_all_rows", there), ("all_to_all_rows", back), ("all_reduce", all_reduce(8 * 2 * n, n))]
 
 
+def llama_sends(n):
+    """List the messages: of each branch one forward and one backward, and the gradients of copies, if there are any."""
+    h, groups = 4 * round_up(4, n), 1 if n == 3 else 2
+    copies = max(1, n // groups)
+    shared = [("all_reduce", all_reduce(h * 2 * 4, copies))] * (copies > 1)
+    return [("all_reduce", all_reduce(2 * 4 * h, n))] * 4 + shared
+
+
 SENT = {
+    "llama": llama_sends,
     "collectives": collectives_sends,
     "mlp": lambda n: [("all_reduce", all_reduce(2 * 3 * round_up(8, n), n))] * 2,
     "attention": lambda n: [("all_reduce", all_reduce(2 * 4 * 4 * round_up(4, n), n))] * 2,
@@ -254,6 +264,22 @@ def test_sequence_parallelism_keeps_less(ranks, capsys, n):
     assert list(told_last.groups()) == [f"{sent:,.0f}" for sent in formulas]
 
 
+@pytest.mark.parametrize("n", [3, 8])
+def test_copies_of_a_head_of_keys_get_one_gradient(ranks, capsys, n):
+    """The sum of their parts; and the wrong cut of gate and up gives far other results."""
+    lines = output_of(ranks, capsys, "llama", n)
+    arrows = [line.split(": ")[1].split("  ->  ") for line in lines if "  ->  " in line]
+    copies = 3 if n == 3 else 4
+    assert len(arrows) == n
+    for first in range(0, n, copies):
+        parts, sums = zip(*arrows[first:first + copies])
+        assert len(set(parts)) == copies and len(set(sums)) == 1
+        total = sum(np.array(part.split()[:4], float) for part in parts)
+        assert np.abs(total - np.array(sums[0].split()[:4], float)).max() < 1e-3 * copies
+    (off,) = [int(found[1]) for line in lines if (found := re.search(r"Z is off by (\d+)%", line))]
+    assert off > 50
+
+
 # ---- the checks can fail --------------------------------------------------------------------------------------------
 
 MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
@@ -271,6 +297,10 @@ BUGS = [        # demo, what its check says, the bug
                                                      "[ranks.rank - 1]\n    x, dy")),
     ("attention", "every weight's gradient differs", Bug("mpi_impl.layers.attention", "sink(grads.w_out, context, dy)",
                                                          "sink(grads.w_out, context, 2 * dy)")),
+    ("llama", "every weight's gradient differs", Bug("mpi_impl.demos.llama", 'all_reduce(dw_kv, "gradients of copies")',
+                                                     'all_reduce(dw_kv.copy(), "gradients of copies")')),
+    ("llama", "Z differs", Bug("mpi_impl.layers.gated_mlp", "a, act_cache = swiglu(z)",
+                               "a, act_cache = swiglu(z[..., ::-1, :].copy())")),
     ("embedding", "X differs", Bug("mpi_impl.layers.embedding", "lookup(ids, p.word) * held[..., None]",
                                    "lookup(ids, p.word)")),
     ("embedding", "every word's gradient differs",
@@ -335,6 +365,7 @@ def test_a_wrong_option_gets_a_sentence(ranks, name, arguments, sentence):
 
 @pytest.mark.parametrize("name, arguments", [
     ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
+    ("llama", "--num-attention-heads 9"),
     ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3"),
     ("ring_attention", "--chunk-length 5"), ("context_parallel", "--chunk-length 1")])
 def test_other_sizes(ranks, capsys, name, arguments):
@@ -343,7 +374,7 @@ def test_other_sizes(ranks, capsys, name, arguments):
     assert lines[-1].startswith("The check against reference/") and all(len(line) <= 120 for line in lines[:-1])
 
 
-SHARDED_SIZES = {"collectives": "ELEMENTS", "mlp": "HIDDEN_SIZE", "attention": "NUM_HEADS",
+SHARDED_SIZES = {"collectives": "ELEMENTS", "mlp": "HIDDEN_SIZE", "attention": "NUM_HEADS", "llama": "NUM_HEADS",
                  "cross_entropy": "VOCAB_SIZE", "sequence_parallel": "SEQ_LENGTH"}
 
 
