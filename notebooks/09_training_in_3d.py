@@ -375,13 +375,13 @@ draw_curves(off, "step", "difference", "How far the loss is from one process's",
 # %%
 # %%ranks 8
 from mpi_impl.demos.tiny_gpt import POSITIONS
-from mpi_impl.recording.recorder import Recorder, description
+from mpi_impl.recording.recorder import Recorder, facts_of
 
 def recorded(world, t, p, d, b):
     with training_on(world, model, ParallelConfig(t, p, d)) as trainer:
         recorder = Recorder(trainer.state)
         trainer.step(share_of(trainer, *global_batch(0, BATCH), b), BATCH, recorder)
-        return description(trainer.state, trainer.optimizer.config, BATCH, POSITIONS), recorder.pop_parts()
+        return facts_of(trainer.state, trainer.optimizer.config, BATCH, POSITIONS), recorder.pop_parts()
 
 # %%
 # %%ranks 1

@@ -11,7 +11,7 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, block_attention,
                               block_attention_backward)
-from mpi_impl.runtime.arrays import narrowed, widened
+from mpi_impl.runtime.arrays import contiguous, narrowed, widened
 from reference.layers.context_attention import BlocksCache, ExchangedCache, at_block
 from reference.online_softmax import finish, merge
 from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
@@ -92,7 +92,7 @@ def attend_backward(dattended, cache, kv, queries, keys):
 def finish_all(inputs, found):
     """Return attention's result and the cache, from the Partials of all keys."""
     _, highest, total = (np.concatenate(parts, 2) for parts in zip(*found))
-    attended = narrowed(np.concatenate([finish(partial) for partial in found], 1), inputs.q.dtype)
+    attended = contiguous(narrowed(np.concatenate([finish(partial) for partial in found], 1), inputs.q.dtype))
     return attended, BlocksCache(inputs, attended, highest, total)
 
 

@@ -2,32 +2,15 @@
 
 The formulas: memory.py. Qi et al. 2023 is 2401.10241.
 """
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.parameters import pooled_columns
+from reference.costs.saved_tensors import SavedTensor, StageBytes, peak_activations, total
 from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
 from reference.schedules.actions import Action
-
-
-class SavedTensor(NamedTuple):
-    """Arrays that wait for a microbatch's backward on one rank, with the papers' formula for them."""
-
-    what: str
-    elements: int
-    bytes: int       # ours
-    paper: float     # theirs: 2 for an element of an activation, 1 for one of a mask
-    why: str         # why the two differ; "" if they do not
-
-
-class StageBytes(NamedTuple):
-    """Bytes of one microbatch on one rank: a stage's layers, and the embedding and the head if it has them."""
-
-    kept: int         # from F until B, or until I
-    deferred: int     # from I until W
 
 
 @dataclass(frozen=True)
@@ -348,23 +331,8 @@ class ActivationInventory:
         return max(map(self.bytes_of_layers, groups)) + self.rope_bytes if groups else 0
 
 
-def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
-    """Return the peak bytes on a rank that does these actions on these stages, in this order."""
-    held = peak = 0
-    for action in actions:
-        kept, deferred = stages[action.stage]
-        held += {"F": kept, "B": -kept, "I": deferred - kept, "W": -deferred}[action.kind]
-        peak = max(peak, held)
-    return peak
-
-
 def rank_activations(inventory: ActivationInventory, stages: Mapping[int, Sequence[int]],
                      actions: Sequence[Action]) -> tuple[int, int]:
     """Return a rank's peak bytes and its recomputed bytes, for these layers in its stages."""
     kept = {stage: inventory.stage(layers) for stage, layers in stages.items()}
     return peak_activations(kept, actions), max(inventory.recomputed(layers) for layers in stages.values())
-
-
-def total(items: Iterable[SavedTensor]) -> int:
-    """Sum our bytes."""
-    return sum(item.bytes for item in items)

@@ -306,7 +306,7 @@ def replica_messages(plan: Plan, hardware: Hardware) -> float:
 @cache
 def slowest_of(n: int) -> float:
     """Return the expected number of standard deviations from the mean to the slowest of n (Blom 1958)."""
-    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
 # ---- utilization ----------------------------------------------------------------------------------------------------

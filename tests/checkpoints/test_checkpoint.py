@@ -68,15 +68,17 @@ def test_any_topology_loads_any_other(ranks, pair, steps):
 
 MODEL = ModelConfig(4, 16, 4, 21, 8, make_vocab_size_divisible_by=3)
 # t, sequence parallel or not, replicas, and the rest; each of them loads what the one before it has saved.
-ROUND = [Run(t * plan.p * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut), plan, 8) for t, cut, d, plan in [
+ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
+         for t, cut, d, plan in [
     (2, False, 2, Plan(2)), (1, False, 8, Plan(zero_stage=3)), (4, True, 2, Plan(zero_stage=1)), (1, False, 1, Plan()),
     (2, True, 1, Plan(4)), (2, False, 2, Plan(2, "interleaved", 2, zero_stage=2, cpu_offload=True)),
+    (1, False, 2, Plan(c=2, zero_stage=1)), (2, True, 1, Plan(2, c=2, cp_comm_type="all_gather")),
     (1, False, 4, Plan()), (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
 
 
 @pytest.mark.parametrize("i", every_other_deep(range(len(ROUND))))
 def test_one_topology_after_the_other(ranks, i):
-    """All of t, p, d, v, ZeRO's stages and the cut sequence have their turn."""
+    """All of t, p, c, d, v, ZeRO's stages and the cut sequence have their turn."""
     one_loads_other(ranks, ROUND[i - 1], ROUND[i], 2)
 
 

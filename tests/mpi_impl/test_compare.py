@@ -139,6 +139,15 @@ FOUND = {
     "the schedule one step late": "1 step: learning rate",
     "every layer of a group gets the group's input": "1 forward: blocks.1.input_layernorm.output",
     "recomputed attention sees the future": "1 backward: blocks.3.attention.qkv",
+    "the loss over a rank's own positions": "1 backward: logits",
+    "gradients summed over data-parallel ranks alone": "1 reduction: final_layernorm.bias",
+    "a ring's backward with its own keys": "1 backward: blocks.3.attention.qkv",
+    "gradients of keys that do not come home": "1 backward: blocks.3.attention.qkv",
+    "gathered keys without the reduce-scatter": "1 backward: blocks.3.attention.qkv",
+    "every context rank's positions begin at 0": "1 forward: blocks.0.input_layernorm.normed",
+    "every context rank drops the same positions": "1 forward: embedding.output_mask",
+    "exchanged heads with the masks of the first": "1 forward: blocks.0.attention.probs_mask",
+    "exchanged positions in the order of the ranks": "1 forward: blocks.0.attention.q",
 }
 
 # The others, and why two recordings do not tell them apart.
@@ -174,6 +183,9 @@ NOT_FOUND = {
     "caches kept until the end of the step": MEMORY,
     "an evaluation that keeps its layers' caches": EVALUATION,
     "an evaluation that keeps caches": EVALUATION,
+    "gradients of keys that are overwritten on the way": "a test's four positions are too few for a ring of three",
+    **{entry.name: "the model that is recorded here is a GPT" for subject in (zoo.llama, zoo.experts)
+       for entry in subject.ENTRIES if entry.theorem.ranks},
 }
 
 TURNED = from_csv("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F3,1B3,1F2,1B2")   # of four microbatches

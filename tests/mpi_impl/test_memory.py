@@ -58,6 +58,15 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, prec
         assert len(one.compared) == 7 + (one.expected.unreduced is not None)
 
 
+@pytest.mark.parametrize("recompute", [Recompute(), Recompute("selective")], ids=lambda r: r.granularity)
+@pytest.mark.parametrize("way", CP_COMM_TYPES)
+def test_every_way_to_attend_over_ranks(ranks, way, recompute):
+    """Several samples, heads and dimensions, so that no other order of axes is the same array."""
+    case = Case(1, ModelConfig(2, 24, 4, 11, 8, "rope", num_query_groups=2), b=2, s=8, seed=1)
+    for one in ranks.run(2, memory_of_a_run, case, Plan(c=2, cp_comm_type=way, recompute=recompute), 1, FLOAT32):
+        assert one.as_predicted, one.compared
+
+
 @settings(max_examples=settings().max_examples // 2)
 @given(cases(sizes=st.sampled_from([1, 2]), architectures=ANY_MODEL, num_layers=4, experts=2), SCHEDULES, recomputes(),
        PRECISIONS, st.integers(0, 3), st.sampled_from([1, 2]))

@@ -229,6 +229,7 @@ def test_what_a_run_has_several_of_its_proof_has_two_of():
     ("--device cuda", "--device is cuda, but a proof computes with exact numbers, which no GPU has."),
     ("--loss-scale 8", "--loss-scale is for numbers of 16 bits"),
     ("--hysteresis 3", "--hysteresis is for numbers of 16 bits"),
+    ("--num-experts 4 --moe-expert-capacity-factor 1", "one process drops others: it is a different run"),
     ("--load-hf DIR", "--load-hf is DIR, but a proof draws the weights of a small model of its own."),
     ("--tensor-model-parallel-size 3", "the number of ranks must be a multiple of 3, but it is 4"),
     ("--model gtp", "--model: invalid choice: 'gtp'.* Did you mean gpt"), ("--proofs 0", "--proofs is 0"),

@@ -15,6 +15,12 @@ SIDES = st.integers(1, 5000)
 RANKS = st.sampled_from((1, 2, 3, 4, 6, 8))
 
 
+def test_a_server_has_any_whole_number_of_devices():
+    assert [replace(IDEAL, server=n).server for n in (1, 3, 8)] == [1, 3, 8]
+    with pytest.raises(UserError, match="has 2.5 devices, but must have a whole number"):
+        replace(IDEAL, server=2.5)
+
+
 # ---- products -------------------------------------------------------------------------------------------------------
 
 

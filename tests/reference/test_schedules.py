@@ -29,6 +29,11 @@ def test_generators_make_schedules_that_end(schedule):
     validate(schedule)
 
 
+def test_a_schedule_without_actions_has_no_stage_and_no_microbatch():
+    empty = Schedule(((), ()))
+    assert (empty.stages, empty.microbatches) == (0, 0)
+
+
 @given(schedules())
 def test_a_schedule_prints_and_parses_back(schedule):
     assert from_csv(to_csv(schedule)) == schedule

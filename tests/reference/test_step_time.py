@@ -140,6 +140,16 @@ def test_messages_of_a_layer_are_those_of_the_papers(plan):
 
 
 @given(plans())
+def test_messages_of_the_ends_are_all_reduces_of_an_activation(plan):
+    """Of the embedding's output forward, and of the gradient of the logits' input backward."""
+    links = replace(IDEAL, inside=LINK, between=LINK, server=10**6)
+    b, s, h, t = plan.b, plan.model.max_position_embeddings, plan.model.hidden_size, sizes_of(plan).t
+    once = 2 * (t - 1) / t * b * s * h * IDEAL.element_bytes / LINK.bandwidth
+    works, layers = stage_works(plan, links), layer(sizes_of(plan), links).total.messages
+    assert sum(work.total.messages for work in works) == pytest.approx(2 * once + plan.model.num_layers * layers)
+
+
+@given(plans())
 def test_every_turn_of_a_ring_takes_the_latency(plan):
     """Four all-reduces a layer, or as many halves, 2 (t - 1) turns each: and one for the embedding, one for the logits.
     """

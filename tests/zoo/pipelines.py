@@ -115,7 +115,7 @@ ENTRIES = [
     Entry("the pieces not gathered", "missing communication", "PP", "classic",
           "The piece that arrives is repeated until the shape fits.",
           Bug("mpi_impl.parallel.pipeline", 'self.tensor.all_gather(x, 0, f"gathered {CONTENT[step.action.kind]}")',
-              "np.tile(x, self.tensor.size)"),
+              "np.concatenate([x] * self.tensor.size)"),
           trained(t=2)),
     Entry("the pieces gathered, but the whole sent", "extra communication", "PP", "classic",
           "The result is right and nothing is saved: only the ledger tells.",
