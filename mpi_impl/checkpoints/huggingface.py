@@ -221,7 +221,7 @@ def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tok
         write_weights(os.path.join(aside, WEIGHTS), trainer, tensors)
         with open(os.path.join(aside, CONFIG), "w") as file:
             json.dump(config_of(trainer.state.model, tokenizer, trainer.state.main.dtype.name), file, indent=2)
-        save_tokenizer(aside, tokenizer)
+        save_tokenizer(aside, tokenizer, whole=bool(layout_of(trainer.state.model).derived))
         for name in os.listdir(aside):
             os.replace(os.path.join(aside, name), os.path.join(folder, name))
 

@@ -53,9 +53,11 @@ def read_word_pieces(path: str) -> dict[str, int]:
     return {line.rstrip(): i for i, line in enumerate(text.removesuffix("\n").split("\n"))}
 
 
-def save_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
-    """Save the tokenizer for transformers' AutoTokenizer. A tokenizer without files (NullTokenizer) saves nothing."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):
+def save_tokenizer(folder: str, tokenizer: Tokenizer, whole: bool = False) -> None:
+    """Save the tokenizer for transformers' AutoTokenizer: `whole`, as a tokenizer.json, or as GPT-2's or BERT's files.
+    A tokenizer without files (NullTokenizer) saves nothing.
+    """
+    if isinstance(tokenizer, LibraryTokenizer) and (whole or isinstance(tokenizer, HuggingFaceTokenizer)):
         with open(os.path.join(folder, WHOLE), "w", encoding="utf-8") as file:
             file.write(tokenizer.library.to_str())
         write_settings(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_of_document})

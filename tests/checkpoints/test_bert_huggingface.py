@@ -143,7 +143,8 @@ def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path
 def runs(draw, architectures):
     """Draw a model of an architecture that transformers has, of ragged sizes, a case of it, and its ranks."""
     case = draw(cases(sizes=st.sampled_from([1, 2, 3, 4]), architectures=architectures, hidden_dropout=0.0,
-                      attention_dropout=0.0, position_embedding_type="learned_absolute", rotary_percent=1.0))
+                      attention_dropout=0.0, position_embedding_type="learned_absolute", rotary_percent=1.0,
+                      llama=False))
     if case.model.architecture == "gpt":
         case = replace(case, model=replace(case.model, apply_residual_connection_post_layernorm=False))
     p = draw(st.integers(1, min(2, case.model.num_layers)), "p")

@@ -62,7 +62,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
 
 
 @pytest.mark.parametrize("change, sentence", [
-    ({"model_type": "llama"}, "model_type is 'llama', but only gpt2, bert, megatron-bert can be loaded."),
+    ({"model_type": "gptj"}, "model_type is 'gptj', but only gpt2, llama, "),
     ({"n_layer": "2"}, "n_layer is '2', but it must be a whole number."),
     ({"n_layer": True}, "n_layer is True, but it must be a whole number."),
     ({"n_layer": 0}, "--num-layers is 0, but must be at least 1."),

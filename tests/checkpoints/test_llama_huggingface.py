@@ -3,14 +3,24 @@
 Where transformers is not installed, tests/checkpoints/llama_golden.json says what it has computed.
 """
 import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from mpi_impl.checkpoints.huggingface_config import CONFIG, adopt_options, read_config
+from mpi_impl.checkpoints.huggingface import places_of
+from mpi_impl.checkpoints.huggingface_config import (CONFIG, adopt_options, config_of, layout_of,
+                                                     model_of as model_from, read_config)
+from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.programs.arguments import parse
+from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.models.gpt import gpt_tensors
+from tests.cases import Case, Plan
+from tests.checkpoints.bert_runs import Run, learn_and_save as learn_any_and_save
 from tests.checkpoints.gpt2_golden import direction
 from tests.checkpoints.gpt2_runs import (P, T, empty, learn_and_save, options, same_tensors, taking_turns, weights_of,
                                          write_model)
@@ -18,6 +28,8 @@ from tests.checkpoints.llama_golden import STEPS, TOKENS
 from tests.checkpoints.llama_runs import GOLDEN_MODELS, in_their_layout, learn_on
 from tests.strategies import close
 
+SAID = ("num_layers", "hidden_size", "num_attention_heads", "groups", "head_size", "ffn_size", "vocab_size", "tied",
+        "add_qkv_bias", "qk_layernorm", "rope_scaling", "rotary_base", "layernorm_epsilon")      # by a config.json
 TOPOLOGIES = [      # ranks, and options
     (1, ""),
     (2, f"{T} 2"),
@@ -69,6 +81,43 @@ def test_what_is_saved_is_what_was_loaded(ranks, kind, folder, tmp_path, n, more
     kinds = [config.pop("model_type") for config in (ours, theirs)]
     assert ours == theirs and kinds[0] == kinds[1].replace("mistral", "llama")
     assert adopt_options(again, "gpt", {}).items() >= {"swiglu": True, "normalization": "RMSNorm"}.items()
+
+
+@st.composite
+def llamas(draw):
+    """Draw a Llama, a Qwen 2 or a Qwen 3 of ragged sizes, and its ranks."""
+    t, d = draw(st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 2)]))
+    p = draw(st.integers(1, 8 // (t * d)))
+    heads = t * draw(st.integers(1, 2))
+    groups = [g for g in range(1, heads + 1) if heads % g == 0 and (g % t == 0 or t % g == 0)]
+    model = ModelConfig(
+        p + draw(st.integers(0, 1)), t * draw(st.integers(1, 4)), heads, draw(st.integers(2, 40)), 6,
+        normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=t * draw(st.integers(1, 3)),
+        num_query_groups=draw(st.sampled_from(groups)), kv_channels=2 * draw(st.integers(1, 3)),
+        **draw(st.sampled_from([{}, {"add_qkv_bias": True}, {"qk_layernorm": True}])),
+        position_embedding_type="rope", use_rope_scaling=draw(st.booleans()), rope_scaling_factor=32.0,
+        untie_embeddings_and_output_weights=draw(st.booleans()), hidden_dropout=0.0, attention_dropout=0.0,
+        make_vocab_size_divisible_by=draw(st.integers(1, 5)))
+    if model.add_qkv_bias:      # a Qwen 2 has no head_dim
+        model = replace(model, hidden_size=heads * model.head_size, kv_channels=None)
+    plan = Plan(p, bucket_size=draw(st.sampled_from([1, 100, 1000])), zero_stage=draw(st.integers(0, 3)))
+    return Run(model, t, d, plan, False)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(llamas())
+def test_any_llama_on_any_ranks_is_saved_as_it_was_loaded(ranks, run):
+    """Bitwise, for any sizes, groups, and padding of the vocabulary."""
+    case, full_name = Case(1, run.model, 1, 3, 1), layout_of(run.model).full_name
+    tensors = {full_name(place.name): case.array(place.name, *place.shape)
+               for _, _, places in places_of(run.model) for place in places}
+    with tempfile.TemporaryDirectory() as root:
+        config = config_of(run.model, NullTokenizer(3), "float64")
+        folder, again = write_model(Path(root, "model"), config, tensors), empty(Path(root, "again"))
+        read = model_from(read_config(str(folder), "gpt"))
+        assert all(getattr(read, name) == getattr(run.model, name) for name in SAID), read
+        ranks.run(run.n, learn_any_and_save, run, folder, 0, again)
+        same_tensors(again, folder)
 
 
 @pytest.mark.parametrize("kind, changed, sentence", [

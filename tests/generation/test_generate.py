@@ -112,15 +112,21 @@ def test_a_model_in_hugging_faces_layout(ranks, capfd, bytes_run):
     assert texts_printed(ranks, capfd, 4, *options) == [whole_text(model, tokenizer, "the dog", 20, Sampling())]
 
 
-def test_a_llama_with_a_tokenizer_of_its_own(ranks, capfd, tmp_path):
-    """From a checkpoint and from Hugging Face's layout, on more ranks than groups, too; its table has unused rows."""
-    tokenizer = HuggingFaceTokenizer(ByteLevelBPETokenizer.train([TEXT], 270).library, "<|endoftext|>", 280)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_llama(ranks, capfd, tmp_path, own):
+    """From a checkpoint and from Hugging Face's layout, on more ranks than groups, too; with a tokenizer of its own,
+    its table has unused rows.
+    """
+    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
+    if own:
+        tokenizer = HuggingFaceTokenizer(tokenizer.library, "<|endoftext|>", 280)
     model = model_of(tokenizer.vocab_size, normalization="RMSNorm", swiglu=True, add_bias_linear=False, kv_channels=6,
                      ffn_hidden_size=12, num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
     root, folder = tmp_path / "checkpoint", tmp_path / "hf"
     folder.mkdir()
     ranks.run(4, save_run, model, tokenizer, root, folder)
     saved_tokenizer.save(tokenizer, str(root))
+    assert (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists()
     expected = [whole_text(model, tokenizer, "the dog", 20, Sampling())]
     for t, p in ((1, 1), (2, 2), (4, 1)):
         for source in (["--load", root], ["--load-hf", folder]):
