@@ -12,6 +12,7 @@ from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
+from mpi_impl.reports.page import senders
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm import collectives
 from reference.config import ParallelConfig
@@ -166,12 +167,15 @@ def test_the_table_of_topology(ranks):
 @given(st.data())
 def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
     """Each pipeline's own two, first before last; ranks between them have no such group. And a pipeline's order is that
-    of its stages."""
+    of its stages; and a report knows all groups."""
     t = data.draw(st.integers(1, 8), "t")
     p = data.draw(st.integers(1, 8 // t), "p")
     c = data.draw(st.integers(1, 8 // (t * p)), "c")
     d = data.draw(st.integers(1, 8 // (t * p * c)), "d")
-    for rank, found in enumerate(ranks.run(t * p * c * d, members, t, p, c)):
+    e = data.draw(st.sampled_from([n for n in range(1, c * d + 1) if c * d % n == 0]), "e")
+    config = ParallelConfig(t, p, d, context_parallel_size=c, expert_model_parallel_size=e)
+    for rank, found in enumerate(ranks.run(t * p * c * d, members, t, p, c, e)):
+        assert all(senders.members(rank, name, config) == group for name, group in found.items())
         ends = [found["pipeline"][0], found["pipeline"][-1]]
         assert found["pipeline"] == [rank % (t * c * d) + t * c * d * stage for stage in range(p)]
         assert found.get("embedding") == (ends if p > 1 and rank in ends else None)

@@ -45,11 +45,12 @@ function table(parent, titles, rows, numeric) {
 
 // ---- the head, and the summary --------------------------------------------------------------------------------------
 
-const {t, p, d} = data.run, losses = data.losses.training, validation = data.losses.validation;
+const {t, p, d, c} = data.run, losses = data.losses.training, validation = data.losses.validation;
 const model = data.run.model;
 $("lead").textContent = `${number(model.parameters)} parameters in ${plural(model.layers, "layer")} of ` +
   `${model["hidden size"]} columns and ${plural(model.heads, "head")}, in ${data.run.format}, on ` +
-  `${plural(t * p * d, "rank")}: tensor parallel ${t} × pipeline parallel ${p}${p > 1 ? ` (${data.run.schedule})` : ""} ` +
+  `${plural(t * c * p * d, "rank")}: tensor parallel ${t} × ${c > 1 ? `context parallel ${c} × ` : ""}` +
+  `pipeline parallel ${p}${p > 1 ? ` (${data.run.schedule})` : ""} ` +
   `× data parallel ${d}${data.run.zero_stage ? `, ZeRO-${data.run.zero_stage}` : ""}` +
   `${data.run.sequence_parallel ? ", sequence parallel" : ""}. A step is ` +
   `${plural(data.run.step["microbatches of a replica"], "microbatch").replace(/hs$/, "hes")} of ` +
@@ -458,9 +459,13 @@ show(0);
 
 // ---- the traffic ----------------------------------------------------------------------------------------------------
 
-const axes = data.colors.axes, letters = {tensor: "T", pipeline: "P", data: "D", embedding: "E", model: "M", world: "W"};
+const axes = data.colors.axes, letters = {tensor: "T", pipeline: "P", data: "D", embedding: "E", model: "M", world: "W",
+  context: "C", replicas: "R", copies: "K", expert: "X", "expert replicas": "Y", holders: "H"};
 const meaning = {tensor: "ranks that share layers", pipeline: "stages of a model", data: "replicas",
-  embedding: "first and last stage, which share a table", model: "one replica", world: "all ranks"};
+  embedding: "first and last stage, which share a table", model: "one replica", world: "all ranks",
+  context: "ranks with other positions of the same samples", replicas: "copies of the same parameters",
+  copies: "ranks with the same heads of keys", expert: "ranks to which experts are dealt out",
+  "expert replicas": "copies of the same experts", holders: "one replica with all its experts"};
 const {reasons, rows: sent} = data.sent, groups = [...new Set(reasons.map(one => one[0]))];
 for (const group of groups) key($("axes"), axes[group], letters[group], `${group}: ${meaning[group]}`);
 add($("reason"), "option", {value: ""}, "all reasons");

@@ -129,7 +129,8 @@ def title(run: ReportedRun) -> str:
 def facts(run: ReportedRun) -> dict[str, Any]:
     p, c = run.parallel, run.model
     return {"t": p.tensor_model_parallel_size, "p": p.pipeline_model_parallel_size, "d": p.data_parallel_size,
-            "schedule": p.pipeline_schedule, "zero_stage": p.zero_stage, "sequence_parallel": p.sequence_parallel,
+            "c": p.context_parallel_size, "schedule": p.pipeline_schedule, "zero_stage": p.zero_stage,
+            "sequence_parallel": p.sequence_parallel,
             "model": {"layers": c.num_layers, "hidden size": c.hidden_size, "heads": c.num_attention_heads,
                       "vocabulary": c.vocab_size, "parameters": parameters(c)},
             "step": {"microbatches of a replica": run.m, "sequences of a microbatch": run.b,
@@ -157,7 +158,9 @@ def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str,
         found.append({"rank": rank, **at._asdict(), "parameters": one.psi,
                       "stages": {str(stage): [own[0], own[-1]] for stage, own in held.items()},
                       "embedding": 0 in layers, "head": c.num_layers - 1 in layers,
-                      "groups": {name: members(rank, name, p) for name in ("tensor", "pipeline", "data")}})
+                      "groups": {name: members(rank, name, p) for name in (
+                          "tensor", "pipeline", "data", *["context", "replicas"] * (p.context_parallel_size > 1),
+                          *["expert", "expert replicas"] * (p.expert_model_parallel_size > 1))}})
     return found
 
 

@@ -1,8 +1,9 @@
 """The traffic of each pair of ranks: who sends how much to whom, and why.
 
 A ledger counts calls of a group, not pairs. A collective counts here as a ring, in the order of the group's ranks: each
-rank sends its ring-equivalent bytes to the next one, and the last to the first. A message between stages goes where the
-schedule says. So the sum over all pairs is the sum over all ledgers.
+rank sends its ring-equivalent bytes to the next one, and the last to the first; so do the keys and values of context
+parallelism. In an all-to-all each rank sends the same to every other. A message between stages goes where the schedule
+says. So the sum over all pairs is the sum over all ledgers.
 """
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -32,9 +33,16 @@ def rank_at(at: Place, c: ParallelConfig) -> int:
     return at.tensor + c.tensor_model_parallel_size * (replica + c.replicas * at.pipeline)
 
 
+def in_replica(at: Place, replica: int, c: ParallelConfig) -> int:
+    """Return the rank at the same place in another copy of the dense parameters."""
+    data, context = divmod(replica, c.context_parallel_size)
+    return rank_at(at._replace(context=context, data=data), c)
+
+
 def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
     """Return the ranks of a rank's group of this name, in order."""
-    at, p = place(rank, c), c.pipeline_model_parallel_size
+    at, p, e = place(rank, c), c.pipeline_model_parallel_size, c.expert_model_parallel_size
+    replica = at.context + c.context_parallel_size * at.data
     match group:
         case "tensor":
             return [rank_at(at._replace(tensor=i), c) for i in range(c.tensor_model_parallel_size)]
@@ -43,8 +51,16 @@ def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
         case "data":
             return [rank_at(at._replace(data=i), c) for i in range(c.data_parallel_size)]
         case "replicas":
-            return [rank_at(at._replace(context=i % c.context_parallel_size, data=i // c.context_parallel_size), c)
-                    for i in range(c.replicas)]
+            return [in_replica(at, i, c) for i in range(c.replicas)]
+        case "expert":
+            return [in_replica(at, i, c) for i in range(replica // e * e, replica // e * e + e)]
+        case "expert replicas":
+            return [in_replica(at, i, c) for i in range(replica % e, c.replicas, e)]
+        case "holders":
+            return [other for other in range(c.world_size) if (rest := place(other, c)).context
+                    + c.context_parallel_size * rest.data in range(replica // e * e, replica // e * e + e)]
+        case "copies":      # some neighbours of these, how many depends on the model
+            return members(rank, "tensor", c)
         case "pipeline":
             return [rank_at(at._replace(pipeline=i), c) for i in range(p)]
         case "embedding":
@@ -61,11 +77,14 @@ def sent_by_all(ledgers: Sequence[Ledger], c: ParallelConfig, m: int) -> list[Se
     for rank, ledger in enumerate(ledgers):
         for entry, total in ledger.totals.items():
             ranks = members(rank, entry.group, c)
-            if entry.operation == "send":
+            following = ranks[(ranks.index(rank) + 1) % len(ranks)]
+            if entry.operation.startswith("all_to_all"):
+                to = {other: 1 / (len(ranks) - 1) for other in ranks if other != rank}
+            elif entry.operation == "send" and entry.group != "context":
                 known = shares[place(rank, c).pipeline].get(entry.reason, {0: 1.0})     # weights to save go to rank 0
                 to = {ranks[i]: share for i, share in known.items()}
             else:
-                to = {ranks[(ranks.index(rank) + 1) % len(ranks)]: 1.0}
+                to = {following: 1.0}
             if size := ring_bytes(entry, total):
                 for other, share in to.items():
                     found[(rank, other), (entry.group, entry.phase, entry.reason)] += share * size
