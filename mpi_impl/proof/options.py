@@ -75,8 +75,8 @@ def check_exact(options: dict[str, Any]) -> None:
             raise UserError(f"{option(name)} is for numbers of 16 bits, but a proof computes with exact ones, which "
                             "cannot overflow. Leave it out.")
     if options.get("moe_expert_capacity_factor") is not None:
-        raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
-                        "drops others: it is a different run, which no proof makes the same. Leave it out.")
+        raise UserError("With --moe-expert-capacity-factor tokens are dropped by their number in a microbatch, and one "
+                        "process drops others: it is a different run, which no proof makes the same. Leave it out.")
     if options.get("load_hf") is not None:
         raise UserError(f"--load-hf is {options['load_hf']}, but a proof draws the weights of a small model of its "
                         "own. Give the model's sizes instead.")

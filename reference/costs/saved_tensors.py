@@ -1,4 +1,4 @@
-"""What waits for a backward: its tensors, a stage's bytes, and the peak of a rank that holds several stages."""
+"""Activations that wait for a backward: the tensors, a stage's bytes, and the peak of a rank with several stages."""
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
