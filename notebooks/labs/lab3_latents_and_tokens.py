@@ -556,8 +556,8 @@ for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
 # ## To think about
 #
 # - DeepSeek-V2 has $a = 128$ heads with $d = 128$, and $c = 512$, $r = 64$. How many numbers does a rank of $p = 8$
-#   keep in each layer for each earlier token when it generates text? How many would it keep if it stored its heads' keys
-#   and values instead? And with $p = 128$? What does it cost that every rank holds the whole latent?
+#   keep in each layer for each earlier token when it generates text? How many would it keep if it stored its heads'
+#   keys and values instead? And with $p = 128$? What does it cost that every rank holds the whole latent?
 # - The paper has a norm between the latent and the up-projections, with a gain of $c$ numbers. Is the gain's gradient
 #   partial? Where would an *f* in the middle make it complete, and what would that send?
 # - Suppose that nobody adds up the gradients of `"R"`. After one step the copies differ. Why does no shape show it, and
