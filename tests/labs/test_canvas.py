@@ -11,9 +11,9 @@ from reference.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
 
-HEADER = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Lab 1 (12345)", "Lab 2: gated MLP (12346)",
+HEADER = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Lab 1 (12345)", "Lab 2: parallel block (12346)",
           "Final"]
-LABS = [Lab("lab1_collectives", 60, {"alice": 52.5, "s2": 60, "3": 0}), Lab("lab2_gated_mlp", 60, {"alice": 41})]
+LABS = [Lab("lab1_collectives", 60, {"alice": 52.5, "s2": 60, "3": 0}), Lab("lab2_parallel_block", 60, {"alice": 41})]
 
 
 def rows_of(*rows):
@@ -34,9 +34,9 @@ def test_scores_go_where_the_login_else_the_user_else_the_number_says():
     assert [row[5:7] for row in rows[3:]] == [["52.5", "41"], ["60", ""], ["0", ""], ["5", "6"], ["", ""]]
     assert said == [
         'lab1_collectives: 3 scores into the column "Lab 1 (12345)".',
-        'lab2_gated_mlp: 1 score into the column "Lab 2: gated MLP (12346)".',
-        "B, Bob has submitted nothing for lab2_gated_mlp: the cell stays as it was.",
-        "C, Cleo has submitted nothing for lab2_gated_mlp: the cell stays as it was.",
+        'lab2_parallel_block: 1 score into the column "Lab 2: parallel block (12346)".',
+        "B, Bob has submitted nothing for lab2_parallel_block: the cell stays as it was.",
+        "C, Cleo has submitted nothing for lab2_parallel_block: the cell stays as it was.",
         "N, N is in Canvas, but not in nbgrader's gradebook: the row stays as it was."]
 
 

@@ -4,41 +4,49 @@ import pytest
 from tests.deep import one_fast_of
 from tests.labs.submissions import assert_loses, lost_checks, marks_of
 
-LAB = "lab2_gated_mlp"
+LAB = "lab2_parallel_block"
 
-MLP = {"check_mlp", "check_mlp_cost"}
+BLOCK = {"check_block", "check_block_cost"}
 SEQUENCE = {"check_sequence", "check_sequence_cost"}
 
 MISTAKES = {
-    "splits G and U as one matrix": (
-        "shard", "np.hstack([G, U])", 'np.array_split(whole["GU"], group.size, 1)[group.rank]', {"check_shard"},
-        "column j of both"),
-    "only where columns are even (hidden)": (
-        "shard", "np.array_split(one, group.size, axis)", "np.split(one, group.size, axis)", {"check_shard"},
-        "equal division"),
+    "splits Q, K, V and U as one matrix": (
+        "shard", "np.hstack([*(mine(one, 1, d) for one in (Q, K, V)), mine(U, 1)])", 'mine(whole["W_in"], 1)',
+        {"check_shard"}, "four matrices side by side"),
+    "splits Q, K and V by columns, not by heads (hidden)": (
+        "shard", "mine(one, 1, d)", "mine(one, 1)", {"check_shard"}, "by heads"),
     "joins shard by shard": (
-        "join", "[gate for gate, _ in halves] + [up for _, up in halves]",
-        "[np.concatenate(half, -1) for half in halves]", {"check_join"}, "all of G stands left"),
+        "join", "np.hstack([np.hstack(parts) for parts in zip(*columns)])",
+        'np.hstack([one["W_in"] for one in shards])', {"check_join"}, "all of Q stands left"),
     "f's backward adds nothing up": (
-        "f_and_g", "return group.all_reduce(dx)", "return dx", {"check_f_and_g", *MLP}, "only a part"),
+        "f_and_g", "return group.all_reduce(dx)", "return dx", {"check_f_and_g", *BLOCK}, "only a part"),
     "g's backward adds up": (
-        "f_and_g", "return dy", "return group.all_reduce(dy)", {"check_f_and_g", *MLP}, "may not be used here"),
-    "e to the 10000 (hidden)": (
-        "inside", "sigma = 0.5 + 0.5 * np.tanh(0.5 * z)", "sigma = np.exp(z) / (1 + np.exp(z))", {"check_inside"},
-        "got nan"),
-    "the slope of SiLU without its second half": (
-        "inside", "(sigma + a * (1 - sigma))", "sigma", {"check_inside_backward", *MLP, *SEQUENCE}, "line by line"),
-    "every rank adds the bias": (
-        "mlp", 'g(group, partial) + shard["bias_D"]', 'g(group, partial + shard["bias_D"])', MLP, "in the sum once"),
-    "a rank without columns stays away (hidden)": (
-        "mlp", "    partial, kept",
-        '    if not shard["D"].size:\n        return x * 0 + shard["bias_D"], (x, [])\n    partial, kept',
-        {"check_mlp"}, "needs all ranks"),
+        "f_and_g", "return dy", "return group.all_reduce(dy)", {"check_f_and_g", *BLOCK}, "may not be used here"),
+    "the slope of ReLU, not of its square": (
+        "inside", "2 * relu * dact", "(relu > 0) * dact", {"check_inside_backward", *BLOCK, *SEQUENCE},
+        "line by line"),
+    "every rank adds x and the bias": (
+        "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', BLOCK,
+        "in the sum once"),
+    "the norm's backward before the sum": (
+        "block", 'norm_backward(f_backward(group, dn), shard["gain"], unit)\n    return dy + dx',
+        'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', BLOCK,
+        "the gradient of 'gain' is not right"),
+    "no gradient past the region": ("block", "return dy + dx", "return dx", BLOCK, "gone past the region"),
+    "a rank without heads and columns stays away (hidden)": (
+        "block", "    partial, kept",
+        '    if not shard["W_out"].size:\n        return x + shard["bias"], (n, unit, [])\n    partial, kept',
+        {"check_block"}, "needs all ranks"),
     "two all-reduces backward": (
-        "mlp", "f_backward(group, dx), {", "f_backward(group, dx / 4) + f_backward(group, 3 * dx / 4), {",
-        {"check_mlp_cost"}, "backward, a rank has sent"),
+        "block", "f_backward(group, dn)", "f_backward(group, dn / 4) + f_backward(group, 3 * dn / 4)",
+        {"check_block_cost"}, "backward, a rank has sent"),
+    "the norm's gradients of own positions": (
+        "sequence", "dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))", "pass", SEQUENCE,
+        "over all positions"),
     "the bias's gradient of own positions": (
         "sequence", "dpartial.sum(axis=(0, 1))", "dy.sum(axis=(0, 1))", SEQUENCE, "over all positions"),
+    "does not gather N again in the backward (hidden)": (
+        "sent", "elements = 5 * b", "elements = 4 * b", {"check_sent"}, "how many regions"),
 }
 
 
@@ -47,17 +55,23 @@ def test_a_mistake_loses_its_points(mistake):
     assert_loses(LAB, mistake, *MISTAKES[mistake])
 
 
-def test_keeping_all_of_x_loses_the_points_for_the_cost_alone():
+def test_keeping_all_of_n_loses_the_points_for_the_cost_alone():
     found = marks_of(LAB, sequence="""
-def sequence_forward(group, x, shard):
-    x = group.all_gather(x, axis=1)
-    partial, kept = inside(x, shard)
-    return group.reduce_scatter(partial, axis=1) + shard["bias_D"], (x, kept)
+import numpy as np
+
+def sequence_forward(group, x, shard, d):
+    n, unit = norm_forward(x, shard["gain"], shard["shift"])
+    n = group.all_gather(n, axis=1)
+    partial, kept = inside(n, shard, d)
+    return x + group.reduce_scatter(partial, axis=1) + shard["bias"], (n, unit, kept)
 
 def sequence_backward(group, dy, shard, cache):
-    dy = group.all_gather(dy, axis=1)
-    dx, grads = inside_backward(dy, cache[0], shard, cache[1])
-    return group.reduce_scatter(dx, axis=1), {**grads, "bias_D": dy.sum((0, 1))}
+    n, unit, kept = cache
+    dpartial = group.all_gather(dy, axis=1)
+    dn, grads = inside_backward(dpartial, n, shard, kept)
+    dx, dgain, dshift = norm_backward(group.reduce_scatter(dn, axis=1), shard["gain"], unit)
+    dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))
+    return dy + dx, {**grads, "gain": dgain, "shift": dshift, "bias": dpartial.sum(axis=(0, 1))}
 """)
     assert lost_checks(found) == {"check_sequence_cost"}
     assert "for the backward" in found["check_sequence_cost"].said

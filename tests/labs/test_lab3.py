@@ -4,30 +4,42 @@ import pytest
 from tests.deep import one_fast_of
 from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 
-LAB = "lab3_heads_and_tokens"
+LAB = "lab3_latents_and_tokens"
 
+FORWARD = {"check_inside", "check_attention_forward"}
 BACKWARD = {"check_attention_backward", "check_attention_cost"}
 
 MISTAKES = {
-    "a key/value head once for each query head": (
-        "heads", "sorted({i // (a // k) for i in queries})", "[i // (a // k) for i in queries]",
-        {"check_heads", "check_shard", *BACKWARD}, "how many query heads read the same one"),
-    "splits K and V as Q": (
-        "shard", 'whole[key].take(keys if key in "KV" else queries, axis=1)',
-        "np.array_split(whole[key], group.size, 1)[group.rank]", {"check_shard"}, "Q and O go by query heads"),
-    "adds its own first (hidden)": (
-        "sum_over", "total = arrived[ranks[0]]\n    for other in ranks[1:]:",
-        "total = x\n    for other in set(ranks) - {group.rank}:", {"check_sum_over"}, "of the first rank"),
-    "receives from the rank that it sends to (hidden)": (
-        "sum_over", "ranks[(me - step) % len(ranks)]", "ranks[(me + step) % len(ranks)]", {"check_sum_over"},
-        "in a cycle: 1 -> 2 -> 4 -> 1"),
-    "counts a rank's heads as if they were all (hidden)": (
-        "attention", "j = keys.index(head // (a // k))\n        summand", "j = i // (a // k)\n        summand",
-        {"check_attention_forward", *BACKWARD}, "query head i of all"),
-    "the last query head's gradient": (
-        "attention", 'grads["K"][:, j] += dk', 'grads["K"][:, j] = dk', BACKWARD, "gradient of 'K' is not right"),
-    "own query heads' gradient alone": (
-        "attention", "sum_over(group, both, holders(a, k, group.size)[key])", "both", BACKWARD, "here and on other"),
+    "splits the latent, too": (
+        "shard", '(("Q", 1),', '(("C", 1), ("Q", 1),', {"check_shard"}, "needs all of the others"),
+    "only where heads are even (hidden)": (
+        "shard", "np.array_split(whole", "np.split(whole", {"check_shard"}, "equal division"),
+    "takes what is sharded by heads for partial (hidden)": (
+        "is_partial", '("C", "R", "x")', '("C", "R", "x", "K", "V")', {"check_is_partial"}, "one rank's heads only"),
+    "forgets the rope key (hidden)": (
+        "is_partial", '("C", "R", "x")', '("C", "x")', {"check_is_partial"}, "'R' is partial"),
+    "the rope key is not turned": (
+        "inside", 'rope(x @ shard["R"])[', '(x @ shard["R"])[', {*FORWARD, "check_inside_backward", *BACKWARD},
+        "rope turns the last r columns"),
+    "the rope key's gradient is not turned back": (
+        "inside", "rope(dk[..., -r:].sum(axis=1), -1)", "rope(dk[..., -r:].sum(axis=1))",
+        {"check_inside_backward", *BACKWARD}, "gradient of rank 0 of 2 of 'R'"),
+    "the last head's gradient of the rope key": (
+        "inside", "dk[..., -r:].sum(axis=1)", "dk[:, -1:, :, -r:].sum(axis=1)",
+        {"check_inside_backward", *BACKWARD}, "all heads share the rope key"),
+    "the latent's gradient from the keys alone": (
+        "inside", ' + np.einsum("basd,cad->bsc", dv, shard["V"])', "", {"check_inside_backward", *BACKWARD},
+        "into keys and values"),
+    "own heads' gradient of the latent alone": (
+        "attention", 'group.all_reduce(np.hstack([grads["C"], grads["R"]]))', 'np.hstack([grads["C"], grads["R"]])',
+        BACKWARD, "some are partial"),
+    "adds up what is complete": (
+        "attention", "    return group.all_reduce(dx), grads",
+        '    grads["K"] = group.all_reduce(grads["K"])\n    return group.all_reduce(dx), grads', BACKWARD,
+        "complete already"),
+    "a rank without heads stays away (hidden)": (
+        "attention", "    both = group", '    if not shard["O"].size:\n        return dy * 0, grads\n    both = group',
+        BACKWARD, "needs all ranks"),
     "a token that occurs twice counts once": (
         "embed", "np.add.at(drows, tokens[here] - mine[:1], dx[here] * np.sqrt(dx.shape[-1]))",
         "drows[tokens[here] - mine[:1]] += dx[here] * np.sqrt(dx.shape[-1])", {"check_embedding_backward"}, "twice"),
@@ -45,17 +57,9 @@ def test_a_mistake_loses_its_points(mistake):
     assert_loses(LAB, mistake, *MISTAKES[mistake])
 
 
-def test_telling_everybody_loses_the_points_for_the_cost_alone():
-    """Every rank adds up the gradients of all key/value heads, its own and those of which it has none."""
-    found = marks_of(LAB, **plant(LAB, "attention", """
-    for j, key in enumerate(keys):
-        both = np.stack([grads["K"][:, j], grads["V"][:, j]])
-        grads["K"][:, j], grads["V"][:, j] = sum_over(group, both, holders(a, k, group.size)[key])
-""", """
-    for name in "KV":
-        every = np.zeros((dy.shape[2], k, grads[name].shape[2]))
-        every[:, keys] = grads[name]
-        grads[name] = group.all_reduce(every)[:, keys]
-"""))
+def test_adding_up_the_gradients_twice_loses_the_points_for_the_cost_alone():
+    """Each time half of their values."""
+    found = marks_of(LAB, **plant(LAB, "attention", 'group.all_reduce(np.hstack([grads["C"], grads["R"]]))',
+                                  'sum(group.all_reduce(np.hstack([grads["C"], grads["R"]]) / 2) for _ in range(2))'))
     assert lost_checks(found) == {"check_attention_cost"}
-    assert "concern only those" in found["check_attention_cost"].said
+    assert "backward, a rank has sent" in found["check_attention_cost"].said
