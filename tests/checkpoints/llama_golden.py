@@ -80,6 +80,7 @@ def in_float64(model):
         weights, chosen = torch.topk(logits.softmax(-1), self.top_k)
         return logits, weights / weights.sum(-1, keepdim=True) if getattr(self, "norm_topk_prob", True) else weights, chosen
 
+    model.config._experts_implementation = "eager"       # the usual one has no float64
     for module in model.double().modules():
         if type(module).__name__.endswith("TopKRouter"):
             module.forward = route.__get__(module)
