@@ -92,7 +92,8 @@ def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
     if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
-    return LAYOUTS[found["model_type"]], found
+    layout = LAYOUTS[found["model_type"]]
+    return layout, {layout.aliases.get(name, name): value for name, value in found.items()}
 
 
 def notes(folder: str) -> str:
@@ -201,7 +202,11 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
 
 def check_expressible(args: Any, architecture: str) -> None:
     """Raise UserError for a model that transformers cannot express."""
-    layout = min(layouts_of(architecture), key=lambda layout: len(differences(layout, vars(args))))
+    def far(layout: TransformersLayout) -> tuple[int, bool]:
+        other = differences(layout, vars(args))
+        return len(other), "num_experts" in other            # a model with experts is meant to have them
+
+    layout = min(layouts_of(architecture), key=far)
     for name in differences(layout, vars(args)):
         only = layout.options[name]
         raise UserError(f"--save-hf writes a {layout.model_type}, where {option(name)} is "

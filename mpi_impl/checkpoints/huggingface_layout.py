@@ -91,7 +91,9 @@ class TransformersLayout(NamedTuple):
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these
     buffers: re.Pattern                              # older versions' tensors that are no parameters
-    # config.json again: options that are not there in their own form,
+    # config.json again: fields that other versions of transformers call otherwise,
+    aliases: dict[str, str] = {}                                        # their name there -> that in `fields`,
+    # and options that are not there in their own form,
     derived: dict[str, str] = {}                                        # each with the field that says it,
     derive: Callable[[str, dict, dict], dict[str, Any]] = no_options    # of a file: its path, its content, `fields`,
     write: Callable[[ModelConfig], dict[str, Any]] = no_fields          # and the fields for a model

@@ -24,6 +24,11 @@ IN_QWEN = {"mlp.router": "mlp.gate",
 EVERY_LAYER = {"moe_layer_freq": 1, "moe_shared_expert_intermediate_size": None}
 
 
+def derive_mixtral(path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return a Llama's options. Rope's base is another one where the file has none."""
+    return derive(8, None, None, path, {"rope_theta": 1e6} | found, config)
+
+
 def derive_qwen(path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a Qwen 3, and whether weights are softmax over all experts."""
     alone = found.get("mlp_only_layers") or []
@@ -33,7 +38,7 @@ def derive_qwen(path: str, found: dict[str, Any], config: dict[str, Any]) -> dic
     return derive(4, None, None, path, found, config) | {"moe_router_pre_softmax": not config["norm_topk_prob"]}
 
 
-def write_experts(model: ModelConfig) -> dict[str, Any]:
+def write_mixtral(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of a Mixtral: the only width is the experts'."""
     assert model.experts is not None
     return write(True, model) | {"intermediate_size": model.experts.moe_ffn_hidden_size or model.ffn_size}
@@ -61,8 +66,9 @@ MIXTRAL = with_experts(
     same={"num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok",
           "moe_ffn_hidden_size": "intermediate_size"},
     fields={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
-    fixed={"router_jitter_noise": (0.0, "how far training distorts what the router sees")},
-    options={"moe_router_pre_softmax": False}, derive=partial(derive, 8, None, None), write=write_experts)
+    fixed={"router_jitter_noise": (0.0, "how far training distorts what the router sees"),
+           "sliding_window": (None, "how far back attention sees")},
+    options={"moe_router_pre_softmax": False}, derive=derive_mixtral, write=write_mixtral)
 QWEN_3_MOE = with_experts(
     QWEN_3, "qwen3_moe", "Qwen3MoeForCausalLM", IN_QWEN,
     same={"num_experts": "num_experts", "moe_router_topk": "num_experts_per_tok",
@@ -70,4 +76,5 @@ QWEN_3_MOE = with_experts(
     fields={"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
             "num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 6144},
     fixed={"decoder_sparse_step": (1, "which layers have experts")},
-    derived={"moe_router_pre_softmax": "norm_topk_prob"}, derive=derive_qwen, write=write_qwen)
+    aliases={"num_local_experts": "num_experts"}, derived={"moe_router_pre_softmax": "norm_topk_prob"},
+    derive=derive_qwen, write=write_qwen)

@@ -78,7 +78,9 @@ def in_float64(model):
     def route(self, x):
         logits = torch.nn.functional.linear(x.reshape(-1, self.hidden_dim), self.weight)
         weights, chosen = torch.topk(logits.softmax(-1), self.top_k)
-        return logits, weights / weights.sum(-1, keepdim=True) if getattr(self, "norm_topk_prob", True) else weights, chosen
+        if getattr(self, "norm_topk_prob", True):            # a Mixtral has no such choice
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, chosen
 
     model.config._experts_implementation = "eager"       # the usual one has no float64
     for module in model.double().modules():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, class_of, config_of, layout_of,
-                                                     model_of, read_config)
+from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, class_of, config_of, layout_of, model_of,
+                                                     read_config)
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
