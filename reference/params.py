@@ -59,10 +59,6 @@ class Tensor:
         """Return the declaration of this tensor of n experts, along a new first axis."""
         return replace(self, shape=(n, *self.shape), split=None if self.split is None else self.split + 1, dealt=True)
 
-    def unstacked(self) -> "Tensor":
-        """Return the declaration of one expert's tensor: the inverse of `stacked`."""
-        return replace(self, shape=self.shape[1:], split=None if self.split is None else self.split - 1, dealt=False)
-
 
 def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
     """Declare a matrix (or an embedding), drawn from N(0, std) and subject to weight decay."""

@@ -5,6 +5,7 @@ Every matrix is [out, in] there. Q, K and V are matrices of their own, as are ga
 and rope rotates the same pairs of them. (Those with experts: mixtral_layout.py.)
 """
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,11 +31,11 @@ def places(of_block: dict[str, str], name: str, tensor: Tensor, num_layers: int)
     """Return a tensor's places: two for keys and values, and for gate and up, else one. Each expert has its own."""
     if tensor.dealt:
         return [place._replace(name=place.name.format(i), expert=i) for i in range(tensor.shape[0])
-                for place in places(of_block, name, tensor.unstacked(), num_layers)]
+                for place in places(of_block, name, of_one_expert(tensor), num_layers)]
     theirs, own, shape = their_names(of_block, name), name.split(".")[-1], tensor.shape
     heads = own in ("w_q", "b_q", "w_kv", "b_kv")
     if len(theirs) == 1 and not heads:
-        return [place(*theirs, tensor, transposed=own in ("w_out", "router"))]
+        return [place(theirs[0], tensor, transposed=own in ("w_out", "router"))]
     if len(theirs) == 2:                                     # without the axis of the two parts
         shape = (*shape[:-3], *shape[-2:]) if heads else (shape[0], shape[2])
     if heads:
@@ -42,6 +43,12 @@ def places(of_block: dict[str, str], name: str, tensor: Tensor, num_layers: int)
     return [TensorPlace(one, shape[::-1], axis=0, length=shape[-1], transposed=len(shape) == 2,
                         part=i if len(theirs) == 2 else None, heads=heads)
             for i, one in enumerate(theirs)]
+
+
+def of_one_expert(tensor: Tensor) -> Tensor:
+    """Return the declaration of one expert's tensor: the inverse of Tensor.stacked."""
+    return replace(tensor, shape=tensor.shape[1:], split=None if tensor.split is None else tensor.split - 1,
+                   dealt=False)
 
 
 def their_names(of_block: dict[str, str], name: str) -> list[str]:
