@@ -134,6 +134,17 @@ def test_the_experts_options_that_are_no_part_of_the_model(folder_of_a_mixtral):
     assert model_of(folder_of_a_mixtral).experts.moe_aux_loss_coeff == 0
 
 
+@pytest.mark.parametrize("kind, older", [
+    ("Mixtral", lambda config: {name: x for name, x in config.items() if name != "rope_parameters"}),    # 1e6, as here
+    ("Qwen3Moe", lambda config: {"num_experts" if name == "num_local_experts" else name: x
+                                 for name, x in config.items()})])
+def test_the_older_form_of_fields(kind, older, folder, tmp_path):
+    """Before transformers 5. A Mixtral's rope has a base of its own where none is given."""
+    config = GOLDEN_MODELS[kind]["config"]
+    again = write_model(tmp_path / "older", older(config), {"x": np.zeros(1)})
+    assert older(config) != config and read_config(again, "gpt") == read_config(folder, "gpt")
+
+
 @pytest.fixture
 def folder_of_a_mixtral(tmp_path):
     golden = GOLDEN_MODELS["Mixtral"]
