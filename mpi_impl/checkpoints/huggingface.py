@@ -1,7 +1,7 @@
 """Weights in Hugging Face's layout: model.safetensors, read by ranks and written from ranks.
 
 Nothing is ever unpickled, and no rank ever holds more of the model than its own shard and one tensor. The place of each
-tensor in the files: gpt2_layout.py, llama_layout.py and bert_layout.py.
+tensor in the files: gpt2_layout.py, llama_layout.py, mixtral_layout.py and bert_layout.py.
 
 `transformers` is not needed for any of this. The tests prove against it that both compute the same.
 """
@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, own_experts
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
@@ -62,15 +62,18 @@ class Weights:
     def __init__(self, folder: str):
         """Open all files. Raise UserError if one is missing, or damaged."""
         self.folder, (self.layout, _) = folder, layout_in(folder)
-        self.num_layers = read_config(folder, self.layout.architecture)[self.layout.same["num_layers"]]
+        config = read_config(folder, self.layout.architecture)
+        self.num_layers, experts = (config[self.layout.same[name]] if name in self.layout.same else 0
+                                    for name in ("num_layers", "num_experts"))
         self.found = {}                          # name -> the file's path, the open file, the name there
         for path in self.paths():
             file = open_tensors(path)
             for name in file.keys():                             # noqa: SIM118 - it is no dict
                 self.found[self.short_name(name)] = path, file, name
-        if self.num_layers > len(self.found):    # before that many are declared
-            raise UserError(f"{os.path.join(folder, CONFIG)} asks for {self.num_layers:,} layers, but {self.files()} "
-                            f"has {len(self.found):,} tensors in all. Give the files of one model.")
+        for number, what in ((self.num_layers, "layers"), (experts, "experts")):
+            if number > len(self.found):         # before that many are declared
+                raise UserError(f"{os.path.join(folder, CONFIG)} asks for {number:,} {what}, but {self.files()} has "
+                                f"{len(self.found):,} tensors in all. Give the files of one model.")
 
     def short_name(self, name: str) -> str:
         """Return a name without the prefix, in today's spelling."""
@@ -150,10 +153,10 @@ class Weights:
     def places(self, segment: Segment) -> list[TensorPlace]:
         return self.layout.places(segment.name, segment.tensor, self.num_layers)
 
-    def shard(self, segment: Segment, rank: int, dtype):
-        """Return tensor-parallel rank `rank`'s shard of a tensor, [segment.shape]; padding is 0."""
-        x = np.zeros(segment.shape, dtype)
-        for place in self.places(segment):
+    def shard(self, segment: Segment, rank: int, dtype, expert_rank: int = 0):
+        """Return tensor-parallel rank `rank`'s shard of a tensor, [segment.shape], of its experts; padding is 0."""
+        x, places = np.zeros(segment.shape, dtype), self.places(segment)
+        for place in own_experts(places, expert_rank, len(x)) if segment.tensor.dealt else places:
             part, there = place.shard_and_place(x, rank // segment.copies)
             if part.size:
                 part[...] = self.slice(place.name)[there]
@@ -176,11 +179,11 @@ def load_weights(trainer: Trainer, folder: str) -> None:
 
 
 def read_pieces(trainer: Trainer, weights: Weights) -> None:
-    master = trainer.state.optimizer_states["parameters"]
+    master, topology = trainer.state.optimizer_states["parameters"], trainer.topology
     for piece in trainer.state.pieces:
         if weights.has(piece.of):
-            x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.state.main.dtype).reshape(-1)
-            master.store(piece, moved_to(x[within_segment(piece)], trainer.state.main))
+            x = weights.shard(piece.of, topology.tensor.rank, trainer.state.main.dtype, topology.expert_rank)
+            master.store(piece, moved_to(x.reshape(-1)[within_segment(piece)], trainer.state.main))
 
 
 def within_segment(piece: Piece) -> slice:
@@ -239,16 +242,18 @@ def gather_tensors(trainer: Trainer) -> Iterator:
     All ranks go through it.
     """
     topology, master = trainer.topology, trainer.state.optimizer_states["parameters"]
-    world, t = topology.world, topology.tensor.size
-    where = world.allgather_objects([(piece.of.name, topology.place.tensor, within_segment(piece))
-                            for piece in trainer.state.saved])
+    world, t, e = topology.world, topology.tensor.size, topology.config.expert_model_parallel_size
+    where = world.allgather_objects([(piece.of.name, (topology.place.tensor, topology.expert_rank if
+                                                      piece.of.tensor.dealt else 0), within_segment(piece))
+                                     for piece in trainer.state.saved])
     for name, tensor, places in places_of(trainer.state.model):
         receives = []
         with trainer.ledger.phase("saving"):
             if world.rank == 0:
-                shape = tensor.local_shape(t)
-                shards = np.empty((t, prod(shape)), trainer.state.main.dtype)    # of copies only the first
-                receives = [world.post_receive(shards[part, place], rank, 0, "weights to save")
+                shape = tensor.local_shape(t)                # with all experts
+                parts = e if tensor.dealt else 1
+                shards = np.empty((t, parts, prod(shape) // parts), trainer.state.main.dtype)    # of copies the first
+                receives = [world.post_receive(shards[(*part, place)], rank, 0, "weights to save")
                             for rank, theirs in enumerate(where) for other, part, place in theirs if other == name]
             for piece in trainer.state.saved:
                 if piece.of.name == name:

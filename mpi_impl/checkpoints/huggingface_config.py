@@ -13,14 +13,16 @@ from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.checkpoints.llama_layout import LLAMA, MISTRAL, QWEN_2, QWEN_3
+from mpi_impl.checkpoints.mixtral_layout import MIXTRAL, QWEN_3_MOE
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
 from mpi_impl.runtime.formats import Object, read_json
-from reference.config import ModelConfig, option
+from reference.config import ExpertsConfig, ModelConfig, option
 from reference.errors import UserError
 
 CONFIG = "config.json"
-LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, BERT, MEGATRON_BERT)}
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, MIXTRAL, QWEN_3_MOE, BERT,
+                                                    MEGATRON_BERT)}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
@@ -30,7 +32,12 @@ def layouts_of(architecture: str) -> list[TransformersLayout]:
 
 def layout_of(model: ModelConfig) -> TransformersLayout:
     """Return the layout in which the model is saved."""
-    return next(layout for layout in layouts_of(model.architecture) if not differences(layout, vars(model)))
+    return next(layout for layout in layouts_of(model.architecture) if not differences(layout, options_of(model)))
+
+
+def options_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the model's fields with those of its experts beside the others, as the options are."""
+    return vars(model) | (vars(model.experts) if model.experts else {"num_experts": None})
 
 
 def differences(layout: TransformersLayout, options: dict[str, Any]) -> list[str]:
@@ -85,7 +92,8 @@ def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
     if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
-    return LAYOUTS[found["model_type"]], found
+    layout = LAYOUTS[found["model_type"]]
+    return layout, {layout.aliases.get(name, name): value for name, value in found.items()}
 
 
 def notes(folder: str) -> str:
@@ -150,6 +158,8 @@ def model_of(config: dict[str, Any], **others: Any) -> ModelConfig:
     fields = model_options(config)
     fields.pop("group_query_attention", None)
     fields["add_bias_linear"] = not fields.pop("disable_bias_linear", False)
+    experts = {name: fields.pop(name) for name in ExpertsConfig.__dataclass_fields__ if name in fields}
+    fields["experts"] = ExpertsConfig(**experts) if experts.get("num_experts") is not None else None
     return ModelConfig(vocab_size=config["vocab_size"], **fields | others)
 
 
@@ -163,7 +173,8 @@ def describe_field(config: dict[str, Any], name: str) -> str:
     """Describe the field of config.json that stands for an option."""
     layout = LAYOUTS[config["model_type"]]
     if name in layout.options:
-        return f"that model_type is {layout.model_type}, where it is {layout.options[name]}"
+        only = layout.options[name]
+        return f"that model_type is {layout.model_type}, where it is {'not given' if only is None else only}"
     if name in layout.derived:
         return f"by its {layout.derived[name]} that it is {config['derived'][name]}"
     others = {"activation": layout.activation or "", "untie_embeddings_and_output_weights": "tie_word_embeddings"}
@@ -191,10 +202,16 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
 
 def check_expressible(args: Any, architecture: str) -> None:
     """Raise UserError for a model that transformers cannot express."""
-    layout = min(layouts_of(architecture), key=lambda layout: len(differences(layout, vars(args))))
+    def far(layout: TransformersLayout) -> tuple[int, bool]:
+        other = differences(layout, vars(args))
+        return len(other), "num_experts" in other            # a model with experts is meant to have them
+
+    layout = min(layouts_of(architecture), key=far)
     for name in differences(layout, vars(args)):
-        raise UserError(f"--save-hf writes a {layout.model_type}, where {option(name)} is {layout.options[name]}, but "
-                        f"it is {getattr(args, name)}. Leave one of the two out.")
+        only = layout.options[name]
+        raise UserError(f"--save-hf writes a {layout.model_type}, where {option(name)} is "
+                        f"{'not given' if only is None else only}, but it is {getattr(args, name)}. Leave one of the "
+                        "two out.")
 
 
 def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
@@ -209,7 +226,7 @@ def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str,
     return {
         "architectures": [class_of(model)], "model_type": layout.model_type, "dtype": dtype,
         **{name: value for name, (value, _) in layout.fixed.items()},
-        **{theirs: getattr(model, ours) for ours, theirs in layout.same.items()}, **chosen, **layout.write(model),
+        **{theirs: options_of(model)[ours] for ours, theirs in layout.same.items()}, **chosen, **layout.write(model),
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(layout.hidden_dropout, model.hidden_dropout), layout.attention_dropout: model.attention_dropout,

@@ -1,6 +1,6 @@
 """The layouts of Hugging Face's `transformers`: the place of each tensor of ours in its files, and the names of our
-options in its config.json. There is one layout for GPT-2 (gpt2_layout.py), two for BERT (bert_layout.py), and one that
-Llama, Mistral and Qwen share (llama_layout.py).
+options in its config.json. There is one layout for GPT-2 (gpt2_layout.py), two for BERT (bert_layout.py), one that
+Llama, Mistral and Qwen share (llama_layout.py), and one for those of them with experts (mixtral_layout.py).
 
 The numbers are the same, but a matrix may be transposed, and one tensor of ours may be three of theirs, or a part of
 one. A view of our array always has the numbers in their order, so that one assignment copies a rank's shard from a
@@ -25,12 +25,15 @@ class TensorPlace(NamedTuple):
     transposed: bool = False       # whether our matrix [n, m] is [m, n] there
     part: int | None = None        # 0, 1, 2 for q, k, v, which are parts of our w_qkv, or gate and up of our w_in
     heads: bool = False            # whether our last two axes, heads and their columns, are one axis there
+    expert: int | None = None      # the number in our stack of experts, of a tensor that is one expert's there
 
     def shard_and_place(self, shard, number: int) -> tuple[Any, tuple[slice, ...]]:
         """Return a view of this part of our tensor's shard of this number, and its place in the tensor of the file.
 
         Padding, at the end of the last shards, is not in the file, and so not in the view.
         """
+        if self.expert is not None:                                    # [E, ...] -> [...]
+            shard = shard[self.expert]
         if self.part is not None:                                      # [h, 3, a/t, d] -> [h, a/t, d]
             shard = shard[..., self.part, :, :] if self.heads else shard[..., self.part, :]
         if self.heads:                                                 # [h, a/t, d] -> [h, a/t d]
@@ -43,6 +46,12 @@ class TensorPlace(NamedTuple):
         start = min(number * length, self.length)
         stop = min(start + length, self.length)
         return shard[(*before, slice(stop - start))], (*before, slice(self.first + start, self.first + stop))
+
+
+def own_experts(places: list[TensorPlace], rank: int, count: int) -> list[TensorPlace]:
+    """Return the places of the experts that are dealt out to a rank, `count` to each, with their numbers there."""
+    return [place._replace(expert=place.expert % count) for place in places
+            if place.expert is not None and place.expert // count == rank]
 
 
 def place(name: str, tensor: Tensor, transposed: bool = False) -> TensorPlace:
@@ -82,7 +91,9 @@ class TransformersLayout(NamedTuple):
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these
     buffers: re.Pattern                              # older versions' tensors that are no parameters
-    # config.json again: options that are not there in their own form,
+    # config.json again: fields that other versions of transformers call otherwise,
+    aliases: dict[str, str] = {}                                        # their name there -> that in `fields`,
+    # and options that are not there in their own form,
     derived: dict[str, str] = {}                                        # each with the field that says it,
     derive: Callable[[str, dict, dict], dict[str, Any]] = no_options    # of a file: its path, its content, `fields`,
     write: Callable[[ModelConfig], dict[str, Any]] = no_fields          # and the fields for a model

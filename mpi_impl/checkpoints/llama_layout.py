@@ -2,9 +2,10 @@
 
 Every matrix is [out, in] there. Q, K and V are matrices of their own, as are gate and up: K and V are parts of our w_kv
 [h, 2, g, d], gate and up of our w_in [h, 2, f]. Heads lie in the same order, the columns of a head one after another,
-and rope rotates the same pairs of them.
+and rope rotates the same pairs of them. (Those with experts: mixtral_layout.py.)
 """
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,35 +20,44 @@ OF_MODEL = {"embedding.word": "embed_tokens.weight", "final_layernorm.weight": "
 OF_BLOCK = {
     "input_layernorm.weight": "input_layernorm",
     "attention.w_q": "self_attn.q_proj", "attention.b_q": "self_attn.q_proj",
-    "attention.w_kv": "self_attn.{}_proj", "attention.b_kv": "self_attn.{}_proj",
+    "attention.w_kv": "self_attn.k_proj self_attn.v_proj", "attention.b_kv": "self_attn.k_proj self_attn.v_proj",
     "attention.q_norm.weight": "self_attn.q_norm", "attention.k_norm.weight": "self_attn.k_norm",
     "attention.w_out": "self_attn.o_proj", "post_attention_layernorm.weight": "post_attention_layernorm",
-    "mlp.w_in": "mlp.{}_proj", "mlp.w_out": "mlp.down_proj",
+    "mlp.w_in": "mlp.gate_proj mlp.up_proj", "mlp.w_out": "mlp.down_proj",
 }
-PARTS = {"w_kv": ("k", "v"), "b_kv": ("k", "v"), "w_in": ("gate", "up")}
 
 
-def places(name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
-    """Return a tensor's places: two for keys and values, and for gate and up, else one."""
-    theirs, own, shape = their_name(name), name.split(".")[-1], tensor.shape
+def places(of_block: dict[str, str], name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
+    """Return a tensor's places: two for keys and values, and for gate and up, else one. Each expert has its own."""
+    if tensor.dealt:
+        return [place._replace(name=place.name.format(i), expert=i) for i in range(tensor.shape[0])
+                for place in places(of_block, name, of_one_expert(tensor), num_layers)]
+    theirs, own, shape = their_names(of_block, name), name.split(".")[-1], tensor.shape
     heads = own in ("w_q", "b_q", "w_kv", "b_kv")
-    if own not in PARTS and not heads:
-        return [place(theirs, tensor, transposed=own == "w_out")]
-    if own in PARTS:                                         # without the axis of the two parts
+    if len(theirs) == 1 and not heads:
+        return [place(theirs[0], tensor, transposed=own in ("w_out", "router"))]
+    if len(theirs) == 2:                                     # without the axis of the two parts
         shape = (*shape[:-3], *shape[-2:]) if heads else (shape[0], shape[2])
     if heads:
         shape = (*shape[:-2], shape[-2] * shape[-1])
-    return [TensorPlace(theirs.format(part), shape[::-1], axis=0, length=shape[-1], transposed=len(shape) == 2,
-                        part=i if own in PARTS else None, heads=heads)
-            for i, part in enumerate(PARTS.get(own, ("",)))]
+    return [TensorPlace(one, shape[::-1], axis=0, length=shape[-1], transposed=len(shape) == 2,
+                        part=i if len(theirs) == 2 else None, heads=heads)
+            for i, one in enumerate(theirs)]
 
 
-def their_name(name: str) -> str:
-    """Translate 'blocks.3.mlp.w_out' -> 'layers.3.mlp.down_proj.weight', without the prefix."""
+def of_one_expert(tensor: Tensor) -> Tensor:
+    """Return the declaration of one expert's tensor: the inverse of Tensor.stacked."""
+    return replace(tensor, shape=tensor.shape[1:], split=None if tensor.split is None else tensor.split - 1,
+                   dealt=False)
+
+
+def their_names(of_block: dict[str, str], name: str) -> list[str]:
+    """Translate 'blocks.3.mlp.w_out' -> ['layers.3.mlp.down_proj.weight'], without the prefix."""
     if name in OF_MODEL:
-        return OF_MODEL[name]
+        return [OF_MODEL[name]]
     _, layer, rest = name.split(".", 2)
-    return f"layers.{layer}.{OF_BLOCK[rest]}.{'bias' if '.b_' in rest else 'weight'}"
+    kind = "bias" if ".b_" in rest else "weight"
+    return [f"layers.{layer}.{theirs}.{kind}" for theirs in of_block[rest].split()]
 
 
 # ---- fields of config.json that say in another form what our options say --------------------------------------------
@@ -132,10 +142,11 @@ def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: 
               "max_position_embeddings": "max_position_embeddings", "layernorm_epsilon": "rms_norm_eps"},
         activation=None, hidden_dropout=(), attention_dropout="attention_dropout", mlp_width=None,
         fields=FIELDS | fields, fixed=FIXED | fixed,
-        options={"normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True, "add_qkv_bias": False,
-                 "qk_layernorm": False, "position_embedding_type": "rope", "rotary_percent": 1.0,
+        options={"num_experts": None, "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True,
+                 "add_qkv_bias": False, "qk_layernorm": False, "position_embedding_type": "rope", "rotary_percent": 1.0,
                  "apply_residual_connection_post_layernorm": False} | options,
-        places=places, prefix="model.", heads=("lm_head.",), twins={"lm_head.weight": "embed_tokens.weight"},
+        places=partial(places, OF_BLOCK), prefix="model.", heads=("lm_head.",),
+        twins={"lm_head.weight": "embed_tokens.weight"},
         buffers=re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"), derived=DERIVED,
         derive=partial(derive, *defaults), write=partial(write, head_dim))
 

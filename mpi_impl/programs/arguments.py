@@ -69,10 +69,6 @@ def experts_config(args) -> ExpertsConfig | None:
         raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
                         "has the whole batch in one: it drops others, so --verify would compare two different runs. "
                         "Leave one of the two out.")
-    for name in ("load_hf", "save_hf"):
-        if getattr(args, name) is not None:
-            raise UserError(f"{option(name)} is for layouts of transformers that are known here, and they have no "
-                            "experts. Leave --num-experts out, or use --load and --save.")
     return filled(ExpertsConfig, args)
 
 

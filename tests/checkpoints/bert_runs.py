@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface import check_weights, join_shards, load_weights, places_of, save_model
-from mpi_impl.checkpoints.huggingface_config import layout_of, model_options, read_config
+from mpi_impl.checkpoints.huggingface_config import layout_of, model_of, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.models import bert
@@ -25,8 +25,7 @@ from tests.training_theorems import Plan, connected, dealt
 def model_in(folder, heads: tuple[str, ...], **choices) -> ModelConfig:
     """Return the model in a folder of transformers', without dropout."""
     config = read_config(str(folder), "bert")
-    return ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=heads, hidden_dropout=0.0,
-                       attention_dropout=0.0, **model_options(config), **choices)
+    return model_of(config, architecture="bert", heads=heads, hidden_dropout=0.0, attention_dropout=0.0, **choices)
 
 
 class Run(NamedTuple):

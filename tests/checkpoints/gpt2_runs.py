@@ -20,7 +20,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.errors import UserError
 from reference.models.stage import join_stages
-from reference.params import join, leaves
+from reference.params import join, join_experts, leaves
 from tests.checkpoints.gpt2_golden import GOLDEN, weight
 from tests.training_theorems import connected, dealt
 
@@ -85,12 +85,15 @@ def learn_and_save(group, argv, steps, folder) -> None:
         save_model(trainer, str(folder), tokenizer)
 
 
-def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
-    """Return the first replica's whole gradients, by our names."""
-    replica = [found for found in ranks if found.place.data == 0]
-    stages = [[found for found in replica if found.place.pipeline == p]
-              for p in sorted({found.place.pipeline for found in replica})]
-    return dict(leaves(join_stages([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
+def whole_gradients(ranks: list[Found], e: int = 1) -> dict[str, np.ndarray]:
+    """Return the first replica's whole gradients, by our names, with the experts of the first e."""
+    stages = []
+    for p in sorted({found.place.pipeline for found in ranks}):
+        held = [[found for found in ranks if found.place.pipeline == p and found.place.data == data]
+                for data in range(e)]
+        tensors = held[0][0].tensors
+        stages.append(join_experts([join([found.grads for found in replica], tensors) for replica in held], tensors))
+    return dict(leaves(join_stages(stages)))
 
 
 def full_name(name: str) -> str:

@@ -3,12 +3,13 @@
 Weights are a function of their name and index, so the file has none: only the config.json that transformers wrote, the
 names and shapes of the tensors, and what came out: logits, loss and gradients, and the weights after three steps.
 """
+import copy
 import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints.gpt2_golden import compute, direction, weight
 
@@ -31,28 +32,40 @@ def golden_of(name: str, kind: dict) -> dict:
     import transformers
 
     config = getattr(transformers, f"{name}Config")(**SIZES | kind)
-    model = in_float64(getattr(transformers, f"{name}ForCausalLM")(config))
+    kind_of_model = getattr(transformers, f"{name}ForCausalLM")
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        written = json.loads(Path(folder, "config.json").read_text())
-        with safe_open(Path(folder, "model.safetensors"), "np") as file:
-            tensors = {name: file.get_slice(name).get_shape() for name in file.keys()}   # noqa: SIM118
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for tensor, shape in tensors.items():
-            parameters[tensor].copy_(torch.from_numpy(weight(tensor, shape)))
+        kind_of_model(config).double().save_pretrained(folder)
+        written, file = json.loads(Path(folder, "config.json").read_text()), Path(folder, "model.safetensors")
+        tensors = {tensor: weight(tensor, x.shape) for tensor, x in sorted(load_file(file).items())}
+        save_file(tensors, file, {"format": "pt"})
+        model = in_float64(kind_of_model.from_pretrained(folder, dtype=torch.float64))
     logits, loss, gradients = compute(model, TOKENS)
     after = learn(model, [TOKENS] * STEPS)
 
     def along(arrays):
-        return {tensor: float((arrays[tensor] * direction(tensor, shape)).sum()) for tensor, shape in tensors.items()}
+        return {tensor: float((x * direction(tensor, x.shape)).sum())
+                for tensor, x in sorted(as_in_files(model, arrays).items())}
 
-    return {"config": written, "tensors": tensors, "loss": loss, "logits": logits[0].tolist(),
-            "gradients": along(gradients), "after": along(after)}
+    return {"config": written, "tensors": {tensor: list(x.shape) for tensor, x in tensors.items()}, "loss": loss,
+            "logits": logits[0].tolist(), "gradients": along(gradients), "after": along(after)}
+
+
+def as_in_files(model, arrays: dict) -> dict[str, np.ndarray]:
+    """Return arrays, one for each parameter, as transformers would save them: it stacks experts in memory alone."""
+    import torch
+
+    other = copy.deepcopy(model)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for name, parameter in other.named_parameters():
+            parameter.copy_(torch.from_numpy(arrays[name]))
+        other.save_pretrained(folder)
+        return load_file(Path(folder, "model.safetensors"))
 
 
 def in_float64(model):
-    """Return the model in float64, with norms and rope's angles, which transformers computes in float32, in it, too."""
+    """Return the model in float64, with all in it that transformers computes in float32: norms, rope's angles, and the
+    probabilities of a router.
+    """
     import torch
 
     def norm(self, x):
@@ -62,7 +75,17 @@ def in_float64(model):
         found = position_ids[..., None].double() * self.exact
         return torch.cat([found, found], -1).cos(), torch.cat([found, found], -1).sin()
 
+    def route(self, x):
+        logits = torch.nn.functional.linear(x.reshape(-1, self.hidden_dim), self.weight)
+        weights, chosen = torch.topk(logits.softmax(-1), self.top_k)
+        if getattr(self, "norm_topk_prob", True):            # a Mixtral has no such choice
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights, chosen
+
+    model.config._experts_implementation = "eager"       # the usual one has no float64
     for module in model.double().modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.forward = route.__get__(module)
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm.__get__(module)
         if type(module).__name__.endswith("RotaryEmbedding"):

@@ -1,16 +1,19 @@
-"""Runs that begin with a Llama, Mistral, Qwen 2 or 3 in transformers' layout: what their tests share."""
+"""Runs that begin with a Llama, Mistral, Mixtral or Qwen in transformers' layout: what their tests share."""
 import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.checkpoints.huggingface_config import LAYOUTS
+from mpi_impl.checkpoints.huggingface_config import LAYOUTS, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.generation.decoding import last_logits
 from mpi_impl.generation.replica import trained_replica
 from mpi_impl.programs.arguments import parse
 from reference.batches import GPTBatch
+from reference.models.gpt import gpt_tensors
 from reference.params import leaves
+from tests.cases import close
+from tests.checkpoints.gpt2_golden import direction
 from tests.checkpoints.gpt2_runs import options, trainer_of, whole_gradients
 from tests.checkpoints.llama_golden import DECAY, GOLDEN, RATE
 from tests.training_theorems import connected, dealt
@@ -57,11 +60,32 @@ def learn_on(group, folder, more, batches) -> Learnt:
                       layout.tensors)
 
 
-def in_their_layout(ranks: list[Learnt], tensors, model_type: str) -> dict[str, np.ndarray]:
+def model_of(folder):
+    settings = parse(options(folder), 1)
+    return settings.model(read_config(folder, "gpt")["vocab_size"])
+
+
+def equal_golden(found: list[Learnt], golden, folder, e: int = 1):
+    """Check ranks' logits, loss, gradients and weights after the steps, on batches of TOKENS."""
+    for one in found:
+        close(np.array(one.loss), np.array(golden["loss"]), 1e-13)
+        if one.logits[0] is not None:
+            close(np.stack(one.logits)[:, :golden["config"]["vocab_size"]], np.array(golden["logits"]), 1e-13)
+    tensors = gpt_tensors(model_of(folder))
+    for ranks_found, expected, tolerance in ((found, golden["gradients"], 1e-12),
+                                             ([one.steps for one in found], golden["after"], 1e-9)):
+        ours = in_their_layout(ranks_found, tensors, golden["config"]["model_type"], e)
+        assert ours.keys() == expected.keys()
+        for name, x in ours.items():
+            along = (x * direction(name, golden["tensors"][name])).sum()
+            close(np.array(along), np.array(expected[name]), tolerance)
+
+
+def in_their_layout(ranks: list[Learnt], tensors, model_type: str, e: int = 1) -> dict[str, np.ndarray]:
     """Return the first replica's whole gradients, or what `steps` has put there, by transformers' names."""
     layout, found = LAYOUTS[model_type], {}
     declared = dict(leaves(tensors))
-    for name, x in whole_gradients(ranks).items():
+    for name, x in whole_gradients(ranks, e).items():
         for place in layout.places(name, declared[name], 0):
             part, there = place.shard_and_place(x, 0)
             found.setdefault(layout.full_name(place.name), np.zeros(place.shape))[there] = part

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, class_of, config_of, layout_of,
-                                                     model_options, read_config)
+from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, class_of, config_of, layout_of, model_of,
+                                                     read_config)
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
@@ -83,10 +83,9 @@ def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
     model = replace(case.model, **choices)
     folder = write_config(tmp_path_factory.mktemp("config"), config_of(model, NullTokenizer(3), "float64"))
     found = read_config(str(folder), model.architecture)
-    again = ModelConfig(vocab_size=found["vocab_size"], architecture=model.architecture, heads=model.heads,
-                        make_vocab_size_divisible_by=model.make_vocab_size_divisible_by,
-                        hidden_dropout=model.hidden_dropout, attention_dropout=model.attention_dropout,
-                        **model_options(found))
+    again = model_of(found, architecture=model.architecture, heads=model.heads,
+                     make_vocab_size_divisible_by=model.make_vocab_size_divisible_by,
+                     hidden_dropout=model.hidden_dropout, attention_dropout=model.attention_dropout)
     layout = layout_of(model)
     assert again == model and class_of(model) in json.loads((folder / CONFIG).read_text())["architectures"]
     assert {found[name] for name in layout.hidden_dropout} == {model.hidden_dropout}

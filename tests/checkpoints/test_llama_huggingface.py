@@ -18,15 +18,12 @@ from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.programs.arguments import parse
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.models.gpt import gpt_tensors
 from tests.cases import Case, Plan
 from tests.checkpoints.bert_runs import Run, learn_and_save as learn_any_and_save
-from tests.checkpoints.gpt2_golden import direction
 from tests.checkpoints.gpt2_runs import (P, T, empty, learn_and_save, options, same_tensors, taking_turns, weights_of,
                                          write_model)
 from tests.checkpoints.llama_golden import STEPS, TOKENS
-from tests.checkpoints.llama_runs import GOLDEN_MODELS, in_their_layout, learn_on
-from tests.strategies import close
+from tests.checkpoints.llama_runs import GOLDEN_MODELS, equal_golden, learn_on
 
 SAID = ("num_layers", "hidden_size", "num_attention_heads", "groups", "head_size", "ffn_size", "vocab_size", "tied",
         "add_qkv_bias", "qk_layernorm", "rope_scaling", "rotary_base", "layernorm_epsilon")      # by a config.json
@@ -47,28 +44,11 @@ def folder(kind, tmp_path):
     return write_model(tmp_path / "theirs", GOLDEN_MODELS[kind]["config"], weights_of(GOLDEN_MODELS[kind]))
 
 
-def model_of(folder):
-    settings = parse(options(folder), 1)
-    return settings.model(read_config(folder, "gpt")["vocab_size"])
-
-
 @pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS), TOPOLOGIES))
 def test_golden_logits_loss_gradients_and_steps(ranks, kind, folder, n, more):
     """They equal transformers', to rounding; the logits one by one, from the KV cache."""
-    golden = GOLDEN_MODELS[kind]
     found = ranks.run(n, learn_on, folder, more, [np.array(TOKENS)] * STEPS)
-    for one in found:
-        close(np.array(one.loss), np.array(golden["loss"]), 1e-13)
-        if one.logits[0] is not None:
-            close(np.stack(one.logits)[:, :golden["config"]["vocab_size"]], np.array(golden["logits"]), 1e-13)
-    tensors = gpt_tensors(model_of(folder))
-    for ranks_found, expected, tolerance in ((found, golden["gradients"], 1e-12),
-                                             ([one.steps for one in found], golden["after"], 1e-9)):
-        ours = in_their_layout(ranks_found, tensors, golden["config"]["model_type"])
-        assert ours.keys() == expected.keys()
-        for name, x in ours.items():
-            along = (x * direction(name, golden["tensors"][name])).sum()
-            close(np.array(along), np.array(expected[name]), tolerance)
+    equal_golden(found, GOLDEN_MODELS[kind], folder)
 
 
 @pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS, reverse=True), TOPOLOGIES))

@@ -5,8 +5,7 @@ import pytest
 from reference.models.gpt import gpt_tensors
 from tests.checkpoints import gpt2_golden, llama_golden
 from tests.checkpoints.gpt2_runs import P, T, empty, learn_and_save, options
-from tests.checkpoints.llama_runs import in_their_layout, learn_on
-from tests.checkpoints.test_llama_huggingface import model_of
+from tests.checkpoints.llama_runs import in_their_layout, learn_on, model_of
 from tests.strategies import close
 
 

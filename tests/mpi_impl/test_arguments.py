@@ -208,7 +208,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
     ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
     ("--moe-aux-loss-coeff 0.1", "--moe-aux-loss-coeff is given, but the model has no experts"),
-    ("--num-experts 4 --save-hf /tmp", "--save-hf is for layouts of transformers that are known here"),
+    ("--num-experts 4 --save-hf /tmp", "--save-hf writes a gpt2, where --num-experts is not given, but it is 4."),
     ("--num-experts 4 --moe-expert-capacity-factor 1 --verify", "--verify would compare two different runs"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
     (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),

@@ -1,0 +1,82 @@
+"""transformers itself: its models with experts compute and learn what ours do, and it opens what we save."""
+import numpy as np
+import pytest
+
+from reference.models.gpt import gpt_tensors
+from tests.checkpoints import gpt2_golden, llama_golden
+from tests.checkpoints.gpt2_runs import P, T, empty, learn_and_save, options
+from tests.checkpoints.llama_runs import in_their_layout, learn_on, model_of
+from tests.checkpoints.test_mixtral_huggingface import E
+from tests.checkpoints.test_transformers_llama import SIZES, transformers  # noqa: F401 - a fixture
+from tests.strategies import close
+
+MODELS = [
+    ("Mixtral", dict(num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=3, tie_word_embeddings=True)),
+    ("Mixtral", dict(num_key_value_heads=2, num_local_experts=12, head_dim=6, rms_norm_eps=1e-3)),
+    ("Qwen3Moe", dict(num_key_value_heads=1, num_experts=6, num_experts_per_tok=4, moe_intermediate_size=12,
+                      norm_topk_prob=True, head_dim=10)),
+    ("Qwen3Moe", dict(num_key_value_heads=6, num_experts=12, num_experts_per_tok=2, moe_intermediate_size=18,
+                      norm_topk_prob=False, rope_parameters={"rope_type": "default", "rope_theta": 1e6})),
+]
+PLACES = [(1, 1, ""), (2, 2, ""), (6, 3, f"{T} 2 --zero-stage 2"), (4, 2, f"{P} 2 --pipeline-schedule zb-h1"),
+          (6, 6, "--zero-stage 3"), (8, 2, f"{T} 2 {P} 2 --sequence-parallel"),
+          (4, 2, "--zero-stage 1 --recompute-granularity full")]      # ranks, e, and further options
+CASES = [pytest.param(model, *place, marks=[] if model == i % len(MODELS) and i < 4 else pytest.mark.deep)
+         for i, place in enumerate(PLACES) for model in range(len(MODELS))]
+
+
+def random_model(transformers, number, seed):    # noqa: F811 - the module, not the fixture
+    """Return a model whose weights and gains are so large that an error in any of them shows."""
+    import torch
+
+    torch.manual_seed(seed)
+    name, choices = MODELS[number]
+    config = getattr(transformers, f"{name}Config")(**SIZES | choices)
+    model = llama_golden.in_float64(getattr(transformers, f"{name}ForCausalLM")(config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("number, n, e, more", CASES)
+def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, number, n, e, more):    # noqa: F811
+    """Logits token by token, with the KV cache; and three steps of AdamW."""
+    theirs = random_model(transformers, number, seed=n)
+    theirs.save_pretrained(tmp_path)
+    rng = np.random.default_rng(n)
+    batches = [rng.integers(0, 37, (12 if n % 3 == 0 else 8, 7)) for _ in range(3)]
+    logits, loss, gradients = gpt2_golden.compute(theirs, batches[0])
+    expected = [llama_golden.as_in_files(theirs, gradients)]
+    expected.append(llama_golden.as_in_files(theirs, llama_golden.learn(theirs, batches)))
+    found = ranks.run(n, learn_on, tmp_path, f"{more} {E} {e}", batches)
+    for one in found:
+        close(np.array(one.loss), np.array(loss), 1e-11)
+        if one.logits[0] is not None:
+            close(np.stack(one.logits)[:, :37], logits[0], 1e-11)
+    tensors, kind = gpt_tensors(model_of(tmp_path)), theirs.config.model_type
+    for ours, theirs_, tolerance in ((in_their_layout(found, tensors, kind, e), expected[0], 1e-10),
+                                     (in_their_layout([one.steps for one in found], tensors, kind, e), expected[1],
+                                      1e-7)):
+        assert ours.keys() == theirs_.keys()
+        for name, x in theirs_.items():
+            close(ours[name], x, tolerance)
+
+
+@pytest.mark.parametrize("number, n, e, more", CASES[::5])
+def test_what_we_save_opens_there(ranks, transformers, tmp_path, number, n, e, more):    # noqa: F811
+    """No key is missing, and none too many; the same parameters, to the bit."""
+    import torch
+
+    theirs = random_model(transformers, number, seed=n)
+    theirs.save_pretrained(tmp_path)
+    again = empty(tmp_path / "again")
+    ranks.run(n, learn_and_save, options(tmp_path, f"{more} {E} {e} --seq-length 6"), 0, again)
+    opened, said = transformers.AutoModelForCausalLM.from_pretrained(again, output_loading_info=True)
+    assert not any(said.values()), said
+    assert opened.dtype == torch.float64
+    for (name, x), (other, y) in zip(opened.named_parameters(), theirs.named_parameters(), strict=True):
+        assert name == other and torch.equal(x, y)
+    tokens = torch.arange(7)[None]
+    close(llama_golden.in_float64(opened).eval()(tokens).logits.detach().numpy(),
+          theirs.eval()(tokens).logits.detach().numpy(), 1e-14)
