@@ -13,7 +13,7 @@ from typing import Any
 from mpi_impl.launching.entry import run_alone
 from mpi_impl.launching.option_fields import filled, option_field, parse_given
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import LEAST_POSITIONS, SIMULATED, PlanSearch, Timed, check
+from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check, shape_words
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.arguments import experts_config, in_other_words
@@ -106,11 +106,10 @@ def model_of(args: PlanOptions) -> ModelConfig:
 
 
 def summary(job: PlanSearch) -> str:
-    shape = "t x p x d x c" if job.model.max_position_embeddings >= 2 * LEAST_POSITIONS else "t x p x d"
     return (f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples of "
             f"{job.model.max_position_embeddings:,} tokens a step\n"
             f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
-            f"gets of a device; the fastest of each {shape}:")
+            f"gets of a device; the fastest of each {shape_words(job.model)}:")
 
 
 def size_of(model: ModelConfig) -> str:

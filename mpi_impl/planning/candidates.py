@@ -115,6 +115,15 @@ def shapes(model: ModelConfig, B: int) -> list[Shape]:
     return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B), contexts))
 
 
+def is_long(model: ModelConfig) -> bool:
+    """Report whether sequences are long enough for context parallelism."""
+    return model.max_position_embeddings >= 2 * LEAST_POSITIONS
+
+
+def shape_words(model: ModelConfig) -> str:
+    return "t x p x d x c" if is_long(model) else "t x p x d"
+
+
 def plans_of(job: PlanSearch, t: int, p: int, d: int, c: int) -> Iterator[Plan]:
     """Yield all plans of a shape: 1F1B, and its interleaved form if m is a multiple of p and layers divide evenly."""
     L, s = job.model.num_layers, job.model.max_position_embeddings
@@ -159,11 +168,11 @@ def check(job: PlanSearch) -> None:
     if job.n not in possible:
         near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
         raise UserError(
-            f"--num-gpus is {job.n}, which is t x p x d x c in no way: t must divide --num-attention-heads, "
-            f"{job.model.num_attention_heads}, p can be at most --num-layers, {job.model.num_layers}, d must "
-            f"divide --global-batch-size, {job.B}, and 2c --seq-length, {job.model.max_position_embeddings}, so that "
-            f"a rank has at least {LEAST_POSITIONS:,} positions. The "
-            f"nearest numbers that are: {', '.join(map(str, near))}.")
+            f"--num-gpus is {job.n}, which is {shape_words(job.model)} in no way: t must divide "
+            f"--num-attention-heads, {job.model.num_attention_heads}, p can be at most --num-layers, "
+            f"{job.model.num_layers}, and d must divide --global-batch-size, {job.B}"
+            f"{', and 2c --seq-length' * is_long(job.model)}. The nearest numbers "
+            f"that are: {', '.join(map(str, near))}.")
     if not job.plans:
         raise UserError(f"--global-batch-size is {job.B}, but the schedule of every plan would have more than "
                         f"{MOST_ACTIONS:,} forwards, of microbatches of at most {MOST_B} samples. Choose a smaller "

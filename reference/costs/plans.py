@@ -149,7 +149,7 @@ class Plan:
 # ---- shared by many plans -------------------------------------------------------------------------------------------
 
 
-class Held(NamedTuple):
+class LayerCounts(NamedTuple):
     """The part of the model on a stage or a rank, as far as it determines its time."""
 
     layers: int
@@ -158,8 +158,8 @@ class Held(NamedTuple):
     has_logits: bool
 
 
-def held_of(model: ModelConfig, layers: Collection[int]) -> Held:
-    return Held(len(layers), sum(map(model.has_experts, layers)), 0 in layers, model.num_layers - 1 in layers)
+def layer_counts(model: ModelConfig, layers: Collection[int]) -> LayerCounts:
+    return LayerCounts(len(layers), sum(map(model.has_experts, layers)), 0 in layers, model.num_layers - 1 in layers)
 
 
 class LayerPlacement(NamedTuple):
@@ -168,7 +168,7 @@ class LayerPlacement(NamedTuple):
     stages: list[dict[int, range]]               # for each rank, the layers of its stages
     first: list[int]                             # layers of the first rank
     last: list[int]                              # and of the last
-    kinds: Counter["Held"]                       # of ranks
+    kinds: Counter["LayerCounts"]                       # of ranks
 
 
 @cache
@@ -176,4 +176,4 @@ def place_layers(model: ModelConfig, p: int, schedule: str, v: int | None) -> La
     """Place the layers. Raise UserError for too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))
-    return LayerPlacement(stages, held[0], held[-1], Counter(held_of(model, layers) for layers in held))
+    return LayerPlacement(stages, held[0], held[-1], Counter(layer_counts(model, layers) for layers in held))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from reference.costs.flops import iteration_flops
 from reference.costs.hardware import Hardware, collective_time, slowest_link
 from reference.costs.layer_time import NOTHING, Parts, Sizes, StageTime, groups_of, layer, sizes_of
-from reference.costs.plans import Held, Plan, held_of
+from reference.costs.plans import LayerCounts, Plan, layer_counts
 from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import Times, simulate
@@ -75,7 +75,7 @@ def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Sta
     return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
-def work_of(plan: Plan, hardware: Hardware, held: Held) -> StageTime:
+def work_of(plan: Plan, hardware: Hardware, held: LayerCounts) -> StageTime:
     """Time a stage, or a rank, with these layers, and perhaps the embedding or the head."""
     sizes, t = sizes_of(plan), plan.parallel.tensor_model_parallel_size
     work = NOTHING.plus(layer(sizes, hardware), held.layers - held.experts)
@@ -92,7 +92,7 @@ def work_of(plan: Plan, hardware: Hardware, held: Held) -> StageTime:
 def stage_works(plan: Plan, hardware: Hardware) -> list[StageTime]:
     """Time every stage of a pipeline, in order."""
     held = {stage: layers for stages in plan.pipeline.stages for stage, layers in stages.items()}
-    return [work_of(plan, hardware, held_of(plan.model, held[stage])) for stage in sorted(held)]
+    return [work_of(plan, hardware, layer_counts(plan.model, held[stage])) for stage in sorted(held)]
 
 
 def rank_works(plan: Plan, hardware: Hardware) -> Counter[Parts]:
