@@ -116,10 +116,18 @@ def groups_of(plan: Plan) -> Groups:
 
 @cache
 def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
-    """Time forward and backward of one layer and microbatch."""
+    """Time forward and backward of one layer and microbatch.
+
+    Blocks of keys from other ranks keep no probabilities: whatever is recomputed beside, the backward computes their
+    scores again, the first of the core's two products.
+    """
     forward, backward = (one_pass(sizes, hardware, backward) for backward in (False, True))
-    core = attention_core(sizes, hardware, backward=False)
-    recomputed = {"none": Parts(), "selective": Parts(*core), "full": forward}[sizes.recompute]
+    products, scores = attention_core(sizes, hardware, backward=False)
+    if sizes.context.ranks > 1 and sizes.way != "a2a":
+        again = Parts(products / 2, scores)
+        recomputed = {"none": again, "selective": again, "full": forward.plus(again)}[sizes.recompute]
+    else:
+        recomputed = {"none": Parts(), "selective": Parts(products, scores), "full": forward}[sizes.recompute]
     return StageTime(forward, backward.plus(recomputed), Parts(products=linear_products(sizes, hardware)))
 
 

@@ -30,10 +30,10 @@ def test_a_row_holds_together(run):
     assert abs(100 * run.teraflops * 1e12 / H100_PEAK - float(run.of_peak)) < 1
 
 
-@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.03, -0.15))), ids=IDS)
+@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.03, -0.08))), ids=IDS)
 def test_the_share_of_the_peak(run, off):
-    """Ours is as far off as stated: 431, 388 and 322 TFLOP/s. All of attention's core counts, as in the other papers;
-    in the last row it is most of the work, and if the paper counts half of it for the mask we are off by more.
+    """Ours is as far off as stated: 431, 388 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
+    in the last row it is most of the work, and if the paper counts half of it for the mask, ours is 250, 34 % off.
     """
     found = max(flops_per_second(plan, step_time(plan, H100).total)
                 for plan in (plan_of(run, "selective", v) for v in (None, 2, 4, 7)))
