@@ -28,7 +28,7 @@ from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig, require_positive
 from reference.costs.hardware import Hardware, Link, Passes, size_of_product
 from reference.costs.parameters import parameters
-from reference.costs.plans import Plan
+from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
 
 BYTES = 4           # of float32
@@ -118,7 +118,7 @@ def counts(shard: ShardSizes) -> list[float]:
 def products(hardware: Hardware, shard: ShardSizes, backward: bool) -> float:
     """Return the seconds of a shard's matrix products and attention's cores: forward, or backward."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
-    forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)
+    forward, input_gradient, weight_gradient = work_of(plan, hardware, LayerCounts(shard.L, 0, True, True))
     return input_gradient.products + weight_gradient.products if backward else forward.products
 
 

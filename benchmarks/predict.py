@@ -88,7 +88,7 @@ def slow_down(hardware: Hardware, times: float) -> Hardware:
 
 
 def label(plan: Plan) -> str:
-    (t, p, d), v = shape_of(plan), plan.parallel.virtual_pipeline_size
+    (t, p, d, _), v = shape_of(plan), plan.parallel.virtual_pipeline_size
     return ", ".join([f"t {t}, p {p}, d {d}, b {plan.b}", *([f"v {v}"] if v else []), *savings(plan.parallel)])
 
 

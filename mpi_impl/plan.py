@@ -13,10 +13,10 @@ from typing import Any
 from mpi_impl.launching.entry import run_alone
 from mpi_impl.launching.option_fields import filled, option_field, parse_given
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check
+from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check, shape_words
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.programs.arguments import in_other_words
+from mpi_impl.programs.arguments import experts_config, in_other_words
 from mpi_impl.programs.options import OPTIONS
 from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from mpi_impl.runtime.outputs import check_outputs
@@ -28,6 +28,7 @@ from reference.costs.step_time import flops_of_step, flops_per_second
 from reference.errors import UserError
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+EXPERTS = ("num_experts", "moe_router_topk")
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
 
 
@@ -51,6 +52,8 @@ class ModelSizeOptions:
     hidden_size: int | None = option_field(None, metavar="H")
     num_attention_heads: int | None = option_field(None, metavar="A")
     seq_length: int | None = option_field(None, metavar="S")
+    num_experts: int | None = option_field(None, "in the MLPs' place (default: none)", "E")
+    moe_router_topk: int | None = option_field(None, "experts that compute a token (default: 2)", "K")
     vocab_size: int | None = option_field(
         None, f"default: the preset's, or {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT", "V")
 
@@ -88,14 +91,15 @@ def model_of(args: PlanOptions) -> ModelConfig:
     """Return the model of the preset, or of the sizes, which come first. Raises UserError if one is missing."""
     architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
     preset = PRESETS[architecture].get(args.preset or "", {})
-    given = {name: size for name in SIZES if (size := getattr(args, name)) is not None}
+    given = {name: size for name in (*SIZES, *EXPERTS) if (size := getattr(args, name)) is not None}
     if missing := [name for name in SIZES if name not in preset | given]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
     options: Any = OPTIONS[architecture](**preset | given)
     known = VOCABULARIES.get(args.preset or "", VOCABULARY[architecture])
     words = known if args.vocab_size is None else args.vocab_size
     return filled(ModelConfig, options, vocab_size=words, max_position_embeddings=options.seq_length,
-                  architecture=architecture, heads=ARCHITECTURES[architecture][0], **in_other_words(options))
+                  architecture=architecture, experts=experts_config(options),
+                  heads=ARCHITECTURES[architecture][0], **in_other_words(options))
 
 
 # ---- output ---------------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ def summary(job: PlanSearch) -> str:
     return (f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples of "
             f"{job.model.max_position_embeddings:,} tokens a step\n"
             f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
-            f"gets of a device; the fastest of each t x p x d:")
+            f"gets of a device; the fastest of each {shape_words(job.model)}:")
 
 
 def size_of(model: ModelConfig) -> str:
@@ -119,10 +123,13 @@ def corpus(model: ModelConfig) -> str:
 
 
 def table(job: PlanSearch, best: Sequence[Timed]) -> str:
-    rows = [["t", "p", "d", "v", "b", "m", "ZeRO", "sequence", "recompute", "GB", "s/step", "idle", "TFLOP/s", "MFU"]]
+    contexts, experts = any(one.shape[3] > 1 for one in best), job.model.experts is not None
+    rows = [["t", "p", "d", *["c"] * contexts, *["e"] * experts, "v", "b", "m", "ZeRO", "sequence", "recompute", "GB",
+             "s/step", "idle", "TFLOP/s", "MFU"]]
     for one in best:
         p = one.plan.parallel
-        rows.append([*map(str, one.shape), str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
+        rows.append([*map(str, one.shape[:3 + contexts]), *[str(p.expert_model_parallel_size)] * experts,
+                     str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
                      str(p.zero_stage), "split" if p.sequence_parallel else "whole", p.recompute.granularity,
                      gigabytes(sum(one.plan.memory)), f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
                      f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",

@@ -13,7 +13,7 @@ from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.planning.profiles import load
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Link, Passes
-from reference.costs.plans import Plan
+from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -46,7 +46,7 @@ def test_the_factors_of_times_that_are_such_sums_are_found(factors):
 def seconds(hardware, shard) -> tuple[float, float]:
     """Return the seconds of a shard's forward and backward by the model of time, without messages."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
-    work = work_of(plan, hardware, shard.L, first=True, last=True)
+    work = work_of(plan, hardware, LayerCounts(shard.L, 0, True, True))
     return tuple(sum(part.products + part.kernels for part in parts) for parts in (work[:1], work[1:]))
 
 

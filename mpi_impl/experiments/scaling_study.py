@@ -17,10 +17,11 @@ from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
+from reference.costs.layer_time import layer, sizes_of
 from reference.costs.plans import Plan
 from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED,
                                        ZERO, PublishedRun, Recomputed, Scaled)
-from reference.costs.step_time import flops_per_second, layer, sizes_of, step_time
+from reference.costs.step_time import flops_per_second, step_time
 from reference.parallel.model_states import model_states
 
 FULL = Recompute("full")        # as the first two papers, in all runs

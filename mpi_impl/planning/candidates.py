@@ -1,11 +1,11 @@
-"""All parallelisms of a model on n devices: every (t, p, d, v, b, ZeRO stage, sequence parallelism, recompute) that the
-sizes allow, those that fit into a device's memory, and the fastest of them.
+"""All parallelisms of a model on n devices: every (t, p, d, c, e, v, b, ZeRO stage, sequence parallelism, recompute)
+that the sizes allow, those that fit into a device's memory, and the fastest of them.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
-from math import isqrt
+from math import gcd, isqrt, prod
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ SIMULATED = 10     # shapes, the fastest by the closed form, whose schedules are
 RIVALS = 4      # plans of such a shape, at most, that are simulated if they are
 CLOSE = 1.02    # times the fastest one's time: the closed form is that exact for good plans
 MOST_B = 64     # samples in a microbatch: more do not speed up products
+LEAST_POSITIONS = 4096      # on a context-parallel rank: t, p and d suffice for shorter sequences
+
+Shape = tuple[int, int, int, int]     # t, p, d and c
 
 
 class Timed(NamedTuple):
@@ -35,17 +38,17 @@ class Timed(NamedTuple):
         return self.time.total
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return t, p and d."""
+    def shape(self) -> Shape:
         return shape_of(self.plan)
 
 
 seconds_of = attrgetter("seconds")
 
 
-def shape_of(plan: Plan) -> tuple[int, int, int]:
+def shape_of(plan: Plan) -> Shape:
     p = plan.parallel
-    return p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size
+    return (p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size,
+            p.context_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class PlanSearch:
     @cached_property
     def plans(self) -> list[Plan]:
         """Return all plans that the sizes allow."""
-        return [plan for t, p, d in shapes(self.model, self.B) if t * p * d == self.n
-                for plan in plans_of(self, t, p, d)]
+        return [plan for shape in shapes(self.model, self.B) if prod(shape) == self.n
+                for plan in plans_of(self, *shape)]
 
     @cached_property
     def fitting(self) -> list[Timed]:
@@ -84,8 +87,8 @@ class PlanSearch:
 
     @cached_property
     def best(self) -> list[Timed]:
-        """Return the fastest plan of each (t, p, d), for a limited number of shapes, simulated, fastest first."""
-        contestants: dict[tuple[int, int, int], list[Timed]] = {}
+        """Return the fastest plan of each (t, p, d, c), for a limited number of shapes, simulated, fastest first."""
+        contestants: dict[Shape, list[Timed]] = {}
         for one in self.fitting:
             rivals = contestants.setdefault(one.shape, [])
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
@@ -103,25 +106,51 @@ simulated_time = cache(step_time)
 # ---- possible plans -------------------------------------------------------------------------------------------------
 
 
-def shapes(model: ModelConfig, B: int) -> list[tuple[int, int, int]]:
-    """Return all (t, p, d), on any number of devices, where t divides the heads, every stage has a layer and d divides
-    B.
+def shapes(model: ModelConfig, B: int) -> list[Shape]:
+    """Return all (t, p, d, c), on any number of devices, where t divides the heads, every stage has a layer, d divides
+    B, and 2c divides s, and leaves each rank enough positions.
     """
-    p = min(model.num_layers, LARGEST["pipeline_model_parallel_size"])
-    return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B)))
+    s, p = model.max_position_embeddings, min(model.num_layers, LARGEST["pipeline_model_parallel_size"])
+    contexts = [1, *(c for c in divisors(s // 2) if c > 1 and s % (2 * c) == 0 and s >= c * LEAST_POSITIONS)]
+    return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B), contexts))
 
 
-def plans_of(job: PlanSearch, t: int, p: int, d: int) -> Iterator[Plan]:
+def is_long(model: ModelConfig) -> bool:
+    """Report whether sequences are long enough for context parallelism."""
+    return model.max_position_embeddings >= 2 * LEAST_POSITIONS
+
+
+def shape_words(model: ModelConfig) -> str:
+    return "t x p x d x c" if is_long(model) else "t x p x d"
+
+
+def plans_of(job: PlanSearch, t: int, p: int, d: int, c: int) -> Iterator[Plan]:
     """Yield all plans of a shape: 1F1B, and its interleaved form if m is a multiple of p and layers divide evenly."""
     L, s = job.model.num_layers, job.model.max_position_embeddings
+    choices = [(way, e) for way in ways(job.model, t, c) for e in expert_sizes(job.model, d * c)]
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
         m = job.B // (d * b)
         interleaved = [v for v in divisors(L // p) if v > 1] if p > 1 and L % p == 0 and m % p == 0 else []
-        for v, zero, sequence, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
-                                               (False, True) if t > 1 and s % t == 0 else (False,), RECOMPUTE):
+        for v, zero, sequence, recompute, (way, e) in product(
+                [None, *interleaved], range(4 if d * c > 1 else 1),
+                (False, True) if t > 1 and s % (c * t) == 0 else (False,), RECOMPUTE, choices):
             if p * max(m, p) * (v or 1) <= MOST_ACTIONS:
-                yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
-                                                     sequence_parallel=sequence, recompute=Recompute(recompute)), m, b)
+                yield Plan(job.model, ParallelConfig(
+                    t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero, sequence_parallel=sequence,
+                    recompute=Recompute(recompute), context_parallel_size=c, cp_comm_type=way,
+                    expert_model_parallel_size=e), m, b)
+
+
+def ways(model: ModelConfig, t: int, c: int) -> list[str]:
+    """Return the ways of attention over c ranks: the ring, and `a2a` where each of them gets whole heads of keys and
+    values. An all-gather sends as much as a ring, and no block of attention hides it: it is never faster.
+    """
+    return ["p2p", "a2a"] if c > 1 and model.groups % (t * c) == 0 else ["p2p"]
+
+
+def expert_sizes(model: ModelConfig, replicas: int) -> list[int]:
+    """Return all e: they divide the replicas and the experts."""
+    return divisors(gcd(replicas, model.experts.num_experts)) if model.experts else [1]
 
 
 def divisors(n: int) -> list[int]:
@@ -135,13 +164,15 @@ def divisors(n: int) -> list[int]:
 
 def check(job: PlanSearch) -> None:
     """Raise UserError if no plan is possible, or none fits, with advice."""
-    possible = {t * p * d for t, p, d in shapes(job.model, job.B)}
+    possible = set(map(prod, shapes(job.model, job.B)))
     if job.n not in possible:
         near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
         raise UserError(
-            f"--num-gpus is {job.n}, which is t x p x d in no way: t must divide --num-attention-heads, "
-            f"{job.model.num_attention_heads}, p can be at most --num-layers, {job.model.num_layers}, and d must "
-            f"divide --global-batch-size, {job.B}. The nearest numbers that are: {', '.join(map(str, near))}.")
+            f"--num-gpus is {job.n}, which is {shape_words(job.model)} in no way: t must divide "
+            f"--num-attention-heads, {job.model.num_attention_heads}, p can be at most --num-layers, "
+            f"{job.model.num_layers}, and d must divide --global-batch-size, {job.B}"
+            f"{', and 2c --seq-length' * is_long(job.model)}. The nearest numbers "
+            f"that are: {', '.join(map(str, near))}.")
     if not job.plans:
         raise UserError(f"--global-batch-size is {job.B}, but the schedule of every plan would have more than "
                         f"{MOST_ACTIONS:,} forwards, of microbatches of at most {MOST_B} samples. Choose a smaller "
@@ -162,24 +193,27 @@ def remedy(job: PlanSearch) -> str:
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
         return "No number of them would do: choose a smaller model, or a shorter --seq-length."
     least = sum(model_states(parameters(job.model), 1)) / job.memory     # all devices together hold these at least once
-    near = sorted(((t * p * d, (t, p, d)) for t, p, d in found if t * p * d >= least),
+    near = sorted(((prod(shape), shape) for shape in found if prod(shape) >= least),
                   key=lambda one: (one[0] < job.n, abs(one[0] - job.n)))
     n = next(n for n, shape in near if job.fits(leanest_plan(job, *shape)))
     return f"With --num-gpus {n} one fits."
 
 
-def leanest_plan(job: PlanSearch, t: int, p: int, d: int) -> Plan:
+def leanest_plan(job: PlanSearch, t: int, p: int, d: int, c: int) -> Plan:
     """Return the leanest plan of a shape: ZeRO-3, everything sharded and recomputed, one sample at a time."""
-    sequence = t > 1 and job.model.max_position_embeddings % t == 0
-    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=sequence,
-                                          recompute=Recompute("full")), job.B // d)
+    sequence = t > 1 and job.model.max_position_embeddings % (c * t) == 0
+    return Plan(job.model, ParallelConfig(
+        t, p, d, zero_stage=3 if d * c > 1 else 0, sequence_parallel=sequence, recompute=Recompute("full"),
+        context_parallel_size=c, expert_model_parallel_size=expert_sizes(job.model, d * c)[-1]), job.B // d)
 
 
 def describe(plan: Plan) -> str:
     """Describe a plan: `t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
     p = plan.parallel
-    found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}, "
-             f"b = {plan.b}, m = {plan.m}"]
+    found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}"]
+    found += [f"c = {p.context_parallel_size} ({p.cp_comm_type})"] if p.context_parallel_size > 1 else []
+    found += [f"e = {p.expert_model_parallel_size}"] if plan.model.experts else []
+    found += [f"b = {plan.b}, m = {plan.m}"]
     found += [f"v = {p.virtual_pipeline_size}"] if p.virtual_pipeline_size else []
     return ", ".join(found + savings(p))
 

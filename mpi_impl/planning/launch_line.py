@@ -25,11 +25,13 @@ def model_options(plan: Plan, preset: str | None) -> list[str]:
     c = plan.model
     sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
              "seq_length": c.max_position_embeddings}
+    if c.experts:
+        sizes |= {"num_experts": c.experts.num_experts, "moe_router_topk": c.experts.moe_router_topk}
     if not preset:
         return arguments(sizes)
     known = PRESETS[c.architecture][preset]
     sizes["max_position_embeddings"] = c.max_position_embeddings
-    return ["--preset", preset, *arguments({name: size for name, size in sizes.items() if size != known[name]})]
+    return ["--preset", preset, *arguments({name: size for name, size in sizes.items() if size != known.get(name)})]
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:
@@ -41,10 +43,16 @@ def plan_options(plan: Plan, preset: str | None) -> list[str]:
     if p.virtual_pipeline_size:
         stages = p.pipeline_model_parallel_size * p.virtual_pipeline_size
         sizes["num_layers_per_virtual_pipeline_stage"] = plan.model.num_layers // stages
+    if p.context_parallel_size > 1:
+        sizes["context_parallel_size"] = p.context_parallel_size
+    if p.expert_model_parallel_size > 1:
+        sizes["expert_model_parallel_size"] = p.expert_model_parallel_size
     if p.zero_stage:
         sizes["zero_stage"] = p.zero_stage
     default = PRESETS[plan.model.architecture][preset].get("recompute_granularity", "none") if preset else "none"
     found = arguments(sizes) + (["--sequence-parallel"] if p.sequence_parallel else [])
+    if p.context_parallel_size > 1:
+        found += ["--cp-comm-type", p.cp_comm_type]
     if p.recompute.granularity != default:
         found += ["--recompute-granularity", p.recompute.granularity]
     return found

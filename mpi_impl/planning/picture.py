@@ -7,10 +7,11 @@ from matplotlib.patches import Patch
 from mpi_impl.planning.candidates import PlanSearch, Timed, savings
 from mpi_impl.reports.charts import MEMORY, finish
 
-TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
-        "optimizer": "#F0C842"}
+TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "context": "#009E73",
+        "experts": "#882255", "idle": "#D8D8D8", "replicas": "#AA4499", "optimizer": "#F0C842"}
 LABELS = {"products": "matrix products", "kernels": "other kernels", "messages": "tensor parallel messages",
-          "idle": "idle", "replicas": "replicas' messages", "optimizer": "optimizer"}
+          "context": "context parallel messages", "experts": "experts' messages", "idle": "idle",
+          "replicas": "replicas' messages", "optimizer": "optimizer"}
 
 
 def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
@@ -27,7 +28,8 @@ def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
     finish(memory, "GB on the fullest device; dashed: what a model gets", "memory", "x")
     finish(time, "seconds of a step, on the busiest device", "time", "x")
     for axes, names in ((memory, {name: MEMORY[name] for name in best[0].plan.memory._fields}),
-                        (time, {LABELS[name]: color for name, color in TIME.items()})):
+                        (time, {LABELS[name]: color for name, color in TIME.items()
+                                if any(getattr(one.time, name) for one in best)})):
         axes.legend(handles=[Patch(color=color, label=name) for name, color in names.items()], loc="upper left",
                     bbox_to_anchor=(0, -0.32 if len(best) < 4 else -0.2), ncols=3, frameon=False, fontsize=8,
                     handlelength=1.2, columnspacing=1.2)
@@ -48,7 +50,9 @@ def stack(axes, y: int, parts: Sequence[tuple[float, str]], annotation: str) -> 
 def label(one: Timed) -> str:
     """Return a plan's label, in two lines."""
     p = one.plan.parallel
-    t, stages, d = one.shape
+    t, stages, d, c = one.shape
+    shape = f"t {t}, p {stages}, d {d}" + (f", c {c}" if c > 1 else "")
+    shape += f", e {p.expert_model_parallel_size}" if one.plan.model.experts else ""
     v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""
     saved = ", ".join(savings(p)).replace("sequence", "seq.")
-    return f"t {t}, p {stages}, d {d}, b {one.plan.b}{v}\n{saved or 'nothing saved'}"
+    return f"{shape}, b {one.plan.b}{v}\n{saved or 'nothing saved'}"

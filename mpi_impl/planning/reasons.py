@@ -16,20 +16,24 @@ AS_FAST = 0.006     # a smaller relative difference is none, and would not show 
 
 # The parts of a step's time, for a sentence.
 NAMES = {"products": "matrix products", "kernels": "everything but matrix products",
-         "messages": "messages of tensor parallelism", "idle": "the pipeline's idle time",
+         "messages": "messages of tensor parallelism",
+         "context": "messages of context parallelism", "experts": "messages between experts",
+         "idle": "the pipeline's idle time",
          "replicas": "messages of the replicas, and waiting for the slowest", "optimizer": "the optimizer"}
 
 
 def reasons(job: PlanSearch) -> list[str]:
-    """Return a line of sentences for each rule, and one for later methods."""
-    return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
+    """Return a line of sentences for each rule, and one for later methods, as far as the model has a use for them."""
+    found = [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
+    found += [context_reason(job)] if any(one.shape[3] > 1 for one in job.fitting) else []
+    return found + ([expert_reason(job)] if job.model.experts else [])
 
 
 # ---- 1 --------------------------------------------------------------------------------------------------------------
 
 
 def tensor_rule(job: PlanSearch) -> str:
-    server, (t, p, _) = job.hardware.server, job.best[0].shape
+    server, (t, p, *_) = job.hardware.server, job.best[0].shape
     rule = f"Rule 1, t up to the {min(server, job.n)} devices of a server, and only then p:"
     widest = max((one.shape[0] for one in job.fitting if one.shape[0] <= server), default=0)
     wider = alternative(job, "With a t beyond that", lambda one: one.shape[0] > server)
@@ -99,6 +103,41 @@ def saving(job: PlanSearch) -> str:
 def is_plain(one: Timed) -> bool:
     p = one.plan.parallel
     return p.zero_stage == 0 and not p.sequence_parallel and not p.recompute.selective
+
+
+def context_reason(job: PlanSearch) -> str:
+    """Compare with plans without context parallelism, or with it; and tell which messages blocks do not hide."""
+    best, (t, _, _, c) = job.best[0], job.best[0].shape
+    s = f"{job.model.max_position_embeddings:,}"
+    if c == 1:
+        return join(f"Context parallelism is not needed: a rank holds all {s} positions, c = 1.",
+                    alternative(job, "With c above 1", lambda one: one.shape[3] > 1))
+    shown = (f"a rank holds {best.plan.positions:,} of {s} positions, and "
+             + (f"blocks of attention hide all but {best.time.context:.3g} s of the ring's messages."
+                if best.plan.parallel.cp_comm_type == "p2p" else
+                f"heads are exchanged for them in {best.time.context:.3g} s of a step, for c divides the "
+                f"{job.model.groups // t} heads of keys that it has."))
+    without = (alternative(job, "With c = 1", lambda one: one.shape[3] == 1) or "With c = 1 nothing fits.")
+    other = "a2a" if best.plan.parallel.cp_comm_type == "p2p" else "p2p"
+    return join(f"Context parallelism, c = {c}: {shown}", without, alternative(
+        job, f"With {other}", lambda one: one.shape[3] > 1 and one.plan.parallel.cp_comm_type == other))
+
+
+def expert_reason(job: PlanSearch) -> str:
+    """Compare with experts that are not dealt out, or with fewer on a rank."""
+    assert job.model.experts
+    best, number = job.best[0], job.model.experts.num_experts
+    e = best.plan.parallel.expert_model_parallel_size
+    sent = f", which costs {best.time.experts:.3g} s of a step, if the routers choose evenly" if e > 1 else ""
+    shown = f"Expert parallelism, e = {e}: each rank holds {number // e} of a layer's {number} experts{sent}."
+    if e == 1:
+        return join(shown, alternative(job, "With e above 1", lambda one: experts_dealt(one) > 1))
+    return join(shown, alternative(job, "With all experts on each rank", lambda one: experts_dealt(one) == 1)
+                or "With all experts on each rank nothing fits.")
+
+
+def experts_dealt(one: Timed) -> int:
+    return one.plan.parallel.expert_model_parallel_size
 
 
 # ---- sentences ------------------------------------------------------------------------------------------------------

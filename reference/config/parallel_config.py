@@ -78,6 +78,11 @@ class ParallelConfig:
         return self.data_parallel_size * self.context_parallel_size
 
     @property
+    def expert_replicas(self) -> int:
+        """Return the number of ranks that hold the same experts."""
+        return self.replicas // self.expert_model_parallel_size
+
+    @property
     def sequence_shards(self) -> int:
         """Return the number of shards of the sequence outside the tensor-parallel regions."""
         return self.tensor_model_parallel_size if self.sequence_parallel else 1

@@ -3,72 +3,23 @@
 The formulas: memory.py. Qi et al. 2023 is 2401.10241.
 """
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import Recompute
 from reference.costs.parameters import pooled_columns
+from reference.costs.rank_elements import RankElements
 from reference.costs.saved_tensors import SavedTensor, StageBytes, peak_activations, total
-from reference.models.model import sequences_of
-from reference.precision import FORMATS, Precision
+from reference.precision import FORMATS
 from reference.schedules.actions import Action
 
 
-@dataclass(frozen=True)
-class ActivationInventory:
+class ActivationInventory(RankElements):
     """The machine's saved tensors, to the byte: those that a microbatch of b sequences leaves on one rank.
 
     The papers' items of `layer` add up to `layer_activations`; those of `embedding` and `head` to
     `activations_outside_layers`, with sequence parallelism; those of `layer_deferred`, on one rank, to the 32 s b h of
     Qi et al. 2023, table 1.
     """
-
-    c: ModelConfig
-    b: int
-    s: int
-    precision: Precision
-    parallel: ParallelConfig
-
-    # ---- elements ----
-
-    @property
-    def sequences(self) -> int:
-        """Return b, times the number of answers to a question for a model that chooses."""
-        return self.b * sequences_of(self.c)
-
-    @property
-    def own(self) -> int:
-        """Return s/c, the positions of a context-parallel rank."""
-        return self.s // self.parallel.context_parallel_size
-
-    @property
-    def whole(self) -> int:
-        """Return the elements of [b, s, h], of s/c positions with context parallelism."""
-        return self.tokens * self.c.hidden_size
-
-    @property
-    def queries(self) -> int:
-        """Return the elements of [b, s, a/t, d], a rank's heads of queries: those of [b, s, h/t], by default."""
-        return self.tokens * self.c.num_attention_heads * self.c.head_size // self.parallel.tensor_model_parallel_size
-
-    @property
-    def keys(self) -> int:
-        """Return the elements of a rank's heads of keys: at least one head."""
-        return self.tokens * max(1, self.c.groups // self.parallel.tensor_model_parallel_size) * self.c.head_size
-
-    @property
-    def columns(self) -> int:
-        """Return the elements of [b, s, f/t], a rank's columns of the MLP."""
-        return self.tokens * self.c.ffn_size // self.parallel.tensor_model_parallel_size
-
-    @property
-    def tokens(self) -> int:
-        """Return the elements of [b, s], of s/c positions with context parallelism."""
-        return self.sequences * self.own
-
-    @property
-    def outside(self) -> int:
-        """Return a rank's elements outside tensor-parallel regions: all of [b, s, h], or its own positions."""
-        return self.whole // self.parallel.sequence_shards
 
     # ---- a layer ----
 
@@ -273,12 +224,6 @@ class ActivationInventory:
             n = 3 * first + self.sequences * columns
             found.append(self.array("factors of the pooler and of what reads it", n, 2 * n))
         return found
-
-    @property
-    def logits(self) -> int:
-        """Return the elements of [b, s, V/t]."""
-        t = self.parallel.tensor_model_parallel_size
-        return self.b * self.own * self.c.padded_vocab_size(t) // t
 
     def ids(self, what: str) -> SavedTensor:
         n = self.sequences * self.own

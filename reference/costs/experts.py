@@ -5,7 +5,9 @@ those that compute a token. Mixtral 8x7B has 46.7 billion parameters, and comput
 (Jiang et al. 2024, 2401.04088, section 2).
 """
 from collections.abc import Collection
+from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from reference.config import ModelConfig
 from reference.layers.branches import mlp_branch_tensors
@@ -16,13 +18,27 @@ from reference.params import leaves
 def added_parameters(c: ModelConfig, layers: Collection[int], t: int = 1, e: int = 1) -> int:
     """Count how many elements more than MLPs the experts in these layers have, on one of t ranks and of e."""
     count = sum(map(c.has_experts, layers))
-    return count * (elements(experts_tensors(c), t, e) - elements(mlp_branch_tensors(c), t)) if count else 0
+    return count * (elements_of_layer(c, t, e).branch - elements_of_layer(c, t, e).mlp) if count else 0
 
 
 def dealt_parameters(c: ModelConfig, layers: Collection[int], t: int, e: int) -> int:
     """Count the elements of experts in these layers on one of t ranks and of e; 0 if none are dealt out."""
     count = sum(map(c.has_experts, layers))
-    return count * elements(experts_tensors(c).experts, t, e) if count and e > 1 else 0
+    return count * elements_of_layer(c, t, e).experts if count and e > 1 else 0
+
+
+class LayerElements(NamedTuple):
+    """The elements on a rank of a layer's experts, and of the MLP in whose place they are."""
+
+    branch: int     # router, experts and shared expert
+    experts: int
+    mlp: int
+
+
+@cache
+def elements_of_layer(c: ModelConfig, t: int, e: int) -> LayerElements:
+    tensors = experts_tensors(c)
+    return LayerElements(elements(tensors, t, e), elements(tensors.experts, t, e), elements(mlp_branch_tensors(c), t))
 
 
 def elements(tensors, t: int, e: int = 1) -> int:

@@ -19,7 +19,7 @@ class LayerActivations(NamedTuple):
 
 
 def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_parallel: bool = False,
-                      recompute: str = "none") -> LayerActivations:
+                      recompute: str = "none", experts: bool = False) -> LayerActivations:
     """Return the bytes of 16-bit activations and one-byte dropout masks (Korthikanti et al. 2022, equations 1 to 4).
 
     In units of s b h:  10   inputs of two layer norms 4, of QKV 2, of the MLP 2; two dropout masks after the branches 2
@@ -34,21 +34,29 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
     recomputes the core. `full` keeps the layer's input, 2 s b h, of which a rank has 1/t if the sequence is sharded
     (the paper's table 2 has it whole, since there `full` is without sequence parallelism). Raises UserError for an
     unknown `recompute`.
+
+    `experts` in the MLP's place have columns for each of a token's k copies, whose inputs and outputs every one of the
+    t ranks has, 2 k x 2 s b h, if the routers choose evenly.
     """
     require_one_of("The recompute of activations", recompute, RECOMPUTE)
     sbh, outside = s * b * c.hidden_size, t if sequence_parallel else 1
     if recompute == "full":
         return LayerActivations(2 * sbh / outside, 0, 0)
-    core, columns = 5 * c.num_attention_heads * s**2 * b / t, inside_columns(c, t)
+    core, columns = 5 * c.num_attention_heads * s**2 * b / t, inside_columns(c, t, experts)
     return LayerActivations(10 * sbh / outside, 2 * s * b * columns, core if recompute == "none" else 0)
 
 
-def inside_columns(c: ModelConfig, t: int) -> float:
+def inside_columns(c: ModelConfig, t: int, experts: bool = False) -> float:
     """Count the columns of all that a layer keeps inside the regions, on a rank: 12 h/t for a GPT."""
     queries, fewest = c.num_attention_heads * c.head_size / t, 1 if c.grouped_attention else 0
     keys = c.head_size * max(fewest, c.groups / t)
     normed = queries + keys if c.qk_layernorm else 0
-    return 2 * queries + 2 * keys + normed + (3 if c.swiglu else 2) * c.ffn_size / t
+    attention, each = 2 * queries + 2 * keys + normed, 3 if c.swiglu else 2
+    if not (experts and c.experts):
+        return attention + each * c.ffn_size / t
+    k, shared = c.experts.moe_router_topk, c.experts.moe_shared_expert_intermediate_size or 0
+    width = c.experts.moe_ffn_hidden_size or c.ffn_size
+    return attention + 2 * k * c.hidden_size + each * (k * width + shared) / t
 
 
 def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -> float:

@@ -5,6 +5,7 @@ Mixed precision as in the papers: 16 bits for parameters, gradients, activations
 depends on the hardware: reference/costs/step_time.py.
 """
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -69,16 +70,29 @@ class Plan:
         """Return the layers of the first rank of a pipeline."""
         return self.pipeline.first
 
+    @property
+    def positions(self) -> int:
+        """Return s/c, the positions of a rank."""
+        return self.model.max_position_embeddings // self.parallel.context_parallel_size
+
     @cached_property
     def psi(self) -> int:
         """Return the number of parameters of that rank."""
         return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers,
                                    self.parallel.expert_model_parallel_size)
 
+    @cached_property
+    def dealt(self) -> int:
+        """Return the number of those that are of experts dealt out to e replicas."""
+        return dealt_parameters(self.model, self.layers, self.parallel.tensor_model_parallel_size,
+                                self.parallel.expert_model_parallel_size)
+
     @property
     def owned(self) -> float:
         """Return the number of parameters that its optimizer moves."""
-        return self.psi / self.parallel.shards
+        p = self.parallel
+        return (self.psi - self.dealt) / p.shards + self.dealt / (
+            p.expert_replicas if p.zero_stage else 1)
 
     @property
     def memory(self) -> PlanMemory:
@@ -87,23 +101,34 @@ class Plan:
 
     def memory_of(self, rank: int) -> PlanMemory:
         """Return the memory of the first or the last rank of a pipeline, with one recomputed layer at a time."""
-        c, p, s = self.model, self.parallel, self.model.max_position_embeddings
+        c, p, s = self.model, self.parallel, self.positions
         t, v, last = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1, p.pipeline_model_parallel_size - 1
         held = self.pipeline.last if rank else self.pipeline.first
         in_flight = most_in_flight(p.pipeline_schedule, last + 1, self.m, rank, v)
-        layer, whole = (sum(layer_activations(c, self.b, s, t, p.sequence_parallel, recompute))
-                        for recompute in (p.recompute.granularity, "none"))
+        layers = sum(self.layer_bytes(p.recompute.granularity, c.has_experts(layer)) for layer in held)
+        experts = any(map(c.has_experts, held))
+        again = self.layer_bytes("none", experts) - self.layer_bytes(p.recompute.granularity, experts)
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
         e = p.expert_model_parallel_size
         states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e), p.replicas, e,
                                      p.zero_stage)
-        return PlanMemory(*states,
-                      activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
+        return PlanMemory(*states, activations=in_flight / v * layers + again + outside)
+
+    def layer_bytes(self, recompute: str, experts: bool) -> float:
+        """Return the bytes of a layer's activations. With context parallelism, blocks of scores are never kept; only
+        ranks that exchanged heads for positions (`a2a`) have whole probabilities, of a c-th of the heads.
+        """
+        p = self.parallel
+        found = layer_activations(self.model, self.b, self.positions, p.tensor_model_parallel_size,
+                                  p.sequence_parallel, recompute, experts)
+        ranks = p.context_parallel_size
+        core = found.core * (ranks if p.cp_comm_type == "a2a" or ranks == 1 else 0)
+        return found.replicated + found.split + core
 
     @property
     def messages(self) -> Messages:
-        p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
+        p, sizes = self.parallel, (self.b, self.positions, self.model.hidden_size)
         t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
         in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel and not p.keep_gathered_inputs)
         if p.recompute.granularity == "full":                           # a second forward, half of both
@@ -111,7 +136,8 @@ class Plan:
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
         return Messages(HALF * self.m * len(self.layers) * in_layer,
                         HALF * self.m * sent * pipeline_traffic(*sizes, t),
-                        HALF * data_parallel_traffic(self.psi, p.replicas, p.zero_stage, self.m))
+                        HALF * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m)
+                                + data_parallel_traffic(self.dealt, p.expert_replicas, p.zero_stage, self.m)))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -123,13 +149,26 @@ class Plan:
 # ---- shared by many plans -------------------------------------------------------------------------------------------
 
 
+class LayerCounts(NamedTuple):
+    """The part of the model on a stage or a rank, as far as it determines its time."""
+
+    layers: int
+    experts: int      # of these layers, those with experts
+    embeds: bool
+    has_logits: bool
+
+
+def layer_counts(model: ModelConfig, layers: Collection[int]) -> LayerCounts:
+    return LayerCounts(len(layers), sum(map(model.has_experts, layers)), 0 in layers, model.num_layers - 1 in layers)
+
+
 class LayerPlacement(NamedTuple):
     """The placement of layers."""
 
     stages: list[dict[int, range]]               # for each rank, the layers of its stages
     first: list[int]                             # layers of the first rank
     last: list[int]                              # and of the last
-    kinds: Counter[tuple[int, bool, bool]]       # of ranks, by (layers, embeds, has the logits)
+    kinds: Counter["LayerCounts"]                       # of ranks
 
 
 @cache
@@ -137,5 +176,4 @@ def place_layers(model: ModelConfig, p: int, schedule: str, v: int | None) -> La
     """Place the layers. Raise UserError for too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))
-    kinds = Counter((len(layers), 0 in layers, model.num_layers - 1 in layers) for layers in held)
-    return LayerPlacement(stages, held[0], held[-1], kinds)
+    return LayerPlacement(stages, held[0], held[-1], Counter(layer_counts(model, layers) for layers in held))

@@ -4,6 +4,7 @@ from typing import NamedTuple
 from reference.config import ModelConfig, ParallelConfig
 
 A100_PEAK = 312e12      # FLOP/s, in 16 bits
+H100_PEAK = 989e12
 V100_REACHED = 39e12    # FLOP/s of Megatron's baseline, on one GPU
 
 
@@ -94,3 +95,30 @@ KORTHIKANTI = (Recomputed("22", 64, 6144, 48, 1, None, 4, 4, 1.42, 1.10),
 
 # Overhead of recompute for forward and backward of a layer of the first model (table 4).
 OVERHEAD = {("full", False): 0.39, ("selective", False): 0.07, ("selective", True): 0.04}   # sequence parallel?
+
+
+class LongRun(NamedTuple):
+    """A row of Meta 2024 (Llama 3, 2407.21783), table 4: 405 billion parameters on H100s, without recompute."""
+
+    gpus: int
+    t: int
+    c: int
+    p: int
+    d: int
+    s: int
+    samples: int        # of a replica, in a step
+    teraflops: float    # that each GPU reached
+    of_peak: str        # in percent; 400 of 989 round to 40
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(126, 16_384, 128, 128_256, self.s, "rope", untie_embeddings_and_output_weights=True,
+                           hidden_dropout=0.0, attention_dropout=0.0, normalization="RMSNorm", swiglu=True,
+                           ffn_hidden_size=53_248, num_query_groups=8, add_bias_linear=False)
+
+    def parallel(self, **choices) -> ParallelConfig:
+        return ParallelConfig(self.t, self.p, self.d, sequence_parallel=True, context_parallel_size=self.c, **choices)
+
+
+LLAMA_3 = (LongRun(8192, 8, 1, 16, 64, 8192, 32, 430, "43"), LongRun(16_384, 8, 1, 16, 128, 8192, 16, 400, "41"),
+           LongRun(16_384, 8, 16, 16, 8, 131_072, 16, 380, "38"))

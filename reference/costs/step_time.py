@@ -5,6 +5,8 @@ Each part of a step is counted as the papers count it, and divided by the hardwa
     products      [n, k] @ [k, m] takes 2 n k m FLOPs, at the fraction of the peak that products of this size reach
     kernels       everything else goes through memory, several times; and a layer of any size has a fixed overhead
     messages      of tensor parallelism: rings over b s h (volumes.py)
+    context       of attention over c ranks, as far as blocks of it do not hide them
+    experts       their all-to-alls, with the loads of routers that choose evenly
     idle          of the pipeline: the schedule is simulated with these times (`simulate`), or the closed form
     replicas      reduction of gradients, ZeRO's gathering, and waiting for the slowest of d
     optimizer     Adam, over the parameters that a rank owns
@@ -18,8 +20,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from reference.costs.flops import iteration_flops
-from reference.costs.hardware import Hardware, RankGroup, collective_time, slowest_link
-from reference.costs.plans import Plan
+from reference.costs.hardware import Hardware, collective_time, slowest_link
+from reference.costs.layer_time import NOTHING, Parts, Sizes, StageTime, groups_of, layer, sizes_of
+from reference.costs.plans import LayerCounts, Plan, layer_counts
 from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import Times, simulate
@@ -28,45 +31,14 @@ BEFORE = 2      # groups of p microbatches after which a longer step repeats its
 SPAN = 24       # the fewest microbatches over which the repeated part is measured
 
 
-class Parts(NamedTuple):
-    """Seconds of a rank's work on one microbatch, or of several."""
-
-    products: float = 0.0
-    kernels: float = 0.0      # and everything else but messages
-    messages: float = 0.0     # between tensor-parallel ranks
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-    def plus(self, other: "Parts", times: float = 1) -> "Parts":
-        return Parts(*(a + times * b for a, b in zip(self, other, strict=True)))
-
-
-class StageTime(NamedTuple):
-    """The time of a stage for one microbatch."""
-
-    forward: Parts
-    input_gradient: Parts     # with recompute
-    weight_gradient: Parts
-
-    @property
-    def total(self) -> Parts:
-        return self.forward.plus(self.input_gradient).plus(self.weight_gradient)
-
-    def plus(self, other: "StageTime", times: float = 1) -> "StageTime":
-        return StageTime(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
-
-
-NOTHING = StageTime(Parts(), Parts(), Parts())
-
-
 class StepTime(NamedTuple):
     """Seconds of a step, on the busiest rank: one part after another."""
 
     products: float
     kernels: float
     messages: float
+    context: float
+    experts: float
     idle: float
     replicas: float
     optimizer: float
@@ -74,107 +46,6 @@ class StepTime(NamedTuple):
     @property
     def total(self) -> float:
         return sum(self)
-
-
-# ---- a layer --------------------------------------------------------------------------------------------------------
-
-
-class Sizes(NamedTuple):
-    """The sizes that determine the time of a layer, so that plans which share them compute it once."""
-
-    b: int
-    s: int
-    h: int
-    a: int
-    t: int
-    heads: int          # columns of all heads of queries on a rank: h/t in a GPT,
-    keys: int           # of those of keys, or of values: the same,
-    ffn: int            # and of the MLP: 4h/t
-    gated: bool
-    sequence_parallel: bool
-    keep_gathered_inputs: bool
-    recompute: str
-    tensor: RankGroup   # of the t ranks that share a layer
-
-
-def sizes_of(plan: Plan) -> Sizes:
-    c, p = plan.model, plan.parallel
-    t = p.tensor_model_parallel_size
-    return Sizes(plan.b, c.max_position_embeddings, c.hidden_size, c.num_attention_heads, t,
-                 c.num_attention_heads // t * c.head_size, max(1, c.groups // t) * c.head_size, c.ffn_size // t,
-                 c.swiglu, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity,
-                 groups_of(plan).tensor)
-
-
-class Groups(NamedTuple):
-    """Groups of ranks. Ranks count through t first, then d, then p."""
-
-    tensor: RankGroup
-    data: RankGroup
-    pipeline: RankGroup
-
-
-def groups_of(plan: Plan) -> Groups:
-    p, n = plan.parallel, plan.parallel.world_size
-    t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
-    return Groups(RankGroup(t, 1, n), RankGroup(d, t, n), RankGroup(stages, t * d, n))
-
-
-@cache
-def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
-    """Time forward and backward of one layer and microbatch."""
-    forward, backward = (one_pass(sizes, hardware, backward) for backward in (False, True))
-    core = Parts(*attention_core(sizes, hardware, backward=False))
-    recomputed = {"none": Parts(), "selective": core, "full": forward}[sizes.recompute]
-    return StageTime(forward, backward.plus(recomputed), Parts(products=linear_products(sizes, hardware)))
-
-
-def one_pass(sizes: Sizes, hardware: Hardware, backward: bool) -> Parts:
-    """Time a layer's forward, or the part of its backward that gives the input's gradient."""
-    core, scores = attention_core(sizes, hardware, backward)
-    return Parts(linear_products(sizes, hardware) + core, elementwise(sizes, hardware, backward) + scores,
-                 region_messages(sizes, hardware, backward))
-
-
-def linear_products(sizes: Sizes, hardware: Hardware) -> float:
-    """Time the products of Q, K and V, attention's output and the MLP. Each of the two gradients takes the same."""
-    n, h, heads, f = sizes.b * sizes.s, sizes.h, sizes.heads, sizes.ffn
-    return sum(hardware.product(n, k, m)
-               for k, m in ((h, heads + 2 * sizes.keys), (heads, h), (h, (1 + sizes.gated) * f), (f, h)))
-
-
-def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
-    """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward, twice that backward; and softmax."""
-    b, s, _, a, t = sizes[:5]
-    flops = (1 + backward) * 4 * b * s**2 * sizes.heads
-    return (flops / (hardware.peak * hardware.attention[backward]),
-            hardware.stream(b * a * s**2 / t, hardware.passes.scores[backward]))
-
-
-def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
-    """Time the elementwise kernels: outside the regions on all positions or a shard of them, inside on columns.
-
-    A GPT has 12 h/t columns there: Q, K, V, attention's result, and 4h/t on either side of the activation.
-    """
-    n = sizes.b * sizes.s
-    outside = n * sizes.h / (sizes.t if sizes.sequence_parallel else 1)
-    columns = 2 * sizes.heads + 2 * sizes.keys + (2 + sizes.gated) * sizes.ffn
-    return (hardware.stream(outside, hardware.passes.outside[backward])
-            + hardware.stream(n * columns / 12, hardware.passes.inside[backward]) + hardware.overhead[backward])
-
-
-def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
-    """Time two all-reduces of b s h each way (Shoeybi et al. 2019, figure 4).
-
-    With sequence parallelism each is two halves, and the backward gathers the two inputs again unless they are kept
-    (Korthikanti et al. 2022, section 4.2.2).
-    """
-    x = sizes.b * sizes.s * sizes.h * hardware.element_bytes
-    if not sizes.sequence_parallel:
-        return 2 * collective_time(hardware, "all_reduce", sizes.tensor, x)
-    gathered = collective_time(hardware, "all_gather", sizes.tensor, x)
-    halves = 2 * (gathered + collective_time(hardware, "reduce_scatter", sizes.tensor, x))
-    return halves + (2 * gathered if backward and not sizes.keep_gathered_inputs else 0)
 
 
 # ---- a stage --------------------------------------------------------------------------------------------------------
@@ -204,13 +75,15 @@ def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Sta
     return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
-def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool) -> StageTime:
-    """Time a stage, or a rank, with this many layers, and perhaps the embedding or the head."""
+def work_of(plan: Plan, hardware: Hardware, held: LayerCounts) -> StageTime:
+    """Time a stage, or a rank, with these layers, and perhaps the embedding or the head."""
     sizes, t = sizes_of(plan), plan.parallel.tensor_model_parallel_size
-    work = NOTHING.plus(layer(sizes, hardware), layers)
-    if first:
+    work = NOTHING.plus(layer(sizes, hardware), held.layers - held.experts)
+    if held.experts:
+        work = work.plus(layer(sizes_of(plan, experts=True), hardware), held.experts)
+    if held.embeds:
         work = work.plus(embedding(sizes, hardware))
-    if last:
+    if held.has_logits:
         words, transformed = plan.model.padded_vocab_size(t) // t, plan.model.architecture == "bert"
         work = work.plus(head(sizes, words, transformed, hardware))
     return work
@@ -219,14 +92,14 @@ def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool
 def stage_works(plan: Plan, hardware: Hardware) -> list[StageTime]:
     """Time every stage of a pipeline, in order."""
     held = {stage: layers for stages in plan.pipeline.stages for stage, layers in stages.items()}
-    return [work_of(plan, hardware, len(held[stage]), stage == 0, stage == len(held) - 1) for stage in sorted(held)]
+    return [work_of(plan, hardware, layer_counts(plan.model, held[stage])) for stage in sorted(held)]
 
 
 def rank_works(plan: Plan, hardware: Hardware) -> Counter[Parts]:
     """Time the ranks of a pipeline for one microbatch, and count the ranks of each time: most have the same."""
     found = Counter[Parts]()
-    for (layers, first, last), ranks in plan.pipeline.kinds.items():
-        found[work_of(plan, hardware, layers, first, last).total] += ranks
+    for held, ranks in plan.pipeline.kinds.items():
+        found[work_of(plan, hardware, held).total] += ranks
     return found
 
 
@@ -243,8 +116,8 @@ def step_time(plan: Plan, hardware: Hardware, closed_form: bool = False) -> Step
     replicas = replica_messages(plan, hardware)
     before = max(busy, makespan) + replicas + optimizer
     waiting = before * hardware.jitter * slowest_of(plan.parallel.data_parallel_size)
-    products, kernels, messages = (plan.m * part for part in busiest)
-    return StepTime(products, kernels, messages, max(0.0, makespan - busy), replicas + waiting, optimizer)
+    work = Parts(*(plan.m * part for part in busiest))
+    return StepTime(*work, max(0.0, makespan - busy), replicas + waiting, optimizer)
 
 
 def transfer_time(plan: Plan, hardware: Hardware) -> float:
@@ -252,7 +125,7 @@ def transfer_time(plan: Plan, hardware: Hardware) -> float:
     c, p = plan.model, plan.parallel
     if p.pipeline_model_parallel_size == 1:
         return 0.0
-    groups, x = groups_of(plan), plan.b * c.max_position_embeddings * c.hidden_size * hardware.element_bytes
+    groups, x = groups_of(plan), plan.b * plan.positions * c.hidden_size * hardware.element_bytes
     sent = slowest_link(hardware, groups.pipeline).seconds("send", 2, x / p.sent_parts)
     return sent + (collective_time(hardware, "all_gather", groups.tensor, x) if p.scattered_parts > 1 else 0.0)
 
@@ -290,12 +163,15 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
-    """Time the messages of gradients and parameters between d replicas (`data_parallel_rings`), less what overlaps with
-    the backward; and the sum of a tied table's gradients between the first stage and the last.
+    """Time the messages of gradients and parameters between c d replicas (`data_parallel_rings`), of experts between
+    those that hold the same, less what overlaps with the backward; and the sum of a tied table's gradients between the
+    first stage and the last.
     """
-    p, groups = plan.parallel, groups_of(plan)
-    size, rings = plan.psi * hardware.element_bytes, data_parallel_rings(p.zero_stage, plan.m)
-    found = (1 - hardware.hidden) * rings * collective_time(hardware, "all_gather", groups.data, size)
+    p, groups, rings = plan.parallel, groups_of(plan), data_parallel_rings(plan.parallel.zero_stage, plan.m)
+    once = sum(collective_time(hardware, "all_gather", group, parameters * hardware.element_bytes)
+               for group, parameters in ((groups.replicas, plan.psi - plan.dealt), (groups.expert_replicas, plan.dealt))
+               if parameters)
+    found = (1 - hardware.hidden) * rings * once
     if p.pipeline_model_parallel_size > 1 and plan.model.tied:
         t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from math import prod
 
 import pytest
 from hypothesis import given, strategies as st
@@ -122,8 +123,7 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
     shapes = [one.shape for one in job.best]
     assert len(set(shapes)) == len(shapes) == min(candidates.SIMULATED, len({one.shape for one in job.fitting}))
     for one in job.best:
-        t, p, d = one.shape
-        assert t * p * d == job.n
+        assert prod(one.shape) == job.n
         rivals = [time for plan, time in played.items() if candidates.shape_of(plan) == one.shape]
         assert one.seconds <= 1.25 * min(rivals)
 

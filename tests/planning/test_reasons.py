@@ -54,7 +54,7 @@ def near(said: float, job, like) -> bool:
 def test_the_three_rules(case):
     found = job(*case)
     tensor, pipeline, microbatch, saving = reasons(found)
-    t, p, d = found.best[0].shape
+    t, p, d, _ = found.best[0].shape
     server = found.hardware.server
     shapes = {one.shape for one in everything(found)}
 
@@ -96,8 +96,8 @@ def test_the_three_rules(case):
     assert all(near(said, found, like) for said in longer(pipeline))
 
     # 3
-    mine = [one for one in everything(found) if one.shape == (t, p, d)]
-    sizes = {plan.b for plan in found.plans if Timed(plan, mine[0].time).shape == (t, p, d)}
+    mine = [one for one in everything(found) if one.shape == (t, p, d, 1)]
+    sizes = {plan.b for plan in found.plans if Timed(plan, mine[0].time).shape == (t, p, d, 1)}
     told = {int(b): float(seconds) for seconds, b in re.findall(rf"{NUMBER} s with b = (\d+)", microbatch)}
     if sizes == {1}:
         assert "so b = 1" in microbatch and not told

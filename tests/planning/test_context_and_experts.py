@@ -1,0 +1,95 @@
+"""The planner tries every context-parallel and expert-parallel size that the model allows, and says what they cost."""
+import re
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from mpi_impl.plan import main, model_of as model_of_options, parse, table
+from mpi_impl.planning import candidates
+from mpi_impl.planning.candidates import PlanSearch, check, describe
+from mpi_impl.planning.reasons import reasons
+from reference.config import ExpertsConfig
+from reference.costs.hardware import Link
+from tests.plan_cases import REAL, model_of
+from tests.planning.test_launch_line import is_the_plan, understood
+
+EXPERTS = ExpertsConfig(4, 2)
+
+
+@pytest.fixture(autouse=True)
+def short_sequences(monkeypatch):
+    monkeypatch.setattr(candidates, "LEAST_POSITIONS", 4)
+
+
+def job(n: int = 4, experts: ExpertsConfig | None = None, groups: int = 4, s: int = 16, **hardware) -> PlanSearch:
+    return PlanSearch(replace(model_of(2, s=s), experts=experts, num_query_groups=groups), n, 4,
+                      replace(REAL, **hardware))
+
+
+def test_all_sizes_that_fit_together_are_tried_and_no_others():
+    """2c divides s, c divides a rank's groups for a2a, and e divides both c d and the experts."""
+    for groups, exchanged in ((4, {(1, 2), (1, 4), (2, 2)}), (2, {(1, 2)}), (1, set())):
+        plans = job(8, EXPERTS, groups).plans
+        assert len(set(plans)) == len(plans) and all(prod(candidates.shape_of(one)) == 8 for one in plans)
+        found = [one.parallel for one in plans]
+        assert {p.context_parallel_size for p in found} == {1, 2, 4}
+        assert {(p.tensor_model_parallel_size, p.context_parallel_size) for p in found
+                if p.cp_comm_type == "a2a"} == exchanged
+        assert {(p.replicas, p.expert_model_parallel_size) for p in found} == {
+            (replicas, e) for replicas in (1, 2, 4, 8) for e in (1, 2, 4) if replicas % e == 0}
+    assert {one.parallel.context_parallel_size for one in job(s=18).plans} == {1}
+
+
+def test_a_plan_names_its_context_and_experts():
+    plan = next(one for one in job(8, EXPERTS).plans if one.parallel.context_parallel_size == 2
+                and one.parallel.expert_model_parallel_size == 4 and one.parallel.cp_comm_type == "a2a")
+    assert ", c = 2 (a2a), e = 4, b = " in describe(plan)
+
+
+def test_the_line_to_copy_is_the_plan():
+    for experts in (None, EXPERTS):
+        for plan in job(8, experts, groups=4).plans[::37]:
+            plan = replace(plan, model=replace(plan.model, num_query_groups=None))
+            is_the_plan(understood(plan, None), plan)
+
+
+def told(found: PlanSearch) -> str:
+    check(found)
+    return "\n".join(reasons(found))
+
+
+def test_reasons_for_context_parallelism():
+    """Where messages are dear it is left alone; where memory is short nothing else fits."""
+    slow = Link(1e-3, 1e8)
+    said = told(job(inside=slow, between=slow, memory=1e9))
+    assert "Context parallelism is not needed: a rank holds all 16 positions, c = 1. With c above 1 the best" in said
+    least = min(sum(one.memory) for one in job(8, s=512).plans)
+    assert "Context parallelism, c = " in (said := told(job(8, s=512, memory=REAL.reserved + 1.01 * least)))
+    assert "With c = 1 nothing fits." in said and "of 512 positions" in said
+
+
+def test_reasons_for_expert_parallelism():
+    slow = Link(1e-3, 1e8)
+    said = told(job(4, EXPERTS, inside=slow, between=slow, memory=1e9))
+    assert "Expert parallelism, e = 1: each rank holds 4 of a layer's 4 experts." in said
+    many = job(4, replace(EXPERTS, num_experts=64))
+    least = min(sum(one.memory) for one in many.plans if one.parallel.zero_stage < 3)
+    said = told(job(4, replace(EXPERTS, num_experts=64), memory=REAL.reserved + 1.01 * least))
+    assert re.search(r"e = 4: each rank holds 16 of a layer's 64 experts, which costs .* With all experts on", said)
+
+
+def test_the_table_has_columns_for_c_and_e():
+    best = job(8, EXPERTS).best
+    head, *rows = (row.split() for row in table(job(8, EXPERTS), best).split("\n"))
+    assert any(one.shape[3] > 1 for one in best) and head[:5] == ["t", "p", "d", "c", "e"]
+    assert [tuple(map(int, row[:4])) for row in rows] == [one.shape for one in best]
+
+
+def test_experts_are_options(capsys):
+    model = model_of_options(parse("--preset llama3-8b --num-experts 8 --moe-router-topk 3 --num-gpus 8 "
+                                   "--global-batch-size 8".split()))
+    assert model.experts == ExpertsConfig(8, 3)
+    main("--num-layers 2 --hidden-size 256 --num-attention-heads 2 --seq-length 16 --num-experts 2 --num-gpus 2 "
+         "--global-batch-size 2 --best 1".split())
+    assert "Expert parallelism, e = " in capsys.readouterr().out

@@ -1,0 +1,82 @@
+"""Llama 3's 4D table (Meta 2024, 2407.21783, table 4) beside our formulas, with the profile dgx-h100 as it is: none of
+its numbers was set for this table. The paper prints neither v nor b: b is 1, and v the one that makes a step fastest.
+"""
+from dataclasses import replace
+
+import pytest
+
+from mpi_impl.planning.candidates import PlanSearch, shapes
+from mpi_impl.planning.profiles import load
+from reference.config import ParallelConfig, Recompute
+from reference.costs.parameters import parameters
+from reference.costs.plans import Plan
+from reference.costs.published import H100_PEAK, LLAMA_3, LongRun
+from reference.costs.step_time import flops_per_second, step_time
+
+H100 = load("dgx-h100")
+IDS = [f"{run.gpus} GPUs, {run.s} positions" for run in LLAMA_3]
+
+
+def plan_of(run: LongRun, recompute: str, v: int | None, zero: int = 1) -> Plan:
+    return Plan(run.model, run.parallel(pipeline_schedule="interleaved" if v else "1f1b", virtual_pipeline_size=v,
+                                        zero_stage=zero, recompute=Recompute(recompute)), run.samples)
+
+
+@pytest.mark.parametrize("run", LLAMA_3, ids=IDS)
+def test_a_row_holds_together(run):
+    """Its ranks are the product of its sizes, 16.8 million tokens a step, and its share of the peak within a point."""
+    assert run.parallel().world_size == run.gpus and run.d * run.samples * run.s == 1 << 24
+    assert f"{parameters(run.model) / 1e9:.1f}" == "405.9"
+    assert abs(100 * run.teraflops * 1e12 / H100_PEAK - float(run.of_peak)) < 1
+
+
+@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.03, -0.08))), ids=IDS)
+def test_the_share_of_the_peak(run, off):
+    """Ours is as far off as stated: 431, 388 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
+    in the last row it is most of the work, and if the paper counts half of it for the mask, ours is 250, 34 % off.
+    """
+    found = max(flops_per_second(plan, step_time(plan, H100).total)
+                for plan in (plan_of(run, "selective", v) for v in (None, 2, 4, 7)))
+    assert found / 1e12 / run.teraflops - 1 == pytest.approx(off, abs=0.01)
+
+
+@pytest.mark.parametrize("run, without, full", list(zip(LLAMA_3, (92.6, 92.2, 86.9), (24.9, 24.6, 19.2))), ids=IDS)
+def test_memory(run, without, full):
+    """The published sizes fit with full recompute. Without recompute, as they ran, our formula has 7 to 13 GB more than
+    a GPU: it counts masks of dropout that a Llama lacks, and the paper gave the end stages a layer less, for this.
+    """
+    for recompute, expected in (("selective", without), ("full", full)):
+        held = sum(plan_of(run, recompute, None).memory)
+        assert held / 1e9 == pytest.approx(expected, abs=0.05)
+    assert held < H100.memory - H100.reserved
+
+
+@pytest.mark.parametrize("run", LLAMA_3, ids=IDS)
+def test_the_published_sizes_are_among_those_that_are_searched(run):
+    assert (run.t, run.p, run.d, run.c) in shapes(run.model, run.d * run.samples)
+
+
+def test_a_long_sequence_needs_context_parallelism():
+    """At 131,072 positions no plan with t = 8 and c = 1 fits, with everything sharded and recomputed."""
+    run = LLAMA_3[-1]
+    alone = [Plan(run.model, ParallelConfig(8, p, d, zero_stage=3, sequence_parallel=True, recompute=Recompute("full")),
+                  128 // d) for p, d in ((16, 128), (32, 64), (64, 32))]
+    published = plan_of(run, "full", None)
+    room = H100.memory - H100.reserved
+    assert sum(published.memory) < room
+    assert all(sum(one.memory) > room for one in alone)
+
+
+@pytest.mark.deep
+def test_the_planner_prefers_context_parallelism_for_a_long_sequence():
+    run = LLAMA_3[-1]
+    found = PlanSearch(run.model, run.gpus, run.d * run.samples, H100)
+    assert found.best[0].shape[3] > 1 and all(one.shape[3] > 1 for one in found.fitting)
+
+
+def test_messages_of_a_ring_hide_behind_long_blocks_and_not_behind_short_ones():
+    run = LLAMA_3[-1]
+    long = plan_of(run, "selective", None)
+    short = replace(long, model=replace(run.model, max_position_embeddings=1024))
+    shares = [(time := step_time(plan, H100)).context / time.total for plan in (long, short)]
+    assert shares[0] < 0.005 < 0.02 < shares[1]
