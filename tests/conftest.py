@@ -10,7 +10,7 @@ from mpi_impl.launching.pool import Pool
 from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("fast", max_examples=12, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("fast", max_examples=8, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("deep", settings.get_profile("fast"), max_examples=400)
 
 
