@@ -56,7 +56,8 @@ class ImaginedGroup(Group):
         self.size, self.rank, self.ranks = len(ranks), rank, tuple(ranks)
         self.others = [r for r in ranks if r != ranks[rank]]
         self.ledger, self.trace, self.largest_tag = instruments.ledger, instruments.trace, 1 << 62
-        self.diary, self.colors, self.transports = diary, iter(colors), RecordingTransport(diary, self.ranks, rank)
+        self.diary, self.colors = diary, iter(colors)
+        self.transports = RecordingTransport(diary, name, self.ranks, rank)
 
     def split(self, color, name):
         return self.subgroup(members_by_color(next(self.colors))[color], name)

@@ -14,6 +14,7 @@ class Event(NamedTuple):
     """Something that a rank does with others."""
 
     kind: str                   # 'collective', 'post', 'send', 'receive', 'wait'
+    group: str                  # its name
     ranks: tuple[int, ...]      # of the world, in the order of the group; of a message: its sender and its receiver
     call: str                   # the operation; of a message: its tag
     form: str                   # what is sent: the number of elements and their dtype
@@ -57,8 +58,8 @@ class Diary:
 class RecordingTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     """One group's calls. Of arrays with data, the others are assumed to have the same as this rank."""
 
-    def __init__(self, diary: Diary, ranks: tuple[int, ...], rank: int):
-        self.diary, self.ranks, self.rank = diary, ranks, rank
+    def __init__(self, diary: Diary, name: str, ranks: tuple[int, ...], rank: int):
+        self.diary, self.name, self.ranks, self.rank = diary, name, ranks, rank
         self.reason = ""        # of the call under way
         self.lone = LoneRank()
 
@@ -68,7 +69,7 @@ class RecordingTransport(Collectives, AllToAll, PointToPoint, PostedCollectives)
 
     def event(self, kind: str, call: str, x, ranks=None, elements=None) -> Event:
         form = f"{x.size if elements is None else elements:,} {x.dtype}"
-        return Event(kind, ranks or self.ranks, call, form, self.reason, next(self.diary.numbers))
+        return Event(kind, self.name, ranks or self.ranks, call, form, self.reason, next(self.diary.numbers))
 
     def collective(self, operation: str, x, whole) -> None:
         self.diary.events.append(self.event("collective", operation, whole))
