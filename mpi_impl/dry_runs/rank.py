@@ -1,5 +1,6 @@
 """One step of one rank of a world that is not there: the trainer itself, on arrays without data."""
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.comm.clock import WallClock
@@ -16,10 +17,13 @@ from mpi_impl.runtime.meta_device import MetaDevice, Peak
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.hardware import Hardware
+from reference.costs.hardware import Hardware, RankGroup, slowest_link
 from reference.optimizer import OptimizerConfig
-from reference.precision import Precision
+from reference.precision import FORMATS, Precision
 from reference.schedules.actions import Action
+
+
+NO_ARRIVALS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,18 @@ class World:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.microbatches * self.parallel.data_parallel_size
+
+    @property
+    def sending(self) -> float:
+        """Return the seconds of a message from one stage to the next."""
+        c, p = self.model, self.parallel
+        if self.hardware is None or p.pipeline_model_parallel_size == 1:
+            return 0.0
+        elements = self.micro_batch_size * self.seq_length // p.context_parallel_size * c.hidden_size // p.sent_parts
+        neighbours = RankGroup(p.pipeline_model_parallel_size, p.world_size // p.pipeline_model_parallel_size,
+                               p.world_size)
+        return slowest_link(self.hardware, neighbours).seconds(
+            "send", 2, elements * FORMATS[self.precision.compute].bytes)
 
     def colors(self) -> Colors:
         return survey(self.parallel.world_size, lambda world: connect(world, self.parallel))
@@ -83,10 +99,11 @@ class MetaClock(WallClock):
         return super().computing(action)
 
 
-def run_rank(world: World, rank: int, colors: Colors, measured: bool = False) -> RankRun:
+def run_rank(world: World, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
+             measured: bool = False) -> RankRun:
     """Make a rank's model, and run its first step. `measured` counts the bytes of caches, too, which takes time."""
     device = MetaDevice(world.hardware, world.cudnn)
-    diary, instruments = Diary(device, world.parallel.world_size), Instruments(
+    diary, instruments = Diary(device, world.parallel.world_size, arrivals), Instruments(
         trace=Trace(MetaClock(device), recording=True), hosts=world.hosts())
     everyone = ImaginedGroup(range(world.parallel.world_size), rank, "world", instruments, diary, colors)
     topology = connect(everyone, world.parallel)

@@ -1,4 +1,5 @@
 """Calls between ranks that are not there: each is written down, and over immediately."""
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -28,8 +29,9 @@ class Event(NamedTuple):
 class Diary:
     """The events of one rank, in order, and the seconds that they take by a profile."""
 
-    def __init__(self, device: MetaDevice, world: int):
-        self.device, self.world = device, world
+    def __init__(self, device: MetaDevice, world: int, arrivals: Mapping[str, float]):
+        """Take the world's size, and when messages of a pipeline arrive; others do as soon as they can."""
+        self.device, self.world, self.arrivals = device, world, arrivals
         self.events: list[Event] = []
         self.numbers = count()
         self.free = dict[tuple[int, ...], float]()      # when the last call that was posted in a group is over
@@ -52,6 +54,8 @@ class Diary:
 
     def wait(self, event: Event, over: float) -> None:
         self.events.append(event._replace(kind="wait"))
+        if (event.kind, event.group) == ("receive", "pipeline"):
+            over = self.arrivals.get(event.call, over)
         self.device.seconds = max(self.device.seconds, over)
 
 
