@@ -18,7 +18,7 @@ from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.arguments import experts_config, in_other_words
 from mpi_impl.programs.options import OPTIONS
-from mpi_impl.programs.presets import PRESETS, VOCABULARIES
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES, VOCABULARY
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import ARCHITECTURES, ModelConfig, option
@@ -29,7 +29,6 @@ from reference.errors import UserError
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 EXPERTS = ("num_experts", "moe_router_topk")
-VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
 
 
 @dataclass(frozen=True, kw_only=True)

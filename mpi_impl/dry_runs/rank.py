@@ -1,8 +1,10 @@
 """One step of one rank of a world that is not there: the trainer itself, on arrays without data."""
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+from mpi_impl.checkpoints.checkpoint import boxes_to_save
 from mpi_impl.comm.clock import WallClock
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.imagined import Colors, ImaginedGroup, survey
@@ -19,6 +21,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Hardware, RankGroup, slowest_link
 from reference.optimizer import OptimizerConfig
+from reference.parallel.boxes import shape_of
 from reference.precision import FORMATS, Precision
 from reference.schedules.actions import Action
 
@@ -75,6 +78,7 @@ class RankRun:
     setup: Peak                 # while the model was made
     peak: Peak                  # in the step
     held: Held
+    saved: int                  # bytes of its files in a checkpoint
     ledger: Ledger
     events: list[Event]
     slices: list[Slice]
@@ -117,8 +121,15 @@ def run_rank(world: World, rank: int, colors: Colors, arrivals: Mapping[str, flo
     device.restart()
     diary.events.clear()
     trainer.step(batches.microbatches_of("train", 0), world.global_batch_size)
-    return RankRun(rank, topology.place, setup, device.most(), trainer.held(), instruments.ledger, diary.events,
+    return RankRun(rank, topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer), instruments.ledger, diary.events,
                    instruments.trace.slices, device.seconds)
+
+
+def saved_bytes(trainer: Trainer) -> int:
+    """Return the bytes of a rank's files in a checkpoint, but for their headers."""
+    _, boxes = boxes_to_save(trainer)
+    elements = sum(prod(shape_of(box)) for _, box in boxes)
+    return elements * trainer.state.main.itemsize * len(trainer.state.optimizer_states)
 
 
 def name_buffers(state: ModelState) -> None:

@@ -160,9 +160,8 @@ class MetaArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, function, types, args, kwargs):
         if function in MAKERS:
-            of = kwargs.get("shape", args[0] if args else 0)
-            found = function(*args, **kwargs) if function in COPIES else np.broadcast_to(
-                function((), *args[1:], **{**kwargs}), of)
+            found = args[0] if is_meta(args[0]) else function(*args, **kwargs) if function in COPIES else np.broadcast_to(
+                function((), *args[1:], **kwargs), args[0])
             return made(self, found.shape, found.dtype, passes=1)
         return FUNCTIONS[function](*args, **kwargs) if function in FUNCTIONS else NotImplemented
 

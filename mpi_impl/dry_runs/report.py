@@ -1,0 +1,101 @@
+"""The words about a dry run: what a rank holds at its peak, and which line made it; what it sends; how long it takes."""
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
+from mpi_impl.dry_runs.rank import RankRun, World
+from mpi_impl.runtime.meta_device import Peak, Site
+from mpi_impl.runtime.tables import aligned, bytes_of
+from reference.costs.flops import iteration_flops
+from reference.costs.parameters import parameters
+
+LINES = 8       # of code that are listed
+BY_FILE = {"mpi_impl/parallel/zero.py": "gathered parameters, unsent gradients",
+           "mpi_impl/parallel/pipeline.py": "messages between stages",
+           "mpi_impl/training/batches.py": "the batch"}
+
+
+def introduction(world: World) -> str:
+    c, p = world.model, world.parallel
+    sizes = {"t": p.tensor_model_parallel_size, "c": p.context_parallel_size, "p": p.pipeline_model_parallel_size,
+             "d": p.data_parallel_size, "e": p.expert_model_parallel_size}
+    shape = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in "tpd")
+    return (f"{parameters(c):,} parameters in {world.precision.compute} on {p.world_size:,} ranks that are not there: "
+            f"{shape}, {p.pipeline_schedule}, ZeRO {p.zero_stage}, recompute {p.recompute.granularity}; a step is "
+            f"{world.microbatches:,} x {world.micro_batch_size} samples of {world.seq_length:,} tokens on each replica")
+
+
+def describe_rank(run: RankRun, world: World) -> str:
+    """Describe a rank's memory and messages."""
+    at = ", ".join(f"{name} {number}" for name, number in run.place._asdict().items())
+    assert world.hardware
+    room = world.hardware.memory - world.hardware.reserved
+    over = f", which is more than the {bytes_of(room)} that a model gets of a device" if run.peak.size > room else ""
+    return "\n".join([
+        f"rank {run.rank} ({at}): {bytes_of(run.peak.size)} at the peak of a step{over}; {bytes_of(run.setup.size)} "
+        f"while the model was made; {bytes_of(run.saved)} in a checkpoint", memory_table(run.peak), "", lines_table(run.peak), "", messages_table(run)])
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def kind_of(site: Site, peak: Peak) -> str:
+    """Return what the arrays of a place are, at the peak."""
+    file, _, _ = site.line.partition(":")
+    return site.kind or BY_FILE.get(file) or (
+        "saved for the backward" if site.during != peak.during else "of the action under way")
+
+
+def by_kind(peak: Peak) -> dict[str, int]:
+    """Return the bytes of each kind of array, the most first."""
+    found = Counter[str]()
+    for site, size in peak.sites.items():
+        found[kind_of(site, peak)] += size
+    return dict(found.most_common())
+
+
+def memory_table(peak: Peak) -> str:
+    return aligned([[f"  {kind}", f"{size:,}"] for kind, size in by_kind(peak).items() if size])
+
+
+def lines_table(peak: Peak) -> str:
+    """Tabulate the lines of code that made most of what has no name of its own."""
+    found = Counter[tuple[str, str]]()
+    for site, size in peak.sites.items():
+        if not site.kind:
+            found[site.line, kind_of(site, peak)] += size
+    return aligned([["  made by", "bytes", "what"], *(
+        [f"  {line}", f"{size:,}", kind] for (line, kind), size in found.most_common(LINES))], left=(0, 2))
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def messages_table(run: RankRun) -> str:
+    """Tabulate the calls of each kind of group, as rings, inside servers and between them."""
+    calls, ring, between = Counter[str](), defaultdict[str, float](float), defaultdict[str, float](float)
+    for entry, total in run.ledger.totals.items():
+        if entry.group_size > 1:
+            name = f"  {entry.group} x{entry.group_size}"
+            calls[name] += total.calls
+            ring[name] += ring_bytes(entry, total)
+            between[name] += bytes_between_hosts(run.ledger, entry)
+    rows = [[name, f"{calls[name]:,}", f"{ring[name] - between[name]:,.0f}", f"{between[name]:,.0f}"] for name in calls]
+    return aligned([["  sends in groups", "calls", "bytes inside servers", "between servers"], *rows])
+
+
+def matched(ranks: Sequence[int]) -> str:
+    return (f"the messages of {len(ranks)} ranks match: every one is received, in the order in which it is expected, and no "
+            "rank waits for ever")
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def describe_time(runs: Sequence[RankRun], world: World) -> str:
+    """Describe the time of a step of the slowest of these ranks, and the model's FLOP/s."""
+    assert world.hardware
+    seconds = max(run.seconds for run in runs)
+    flops = iteration_flops(world.model, world.global_batch_size, world.seq_length, world.parallel.recompute.granularity)
+    rate = flops / seconds / world.parallel.world_size
+    return (f"a step takes {seconds:.3g} s on {world.hardware.name}, {rate / 1e12:.3g} TFLOP/s on each rank")
