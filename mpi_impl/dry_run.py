@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from mpi_impl.dry_runs import report
-from mpi_impl.dry_runs.options import Request, parse
+from mpi_impl.dry_runs.options import parse
 from mpi_impl.dry_runs.rank import RankRun
 from mpi_impl.dry_runs.world import DryRun, kinds_of_ranks
 from mpi_impl.launching.entry import run_alone

@@ -1,8 +1,8 @@
 """The events of several ranks, matched: every message has a receiver, and no rank waits for ever.
 
-Each rank goes through its events as far as it can. Who is not among them is taken to be ready. A wait for a send is over
-when its receive has been posted: MPI need not buffer (a *rendezvous*), though it does for small messages, which hides
-deadlocks until they grow. All calls of a group but messages come in one order, on all of its ranks.
+Each rank goes through its events as far as it can. A rank that is not among them is taken to be ready. A wait for a
+send is over when its receive has been posted: MPI need not buffer (a *rendezvous*), though it does for small messages,
+which hides deadlocks until messages grow. All calls of a group but messages come in one order on all of its ranks.
 """
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,6 @@ from reference.parallel.boxes import shape_of
 from reference.precision import FORMATS, Precision
 from reference.schedules.actions import Action
 
-
 NO_ARRIVALS: Mapping[str, float] = {}
 
 
@@ -121,8 +120,8 @@ def run_rank(world: World, rank: int, colors: Colors, arrivals: Mapping[str, flo
     device.restart()
     diary.events.clear()
     trainer.step(batches.microbatches_of("train", 0), world.global_batch_size)
-    return RankRun(rank, topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer), instruments.ledger, diary.events,
-                   instruments.trace.slices, device.seconds)
+    return RankRun(rank, topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer),
+                   instruments.ledger, diary.events, instruments.trace.slices, device.seconds)
 
 
 def saved_bytes(trainer: Trainer) -> int:

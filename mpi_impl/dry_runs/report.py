@@ -1,9 +1,10 @@
-"""The words about a dry run: what a rank holds at its peak, and which line made it; what it sends; how long it takes."""
+"""The report of a dry run: the arrays of a rank at its peak, and the lines that made them; its messages; its time."""
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
 from mpi_impl.dry_runs.rank import RankRun, World
+from mpi_impl.reports.forecast import RunSizes
 from mpi_impl.runtime.meta_device import Peak, Site
 from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.costs.flops import iteration_flops
@@ -28,12 +29,25 @@ def introduction(world: World) -> str:
 def describe_rank(run: RankRun, world: World) -> str:
     """Describe a rank's memory and messages."""
     at = ", ".join(f"{name} {number}" for name, number in run.place._asdict().items())
+    return "\n".join([f"rank {run.rank} ({at}): {bytes_of(run.peak.size)} at the peak of a step{too_much(run, world)}",
+                      f"  ({forecast(run, world)}; {bytes_of(run.setup.size)} while the model was made; "
+                      f"{bytes_of(run.saved)} in a checkpoint)",
+                      memory_table(run.peak), "", lines_table(run.peak), "", messages_table(run)])
+
+
+def too_much(run: RankRun, world: World) -> str:
+    """Say whether a device has too little memory."""
     assert world.hardware
     room = world.hardware.memory - world.hardware.reserved
-    over = f", which is more than the {bytes_of(room)} that a model gets of a device" if run.peak.size > room else ""
-    return "\n".join([
-        f"rank {run.rank} ({at}): {bytes_of(run.peak.size)} at the peak of a step{over}; {bytes_of(run.setup.size)} "
-        f"while the model was made; {bytes_of(run.saved)} in a checkpoint", memory_table(run.peak), "", lines_table(run.peak), "", messages_table(run)])
+    return f", more than the {bytes_of(room)} that a model gets of {world.hardware.name}" * (run.peak.size > room)
+
+
+def forecast(run: RankRun, world: World) -> str:
+    """Compare the peak with the formulas' forecast, which leaves out what lives within an action."""
+    sizes = RunSizes(world.model, world.parallel, world.precision, world.micro_batch_size, world.seq_length,
+                     world.microbatches, elsewhere=True)
+    found = sizes.forecast()[run.place.pipeline].total
+    return f"the formulas' forecast: {bytes_of(found)}, {found / run.peak.size - 1:+.1%}"
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -85,8 +99,8 @@ def messages_table(run: RankRun) -> str:
 
 
 def matched(ranks: Sequence[int]) -> str:
-    return (f"the messages of {len(ranks)} ranks match: every one is received, in the order in which it is expected, and no "
-            "rank waits for ever")
+    return (f"the messages of {len(ranks)} ranks match: every one is received, in the order in which it is expected, "
+            "and no rank waits for ever")
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
@@ -96,6 +110,7 @@ def describe_time(runs: Sequence[RankRun], world: World) -> str:
     """Describe the time of a step of the slowest of these ranks, and the model's FLOP/s."""
     assert world.hardware
     seconds = max(run.seconds for run in runs)
-    flops = iteration_flops(world.model, world.global_batch_size, world.seq_length, world.parallel.recompute.granularity)
+    flops = iteration_flops(world.model, world.global_batch_size, world.seq_length)
     rate = flops / seconds / world.parallel.world_size
-    return (f"a step takes {seconds:.3g} s on {world.hardware.name}, {rate / 1e12:.3g} TFLOP/s on each rank")
+    return (f"a step takes {seconds:.3g} s on {world.hardware.name}: {rate / 1e12:.3g} TFLOP/s of the model on each "
+            f"rank, {rate / world.hardware.peak:.1%} of the peak")

@@ -160,8 +160,9 @@ class MetaArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, function, types, args, kwargs):
         if function in MAKERS:
-            found = args[0] if is_meta(args[0]) else function(*args, **kwargs) if function in COPIES else np.broadcast_to(
-                function((), *args[1:], **kwargs), args[0])
+            first, *others = args
+            found = first if is_meta(first) else function(*args, **kwargs) if function in COPIES else (
+                np.broadcast_to(function((), *others, **kwargs), first))
             return made(self, found.shape, found.dtype, passes=1)
         return FUNCTIONS[function](*args, **kwargs) if function in FUNCTIONS else NotImplemented
 

@@ -2,7 +2,7 @@
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total
-from mpi_impl.dry_runs.rank import RankRun, World, run_rank
+from mpi_impl.dry_runs.rank import World, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
