@@ -44,10 +44,13 @@ def too_much(run: RankRun, world: World) -> str:
 
 def forecast(run: RankRun, world: World) -> str:
     """Compare the peak with the formulas' forecast, which leaves out what lives within an action."""
-    sizes = RunSizes(world.model, world.parallel, world.precision, world.micro_batch_size, world.seq_length,
-                     world.microbatches, elsewhere=True)
-    found = sizes.forecast()[run.place.pipeline].total
+    found = run_sizes(world).forecast()[run.place.pipeline].total
     return f"the formulas' forecast: {bytes_of(found)}, {found / run.peak.size - 1:+.1%}"
+
+
+def run_sizes(world: World) -> RunSizes:
+    return RunSizes(world.model, world.parallel, world.precision, world.micro_batch_size, world.seq_length,
+                    world.microbatches, elsewhere=True)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tests.zoo.entry import Bug
 
 SHAPES = st.sampled_from([(3, 1, 1, 1), (2, 1, 2, 2), (1, 3, 1, 2), (2, 2, 2, 1), (1, 1, 4, 2), (1, 2, 3, 2),
                           (1, 1, 1, 5)])
-MODEL = ModelConfig(6, 24, 6, 11, 36, make_vocab_size_divisible_by=3)
+MODEL = ModelConfig(8, 24, 6, 11, 36, make_vocab_size_divisible_by=3)
 
 
 @given(SHAPES, st.integers(0, 3), st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved"]),
