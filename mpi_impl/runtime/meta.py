@@ -15,8 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from mpi_impl.runtime.meta_device import MetaDevice, Site, line_of_caller
 
-COPIES = {np.arange, np.array, np.asarray}               # what they make is small, or there already
-MAKERS = COPIES | {np.empty, np.zeros, np.ones, np.full}
+COPIES: set[Any] = {np.arange, np.array, np.asarray}               # what they make is small, or there already
+MAKERS: set[Any] = COPIES | {np.empty, np.zeros, np.ones, np.full}
 
 
 class Storage:
@@ -126,16 +126,12 @@ class MetaArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self.seen(self.frame.view(dtype))
 
     def sum(self, axis=None, keepdims=False, dtype=None):
-        return np.add.reduce(self, axis=axis, keepdims=keepdims, dtype=dtype)
+        return reduced(self, axis, keepdims, result_dtype(np.add, (self.dtype,), dtype, True))
 
     def max(self, axis=None, keepdims=False):
-        return np.maximum.reduce(self, axis=axis, keepdims=keepdims)
+        return reduced(self, axis, keepdims, self.dtype)
 
-    def min(self, axis=None, keepdims=False):
-        return np.minimum.reduce(self, axis=axis, keepdims=keepdims)
-
-    def mean(self, axis=None, keepdims=False):
-        return np.add.reduce(self, axis=axis, keepdims=keepdims)
+    min = mean = max        # of the same shape and format
 
     def argmax(self, axis=None):
         return reduced(self, axis, False, np.int64)

@@ -90,7 +90,7 @@ class MetaDevice:
         if self.hardware:
             self.seconds += flops / (self.hardware.peak * self.hardware.attention[backward])
 
-    def stream(self, size: int) -> None:
+    def stream(self, size: float) -> None:
         """Take the time in which so many bytes go through memory."""
         if self.hardware:
             self.seconds += size / self.hardware.bandwidth
