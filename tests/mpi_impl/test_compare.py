@@ -152,6 +152,17 @@ FOUND = {
     "every context rank drops the same positions": "1 forward: embedding.output_mask",
     "exchanged heads with the masks of the first": "1 forward: blocks.0.attention.probs_mask",
     "exchanged positions in the order of the ranks": "1 forward: blocks.0.attention.q",
+    "the gate's activation on the wrong half": "1 backward: blocks.3.mlp.gate_up",
+    "copies of a head of keys drift apart": "1 reduction: blocks.3.attention.k_norm.weight",
+    "copies summed over all ranks": "1 reduction: blocks.3.attention.w_kv",
+    "copies counted on every rank in the norm": "1 step: gradient norm",
+    "the gain of a norm of keys is not summed": "1 reduction: blocks.3.attention.k_norm.weight",
+    "heads dealt out to groups in turn": "1 forward: blocks.0.attention.k",
+    "the first head's dropout on every rank": "1 forward: blocks.0.attention.context",
+    "gradients of experts summed over all replicas": "1 reduction: blocks.3.mlp.experts.b_out",
+    "gradients of experts not summed": "1 reduction: blocks.3.mlp.experts.b_out",
+    "gradients of experts too large by e": "1 reduction: blocks.3.mlp.experts.b_out",
+    "the norm of one rank's experts": "1 step: gradient norm",
 }
 
 # The others, and why two recordings do not tell them apart.
@@ -168,6 +179,7 @@ NOT_FOUND = {
     "a send before the receive that the other side waits for": "short messages arrive",
     "microbatches overlap": "a test's microbatches are of one sample",
     "QKV split across, not by heads": "ranks draw their shards, and cut nothing",
+    "gate and up cut side by side": "ranks draw their shards, and cut nothing",
     "caches kept, though they are recomputed": MEMORY,
     "caches there while the next ones are made": MEMORY,
     "the core kept, though it is recomputed": MEMORY,
