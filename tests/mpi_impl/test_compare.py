@@ -163,6 +163,16 @@ FOUND = {
     "gradients of experts not summed": "1 reduction: blocks.3.mlp.experts.b_out",
     "gradients of experts too large by e": "1 reduction: blocks.3.mlp.experts.b_out",
     "the norm of one rank's experts": "1 step: gradient norm",
+    "what all ranks with experts hold counted e times": "1 step: gradient norm",
+    "the router's gradient not summed": "1 reduction: blocks.3.mlp.router",
+    "weights of experts whose gradient is partial": "1 backward: blocks.3.mlp.logits",
+    "weights that were gathered without a backward": "1 backward: blocks.3.mlp.logits",
+    "the experts' gradients summed over positions": "1 reduction: blocks.3.mlp.experts.b_out",
+    "a bias in each partial sum": "2 forward: blocks.0.mlp.experts.partial",
+    "copies returned in the order of experts": "1 forward: blocks.0.mlp.experts.partial",
+    "every rank draws the first experts": "1 parameters: blocks.0.mlp.experts.w_in",
+    "a load-balancing loss for each microbatch": "1 backward: blocks.3.mlp.logits",
+    "a count that an all-reduce has overwritten": "1 backward: blocks.3.mlp.logits",
 }
 
 # The others, and why two recordings do not tell them apart.

@@ -8,7 +8,7 @@ from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
 from mpi_impl.proof import proof
 from mpi_impl.proof.options import WITHOUT_EFFECT, parse
-from mpi_impl.proof.proof import describe_difference, statement
+from mpi_impl.proof.proof import describe_difference, describe_parallelism, statement
 from mpi_impl.proof.sizes import shrink
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import Key
@@ -22,6 +22,7 @@ from tests.planted import Bug, planted_run
 from tests.recorded_runs import case, record
 
 T2 = "--tensor-model-parallel-size 2"
+EXPERTS = "--num-experts 4 --expert-model-parallel-size 2"
 SMALL = "--num-layers 2 --micro-batch-size 1 --global-batch-size 2"
 
 
@@ -82,10 +83,16 @@ def test_one_real_program_proves_and_says_so():
         "1) as in one process, and " in last and "chance of error below " in last
 
 
+def test_what_is_proved_is_named():
+    """Groups, experts, and each dimension of parallelism."""
+    sizes = sizes_of(f"{EXPERTS} --context-parallel-size 2 --group-query-attention --num-query-groups 2 {SMALL}", 4)
+    assert sizes.describe("GPT").startswith("a GPT of 2 layers, hidden size 8, 4 heads in 2 groups, 4 experts, 7 words")
+    assert describe_parallelism(sizes.parallel) == "t 1, p 1, d 2, c 2, e 2"
+
+
 # ---- what is wrong is named -----------------------------------------------------------------------------------------
 
 RUN = f"{T2} {SMALL}"
-EXPERTS = "--num-experts 4 --expert-model-parallel-size 2"
 TINY = "(1 + 2**-50)"       # a factor that floats cannot see
 BUGS = {
     "a bias that is too large, on any number of ranks": (
