@@ -53,7 +53,7 @@ def test_a_model_over_ranks_is_the_whole_model(run):
     model_over_ranks_equals_whole(*run)
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(models_over_ranks(exact=True))
 def test_a_model_over_ranks_exactly(run):
     model_over_ranks_equals_whole(*run)
