@@ -49,15 +49,17 @@ def members_by_color(colors: tuple[int, ...]) -> dict[int, list[int]]:
 class ImaginedGroup(Group):
     """A group of one rank that is there, and others that are not."""
 
+    transports: Any     # the recorder alone
+
     def __init__(self, ranks: Sequence[int], rank: int, name: str, instruments: Instruments, diary: Diary,
                  colors: Colors):
         """Take the group's ranks in the world, and this rank's number among them. `colors` are those of `survey`."""
         self.name, self.instruments, self.watchdog = name, instruments, instruments.watchdog
-        self.size, self.rank, self.ranks = len(ranks), rank, tuple(ranks)
+        self.size, self.rank, self.ranks = len(ranks), rank, list(ranks)
         self.others = [r for r in ranks if r != ranks[rank]]
         self.ledger, self.trace, self.largest_tag = instruments.ledger, instruments.trace, 1 << 62
         self.diary, self.colors = diary, iter(colors)
-        self.transports = RecordingTransport(diary, name, self.ranks, rank)
+        self.transports = RecordingTransport(diary, name, tuple(ranks), rank)
 
     def split(self, color, name):
         return self.subgroup(members_by_color(next(self.colors))[color], name)

@@ -30,9 +30,11 @@ def test_ranks_match(shape, zero_stage, schedule, way, sharded):
     all_ranks_match(world_of(case, plan, t * c * p * d, m=p))
 
 
-def test_ranks_of_a_large_world_match():
-    """3,072 ranks, in a few seconds."""
-    kinds_of_ranks_match(large_world(p=16, d=24))
+@pytest.mark.deep
+@pytest.mark.parametrize("p, d", [(16, 24), (64, 6)])
+def test_ranks_of_a_large_world_match(p, d):
+    """3,072 ranks, in seconds."""
+    kinds_of_ranks_match(large_world(p, d))
 
 
 @given(st.builds(ParallelConfig, *(st.integers(1, 5) for _ in range(3)), context_parallel_size=st.integers(1, 3)))
