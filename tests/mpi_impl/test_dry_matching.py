@@ -78,7 +78,7 @@ BUGS = {     # a bug, and a part of the sentence that names it
     "a replica's buckets in another order": (
         Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:\n            own = self",
             "for bucket in self.layout.buckets[::-1 if self.group.rank else 1]:\n            own = self"),
-        "of the data group of ranks 0, 8, ..., 184 is"),
+        "(parameters) on rank 2880, but all_gather of 2,064 bfloat16 (parameters) on rank 2888"),
 }
 
 
