@@ -19,7 +19,7 @@ class Survey:
     """The world as a rank that only tells its colors."""
 
     def __init__(self, rank: int, size: int):
-        self.rank, self.size, self.colors = rank, size, []
+        self.rank, self.size, self.colors = rank, size, list[int]()
 
     def split(self, color: int, name: str) -> "Survey":
         self.colors.append(color)

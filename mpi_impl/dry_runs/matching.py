@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mpi_impl.comm.transports.recording import Event
 
 
-class Place(NamedTuple):
+class GroupCall(NamedTuple):
     """A call of a group: on each of its ranks it must be the same."""
 
     group: str
@@ -32,9 +32,9 @@ class Matching:
 
     def __init__(self, events: Mapping[int, Sequence[Event]]):
         self.events, self.at = events, dict.fromkeys(events, 0)
-        self.arrived = defaultdict[Place, dict[int, Event]](dict)       # by rank: who has come to a call
+        self.arrived = defaultdict[GroupCall, dict[int, Event]](dict)       # by rank: who has come to a call
         self.calls = defaultdict[tuple, int](int)                       # of a group, by rank: how many so far
-        self.posted: dict[tuple[int, int], Place | tuple[Mail, int]] = {}       # by rank and number: what is waited for
+        self.posted: dict[tuple[int, int], GroupCall | tuple[Mail, int]] = {}      # by rank and number
         self.mail = {kind: defaultdict[Mail, list[Event]](list) for kind in ("send", "receive")}
         self.first = ""         # mistake, in words
 
@@ -70,7 +70,7 @@ class Matching:
                 self.complain(f"rank {event.ranks[0]} sends {sent[len(own) - 1]} to rank {event.ranks[1]}, which "
                               f"expects {received[len(own) - 1].form}")
             return mail, len(own)
-        place = Place(event.group, event.ranks, self.calls[rank, event.group, event.ranks])
+        place = GroupCall(event.group, event.ranks, self.calls[rank, event.group, event.ranks])
         self.calls[rank, event.group, event.ranks] += 1
         there = self.arrived[place]
         for other, its_event in there.items():
@@ -82,7 +82,7 @@ class Matching:
 
     def is_over(self, rank: int, call) -> bool:
         """Report whether all have come that a call needs, as far as they are among the ranks."""
-        if isinstance(call, Place):
+        if isinstance(call, GroupCall):
             return all(other in self.arrived[call] for other in call.ranks if other in self.events)
         mail, number = call
         source, target = mail.ranks
@@ -107,7 +107,7 @@ class Matching:
     def missing(self, rank: int, event: Event) -> int:
         """Return a rank that an event waits for."""
         call = self.posted[rank, event.number]
-        if isinstance(call, Place):
+        if isinstance(call, GroupCall):
             return next(other for other in call.ranks if other in self.events and other not in self.arrived[call])
         return next(other for other in call[0].ranks if other != rank)
 

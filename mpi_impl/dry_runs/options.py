@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_impl.dry_runs.rank import World
+from mpi_impl.dry_runs.rank import ImaginedWorld
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.option_fields import declared, option_field, parse_given
 from mpi_impl.planning import profiles
@@ -54,16 +54,16 @@ WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(To
 
 
 @dataclass(frozen=True)
-class Request:
+class DryRunRequest:
     """The question that a command line asks."""
 
-    world: World
+    world: ImaginedWorld
     ranks: tuple[int, ...]      # to run; () for one of each kind
     trace: str | None           # a folder
     ignored: list[str]          # options without effect
 
 
-def parse(argv: Sequence[str] | None) -> Request:
+def parse(argv: Sequence[str] | None) -> DryRunRequest:
     """Parse and check a command line. Raises UserError."""
     first = ArgumentParser(prog="dry_run", add_help=False)
     first.add_argument("--model", choices=tuple(KINDS), default="gpt")
@@ -75,9 +75,9 @@ def parse(argv: Sequence[str] | None) -> Request:
     check_ranks(a.rank, a.world_size)
     check_shapes(a)
     words = a.vocab_size or VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
-    world = World(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
+    world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
                   a.seq_length, settings.microbatches, profiles.load(a.hardware), optimizer=settings.optimizer)
-    return Request(world, a.rank, a.trace, [option(name) for name in given if name in WITHOUT_EFFECT])
+    return DryRunRequest(world, a.rank, a.trace, [option(name) for name in given if name in WITHOUT_EFFECT])
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> None:

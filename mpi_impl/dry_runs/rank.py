@@ -15,7 +15,7 @@ from mpi_impl.comm.trace import Slice, Trace
 from mpi_impl.comm.transports.recording import Diary, Event
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.runtime.meta import prototype
-from mpi_impl.runtime.meta_device import MetaDevice, Peak
+from mpi_impl.runtime.meta_device import MemoryPeak, MetaDevice
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -29,7 +29,7 @@ NO_ARRIVALS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
-class World:
+class ImaginedWorld:
     """A run: the model, its parallelism, the sizes of its steps, and the devices."""
 
     model: ModelConfig
@@ -70,12 +70,12 @@ class World:
 
 @dataclass(frozen=True)
 class RankRun:
-    """What one rank did in its first step."""
+    """The first step of one rank."""
 
     rank: int
     place: Place
-    setup: Peak                 # while the model was made
-    peak: Peak                  # in the step
+    setup: MemoryPeak                 # while the model was made
+    peak: MemoryPeak                  # in the step
     held: Held
     saved: int                  # bytes of its files in a checkpoint
     ledger: Ledger
@@ -102,7 +102,7 @@ class MetaClock(WallClock):
         return super().computing(action)
 
 
-def run_rank(world: World, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
+def run_rank(world: ImaginedWorld, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
              measured: bool = False) -> RankRun:
     """Make a rank's model, and run its first step. `measured` counts the bytes of caches, too, which takes time."""
     device = MetaDevice(world.hardware, world.cudnn)

@@ -3,9 +3,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
-from mpi_impl.dry_runs.rank import RankRun, World
+from mpi_impl.dry_runs.rank import ImaginedWorld, RankRun
 from mpi_impl.reports.forecast import RunSizes
-from mpi_impl.runtime.meta_device import Peak, Site
+from mpi_impl.runtime.meta_device import MemoryPeak, Origin
 from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
@@ -16,7 +16,7 @@ BY_FILE = {"mpi_impl/parallel/zero.py": "gathered parameters, unsent gradients",
            "mpi_impl/training/batches.py": "the batch"}
 
 
-def introduction(world: World) -> str:
+def introduction(world: ImaginedWorld) -> str:
     c, p = world.model, world.parallel
     sizes = {"t": p.tensor_model_parallel_size, "c": p.context_parallel_size, "p": p.pipeline_model_parallel_size,
              "d": p.data_parallel_size, "e": p.expert_model_parallel_size}
@@ -26,7 +26,7 @@ def introduction(world: World) -> str:
             f"{world.microbatches:,} x {world.micro_batch_size} samples of {world.seq_length:,} tokens on each replica")
 
 
-def describe_rank(run: RankRun, world: World) -> str:
+def describe_rank(run: RankRun, world: ImaginedWorld) -> str:
     """Describe a rank's memory and messages."""
     at = ", ".join(f"{name} {number}" for name, number in run.place._asdict().items())
     return "\n".join([f"rank {run.rank} ({at}): {bytes_of(run.peak.size)} at the peak of a step{too_much(run, world)}",
@@ -35,20 +35,20 @@ def describe_rank(run: RankRun, world: World) -> str:
                       memory_table(run.peak), "", lines_table(run.peak), "", messages_table(run)])
 
 
-def too_much(run: RankRun, world: World) -> str:
+def too_much(run: RankRun, world: ImaginedWorld) -> str:
     """Say whether a device has too little memory."""
     assert world.hardware
     room = world.hardware.memory - world.hardware.reserved
     return f", more than the {bytes_of(room)} that a model gets of {world.hardware.name}" * (run.peak.size > room)
 
 
-def forecast(run: RankRun, world: World) -> str:
+def forecast(run: RankRun, world: ImaginedWorld) -> str:
     """Compare the peak with the formulas' forecast, which leaves out what lives within an action."""
     found = run_sizes(world).forecast()[run.place.pipeline].total
     return f"the formulas' forecast: {bytes_of(found)}, {found / run.peak.size - 1:+.1%}"
 
 
-def run_sizes(world: World) -> RunSizes:
+def run_sizes(world: ImaginedWorld) -> RunSizes:
     return RunSizes(world.model, world.parallel, world.precision, world.micro_batch_size, world.seq_length,
                     world.microbatches, elsewhere=True)
 
@@ -56,14 +56,14 @@ def run_sizes(world: World) -> RunSizes:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def kind_of(site: Site, peak: Peak) -> str:
+def kind_of(site: Origin, peak: MemoryPeak) -> str:
     """Return what the arrays of a place are, at the peak."""
     file, _, _ = site.line.partition(":")
     return site.kind or BY_FILE.get(file) or (
         "saved for the backward" if site.during != peak.during else "of the action under way")
 
 
-def by_kind(peak: Peak) -> dict[str, int]:
+def by_kind(peak: MemoryPeak) -> dict[str, int]:
     """Return the bytes of each kind of array, the most first."""
     found = Counter[str]()
     for site, size in peak.sites.items():
@@ -71,11 +71,11 @@ def by_kind(peak: Peak) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def memory_table(peak: Peak) -> str:
+def memory_table(peak: MemoryPeak) -> str:
     return aligned([[f"  {kind}", f"{size:,}"] for kind, size in by_kind(peak).items() if size])
 
 
-def lines_table(peak: Peak) -> str:
+def lines_table(peak: MemoryPeak) -> str:
     """Tabulate the lines of code that made most of what has no name of its own."""
     found = Counter[tuple[str, str]]()
     for site, size in peak.sites.items():
@@ -109,7 +109,7 @@ def matched(ranks: Sequence[int]) -> str:
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def describe_time(runs: Sequence[RankRun], world: World) -> str:
+def describe_time(runs: Sequence[RankRun], world: ImaginedWorld) -> str:
     """Describe the time of a step of the slowest of these ranks, and the model's FLOP/s."""
     assert world.hardware
     seconds = max(run.seconds for run in runs)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mpi_impl.comm.topology import Place
 from mpi_impl.comm.trace import Slice
 from mpi_impl.dry_runs.matching import match
-from mpi_impl.dry_runs.rank import RankRun, World, run_rank
+from mpi_impl.dry_runs.rank import ImaginedWorld, RankRun, run_rank
 from mpi_impl.parallel.pipeline import tag
 from mpi_impl.proof.sizes import shrink_microbatches
 from mpi_impl.reports.timelines.timelines import measured_times
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     pipeline_ranks: list[int]       # the first of them holds the most
 
 
-def kinds_of_ranks(world: World) -> list[Kind]:
+def kinds_of_ranks(world: ImaginedWorld) -> list[Kind]:
     """Return the kinds, in the order of their first ranks: in a deep pipeline the first, the middle, the last stage."""
     found: dict[LayerCounts, list[int]] = {}
     for rank, stages in enumerate(stages_of_ranks(world.model, world.parallel)):
@@ -58,14 +58,14 @@ def ranks_to_match(c: ParallelConfig) -> list[int]:
 class DryRun:
     """The ranks of a world, each of which runs alone."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: ImaginedWorld):
         self.world, self.colors = world, world.colors()
 
     def of_pipeline_rank(self, stage: int) -> int:
         return rank_at(Place(0, 0, 0, stage), self.world.parallel)
 
     @cached_property
-    def short(self) -> World:
+    def short(self) -> ImaginedWorld:
         """Return the world with just as many microbatches as fill the pipeline."""
         m = shrink_microbatches(self.world.microbatches, self.world.parallel)
         return replace(self.world, microbatches=m)

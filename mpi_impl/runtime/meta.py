@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpi_impl.runtime.meta_device import MetaDevice, Site, line_of_caller
+from mpi_impl.runtime.meta_device import MetaDevice, Origin, line_of_caller
 
 COPIES: set[Any] = {np.arange, np.array, np.asarray}               # what they make is small, or there already
 MAKERS: set[Any] = COPIES | {np.empty, np.zeros, np.ones, np.full}
@@ -25,7 +25,7 @@ class Storage:
     __slots__ = ("device", "nbytes", "site")
 
     def __init__(self, device: MetaDevice, nbytes: int):
-        self.device, self.nbytes, self.site = device, nbytes, Site("", line_of_caller(), device.action)
+        self.device, self.nbytes, self.site = device, nbytes, Origin("", line_of_caller(), device.action)
         device.add(self.site, nbytes)
 
     def __del__(self):

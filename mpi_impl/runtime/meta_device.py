@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BELOW = ("mpi_impl/runtime/", "mpi_impl/kernels/", "mpi_impl/comm/", "reference/ops.py", "reference/online_softmax.py")
 
 
-class Site(NamedTuple):
+class Origin(NamedTuple):
     """The place where an array was made."""
 
     kind: str       # 'parameters', 'gradients', ... for arrays that were given a name; else ""
@@ -23,11 +23,11 @@ class Site(NamedTuple):
     during: int     # the number of the action of the schedule, 0 before the first
 
 
-class Peak(NamedTuple):
+class MemoryPeak(NamedTuple):
     """The arrays that lived when they were most."""
 
     size: int                   # bytes
-    sites: dict[Site, int]      # bytes of the arrays of each place
+    sites: dict[Origin, int]      # bytes of the arrays of each place
     during: int                 # the number of the action that was under way
 
 
@@ -40,8 +40,8 @@ class MetaDevice:
         self.seconds = 0.0              # of work so far
         self.action = 0                 # the number of the one under way
         self.live = 0                   # bytes
-        self.sites: Counter[Site] = Counter()
-        self.peak = Peak(0, {}, 0)
+        self.sites: Counter[Origin] = Counter()
+        self.peak = MemoryPeak(0, {}, 0)
 
     @cached_property
     def host(self) -> "MetaDevice":
@@ -50,12 +50,12 @@ class MetaDevice:
 
     # ---- memory ----
 
-    def add(self, site: Site, size: int) -> None:
+    def add(self, site: Origin, size: int) -> None:
         """Count an array that was made."""
         self.live += size
         self.sites[site] += size
 
-    def remove(self, site: Site, size: int) -> None:
+    def remove(self, site: Origin, size: int) -> None:
         """Count an array that is gone. Only here can a peak be over."""
         if self.live > self.peak.size:
             self.see_peak()
@@ -65,14 +65,14 @@ class MetaDevice:
             del self.sites[site]
 
     def see_peak(self) -> None:
-        self.peak = Peak(self.live, dict(self.sites), self.action)
+        self.peak = MemoryPeak(self.live, dict(self.sites), self.action)
 
     def restart(self) -> None:
         """Forget the peak so far, and the time."""
         self.see_peak()
         self.seconds = 0.0
 
-    def most(self) -> Peak:
+    def most(self) -> MemoryPeak:
         """Return the peak since the last restart."""
         if self.live > self.peak.size:
             self.see_peak()

@@ -2,7 +2,7 @@
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total
-from mpi_impl.dry_runs.rank import World, run_rank
+from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
@@ -37,7 +37,7 @@ def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m
 
 def equals_the_real_run(ranks, case, plan: Plan, d: int, m: int, precision: Precision) -> None:
     size = case.t * plan.c * plan.p * d
-    world = World(case.model, plan.parallel(size, case), precision, case.b, case.s, m, cudnn=False)
+    world = ImaginedWorld(case.model, plan.parallel(size, case), precision, case.b, case.s, m, cudnn=False)
     colors = world.colors()
     for rank, (held, sent) in enumerate(ranks.run(size, real_run, case, plan, m, precision)):
         found = run_rank(world, rank, colors, measured=True)
@@ -55,7 +55,7 @@ def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Hel
         return trainer.held(), dict(group.ledger.totals)
 
 
-def known(held: Held, world: World) -> Held:
+def known(held: Held, world: ImaginedWorld) -> Held:
     """Leave out what depends on the data: the copies that come to a rank's experts."""
     if world.parallel.expert_model_parallel_size > 1:
         return held._replace(activations=None, recomputed=None)
