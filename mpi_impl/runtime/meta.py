@@ -109,7 +109,6 @@ class MetaArray(np.lib.mixins.NDArrayOperatorsMixin):
         return made(self, self.shape, dtype, self, passes=2) if copy or self.dtype != dtype else self
 
     def reshape(self, *shape):
-        x = self
         try:
             return self.seen(self.frame.reshape(*shape, copy=False))
         except ValueError:                  # for gaps, which CuPy closes by a copy, or a wrong shape

@@ -1,5 +1,6 @@
 """`dry_run` as a program: what it prints, what it writes, and what it refuses."""
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,8 @@ from mpi_impl import dry_run
 from mpi_impl.dry_runs import options, report
 from mpi_impl.dry_runs.rank import run_rank
 from mpi_impl.dry_runs.world import DryRun
+from reference.config import Recompute
+from reference.costs.plans import Plan
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.planted import planted
@@ -52,21 +55,31 @@ def test_bad_input_is_a_sentence(argv, sentence):
     assert sentence in str(failure.value)
 
 
-TRILLION = "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --seq-length 2048 --micro-batch-size 1 " \
-           "--tensor-model-parallel-size 8 --bf16 --recompute-granularity full"
+GPT = "--seq-length 2048 --micro-batch-size 1 --tensor-model-parallel-size 8 --bf16 --recompute-granularity full " \
+      "--hidden-dropout 0 --attention-dropout 0 --global-batch-size"
 
 
-@pytest.mark.parametrize("ranks, argv", one_fast_of(2, [
+@pytest.mark.parametrize("ranks, argv", one_fast_of(3, [
     (16_384, "--preset llama3-405b --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 "
              "--sequence-parallel --use-distributed-optimizer"),
-    (3_072, f"{TRILLION} --pipeline-model-parallel-size 64 --global-batch-size 3072")]))
-def test_the_forecast_is_at_most_a_tenth_below_the_peak(ranks, argv):
-    """It counts what lasts from action to action, and leaves out what lives within one."""
+    (3_072, "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
+            f"{GPT} 3072"),
+    (1_024, "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
+            f"{GPT} 1536")]))
+def test_formulas_and_dry_runs_agree(ranks, argv):
+    """The forecast leaves out what lives within an action, at most a tenth of the peak. The planner, whose `selective`
+    is our attention, is within 5 % of the peak, once gradients have 4 bytes.
+    """
     world = options.parse(["--world-size", str(ranks), *argv.split()]).world
-    dry, forecast = DryRun(world), report.run_sizes(world).forecast()
-    for stage in (0, world.parallel.pipeline_model_parallel_size - 1):
+    dry, forecast, parallel = DryRun(world), report.run_sizes(world).forecast(), world.parallel
+    if parallel.recompute.granularity == "none":
+        parallel = replace(parallel, recompute=Recompute("selective"))
+    plan = Plan(world.model, parallel, world.microbatches)
+    for stage in (0, parallel.pipeline_model_parallel_size - 1):
         peak = run_rank(world, dry.of_pipeline_rank(stage), dry.colors).peak.size
         assert 0.9 * peak < forecast[stage].total < peak
+        planned = plan.memory_of(stage)
+        assert sum(planned) + planned.gradients == pytest.approx(peak, rel=0.05)
 
 
 def test_presets_and_berts():
