@@ -5,6 +5,7 @@
     source/LAB/LAB.ipynb            the instructor's notebook, made from notebooks/labs/LAB.py
     release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
+    students/shardlab.zip           the students' bundle: the released labs, and all that they need
     gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
 
 A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
@@ -16,8 +17,6 @@ import json
 import os
 import re
 import sys
-import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import nbformat
@@ -28,6 +27,8 @@ from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
+from grading.archive import pack
+from grading.bundle import make_bundle
 from grading.draws import SEED_FILE, new_seed, read_seed
 from grading.lab_source import labs, notebook_of
 from mpi_impl.launching.entry import ArgumentParser, run_alone
@@ -37,7 +38,6 @@ from reference.errors import UserError
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("reference", "mpi_impl", "grading")
 NEEDED = ("numpy", "mpi4py", "mpich", "ml-dtypes", "nbformat")      # of requirements.lock, for grading
-TIME = (1980, 1, 1, 0, 0, 0)        # of every file in a zip, so that it is always the same
 
 CONFIG = '''"""nbgrader's configuration of this course. ./run.sh labs never overwrites it: add what you need."""
 from grading.nbgrader_checks import configure
@@ -102,6 +102,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)
+    write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
     print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
 
 
@@ -205,6 +206,11 @@ def release(folder: Path, lab: str) -> None:
         raise UserError(f"nbgrader could not release {lab}. It said: {outcome.get('log') or outcome['error']}")
 
 
+def read_releases(folder: Path) -> dict[str, str]:
+    """Return the text of each released notebook, by the lab's name."""
+    return {path.stem: path.read_text() for path in sorted((folder / "release").glob("*/*.ipynb"))}
+
+
 def without_secrets(notebook):
     """Return an instructor's notebook as students get it: without solutions and hidden tests."""
     for clear in ClearSolutions(), ClearHiddenTests():
@@ -232,14 +238,7 @@ def autograder(lab: str, notebook, seed: str) -> bytes:
                                                      re.MULTILINE)) + "\n"}
     for package in PACKAGES:
         files |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / package).rglob("*.py")}
-    data = BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(files):
-            entry = zipfile.ZipInfo(name, TIME)
-            entry.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, files[name])
-    return data.getvalue()
+    return pack(files, {"setup.sh", "run_autograder"})
 
 
 if __name__ == "__main__":
