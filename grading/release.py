@@ -6,6 +6,7 @@
     release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
     students/shardlab.zip           the students' bundle: the released labs, and all that they need
+    answers/                        with --answers: those to all open questions of walkthroughs and labs
     gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
 
 A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
@@ -31,6 +32,8 @@ from grading.archive import pack
 from grading.bundle import make_bundle
 from grading.draws import SEED_FILE, new_seed, read_seed
 from grading.lab_source import labs, notebook_of
+from grading.model_answers import open_answers, write_pages
+from grading.writing import is_writing
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, reading, replacing, writing
 from reference.errors import UserError
@@ -82,7 +85,14 @@ def main() -> None:
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
                         help="the course's folder (default: runs/course)")
-    make_course(parser.parse_args().folder.absolute())
+    parser.add_argument("--answers", action="store_true", help="also write the answers to all open questions, for "
+                        "instructors, into the course's folder; this asks for the instructors' passphrase")
+    options = parser.parse_args()
+    folder, answers = options.folder.absolute(), open_answers() if options.answers else {}
+    make_course(folder)
+    if options.answers:
+        write_pages(folder / "answers", answers)
+        print(f"The answers to the open questions are in {folder / 'answers'}. Keep them from students.")
 
 
 def make_course(folder: Path, sources: list[Path] | None = None) -> None:
@@ -99,9 +109,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
         write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, seed))
-        points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
-        print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
-              flush=True)
+        print(f"{lab}: source, release and Gradescope's autograder; {describe_points(notebook)}", flush=True)
     write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
     print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
 
@@ -224,6 +232,13 @@ def write(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(str(path)) as aside:
         Path(aside).write_bytes(data)
+
+
+def describe_points(notebook) -> str:
+    """Return '9 checks with 60 points, 2 texts with 10'."""
+    checks = [about(cell)["points"] for cell in notebook.cells if "points" in about(cell) and not is_writing(cell)]
+    texts = [about(cell)["points"] for cell in notebook.cells if is_writing(cell)]
+    return f"{len(checks)} checks with {sum(checks):g} points, {len(texts)} texts with {sum(texts):g}"
 
 
 # ---- Gradescope ----
