@@ -48,7 +48,7 @@ class Question(NamedTuple):
 
 def main() -> None:
     parser = ArgumentParser(prog="grading.model_answers", description="Seal the instructors' answers again.")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the pages that ./run.sh labs --answers has written")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the pages of ./run.sh labs --answers")
     folder = parser.parse_args().folder
     answers = read_pages(folder)
     write_whole(str(SEALED), seal(answers, read_passphrase()))
@@ -121,7 +121,7 @@ def read_passphrase() -> str:
 # ---- pages that people read and change ----
 
 def open_answers() -> dict[str, str]:
-    """Return the answers, by the digest of their question, with the passphrase of whoever runs this. Raises UserError."""
+    """Ask for the passphrase, and return the answers, by the digest of their question. Raises UserError."""
     with reading(str(SEALED)):
         text = SEALED.read_text()
     return unseal(text, read_passphrase())
