@@ -17,8 +17,6 @@ from getpass import getpass
 from pathlib import Path
 from typing import NamedTuple
 
-import jupytext
-
 from grading.lab_source import LABS, labs
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import reading, write_whole
@@ -60,18 +58,19 @@ def main() -> None:
 def questions() -> list[Question]:
     """Return all open questions, page by page. One with a public answer below it is not open."""
     return [question for source in [*sorted(LABS.parent.glob("[0-9]*.py")), *labs()]
-            for question in questions_of(source.stem, jupytext.read(source, fmt="py:percent"))]
+            for question in questions_of(source.stem, source.read_text())]
 
 
-def questions_of(page: str, notebook) -> list[Question]:
-    """Return the open questions of one notebook."""
-    texts = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (heading := OPEN.search(cell.source)):
-            texts += [text for text, answer in ITEM.findall(cell.source[heading.end():]) if not answer]
-        if cell.cell_type == "markdown":
-            texts += WRITING.findall(cell.source)
-    return [Question(page, " ".join(text.split())) for text in texts]
+def questions_of(page: str, source: str) -> list[Question]:
+    """Return the open questions in the texts of one source."""
+    found = []
+    for cell in re.split(r"^# %% ?", source, flags=re.MULTILINE):
+        if cell.startswith("[markdown]"):
+            text = re.sub(r"^# ?", "", cell, flags=re.MULTILINE)
+            if heading := OPEN.search(text):
+                found += [item for item, answer in ITEM.findall(text[heading.end():]) if not answer]
+            found += WRITING.findall(text)
+    return [Question(page, " ".join(text.split())) for text in found]
 
 
 # ---- the sealed file ----

@@ -2,7 +2,6 @@
 import os
 
 import pytest
-from jupytext import reads
 
 from grading import model_answers
 from grading.model_answers import (SEALED, VARIABLE, Question, answered_digests, questions, questions_of, read_pages,
@@ -45,7 +44,7 @@ def test_every_open_question_has_an_answer_and_every_answer_a_question():
 
 
 def test_the_questions_of_a_page_are_found():
-    found = questions_of("01_page", reads(PAGE, fmt="py:percent"))
+    found = questions_of("01_page", PAGE)
     assert found == [Question("01_page", text) for text in TEXTS], "that with a public answer is not open"
 
 
