@@ -36,11 +36,11 @@ PAGE = """\
 TEXTS = ["Why is walkthrough 5 long? (Look at it.)", "And now?", "One?", "Say it in words."]
 
 
-def test_every_open_question_has_an_answer_and_every_answer_a_question():
+def test_every_open_question_has_an_answer():
     """After a change of a question's wording, look at its answer, and seal it again: see grading/model_answers.py."""
-    answered, open_ones = set(answered_digests(SEALED.read_text())), {one.digest: one for one in questions()}
-    assert [one for digest, one in open_ones.items() if digest not in answered] == []
-    assert answered == set(open_ones) and len(answered) > 70
+    answered, found = set(answered_digests(SEALED.read_text())), questions()
+    assert [question for question in found if question.digest not in answered] == []
+    assert len(found) > 70 and {one.page[:3] for one in found} >= {"01_", "02_", "lab"}
 
 
 def test_the_questions_of_a_page_are_found():
