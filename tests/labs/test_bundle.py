@@ -5,9 +5,12 @@ import subprocess
 import sys
 import zipfile
 from io import BytesIO
+from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_core.paths import jupyter_path
+from jupyter_server.services.config.manager import ConfigManager
 
 from grading.bundle import ROOT, make_bundle, students_commands
 from grading.lab_source import labs, notebook_of
@@ -84,6 +87,21 @@ def test_its_run_sh_has_the_students_commands_only(archive, tmp_path):
     assert done.returncode == 1 and "there is no command 'labs'" in done.stderr
     assert "pytest" not in script and "grading" not in script
     assert archive.getinfo("shardlab/run.sh").external_attr >> 16 == 0o755
+
+
+def test_jupyterlab_hides_what_students_do_not_need(files, monkeypatch):
+    """As JupyterLab reads its settings: extensions that are there, and no question about news."""
+    folder = "shardlab/notebooks/.jupyter"
+    assert f'JUPYTER_CONFIG_PATH="$root/{folder.removeprefix("shardlab/")}' in files["shardlab/run.sh"]
+    assert f"{folder}/labconfig/page_config.json" in files
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(ROOT / "notebooks" / ".jupyter"))
+    settings = ConfigManager(config_dir_name="labconfig")
+    hidden = settings.get("page_config")["disabledExtensions"]
+    assert hidden["@jupyter/nbgrader"] and hidden["jupyterlab-jupytext"]
+    for extension in hidden:
+        assert any((Path(place) / extension / "package.json").is_file() for place in jupyter_path("labextensions"))
+    notices = settings.get("default_setting_overrides")["@jupyterlab/apputils-extension:notification"]
+    assert notices == {"fetchNews": "false", "checkForUpdates": False}
 
 
 ANSWERED = """
