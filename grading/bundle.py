@@ -89,8 +89,6 @@ def students_commands(run_sh: str) -> str:
     usage = r"^  ([a-z][\w-]*) .*\n(?:   .*\n)*"                         # a command, and the lines indented below it
     case = r"^    ([a-z][\w-]*)\)  .*;;\n"
     function = r"(?:^#.*\n)*^(\w+)\(\) \{\n(?:.*\n)*?^\}\n\n"             # with the comment above it
-    for pattern, dropped in (usage, lambda name: name not in COMMANDS), (case, lambda name: name not in COMMANDS), \
-            (function, lambda name: name in FUNCTIONS):
-        run_sh = re.sub(pattern, lambda found, dropped=dropped: "" if dropped(found[1]) else found[0], run_sh,
-                        flags=re.MULTILINE)
-    return run_sh
+    for pattern in usage, case:
+        run_sh = re.sub(pattern, lambda found: found[0] if found[1] in COMMANDS else "", run_sh, flags=re.MULTILINE)
+    return re.sub(function, lambda found: "" if found[1] in FUNCTIONS else found[0], run_sh, flags=re.MULTILINE)
