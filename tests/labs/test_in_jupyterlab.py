@@ -1,4 +1,4 @@
-"""What a student sees: from the bundle alone, in JupyterLab, in a real browser."""
+"""A student's first hour: from the bundle alone, in JupyterLab, in a real browser."""
 import time
 import zipfile
 from io import BytesIO
