@@ -17,7 +17,8 @@ WIDGET = "window.jupyterapp.shell.currentWidget"
 CELLS = f"""() => JSON.stringify({WIDGET}.content.model.toJSON().cells.map(cell => ({{
     source: [].concat(cell.source).join(''), count: cell.execution_count,
     said: (cell.outputs || []).map(out => [].concat(out.text || out.traceback || []).join('\\n')).join('\\n')}})))"""
-READY = f"() => window.jupyterapp && {WIDGET}?.context?.isReady && {WIDGET}.context.sessionContext.session?.kernel"
+READY = f"""path => window.jupyterapp && {WIDGET}?.context?.path == path && {WIDGET}.context.isReady
+    && {WIDGET}.context.sessionContext.session?.kernel"""
 SELECT = f"""i => {{ const notebook = {WIDGET}.content; notebook.activeCellIndex = i; notebook.deselectAll();
     notebook.mode = 'command'; notebook.node.focus(); return notebook.scrollToItem(i); }}"""
 PATIENCE = 120.0        # seconds
@@ -67,8 +68,8 @@ class Notebook:
 
     def __init__(self, page, address: str, path: str):
         self.page = page
-        page.goto(f"{address}/lab/tree/{path}?token=a")
-        page.wait_for_function(READY, timeout=1000 * PATIENCE)
+        page.goto(f"{address}/lab/tree/{path}?token=a&reset")      # without the notebooks that were open before
+        page.wait_for_function(READY, arg=path, timeout=1000 * PATIENCE)
 
     def cells(self) -> list[dict]:
         return json.loads(self.page.evaluate(CELLS))
@@ -103,7 +104,7 @@ class Notebook:
 
     def interrupt(self) -> None:
         """Click on the square button."""
-        self.page.locator('.jp-NotebookPanel-toolbar [data-command="notebook:interrupt-kernel"]').first.click()
+        self.page.locator('[data-command="notebook:interrupt-kernel"]:visible').first.click()
         wait_until(self.idle)
 
     def save(self) -> None:
