@@ -6,7 +6,7 @@
 # compute their keys and values from one small vector, which every rank computes. So some parameters are replicated in
 # the middle of what is sharded, and their gradients must be added up. And the vocabulary does not divide.
 #
-# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60.
+# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -564,3 +564,24 @@ for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
 #   no check of $Y$ before that step? What would you compare, and how often?
 # - The gradient of $E$ is the sum of what the embedding and the logits contribute. In a pipeline the first stage has
 #   the one and the last stage has the other. What must they do?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Give a rule with which anybody can decide, without running anything, whether the gradient of a
+# parameter is partial on a rank. Apply it to `C`, `O`, the table $E$, and a bias that is added to $Y$ after the sum.
+# What happens in a long training if somebody gets one of them wrong?
+
+# %% [markdown] writing="partial_or_whole" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Frameworks pad the vocabulary until it divides; you split it unevenly. Compare the two for $V
+# = 50{,}257$ on 8 ranks: rows for each rank, memory, time of the slowest rank, what a checkpoint must know, and what
+# the loss must take care of. Which would you choose, and for which reason?
+
+# %% [markdown] writing="rows_that_do_not_divide" points=5
+# YOUR ANSWER HERE
