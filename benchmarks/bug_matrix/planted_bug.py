@@ -187,8 +187,7 @@ def short_text(text: str) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return a text that names our own files as the repository does, and others, such as a checkpoint's, without a folder.
-    """
+    """Return a text that names our own files as the repository does, and others (a checkpoint's) without a folder."""
     text = re.sub(r'File "(?:[^"]*/)?((?:mpi_impl|reference|tests)/[^"]+)"', r"\1", text)
     text = re.sub(r'File "[^"]*/([^"/]+)"', r"\1", text)
     return re.sub(r"(?<![\w.])/(?:[^\s/]+/)+", "", text)

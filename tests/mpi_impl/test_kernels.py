@@ -126,7 +126,7 @@ def test_an_activation_behind_a_linear_layer(name, n, h, m, dtype, seed):
 @GELUS
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_gelu_far_out(fast, name, dtype, recwarn):
-    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
+    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1; NumPy warns of nothing."""
     x = np.array([[-1e4, -100, 100, 1e4]], dtype)
     y, cache = getattr(fast, name)(x)
     dx = getattr(fast, f"{name}_backward")(np.ones_like(x), cache)
@@ -224,7 +224,7 @@ def test_swiglu(fast, n, f, dtype, seed):
 @FAST
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_swiglu_far_out(fast, dtype, recwarn):
-    """Where exp overflows: nothing to the left, gate times up to the right, and no word about it."""
+    """Where exp overflows, y is 0 for a negative gate, and gate times up for a positive one; NumPy warns of nothing."""
     x = np.stack([np.array([[-1e4, -800, 800, 1e4]], dtype), np.full((1, 4), 2, dtype)], 1)
     y, cache = fast.swiglu(x)
     assert (y == [[0, 0, 1600, 2e4]]).all()
@@ -262,7 +262,7 @@ def attention_mask(b, s, causal, real):
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
        st.integers(1, 6), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_cached_attention(b, n, before, a, each, d, dtype, seed):
-    """Of keys and values that lie in a buffer with room for more: the last rows of causal attention, on every library.
+    """On every library it computes the last rows of causal attention. The buffer of keys and values has room for more.
     """
     m = n + before - 1
     q, (k, v) = draw(seed, dtype, b, m, each * a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
