@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import online_softmax, ops
@@ -37,7 +37,7 @@ def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
-    monkeypatch.setattr(blocks, "ROOM", 128)
+    monkeypatch.setattr(partial_attention, "ROOM", 128)
     monkeypatch.setattr(blockwise, "ROWS", 5)
     monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
 
@@ -75,7 +75,7 @@ def test_the_table_names_functions_by_its_rows():
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, blocks, blockwise, compiled, half, fused, cuda):
+    for module in (plain, cpu, partial_attention, blockwise, compiled, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
