@@ -229,25 +229,17 @@ def test_swiglu_far_out(form):
     assert (y.get() == [[0, 0, 1000, 6e4]]).all()
 
 
-def test_rms_norm_of_more_rows_than_blocks(monkeypatch):
+@pytest.mark.parametrize("name, tensors", [("layer_norm", 2), ("rms_norm", 1)])
+def test_norms_of_more_rows_than_blocks(monkeypatch, name, tensors):
     """Each block takes several rows."""
     monkeypatch.setattr(fused, "BLOCKS", 3)
+    (norm, backward), (textbook, textbook_backward) = ((getattr(m, name), getattr(m, f"{name}_backward"))
+                                                       for m in (kernels, ops))
     x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
-    _, cache = kernels.rms_norm(put(x), put(weight), 1e-3)
-    _, expected_cache = ops.rms_norm(x, weight, 1e-3)
-    for actual, expected in zip(kernels.rms_norm_backward(put(x), put(weight), cache),
-                                ops.rms_norm_backward(x, weight, expected_cache), strict=True):
-        same(actual, expected, "float64")
-
-
-def test_layer_norm_of_more_rows_than_blocks(monkeypatch):
-    """Each block takes several rows."""
-    monkeypatch.setattr(fused, "BLOCKS", 3)
-    x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
-    _, cache = kernels.layer_norm(*map(put, (x, weight, weight)), 1e-3)
-    _, expected_cache = ops.layer_norm(x, weight, weight, 1e-3)
-    for actual, expected in zip(kernels.layer_norm_backward(put(x), put(weight), cache),
-                                ops.layer_norm_backward(x, weight, expected_cache), strict=True):
+    _, cache = norm(*map(put, (x, *[weight] * tensors)), 1e-3)
+    _, expected_cache = textbook(x, *[weight] * tensors, 1e-3)
+    for actual, expected in zip(backward(put(x), put(weight), cache), textbook_backward(x, weight, expected_cache),
+                                strict=True):
         same(actual, expected, "float64")
 
 

@@ -192,23 +192,24 @@ def test_exp_and_sum(n, V, dtype, seed):
 @FAST
 @given(ROWS, st.integers(2, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_layer_norm(fast, n, h, dtype, seed):
-    x, dy = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h)
-    weight, bias = draw(seed, dtype, h), draw(seed + 1, dtype, h)
-    (y, cache), (expected, expected_cache) = (m.layer_norm(x, weight, bias, 1e-3) for m in (fast, ops))
-    same(y, expected, dtype)
-    for actual, wanted in zip(fast.layer_norm_backward(dy, weight, cache),
-                              ops.layer_norm_backward(dy, weight, expected_cache), strict=True):
-        same(actual, wanted, dtype)
+    norms_equal(fast.layer_norm, fast.layer_norm_backward, ops.layer_norm, ops.layer_norm_backward, n, dtype, seed,
+                draw(seed, dtype, h), draw(seed + 1, dtype, h))
 
 
 @FAST
 @given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_rms_norm(fast, n, h, dtype, seed):
-    x, dy, weight = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h), draw(seed, dtype, h)
-    (y, cache), (expected, expected_cache) = (m.rms_norm(x, weight, 1e-3) for m in (fast, ops))
+    norms_equal(fast.rms_norm, fast.rms_norm_backward, ops.rms_norm, ops.rms_norm_backward, n, dtype, seed,
+                draw(seed, dtype, h))
+
+
+def norms_equal(norm, norm_backward, textbook, textbook_backward, n, dtype, seed, weight, *bias):
+    """Check a norm and its backward on n rows, and on what the textbook keeps of them."""
+    x, dy = draw(seed, dtype, 1, n, weight.size) + dtype(3), draw(seed + 1, dtype, 1, n, weight.size)
+    (y, cache), (expected, expected_cache) = (function(x, weight, *bias, 1e-3) for function in (norm, textbook))
     same(y, expected, dtype)
-    for actual, wanted in zip(fast.rms_norm_backward(dy, weight, cache),
-                              ops.rms_norm_backward(dy, weight, expected_cache), strict=True):
+    for actual, wanted in zip(norm_backward(dy, weight, cache), textbook_backward(dy, weight, expected_cache),
+                              strict=True):
         same(actual, wanted, dtype)
 
 
