@@ -341,12 +341,17 @@ def attention_backward(group, dy, shard, cache):
 
 # %% check="check_attention_forward" points=5
 # Attention forward: every rank has the whole Y
+def on_ranks(n, function, *arguments):
+    """Call a function of attention on n ranks, which may use all-reduces."""
+    return run(n, function, *arguments, allow=("all_reduce",),
+               hint="every rank must come to an all-reduce, also one without heads.")
+
+
 def forward_on_ranks(a, n, s):
     """Check the forward. Return the elements that each rank has sent, the caches, and (parameters, x, dy)."""
     random = check_data("attention")
     p, (x, dy) = layer(random, a), inputs(random, 2, s, 4)
-    outcome = run(n, "attention_forward", x, each(shards_of(p, n)), allow=("all_reduce",),
-                  hint="every rank must come to an all-reduce, also one without heads.")
+    outcome = on_ranks(n, "attention_forward", x, each(shards_of(p, n)))
     ys, caches = expect_values(outcome.results, ("y", "cache"))
     expect_equal(ys, [whole_attention(x, p, dy)[0]] * n, "y", "every rank has the sum of its own heads only.")
     return outcome.sent, caches, (p, x, dy)
@@ -366,8 +371,7 @@ def backward_on_ranks(a, n, s):
     """Check the backward. Return the elements that each rank has sent, forward and backward."""
     forward, caches, (p, x, dy) = forward_on_ranks(a, n, s)
     shards, (_, dx, grads) = shards_of(p, n), whole_attention(x, p, dy)
-    backward = run(n, "attention_backward", dy, each(shards), each(caches), allow=("all_reduce",),
-                   hint="every rank must come to an all-reduce, also one without heads.")
+    backward = on_ranks(n, "attention_backward", dy, each(shards), each(caches))
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(dxs, [dx] * n, "dx", "every rank's heads used all of x.")
     expect_dicts(mine, shards_of(grads, n), "the gradient", "some are partial, and others are complete already.")
