@@ -182,8 +182,7 @@ def multiplied(operation):
 def divide(x, y):
     divisors = np.asarray(elements_of(y), object)
     degree = degree_of(x) * degree_of(y).inverse(set(divisors.flat))
-    inverses = np.empty_like(divisors)
-    inverses.flat = field.inverses(list(divisors.flat))
+    inverses = np.array(field.inverses(list(divisors.flat)), object).reshape(divisors.shape)
     return new(elements_of(x) * inverses % P, degree)
 
 
