@@ -271,7 +271,7 @@ for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.item
 # ## On real ranks
 #
 # `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and asks for the reason. Its
-# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 6 explains why not directly).
+# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 8 explains why not directly).
 
 # %%
 from mpi_impl.layers import mlp as on_ranks

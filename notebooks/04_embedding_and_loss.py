@@ -140,7 +140,7 @@ draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + 
 # %% [markdown]
 # Which part of $E$'s gradient is on which rank? Tokens that were looked up get a part from the embedding. All tokens
 # get a part from the logits. Both are computed on the rank that has the row, so they are just added up, and nothing is
-# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 6.)
+# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 8.)
 #
 # Our model has no layers in between, so $X$ is the embedding itself. And the padding?
 

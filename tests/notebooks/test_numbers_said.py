@@ -29,7 +29,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
     """
     assert least * 2**-8 > float(rate) > least * 2**-9
     share, large = re.search(rf"learning rate {rate}: ([\d.]+)% of the updates are lost, ([\d.]+)% of the weights",
-                             output_text("08_precision")).groups()
+                             output_text("10_precision")).groups()
     expected = erfc(least / 0.02 / sqrt(2))
     spread = 4 * sqrt(expected * (1 - expected) / 50_000)     # of 50,000 weights that are drawn
     assert float(share) / 100 == pytest.approx(expected, abs=spread)
@@ -37,7 +37,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
 
 
 def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
-    assert f"1 / {comb(49, 6):_}" in (FOLDER / "11_what_is_a_proof.py").read_text()
+    assert f"1 / {comb(49, 6):_}" in (FOLDER / "13_what_is_a_proof.py").read_text()
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
 
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11. What is a proof?
+# # 13. What is a proof?
 #
 # Again and again we have compared sharded with unsharded, and printed "off by less than 1e-12: True". That is good
 # evidence. But this project's README speaks of a *proof* that the two are equal. Is that one? And what can hide below
@@ -449,7 +449,8 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # A good proof says what it does not say.
 #
 # - **Rounding.** The formulas are equal; the floats are not. Whether float16 overflows, whether a small update is lost
-#   (walkthrough 8), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with floats remain.
+#   (walkthrough 10), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with floats
+#   remain.
 # - **Other shapes.** This was $h = 8$ on 4 ranks. The tests of this project draw many shapes and topologies, but not
 #   all, and certainly not $h = 12{,}288$.
 # - **Branches that were not taken.** ReLU, a maximum, the clipping of gradients: a comparison has an outcome, by the
@@ -530,7 +531,7 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # </details>
 #
 # 5. Prove sequence parallelism: on the ranks use `SequenceParallelRegion(group)`, and positions `x[:, rank:rank + 1]`
-#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough 5 has the answer.)
+#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough 7 has the answer.)
 #
 # <details><summary>Answer</summary>
 #
@@ -563,4 +564,4 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # Mirage ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5). The labs in [labs](labs) let you build the
 # pieces yourself.
 #
-# Next: [12. Long sequences: positions dealt out to ranks](12_long_sequences.ipynb).
+# Next: [14. Long sequences: positions dealt out to ranks](14_long_sequences.ipynb).

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13. Experts
+# # 15. Experts
 #
 # A larger model learns more, but every token pays for all of it. A *mixture of experts* has many MLPs in the place of
 # one, and a token pays for two of them. Which two, a *router* decides, and it must learn to.
@@ -8,7 +8,7 @@
 # find out whose gradients are whole already; see a loss that depends on the number of ranks, and one that does not; and
 # see why a capacity makes another run of every topology.
 #
-# **You need** walkthroughs 2 (f and g) and 7 (replicas). About 25 minutes.
+# **You need** walkthroughs 2 (f and g) and 9 (replicas). About 25 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 8. Precision: training in 16 bits
+# # 10. Precision: training in 16 bits
 #
 # A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
 # several times as fast. So large models compute in 16 bits. But not everything can be done in 16 bits, and where it
@@ -9,7 +9,7 @@
 # loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real
 # ranks.
 #
-# **You need** walkthrough 1, and from walkthrough 7 what replicas, gradients and the optimizer are. About 30 minutes.
+# **You need** walkthrough 1, and from walkthrough 9 what replicas, gradients and the optimizer are. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -299,7 +299,7 @@ draw_scale(scales, skipped, float16.largest / largest, "it comes down by trying,
 #
 # ## An overflow on one rank
 #
-# Now four ranks in a pipeline, a layer on each (walkthrough 6). Gradients go from rank 3 back to rank 0, and here they
+# Now four ranks in a pipeline, a layer on each (walkthrough 8). Gradients go from rank 3 back to rank 0, and here they
 # grow on the way. We begin with a scale that is too large, halve it at each overflow, and ask each rank: are *your*
 # gradients finite? And what did the step do?
 
@@ -429,7 +429,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # ## What does it save?
 #
 # Not the memory of the model's states! Bytes for each parameter, as `Precision` counts them; the paper of ZeRO
-# has gradients of 2 bytes, which is what walkthrough 7 counted with:
+# has gradients of 2 bytes, which is what walkthrough 9 counted with:
 
 # %%
 from mpi_impl.reports.charts import MEMORY
@@ -480,7 +480,7 @@ for name in "float32", "bfloat16":
 #    good for?
 # 3. Sum the 4,000 numbers pairwise (halves of halves) in float16. How large is the error, and why is it so small?
 #
-# Next: [9. Training in 3D](09_training_in_3d.ipynb). The run for this walkthrough finds its scale, and compares every
+# Next: [11. Training in 3D](11_training_in_3d.ipynb). The run for this walkthrough finds its scale, and compares every
 # step with float32:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 2
 # --global-batch-size 16 --train-iters 15 --log-interval 1 --fp16 --verify`.

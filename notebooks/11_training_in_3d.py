@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 9. Training in 3D: t, p and d together
+# # 11. Training in 3D: t, p and d together
 #
 # The previous walkthroughs treated one kind of parallelism at a time: ranks that shard every layer (tensor parallelism,
-# 1 to 5), ranks that hold different layers (pipelines, 6), replicas that take different samples (data parallelism, 7).
+# 1 to 7), ranks that hold different layers (pipelines, 8), replicas that take different samples (data parallelism, 9).
 # Large models are trained with all three together, and every rank then sends in three directions.
 #
 # **You will** see which rank sends to which; train one small GPT on 8 real ranks in six ways, and get the same loss
 # curve six times; see what makes that possible; plant a bug that raises no error, and find it from the outside.
 #
-# **You need** the ideas of walkthroughs 2, 6 and 7, but none of their code. About 30 minutes.
+# **You need** the ideas of walkthroughs 2, 8 and 9, but none of their code. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -118,7 +118,7 @@ def train(t, p, d, b=1, zero=0):
 
 # %% [markdown]
 # The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
-# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 7); and everything together. The microbatch size
+# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 9); and everything together. The microbatch size
 # $b$ varies too, and with it the number of microbatches in a step.
 
 # %%
@@ -157,7 +157,7 @@ for name, curve in losses.items():
 
 # %% [markdown]
 # They are not similar, but **the same curve**. Only rounding differs, because sums are taken in another order. That
-# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 8).
+# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 10).
 #
 # This is worth more than it seems. If a run on 8 ranks is the run on one process, then any difference is a bug, however
 # small, and nobody has to judge whether a curve "looks right".
@@ -296,7 +296,7 @@ figure
 # - **Tensor** parallelism sends activations, for every microbatch and layer. That grows with the batch.
 # - **Data** parallelism sends gradients, once per step, for any size of the batch. Here the batch is tiny, so it looks
 #   expensive; in real training it is the opposite. ZeRO-3 also sends parameters, for every microbatch.
-# - **Pipelines** send least. But their ranks wait for one another (walkthrough 6), which no ledger shows.
+# - **Pipelines** send least. But their ranks wait for one another (walkthrough 8), which no ledger shows.
 #
 # With the sizes of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
 
@@ -436,5 +436,5 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 #    it). Which topologies notice, and what does `compare` name?
 # 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in mpi_impl/demos/tiny_gpt.py.)
 #
-# Next: [10. Choosing t, p, d and b](10_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
+# Next: [12. Choosing t, p, d and b](12_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.demos.train`.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 7. Data parallelism and ZeRO
+# # 9. Data parallelism and ZeRO
 #
 # So far the ranks held one model together. They can also hold a copy of it each, and divide the *data*. That is the
 # oldest way to train on many devices and the simplest, and it wastes memory: every rank holds the same. ZeRO removes
@@ -266,7 +266,7 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 # | 3 | parameters | a layer is gathered just before it is used, forward and backward, and then released |
 #
 # In the picture the filled area is memory. A parameter and its gradient take 2 bytes each, in 16 bits; the optimizer
-# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 8 says why):
+# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 10 says why):
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_stages
@@ -457,7 +457,7 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
 #   weights differ.
 # - An all-reduce is a reduce-scatter and an all-gather. Stage 1 lets the optimizer work between the two, for free.
 # - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
-#   (walkthrough 6): stage 1 suits it best.
+#   (walkthrough 8): stage 1 suits it best.
 # - No stage changes what is computed: same losses, same weights.
 #
 # ## Try it
@@ -469,5 +469,5 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
 # 4. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
 #
-# Next: [8. Precision](08_precision.ipynb). The demo for this walkthrough:
+# Next: [10. Precision](10_precision.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.

@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 10. Choosing t, p, d and b
+# # 12. Choosing t, p, d and b
 #
-# You have a model, a batch and some number of GPUs. Walkthrough 9 showed that every kind of parallelism computes the
+# You have a model, a batch and some number of GPUs. Walkthrough 11 showed that every kind of parallelism computes the
 # same. So the choice is free, and two questions decide it: does it fit, and how long does a step take?
 #
 # **You will** see what fits; see where the three rules of [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # come from; recompute the tables of two papers; work out how many days GPT-3 takes; and, at the end, move sliders until
 # a plan fits.
 #
-# **You need** the terms of walkthroughs 6 and 7 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
+# **You need** the terms of walkthroughs 8 and 9 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
 # comparing it with real ranks. About 30 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
@@ -109,7 +109,7 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 #
 # The same model, 64 GPUs, a batch of 128, $b = 1$. Every $t$ and $p$ leaves $d = 64/(t p)$ replicas, and each of them
 # $m = 128/d$ microbatches. The map shows how much the fullest rank holds and how long it waits (the bubble, as a
-# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 5), which saves a third of
+# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 7), which saves a third of
 # the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
@@ -417,5 +417,5 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 2. In the first map, halve the batch, and double it. Which fields change, and which do not?
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
-# Next: [11. What is a proof?](11_what_is_a_proof.ipynb). The demos for this walkthrough:
+# Next: [13. What is a proof?](13_what_is_a_proof.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.

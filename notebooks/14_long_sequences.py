@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 12. Long sequences: positions dealt out to ranks
+# # 14. Long sequences: positions dealt out to ranks
 #
 # A rank keeps activations for every position of a text until the backward. With a text of 128 thousand tokens that is
 # too much for any device, however the layers are sharded. *Context parallelism* shards the text: each of $c$ ranks has

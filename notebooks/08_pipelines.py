@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 6. Pipelines, and which rank waits for which
+# # 8. Pipelines, and which rank waits for which
 #
 # Tensor parallelism gives each rank a part of *every* layer. A model can also be divided between layers: rank 0 has the
 # first few, rank 1 the next few. Then hardly anything must be sent. But a rank cannot begin before the one ahead of it
@@ -434,5 +434,5 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 #    bubble a third?
 # 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
 #
-# Next: [7. Data parallelism and ZeRO](07_data_parallel_and_zero.ipynb). The demo for this walkthrough:
+# Next: [9. Data parallelism and ZeRO](09_data_parallel_and_zero.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.
