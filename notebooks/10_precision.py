@@ -20,6 +20,7 @@ import numpy as np
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
+from mpi_impl.notebook.predictions import reveal
 from reference.precision import FORMATS, rounded
 
 # %% [markdown]
@@ -38,6 +39,7 @@ for form in forms:
     smallest = form.smallest_normal * form.epsilon
     print(f"{form.name:9} {form.bytes} bytes; after 1 comes 1 + {form.epsilon:.1e}; smallest above 0 {smallest:.0e}, "
           f"with all digits {form.smallest_normal:.0e}; largest {form.largest:.3g}")
+assert float16.largest == 65_504 and round(float16.smallest_normal * float16.epsilon, 8) == 6e-8
 
 # %% [markdown]
 # float16 has more digits (about 3 decimal ones), but it ends at 65,504 above and $6 \times 10^{-8}$ below. bfloat16 has
@@ -80,12 +82,19 @@ draw_rounding(forms, (-30, 20))
 # A weight is 1, and every step of training moves it by $-0.0001$. After 1,000 steps it should be 0.9. In 16 bits the
 # distance to the next number below 1 is more than twice that, so $1 - 0.0001$ is rounded to 1, every time.
 # (`np.add.accumulate` adds one number after another, and rounds each time.)
+#
+# **Predict.** What is the weight in float16 after the 1,000 updates?
 
 # %%
+guess = ...                # the weight
+
+# %% tags=["hide-output"]
 steps = np.full(1001, -1e-4)
 steps[0] = 1.0
 weight = {form.name: np.add.accumulate(steps.astype(dtype_of(form.name))).astype(float) for form in forms}
 copy = rounded(weight["float32"], bfloat16)
+assert all(1 - form.epsilon / 2 < 1 - 2e-4 for form in forms[:2])       # the next number below 1
+reveal(guess, weight["float16"][-1], "is the weight in float16")
 draw_curves({"float16": weight["float16"], "bfloat16": weight["bfloat16"], "float32, rounded to bfloat16": copy,
              "float32": weight["float32"]}, "updates", "the weight", "a weight that should go from 1 to 0.9")
 
@@ -144,9 +153,16 @@ print(inspect.getsource(adam_update), inspect.getsource(copy_to_model), sep="\n\
 #
 # A matrix product adds up thousands of terms; so do softmax, layer norm, and the sum of gradients over a batch. Add
 # 0.1, 4,000 times:
+#
+# **Predict.** The sum should be 400. Where does it end in bfloat16, whose numbers have 8 binary digits?
 
 # %%
+guess = ...                # the sum
+
+# %% tags=["hide-output"]
 sums = {form.name: np.add.accumulate(np.full(4000, 0.1, dtype_of(form.name))).astype(float) for form in forms}
+assert (sums["float16"][-1], sums["bfloat16"][-1]) == (256, 32)
+reveal(guess, sums["bfloat16"][-1], "is the sum in bfloat16")
 draw_curves(sums, "terms", "sum so far", "0.1, added up 4,000 times")
 
 # %% [markdown]
@@ -176,6 +192,7 @@ one_by_one = np.add.accumulate(np.array([2048] + 7 * [1], np.float16))[-1]
 x = np.array([2048 if rank == 0 else 1], np.float16)
 group.all_reduce(x, "a sum of halves")
 print(f"rounded after each addition {one_by_one:.0f}, all-reduce {x[0]:.0f}, exact {2048 + 7}")
+assert np.float16(2048) + np.float16(2) == 2050 and np.spacing(np.float16(2048)) == 2
 
 # %% [markdown]
 # (2,055 is not a float16 number. 2,056 is the nearest with a last bit of 0.) Gradients of weights are summed over many
@@ -240,6 +257,9 @@ print(f"{gradients.size:,} gradients of activations")
 # the batch had 4 million tokens, $2^{22}$:
 
 # %%
+from reference.costs.published import PTD_P
+
+assert any((run.billions, run.B) == ("145.6", 2304) for run in PTD_P)
 gradients = np.concatenate(ranks["gradients"]) * (8 * 8) / 2**22
 draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
 
@@ -253,13 +273,19 @@ draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
 # the range of float32.)
 #
 # If the scale is a power of 2, it changes only exponents, and no digit:
+#
+# **Predict.** Without a scale, which share of these gradients becomes 0 in float16?
 
 # %%
+guess = ...                # as a share: 0.5 is half of them
+
+# %% tags=["hide-output"]
 small = gradients[gradients > 0]
 for scale in 1.0, 2.0**20:
     back = rounded(small * scale, float16) / scale
     print(f"scale {scale:9,.0f}: {np.mean(back == 0):4.0%} are 0;",
           f"the errors add up to {np.abs(back - small).sum() / small.sum():.0%} of the gradients")
+reveal(guess, np.mean(rounded(small, float16) == 0), "of the gradients become 0")
 
 # %%
 print("bfloat16, the same bits with a scale of 2^20 and without:",
@@ -447,6 +473,7 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 # %%
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.activation_inventory import ActivationInventory, total
+from reference.costs.parameters import parameters
 
 large = ModelConfig(72, 3072, 32, 51_200, 1024)
 for name in "float32", "bfloat16":
@@ -455,6 +482,7 @@ for name in "float32", "bfloat16":
     for entry, size in runs[name]["sent"].items():
         sent[entry.dtype] = sent.get(entry.dtype, 0) + size // 40
     print(f"{name:8} a layer's activations {kept / 1e9:.2f} GB; sent in a step, bytes:", sent)
+assert f"{parameters(large) / 1e9:.1f}" == "8.3"
 
 # %% [markdown]
 # (The activations are less than half, since the kernel of 16 bits also computes attention's probabilities again, as

@@ -18,6 +18,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.groups import crosses, draw_groups, groups_of
 from mpi_impl.notebook.pictures.masks import draw_mask_parts
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ParallelConfig
 
 # %% [markdown]
@@ -84,6 +85,7 @@ model = replace(tiny_gpt(4, heads=8), hidden_dropout=0.1, attention_dropout=0.1,
 BATCH, STEPS = 8, 12
 print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} tokens a step, such as",
       *global_batch(0, BATCH)[0][0])
+assert (model.num_layers, model.num_attention_heads, model.vocab_size) == (4, 8, 12)
 
 # %% [markdown]
 # **In one process.** The textbook's trainer, which knows nothing about ranks, takes 12 steps. This is the run that all
@@ -131,12 +133,19 @@ for name, (steps, *_) in runs.items():
 
 # %% [markdown]
 # All 8 ranks print the same, and all six ways look the same, although a rank holds different things in each:
+#
+# **Predict.** The model has 51,456 parameters. How many does each of 8 tensor-parallel ranks hold?
 
 # %%
+guess = ...                # parameters
+
+# %% tags=["hide-output"]
 found = ranks["runs"]
 print(f"{'parameters of rank':<22}", *(f"{rank:>7}" for rank in range(8)))
 for name in found[0]:
     print(f"{name:<22}", *(f"{one[name][2]:>7,}" for one in found))
+assert parameters(model) == 51_456
+reveal(guess, found[0]["t = 8"][2], "parameters on each rank with t = 8")
 
 # %% [markdown]
 # (A pipeline's first ranks have the table of tokens and that of positions. Its last ones have a copy of the token
@@ -242,8 +251,14 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 #
 # Each rank's *ledger* has recorded what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
 # with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
+#
+# **Predict.** With $t = p = d = 2$ a replica takes 2 microbatches of $b = 2$ samples of 6 tokens, $h = 32$, through 4
+# layers. How many numbers go into the all-reduces after attention (`attention output`), in the forward of one step?
 
 # %%
+guess = ...                # numbers
+
+# %% tags=["hide-output"]
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
@@ -260,6 +275,9 @@ rows += [[entry.group, entry.phase, entry.reason, entry.operation, f"{total.call
           f"{total.elements // STEPS:,}", line.formula, str((total.calls, total.elements) == line[4:6])]
          for entry, total, line, _ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
 print(aligned(rows, left=(0, 1, 2, 3, 6, 7)))
+outputs = [total.elements // STEPS for entry, total, *_ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)
+           if (entry.reason, entry.phase) == ("attention output", "forward")]
+reveal(guess, sum(outputs), "numbers in all-reduces after attention")
 
 # %% [markdown]
 # (`model` is the $t \times p$ ranks of a replica, which sum the norm of the gradient. `embedding` is the first and the
@@ -299,13 +317,21 @@ figure
 # - **Pipelines** send least. But their ranks wait for one another (walkthrough 8), which no ledger shows.
 #
 # With the sizes of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
+#
+# **Predict.** How many GB does a rank send in a step to its tensor-parallel neighbours? (48 microbatches, 24 layers
+# on each rank, $4 \cdot 2 \frac{7}{8} b s h$ numbers of 2 bytes, with $s = 2048$ and $h = 8192$.)
 
 # %%
+guess = ...                # GB
+
+# %% tags=["hide-output"]
 from mpi_impl.notebook.plan import plan
 
 realistic = plan("39.1B", t=8, p=2, d=32, v=1, m=48, zero_stage=0)
 for kind, size in realistic.messages._asdict().items():
     print(f"{kind:<9} {size / 1e9:8.1f} GB a step")
+assert (len(realistic.layers), realistic.model.hidden_size) == (24, 8192)
+reveal(guess, realistic.messages.tensor / 1e9, "GB to tensor-parallel neighbours")
 
 # %% [markdown]
 # ## A bug in one line
@@ -363,6 +389,8 @@ for name in bad[0]:
 # %%
 off = {name: np.maximum(np.abs(np.subtract(curve, alone)), 1e-17) for name, curve in
        {"d = 8": losses["d = 8"], "t = p = d = 2": losses["t = p = d = 2"], **with_bug}.items()}
+assert all(max(off[name]) < 1e-12 for name in losses if name in off)
+assert all(max(off[name]) > 1e-3 for name in with_bug)
 draw_curves(off, "step", "difference", "How far the loss is from one process's", log="y")
 
 # %% [markdown]

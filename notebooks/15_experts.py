@@ -19,6 +19,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.dispatch import draw_dispatch
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ExpertsConfig, ModelConfig
 
 # %% [markdown]
@@ -26,8 +27,13 @@ from reference.config import ExpertsConfig, ModelConfig
 #
 # Take a small GPT, and put 2, 4, 8 experts in the place of each MLP, of which every token uses 2. The parameters grow
 # with the number of experts. The work of a token does not:
+#
+# **Predict.** By how much does the *work* of a token grow with 8 experts, of which it uses 2?
 
 # %%
+guess = ...                # times the work of one MLP's GPT
+
+# %% tags=["hide-output"]
 from reference.costs.flops import forward_flops
 from reference.costs.parameters import parameters
 
@@ -36,9 +42,11 @@ models = {"an MLP": dense} | {f"{E} experts": replace(dense, experts=ExpertsConf
 draw_bars({name: {"parameters": parameters(c) / parameters(dense)} for name, c in models.items()},
           "parameters, relative to a GPT with MLPs")
 
-# %%
-draw_bars({name: {"FLOPs": sum(forward_flops(c, 1, 64)) / sum(forward_flops(dense, 1, 64))}
-           for name, c in models.items()}, "FLOPs of a token, relative to a GPT with MLPs")
+# %% tags=["hide-output"]
+work = {name: sum(forward_flops(c, 1, 64)) for name, c in models.items()}
+reveal(guess, work["8 experts"] / work["an MLP"], "times the FLOPs of a token")
+draw_bars({name: {"FLOPs": flops / work["an MLP"]} for name, flops in work.items()},
+          "FLOPs of a token, relative to a GPT with MLPs")
 
 # %% [markdown]
 # ## The router
@@ -154,12 +162,19 @@ print("router, after the sum:   ", abs(found[2].router - expected.router).max() 
 #
 # Frameworks often let each replica take the mean over *its own* tokens, and average the gradients afterwards: they
 # divide by the number of ranks that hold a copy. A router is on four ranks. An expert is on one, so it is divided by 1:
+#
+# **Predict.** Four ranks, one copy of each expert. How many times too large is an expert's gradient?
 
 # %%
+guess = ...                # times
+
+# %% tags=["hide-output"]
 _, local = dealt_experts_backward(np.split(4 * dy, 4), shards, caches, c)     # each mean has a quarter of the tokens
 wrong = averaged_gradients(local)
 print(f"the router's gradient is {(wrong[0].router / expected.router).mean():.3f} times the right one,",
       f"an expert's {(wrong[0].experts.w_out / expected.experts.w_out[:2]).mean():.3f} times")
+ratio = (wrong[0].experts.w_out / expected.experts.w_out[:2]).mean()
+reveal(guess, ratio.round(9), "times the right gradient of an expert")
 
 # %% [markdown]
 # DeepSpeed (#6546) and Megatron's FSDP (#5956) had this mistake. Training goes on, and Adam even hides it, but another
@@ -208,7 +223,14 @@ from dataclasses import replace
 
 runs = {(e, stage): train(e, stage) for e, stage in ((1, 0), (2, 0), (4, 0), (4, 3))}
 
+# %% [markdown]
+# **Predict.** With all experts on each rank, $e = 1$, a rank has 9,856 parameters, of which 8,832 are of experts. How
+# many does it have with $e = 4$?
+
 # %%
+guess = ...                # parameters
+
+# %% tags=["hide-output"]
 from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 
@@ -221,6 +243,9 @@ for (e, stage), one in ranks["runs"][0].items():
     print(f"e = {e}, ZeRO {stage}: same losses {np.allclose(one['losses'], losses, rtol=1e-12, atol=0)},",
           f"same balance {np.allclose(one['balance'], balance, rtol=1e-12, atol=0)};",
           f"parameters on a rank, gathered or not: {one['elements']:,}")
+elements = {e: ranks["runs"][0][e, 0]["elements"] for e in (1, 4)}
+assert elements[1] == 9856 and 4 * (elements[1] - elements[4]) == 3 * 8832
+reveal(guess, elements[4], "parameters on a rank with e = 4")
 
 # %%
 draw_curves({"loss": losses, "load balance": balance}, "step", "loss", "one curve for every e")

@@ -1,0 +1,74 @@
+"""The sliders of a plan: what the fullest rank holds, what it sends, and how long it idles."""
+from itertools import product
+
+from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.plan import MODELS, plan
+from mpi_impl.notebook.sliders.page import Sliders
+from mpi_impl.reports.charts import MEMORY
+from reference.costs.memory import most_in_flight
+from reference.costs.plans import HALF, Plan
+from reference.costs.volumes import data_parallel_traffic
+from reference.errors import UserError
+from reference.parallel.model_states import model_states
+
+POWERS = [1, 2, 4, 8, 16, 32, 64]
+CONTROLS = {"model": list(MODELS), "t": POWERS[:4], "p": POWERS, "d": POWERS, "v": [1, 2, 3, 4], "m": POWERS,
+            "zero_stage": [0, 1, 2, 3], "sequence_parallel": [False, True]}
+START = {"model": "18.4B", "t": 8, "p": 1, "d": 4, "v": 1, "m": 8, "zero_stage": 0, "sequence_parallel": False}
+A_PARAMETER = 2     # bytes of a parameter
+
+
+def explore(**start) -> Sliders:
+    """Show the sliders and the picture of a plan. `start` sets other initial values, as in explore(t=8, p=4)."""
+    sizes = list(product(CONTROLS["p"], CONTROLS["v"], CONTROLS["m"]))
+    tables = {
+        "ranks": {key(*place): rank_costs(*place) for place in product(
+            *(CONTROLS[name] for name in ("model", "t", "p", "v", "sequence_parallel")))},
+        "pipelines": {key(*size): pipeline_costs(*size) for size in sizes},
+        "states": {key(stage, d): [float(f"{part:.6g}") for part in model_states(1, d, stage)] for stage, d in product(
+            CONTROLS["zero_stage"], CONTROLS["d"])},
+        "gradients": {key(stage, d, m): float(f"{HALF * data_parallel_traffic(1, d, stage, m):.6g}")
+                      for stage, d, m in product(CONTROLS["zero_stage"], CONTROLS["d"], CONTROLS["m"])},
+        "colors": {"memory": MEMORY, "messages": dict(zip(("tensor", "pipeline", "data"), OWNERS))}}
+    return Sliders("plan", CONTROLS, tables, START | start)
+
+
+def key(*parts) -> str:
+    return " ".join(str(int(part) if isinstance(part, bool) else part) for part in parts)
+
+
+def rank_costs(model: str, t: int, p: int, v: int, sequence_parallel: bool) -> list[int] | str:
+    """Return millions: of parameters, of bytes of activations for each stage cache in flight, and of other activations,
+    on the first rank and on the last; then of bytes that the first sends for each microbatch, to its tensor and
+    pipeline neighbours. Return a sentence where the layers do not suffice.
+    """
+    try:
+        plans = [plan(model, t, p, 1, v, m, 0, sequence_parallel) for m in (p, 64 * p)]
+    except UserError as error:
+        return str(error)
+    found = [number for rank in (0, p - 1) for number in held_by(plans, rank, v)]
+    messages = plans[0].messages
+    return [round(size / 1e6) for size in (*found, messages.tensor / p, messages.pipeline / p)]
+
+
+def held_by(plans: list[Plan], rank: int, v: int) -> tuple[float, float, float]:
+    """Return a rank's parameters, and its activations as a straight line over the stage caches that are in flight."""
+    p = plans[0].parallel
+    (few, at_few), (many, at_many) = (
+        (most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, each.m, rank, v),
+         each.memory_of(rank).activations) for each in plans)
+    slope = (at_many - at_few) / (many - few) if many > few else 0.0
+    return plans[0].memory_of(rank).parameters / A_PARAMETER, slope, at_few - slope * few
+
+
+def pipeline_costs(p: int, v: int, m: int) -> list[float] | str:
+    """Return the stage caches in flight on the first rank and on the last, and idle / ideal time; or a sentence."""
+    try:
+        found = plan("1008.0B", 1, p, 1, v, m, 0) if p * v <= 128 else None
+    except UserError as error:
+        return str(error)
+    if found is None:       # too many stages for any of the models: rank_costs says so
+        return [0, 0, 0]
+    name = found.parallel.pipeline_schedule
+    return [*(most_in_flight(name, p, m, rank, v) for rank in (0, p - 1)),
+            float(f"{found.timeline.bubble_fraction:.4g}")]
