@@ -122,6 +122,7 @@ for ranks_ in (1, 2, 4, 8):
     padded = gpt2.padded_vocab_size(ranks_)
     print(f"t = {ranks_}: {padded:,} rows, {padded - gpt2.vocab_size} of them padding, {padded // ranks_:,} on a rank")
 reveal(guess, gpt2.padded_vocab_size(1) - gpt2.vocab_size, "rows of padding on one rank")
+assert gpt2.make_vocab_size_divisible_by == 128 and round(gpt2.vocab_size, -4) == 50_000
 
 # %% [markdown]
 # The amount of padding depends on $t$. So if padding had any effect, a model on 8 ranks would differ from one on two.

@@ -44,7 +44,7 @@ assert float16.largest == 65_504 and round(float16.smallest_normal * float16.eps
 # %% [markdown]
 # float16 has more digits (about 3 decimal ones), but it ends at 65,504 above and $6 \times 10^{-8}$ below. bfloat16 has
 # float32's exponent, so it has the same range, but only 2 to 3 digits. The picture has a tick for each number, just
-# above 1, near 0, and around 65,000 (a band if there are more than can be drawn):
+# above 1, near 0, and around the largest of float16 (a band if there are more than can be drawn):
 
 # %%
 draw_number_lines(forms, [(1, 1.04), (0, 1e-6), (63_000, 68_000)])
@@ -68,7 +68,7 @@ with np.errstate(over="ignore"):                    # NumPy would warn of what b
 # %% [markdown]
 # How large is the rounding error, relative to the number? With all digits available it is at most half of `epsilon`,
 # the distance from 1 to the next number, whatever the size. To the left of $2^{-14}$ float16 has fewer and fewer
-# digits, until a number becomes 0 and the error is 100 %:
+# digits, until a number becomes 0 and the error is as large as the number:
 
 # %%
 draw_rounding(forms, (-30, 20))

@@ -332,6 +332,7 @@ for kind, size in realistic.messages._asdict().items():
     print(f"{kind:<9} {size / 1e9:8.1f} GB a step")
 assert (len(realistic.layers), realistic.model.hidden_size) == (24, 8192)
 reveal(guess, realistic.messages.tensor / 1e9, "GB to tensor-parallel neighbours")
+assert round(parameters(realistic.model) / 1e9) == 39
 
 # %% [markdown]
 # ## A bug in one line

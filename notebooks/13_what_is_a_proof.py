@@ -132,7 +132,8 @@ draw_meetings(line, cubic, ("17 + 40 x", "52 + 64 x + 58 x² + x³"),
 
 # %% [markdown]
 # (The blue points *are* a straight line. It leaves the picture at the top and comes in again below, 39 times. Blue and
-# orange points that are neighbours mean nothing: 30 and 31 are no more equal than 30 and 80. That is the beauty of it.)
+# orange points that are neighbours mean nothing: one pair of numbers is no more equal than another. That is the beauty
+# of it.)
 #
 # The two meet 3 times, and could not meet more often. With a larger $P$ there are more points, but no more meetings. So
 # the chance to be deceived is at most $D / P$. Do we believe that? For each $P$ we draw 300 pairs of cubics, and for

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14. Long sequences: positions dealt out to ranks
 #
-# A rank keeps activations for every position of a text until the backward. With a text of 128 thousand tokens that is
+# A rank keeps activations for every position of a text until the backward. With a text of 131,072 tokens that is
 # too much for any device, however the layers are sharded. *Context parallelism* shards the text: each of $c$ ranks has
 # $s/c$ of the positions, through the whole model. Only attention needs the others.
 #
@@ -303,5 +303,5 @@ for name, found in ranks["curves"][0].items():
 # 4. How many elements does the ring send in the forward if only the queries travelled, with their `m`, `l` and `o`,
 #    instead of keys and values? When would that be less?
 #
-# The demos for this walkthrough: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.ring_attention` and
-# `... -m mpi_impl.demos.context_parallel`.
+# Next: [15. Experts](15_experts.ipynb). The demos for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.ring_attention` and `... -m mpi_impl.demos.context_parallel`.

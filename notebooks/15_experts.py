@@ -271,7 +271,15 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 # So the same sample computes something else in a microbatch of another size, or on another rank. That is why
 # `--verify` refuses `--moe-expert-capacity-factor`, and why it is off unless you ask for it.
 #
-# ## Exercises
+# ## What to take away
+#
+# - Experts add parameters, and hardly any work: a token pays for those that it uses.
+# - Dispatch and combine are a permutation and its inverse; between ranks, an all-to-all each.
+# - A gradient is summed over the ranks that hold a copy of its tensor: all replicas for the router, fewer for an
+#   expert.
+# - Only a loss that is a mean over the same things on any ranks gives the same run on any ranks.
+#
+# ## Try it
 #
 # 1. Megatron dispatches each rank's own positions under sequence parallelism, and gathers over $t$ what has arrived.
 #    Here all positions are gathered first. How many numbers does each way send over $e$, and over $t$?
@@ -281,3 +289,6 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 #    parallelism the gradient of one of the two must be summed over $t$. Which, and why not the other?
 # 4. ZeRO-1 divides the moments of experts by $d c / e$, not by $d c$. With 8 replicas and $e = 8$, what does it save of
 #    them?
+#
+# Next: [16. A bridge to PyTorch](16_a_bridge_to_pytorch.ipynb). The demo for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.experts`.

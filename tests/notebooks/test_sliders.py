@@ -2,6 +2,7 @@
 import json
 import re
 
+import nbformat
 import pytest
 from hypothesis import assume, given, strategies as st
 
@@ -12,6 +13,7 @@ from reference.errors import UserError
 from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
 from tests.browser import complaints_of, open_browser
+from tools.notebooks import FOLDER
 
 ONE_OF = {name: st.sampled_from(values) for name, values in schedules.CONTROLS.items()}
 
@@ -56,22 +58,26 @@ def test_the_tables_of_a_plan_add_up_to_it(model, t, p, d, v, m, zero_stage, seq
     except UserError as error:
         assert str(error) in (costs, pipe) and "--" not in str(error)
         return
-    states = plans.model_states(1, d, zero_stage)
+    states = plans.state_bytes(zero_stage, d)
     held = [[*(share * costs[i] for share in states), costs[i + 1] * caches + costs[i + 2]]
             for i, caches in ((0, pipe[0]), (3, pipe[1]))]
     assert max(held, key=sum) == pytest.approx([size / 1e6 for size in right.memory], rel=0.01, abs=5)
-    gradients = plans.HALF * plans.data_parallel_traffic(1, d, zero_stage, m)
-    assert [costs[6] * m, costs[7] * m, costs[0] * gradients] == pytest.approx(
+    assert [costs[6] * m, costs[7] * m, costs[0] * plans.gradient_bytes(zero_stage, d, m)] == pytest.approx(
         [size / 1e6 for size in right.messages], rel=0.01, abs=m)
     assert pipe[2] == pytest.approx(right.timeline.bubble_fraction, rel=1e-3)
 
 
-def test_a_stored_notebook_holds_them_and_says_what_they_need(pages):
-    for page in pages.values():
-        html = page._repr_html_()
-        assert "Sliders, where JavaScript may run" in html and "http" not in html.split("</script>")[0]
-        found = json.loads(html[html.index("shardlabSliders({\"") + 16:html.rindex(");")])
-        assert found["draw"] in ("plan", "schedule") and repr(page) == "Sliders, where JavaScript may run."
+@pytest.mark.parametrize("name, draw", [("08_pipelines", "schedule"), ("12_choosing_t_p_d_b", "plan")])
+def test_a_stored_notebook_holds_them_after_a_picture(name, draw):
+    """With nothing to load; and where no script may run, a picture and a sentence remain."""
+    outputs = [cell.outputs for cell in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells
+               if cell.cell_type == "code"]
+    place, = (i for i, shown in enumerate(outputs) if any("text/html" in one.get("data", {}) for one in shown))
+    assert any("image/png" in one.get("data", {}) for one in outputs[place - 1])
+    html = outputs[place][0].data["text/html"]
+    assert outputs[place][0].data["text/plain"] == "Sliders, where JavaScript may run."
+    assert "Sliders, where JavaScript may run: " in html and not re.search(r"https?:|src=|import", html)
+    assert json.loads(html[html.index('shardlabSliders({"') + 16:html.rindex(");")])["draw"] == draw
 
 
 @pytest.mark.parametrize("make_page, wrong, sentence", [
@@ -106,6 +112,7 @@ def move(box, name, value, controls):
         slider.select_option(place)
 
 
+@pytest.mark.deep
 def test_the_browser_shows_the_plan_at_which_the_sliders_stand(shown):
     box, status = shown["plan"], shown["plan"].locator("p")
     for moved in {}, {"t": 4}, {"zero_stage": 1}, {"sequence_parallel": True}, {"v": 2}, {"model": "7.5B"}:
@@ -120,6 +127,7 @@ def test_the_browser_shows_the_plan_at_which_the_sliders_stand(shown):
     assert "every stage needs one: choose a smaller p or v" in status.inner_text() and box.locator("svg").count() == 0
 
 
+@pytest.mark.deep
 def test_the_browser_draws_a_box_with_its_number_for_each_action(shown):
     box, status = shown["schedule"], shown["schedule"].locator("p")
     for moved in {}, {"m": 3}, {"schedule": "1f1b"}, {"schedule": "interleaved", "m": 8}:

@@ -1,4 +1,5 @@
 """The sliders of a plan: what the fullest rank holds, what it sends, and how long it idles."""
+from collections.abc import Callable
 from itertools import product
 
 from mpi_impl.notebook.pictures.shards import OWNERS
@@ -20,21 +21,28 @@ A_PARAMETER = 2     # bytes of a parameter
 
 def explore(**start) -> Sliders:
     """Show the sliders and the picture of a plan. `start` sets other initial values, as in explore(t=8, p=4)."""
-    sizes = list(product(CONTROLS["p"], CONTROLS["v"], CONTROLS["m"]))
-    tables = {
-        "ranks": {key(*place): rank_costs(*place) for place in product(
-            *(CONTROLS[name] for name in ("model", "t", "p", "v", "sequence_parallel")))},
-        "pipelines": {key(*size): pipeline_costs(*size) for size in sizes},
-        "states": {key(stage, d): [float(f"{part:.6g}") for part in model_states(1, d, stage)] for stage, d in product(
-            CONTROLS["zero_stage"], CONTROLS["d"])},
-        "gradients": {key(stage, d, m): float(f"{HALF * data_parallel_traffic(1, d, stage, m):.6g}")
-                      for stage, d, m in product(CONTROLS["zero_stage"], CONTROLS["d"], CONTROLS["m"])},
-        "colors": {"memory": MEMORY, "messages": dict(zip(("tensor", "pipeline", "data"), OWNERS))}}
-    return Sliders("plan", CONTROLS, tables, START | start)
+    return Sliders("plan", CONTROLS, START | start, lambda: {
+        "ranks": tabulate(rank_costs, "model", "t", "p", "v", "sequence_parallel"),
+        "pipelines": tabulate(pipeline_costs, "p", "v", "m"),
+        "states": tabulate(state_bytes, "zero_stage", "d"),
+        "gradients": tabulate(gradient_bytes, "zero_stage", "d", "m"),
+        "colors": {"memory": MEMORY, "messages": dict(zip(("tensor", "pipeline", "data"), OWNERS))}})
 
 
-def key(*parts) -> str:
-    return " ".join(str(int(part) if isinstance(part, bool) else part) for part in parts)
+def tabulate(function: Callable, *names: str) -> dict:
+    """Map each position of these sliders, as `8 2 1`, to the function's value there."""
+    return {" ".join(str(int(value) if isinstance(value, bool) else value) for value in place): function(*place)
+            for place in product(*(CONTROLS[name] for name in names))}
+
+
+def state_bytes(stage: int, d: int) -> list[float]:
+    """Return the bytes on a rank for each parameter: of the parameter, its gradient and its optimizer states."""
+    return [float(f"{part:.6g}") for part in model_states(1, d, stage)]
+
+
+def gradient_bytes(stage: int, d: int, m: int) -> float:
+    """Return the bytes that a replica's rank sends in a step for each of its parameters."""
+    return float(f"{HALF * data_parallel_traffic(1, d, stage, m):.6g}")
 
 
 def rank_costs(model: str, t: int, p: int, v: int, sequence_parallel: bool) -> list[int] | str:

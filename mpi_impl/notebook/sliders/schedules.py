@@ -15,9 +15,9 @@ START = {"schedule": "1f1b", "p": 4, "m": 8, "v": 2}
 
 def explore_schedules(**start) -> Sliders:
     """Show sliders and the timeline of a schedule. `start` sets other initial values: explore_schedules(p=8, m=16)."""
-    tables = {"timelines": timelines(), "colors": colors(), "words": {kind: WORDS[kind] for kind in KINDS},
-              "takesV": [name for name in TRAINING if takes_v(name)]}
-    return Sliders("schedule", CONTROLS, tables, START | start)
+    return Sliders("schedule", CONTROLS, START | start, lambda: {
+        "timelines": timelines(), "colors": colors(), "words": {kind: WORDS[kind] for kind in KINDS},
+        "takesV": [name for name in TRAINING if takes_v(name)]})
 
 
 def timelines() -> dict[str, str]:
