@@ -51,12 +51,13 @@ def rank_costs(model: str, t: int, p: int, v: int, sequence_parallel: bool) -> l
     pipeline neighbours. Return a sentence where the layers do not suffice.
     """
     try:
-        plans = [plan(model, t, p, 1, v, m, 0, sequence_parallel) for m in (p, 64 * p)]
+        # Two numbers of microbatches with which the first rank has the fewest and the most in flight.
+        plans = [plan(model, t, p, 1, v, m, 0, sequence_parallel) for m in ((1, p) if v == 1 else (p, 2 * p))]
     except UserError as error:
         return str(error)
     found = [number for rank in (0, p - 1) for number in held_by(plans, rank, v)]
-    messages = plans[0].messages
-    return [round(size / 1e6) for size in (*found, messages.tensor / p, messages.pipeline / p)]
+    m, messages = plans[0].m, plans[0].messages
+    return [round(size / 1e6) for size in (*found, messages.tensor / m, messages.pipeline / m)]
 
 
 def held_by(plans: list[Plan], rank: int, v: int) -> tuple[float, float, float]:
