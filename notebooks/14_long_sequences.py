@@ -42,7 +42,7 @@ llama = ModelConfig(32, 4096, 32, 128_256, 1 << 20, "rope", hidden_dropout=0.0, 
 
 def gigabytes(length, ranks):
     parallel = ParallelConfig(8, sequence_parallel=True, context_parallel_size=ranks)
-    return ActivationInventory(llama, 1, length, Precision("bfloat16"), parallel).bytes_of_layers(32) / 1e9
+    return ActivationInventory(llama, 1, length, Precision("bfloat16"), parallel).bytes_of_layers(range(32)) / 1e9
 
 lengths = [1 << n for n in range(12, 21)]
 draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (1, 4, 16)}, "tokens in a text",

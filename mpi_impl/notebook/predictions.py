@@ -32,5 +32,5 @@ def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
 
 
 def shown(x: float) -> str:
-    """Format a whole number with commas, any other with four digits."""
-    return f"{int(x):,}" if x == int(x) else f"{x:.4g}"
+    """Format a whole number, or a large one, with commas, any other with four digits."""
+    return f"{x:,.0f}" if x == int(x) or abs(x) >= 1000 else f"{x:.4g}"

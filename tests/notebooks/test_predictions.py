@@ -31,7 +31,7 @@ def test_a_number_is_asked_for_before_it_is_shown(source):
     (..., 768, "measured: 768 bytes"), (768, 768, "measured: 768 bytes; predicted: exactly that"),
     (384, 768, "measured: 768 bytes; predicted: 384, 0.5 times as much"),
     (1, 0, "measured: 0 bytes; predicted: 1"),
-    (1000, 1234.56, "measured: 1235 bytes; predicted: 1,000, 0.81 times as much"),
+    (1000, 1234.56, "measured: 1,235 bytes; predicted: 1,000, 0.81 times as much"),
     (0, 98_304, "measured: 98,304 bytes; predicted: 0, 0 times as much")])
 def test_a_guess_stands_beside_what_was_measured(guess, measured, line):
     assert compare(guess, measured, "bytes") == line
