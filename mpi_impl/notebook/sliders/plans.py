@@ -1,6 +1,7 @@
 """The sliders of a plan: what the fullest rank holds, what it sends, and how long it idles."""
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.notebook.plan import MODELS, plan
@@ -13,9 +14,11 @@ from reference.errors import UserError
 from reference.parallel.model_states import model_states
 
 POWERS = [1, 2, 4, 8, 16, 32, 64]
-CONTROLS = {"model": list(MODELS), "t": POWERS[:4], "p": POWERS, "d": POWERS, "v": [1, 2, 3, 4], "m": POWERS,
-            "zero_stage": [0, 1, 2, 3], "sequence_parallel": [False, True]}
-START = {"model": "18.4B", "t": 8, "p": 1, "d": 4, "v": 1, "m": 8, "zero_stage": 0, "sequence_parallel": False}
+CONTROLS: dict[str, list[Any]] = {
+    "model": list(MODELS), "t": POWERS[:4], "p": POWERS, "d": POWERS, "v": [1, 2, 3, 4], "m": POWERS,
+    "zero_stage": [0, 1, 2, 3], "sequence_parallel": [False, True]}
+START: dict[str, Any] = {"model": "18.4B", "t": 8, "p": 1, "d": 4, "v": 1, "m": 8, "zero_stage": 0,
+                         "sequence_parallel": False}
 A_PARAMETER = 2     # bytes of a parameter
 
 

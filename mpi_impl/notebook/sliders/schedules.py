@@ -1,4 +1,6 @@
 """The sliders of a pipeline schedule: its timeline, for the name of a schedule, p, m and v."""
+from typing import Any
+
 from mpi_impl.notebook.pictures.pipelines import play
 from mpi_impl.notebook.sliders.page import Sliders
 from mpi_impl.reports.charts import COLORS, WORDS
@@ -9,8 +11,8 @@ from reference.schedules.generators import SCHEDULES, make, takes_v
 from reference.schedules.simulate import activations_in_flight
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
-CONTROLS = {"schedule": TRAINING, "p": [2, 4, 8], "m": list(range(1, 17)), "v": [2, 3, 4]}
-START = {"schedule": "1f1b", "p": 4, "m": 8, "v": 2}
+CONTROLS: dict[str, list[Any]] = {"schedule": TRAINING, "p": [2, 4, 8], "m": list(range(1, 17)), "v": [2, 3, 4]}
+START: dict[str, Any] = {"schedule": "1f1b", "p": 4, "m": 8, "v": 2}
 
 
 def explore_schedules(**start) -> Sliders:

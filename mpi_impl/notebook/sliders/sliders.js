@@ -17,7 +17,7 @@ function shardlabSliders({draw, controls, tables}) {
       <span>${labels[name] || name}</span>${input}<output style="min-width:2em"></output></label>`;
   });
   box.innerHTML = `<div style="${style}"><form>${rows.join("")}</form>
-    <p role="status" style="margin:8px 0;font-weight:600"></p><div></div></div>`;
+    <p role="status" style="margin:8px 0;font-weight:600"></p><div style="overflow-x:auto"></div></div>`;
   const form = box.querySelector("form"), said = box.querySelector("p"), picture = said.nextElementSibling;
 
   function redraw() {
@@ -33,7 +33,7 @@ function shardlabSliders({draw, controls, tables}) {
   }
 
   // ---- drawing ----
-  const svg = (height, label, parts) => `<svg viewBox="0 0 1000 ${height}" width="100%" role="img" aria-label="${label}"
+  const svg = (height, label, parts) => `<svg viewBox="0 0 1000 ${height}" width="100%" style="min-width:36em" role="img" aria-label="${label}"
     font-family="system-ui,sans-serif" font-size="14" fill="#222">${parts.join("")}</svg>`;
   const rect = (x, y, width, height, fill) => `<rect x="${x.toFixed(2)}" y="${y}" width="${width.toFixed(2)}"
     height="${height}" fill="${fill}" stroke="#fff" stroke-width=".6"/>`;
