@@ -5,7 +5,7 @@
 # that you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
 # people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it.
 #
-# **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours.
+# **You need**: walkthroughs 1 to 7 and 9, and labs 1 to 4. **Time**: about five hours.
 # **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that

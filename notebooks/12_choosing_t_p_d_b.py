@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 10. Choosing t, p, d and b
+# # 12. Choosing t, p, d and b
 #
-# You have a model, a batch and some number of GPUs. Walkthrough 9 showed that every kind of parallelism computes the
+# You have a model, a batch and some number of GPUs. Walkthrough 11 showed that every kind of parallelism computes the
 # same. So the choice is free, and two questions decide it: does it fit, and how long does a step take?
 #
 # **You will** see what fits; see where the three rules of [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # come from; recompute the tables of two papers; work out how many days GPT-3 takes; and, at the end, move sliders until
 # a plan fits.
 #
-# **You need** the terms of walkthroughs 6 and 7 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
+# **You need** the terms of walkthroughs 8 and 9 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
 # comparing it with real ranks. About 30 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
@@ -22,6 +22,7 @@ import numpy as np
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
 from mpi_impl.notebook.plan import MODELS, draw_plan, plan
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops, training_seconds, utilization
@@ -29,6 +30,7 @@ from reference.costs.parameters import parameters
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.costs.plans import Plan
 from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
+from reference.parallel.model_states import model_states
 
 # %% [markdown]
 # ## How large is a model?
@@ -38,13 +40,22 @@ from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
 # $$P = 12 L h^2 \left(1 + \frac{13}{12 h} + \frac{V + s}{12 L h}\right)$$
 #
 # That is equation 2 of the paper. Its table 1 has ten models. We compute each size and compare with what is printed:
+#
+# **Predict.** Mixed precision with Adam takes 16 bytes for each parameter. How many GB is that for the model of 1,008
+# billion?
 
 # %%
+guess = ...                # GB
+
+# %% tags=["hide-output"]
 sizes = {run: parameters(run.model) / 1e9 for run in PTD_P}
 print("all ten as printed:", all(f"{size:.1f}" == run.billions for run, size in sizes.items()))
 print(" billions      h    L    a   on one GPU, mixed precision with Adam")
 for run, size in sizes.items():
     print(f"{size:9.1f} {run.h:6} {run.L:4} {run.a:4}   {16 * size:9,.0f} GB")
+assert f"{sizes[PTD_P[-1]]:.0f}" == "1008"
+reveal(guess, 16 * sizes[PTD_P[-1]], "GB for the largest model")
+assert sum(model_states(1, 1, 0)) == 16 and model_states(1, 1, 0).optimizer == 12
 
 # %% [markdown]
 # The last column is 16 bytes for each parameter: 2 for the parameter in 16 bits, 2 for its gradient, and 12 for the
@@ -109,11 +120,13 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 #
 # The same model, 64 GPUs, a batch of 128, $b = 1$. Every $t$ and $p$ leaves $d = 64/(t p)$ replicas, and each of them
 # $m = 128/d$ microbatches. The map shows how much the fullest rank holds and how long it waits (the bubble, as a
-# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 5), which saves a third of
+# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 7), which saves 38 % of
 # the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
 model = MODELS["39.1B"]
+with_sp, without = (plan("39.1B", 8, 2, 4, 1, 32, 0, each).memory.activations for each in (True, False))
+assert f"{1 - with_sp / without:.0%}" == "38%"
 draw_choices(choices(model, n=64, B=128), 80, "39.1 billion parameters on 64 GPUs, B = 128")
 
 # %% [markdown]
@@ -160,12 +173,20 @@ draw_bars(rows(32), "seconds a step, estimated", "B = 32", unit=" s")
 # %%
 draw_bars(rows(128), "seconds a step, estimated", "B = 128", unit=" s")
 
+# %% [markdown]
+# **Predict.** Which $t$ is the fastest with a batch of 128?
+
 # %%
+guess = ...                # t
+
+# %% tags=["hide-output"]
 for B in (32, 128):
     total = {name: sum(parts.values()) for name, parts in rows(B).items()}
     best = min(total, key=total.get)
     reached = utilization(iteration_flops(wide, B, 2048, "full"), total[best], 64, A100_PEAK)
     print(f"B = {B:3}: the fastest is {best}, at {reached:.0%} of the GPUs' peak")
+fastest = min((2, 4, 8, 16, 32), key=lambda t: sum(estimate(t, 64 // t, 128).values()))
+reveal(guess, fastest, "is the fastest t for B = 128")
 
 # %% [markdown]
 # With a smaller $t$ the pipeline is long, and idles because it has too few microbatches. With a larger one the messages
@@ -258,10 +279,19 @@ kept = {"nothing saved": (False, "none"), "sequence parallel": (True, "none"),
 draw_bars({name: {what: size / 1e6 for what, size in layer_activations(gpt3, 1, 2048, 8, *way)._asdict().items()}
            for name, way in kept.items()}, "MB of activations that a rank keeps for a layer", unit=" MB")
 
+# %% [markdown]
+# **Predict.** How many percent more FLOPs does full recompute cost? (A forward is one part, a backward two.)
+
 # %%
+guess = ...                # percent
+
+# %% tags=["hide-output"]
 plain = iteration_flops(gpt3, 1, 2048)
 for how in ("none", "selective", "full"):
     print(f"{how:<9} {iteration_flops(gpt3, 1, 2048, how) / plain - 1:6.1%} more FLOPs")
+kept_by = {name: sum(layer_activations(gpt3, 1, 2048, 8, *way)) for name, way in kept.items()}
+assert 0.78 < 1 - kept_by["both"] / kept_by["nothing saved"] < 0.84
+reveal(guess, 100 * (iteration_flops(gpt3, 1, 2048, "full") / plain - 1), "% more FLOPs with full recompute")
 
 # %% [markdown]
 # (*Replicated* is what tensor parallelism keeps whole on every rank, *split* what it shards, *core* attention's
@@ -335,8 +365,14 @@ draw_curves({"strong: B = 2304": strong, "weak: B = 64 d": weak}, "GPUs", "busy 
 # $$\frac{8\,T P}{n X} \text{ seconds.}$$
 #
 # For GPT-3, and for the largest model of the table:
+#
+# **Predict.** GPT-3 has 175 billion parameters, and was trained on 300 billion tokens. How many days are that on
+# 1,024 GPUs at 140 TFLOP/s each?
 
 # %%
+guess = ...                # days
+
+# %% tags=["hide-output"]
 day = 24 * 3600
 for model, T, n, X in ((gpt3, 300e9, 1024, 140e12), (PTD_P[-1].model, 450e9, 3072, 163e12)):
     P = parameters(model)
@@ -345,14 +381,15 @@ for model, T, n, X in ((gpt3, 300e9, 1024, 140e12), (PTD_P[-1].model, 450e9, 307
 exact = 300e9 / 2048 * iteration_flops(gpt3, 1, 2048, "full") / (1024 * 140e12) / day
 print(f"the first from all FLOPs, logits and attention too: {exact:.0f} days;",
       f"without recompute: {exact * iteration_flops(gpt3, 1, 2048) / iteration_flops(gpt3, 1, 2048, 'full'):.0f} days")
+reveal(guess, training_seconds(300e9, parameters(gpt3), 1024, 140e12) / day, "days for GPT-3")
 
 # %% [markdown]
 # ## Your turn
 #
-# The next cell puts sliders over the picture of a plan. ($v$ is the number of stages on each rank: more than one is the
-# interleaved schedule.) If a choice is impossible, a sentence says why, and what to change. A stored notebook has no
-# sliders: run it in Jupyter. Here is their first picture. Sequence parallelism, which the maps had on, is off at first,
-# so the same $t$ and $p$ hold more here; a checkbox turns it on:
+# The cell after this one has sliders for a plan. They move here and on the site, wherever JavaScript may run. ($v$ is
+# the number of stages on each rank: more than one is the interleaved schedule.) If a choice is impossible, a sentence
+# says why, and what to change. Elsewhere, here is the plan at which they begin. Sequence parallelism, which the maps
+# had on, is off at first, so the same $t$ and $p$ hold more here:
 
 # %%
 start = dict(model="39.1B", t=2, p=8, d=4, v=1, m=16, zero_stage=0)
@@ -417,5 +454,5 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 2. In the first map, halve the batch, and double it. Which fields change, and which do not?
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
-# Next: [11. What is a proof?](11_what_is_a_proof.ipynb). The demos for this walkthrough:
+# Next: [13. What is a proof?](13_what_is_a_proof.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 11. What is a proof?
+# # 13. What is a proof?
 #
 # Again and again we have compared sharded with unsharded, and printed "off by less than 1e-12: True". That is good
 # evidence. But this project's README speaks of a *proof* that the two are equal. Is that one? And what can hide below
@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from mpi_impl.notebook.pictures.polynomials import draw_chances, draw_differences, draw_meetings
+from mpi_impl.notebook.predictions import reveal
 from reference import ops
 from reference.comm.mappings import TENSOR_PARALLEL
 from reference.config import ModelConfig
@@ -55,13 +56,18 @@ print("equal, to the last bit:", np.array_equal(on_four_ranks(x, p), y))
 # %% [markdown]
 # The code is right, and the results are not equal. Four ranks add up the same terms in another order, and with floats
 # the order of a sum matters:
+#
+# **Predict.** We add up 1,000 random floats in 1,000 random orders. How many different sums are there?
 
 # %%
+guess = ...                # sums
+
+# %% tags=["hide-output"]
 print(0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)
 
 terms = random.normal(size=1000)
 sums = {np.add.accumulate(random.permutation(terms))[-1] for _ in range(1000)}
-print("1,000 numbers, added up in 1,000 orders:", len(sums), "different sums")
+reveal(guess, len(sums), "different sums")
 
 # %% [markdown]
 # So a test with floats needs a tolerance. Everything that is smaller than the tolerance passes. Suppose that somebody
@@ -105,20 +111,29 @@ print(f"numbers nearly equal:   off by {off_by_the_typo(5 + 1e-6 * (-1.0)**np.ar
 # We need numbers without "nearly". There are such numbers: 0, 1, ..., $P - 1$ for a prime $P$, where every result is
 # replaced by its remainder modulo $P$. Nothing is rounded, and the sentence about zeros remains true. Here are a
 # straight line and a cubic modulo 101, at all 101 points:
+#
+# **Predict.** At how many of the 101 points can they agree, at most?
 
 # %%
+guess = ...                # points
+
+# %% tags=["hide-output"]
 P = 101
 
 def values(coefficients):
     """Return the values of a polynomial at 0, 1, ..., P - 1. The constant comes first."""
     return [sum(a * x**i for i, a in enumerate(coefficients)) % P for x in range(P)]
 
-draw_meetings(values([17, 40]), values([52, 64, 58, 1]), ("17 + 40 x", "52 + 64 x + 58 x² + x³"),
+line, cubic = values([17, 40]), values([52, 64, 58, 1])
+assert sum(later < earlier for earlier, later in zip(line, line[1:])) == 39
+reveal(guess, sum(y == other for y, other in zip(line, cubic)), "points at which they agree")
+draw_meetings(line, cubic, ("17 + 40 x", "52 + 64 x + 58 x² + x³"),
               "a straight line and a cubic, modulo 101")
 
 # %% [markdown]
-# (The blue points *are* a straight line. It leaves the picture at the top and comes in again below, 40 times. Blue and
-# orange points that are neighbours mean nothing: 30 and 31 are no more equal than 30 and 80. That is the beauty of it.)
+# (The blue points *are* a straight line. It leaves the picture at the top and comes in again below, 39 times. Blue and
+# orange points that are neighbours mean nothing: one pair of numbers is no more equal than another. That is the beauty
+# of it.)
 #
 # The two meet 3 times, and could not meet more often. With a larger $P$ there are more points, but no more meetings. So
 # the chance to be deceived is at most $D / P$. Do we believe that? For each $P$ we draw 300 pairs of cubics, and for
@@ -225,6 +240,7 @@ print("bias times 1 + 2^-50:", (Y + bias * Number(1 + 2**-50) != Y + bias).sum()
 one, two, three, ten = (Number(n) for n in (1, 2, 3, 10))
 print("1/10 + 2/10 = 3/10:", one / ten + two / ten == three / ten)
 print("0.1 + 0.2 = 0.3:   ", Number(0.1) + Number(0.2) == Number(0.3))
+assert (0.1).as_integer_ratio() == (3602879701896397, 2**55)
 
 # %% [markdown]
 # The second is not a mistake. There is no float 0.1: if you write it, you get the nearest fraction whose denominator is
@@ -237,8 +253,13 @@ print("0.1 + 0.2 = 0.3:   ", Number(0.1) + Number(0.2) == Number(0.3))
 # $P$? There is none. But do we need it? The split by columns was right *whatever* the function is. So let us take a
 # **random function**: for each new argument it rolls dice; for an argument that it has seen it returns the same as
 # then. A hash function does that without remembering anything, and so it does the same on every rank:
+#
+# **Predict.** The result has 48 elements. In how many will rows first, the trap of walkthrough 1, differ?
 
 # %%
+guess = ...                # elements
+
+# %% tags=["hide-output"]
 from hashlib import sha256
 
 def random_value(x):
@@ -251,6 +272,8 @@ columns_first = np.sum([f(X @ a) @ b for a, b in zip(np.split(A, t, axis=1), np.
 rows_first = np.sum([f(x @ a) @ B for x, a in zip(np.split(X, t, axis=1), np.split(A, t, axis=0))], axis=0)
 print("columns first:", (columns_first != right).sum(), "of", right.size, "elements differ")
 print("rows first:   ", (rows_first != right).sum(), "of", right.size, "elements differ")
+assert right.size == 48
+reveal(guess, (rows_first != right).sum(), "of 48 elements differ with rows first")
 
 # %% [markdown]
 # Nobody has told this cell what GeLU is. It has proved the split for all activation functions, those that somebody will
@@ -449,7 +472,8 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # A good proof says what it does not say.
 #
 # - **Rounding.** The formulas are equal; the floats are not. Whether float16 overflows, whether a small update is lost
-#   (walkthrough 8), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with floats remain.
+#   (walkthrough 10), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with floats
+#   remain.
 # - **Other shapes.** This was $h = 8$ on 4 ranks. The tests of this project draw many shapes and topologies, but not
 #   all, and certainly not $h = 12{,}288$.
 # - **Branches that were not taken.** ReLU, a maximum, the clipping of gradients: a comparison has an outcome, by the
@@ -530,7 +554,7 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # </details>
 #
 # 5. Prove sequence parallelism: on the ranks use `SequenceParallelRegion(group)`, and positions `x[:, rank:rank + 1]`
-#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough 5 has the answer.)
+#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough 7 has the answer.)
 #
 # <details><summary>Answer</summary>
 #
@@ -563,4 +587,4 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # Mirage ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5). The labs in [labs](labs) let you build the
 # pieces yourself.
 #
-# Next: [12. Long sequences: positions dealt out to ranks](12_long_sequences.ipynb).
+# Next: [14. Long sequences: positions dealt out to ranks](14_long_sequences.ipynb).

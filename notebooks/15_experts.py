@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13. Experts
+# # 15. Experts
 #
 # A larger model learns more, but every token pays for all of it. A *mixture of experts* has many MLPs in the place of
 # one, and a token pays for two of them. Which two, a *router* decides, and it must learn to.
@@ -8,7 +8,7 @@
 # find out whose gradients are whole already; see a loss that depends on the number of ranks, and one that does not; and
 # see why a capacity makes another run of every topology.
 #
-# **You need** walkthroughs 2 (f and g) and 7 (replicas). About 25 minutes.
+# **You need** walkthroughs 2 (f and g) and 9 (replicas). About 25 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -19,6 +19,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.dispatch import draw_dispatch
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ExpertsConfig, ModelConfig
 
 # %% [markdown]
@@ -26,8 +27,13 @@ from reference.config import ExpertsConfig, ModelConfig
 #
 # Take a small GPT, and put 2, 4, 8 experts in the place of each MLP, of which every token uses 2. The parameters grow
 # with the number of experts. The work of a token does not:
+#
+# **Predict.** By how much does the *work* of a token grow with 8 experts, of which it uses 2?
 
 # %%
+guess = ...                # times the work of one MLP's GPT
+
+# %% tags=["hide-output"]
 from reference.costs.flops import forward_flops
 from reference.costs.parameters import parameters
 
@@ -36,9 +42,11 @@ models = {"an MLP": dense} | {f"{E} experts": replace(dense, experts=ExpertsConf
 draw_bars({name: {"parameters": parameters(c) / parameters(dense)} for name, c in models.items()},
           "parameters, relative to a GPT with MLPs")
 
-# %%
-draw_bars({name: {"FLOPs": sum(forward_flops(c, 1, 64)) / sum(forward_flops(dense, 1, 64))}
-           for name, c in models.items()}, "FLOPs of a token, relative to a GPT with MLPs")
+# %% tags=["hide-output"]
+work = {name: sum(forward_flops(c, 1, 64)) for name, c in models.items()}
+reveal(guess, work["8 experts"] / work["an MLP"], "times the FLOPs of a token")
+draw_bars({name: {"FLOPs": flops / work["an MLP"]} for name, flops in work.items()},
+          "FLOPs of a token, relative to a GPT with MLPs")
 
 # %% [markdown]
 # ## The router
@@ -154,12 +162,19 @@ print("router, after the sum:   ", abs(found[2].router - expected.router).max() 
 #
 # Frameworks often let each replica take the mean over *its own* tokens, and average the gradients afterwards: they
 # divide by the number of ranks that hold a copy. A router is on four ranks. An expert is on one, so it is divided by 1:
+#
+# **Predict.** Four ranks, one copy of each expert. How many times too large is an expert's gradient?
 
 # %%
+guess = ...                # times
+
+# %% tags=["hide-output"]
 _, local = dealt_experts_backward(np.split(4 * dy, 4), shards, caches, c)     # each mean has a quarter of the tokens
 wrong = averaged_gradients(local)
 print(f"the router's gradient is {(wrong[0].router / expected.router).mean():.3f} times the right one,",
       f"an expert's {(wrong[0].experts.w_out / expected.experts.w_out[:2]).mean():.3f} times")
+ratio = (wrong[0].experts.w_out / expected.experts.w_out[:2]).mean()
+reveal(guess, ratio.round(9), "times the right gradient of an expert")
 
 # %% [markdown]
 # DeepSpeed (#6546) and Megatron's FSDP (#5956) had this mistake. Training goes on, and Adam even hides it, but another
@@ -208,7 +223,14 @@ from dataclasses import replace
 
 runs = {(e, stage): train(e, stage) for e, stage in ((1, 0), (2, 0), (4, 0), (4, 3))}
 
+# %% [markdown]
+# **Predict.** With all experts on each rank, $e = 1$, a rank has 9,856 parameters, of which 8,832 are of experts. How
+# many does it have with $e = 4$?
+
 # %%
+guess = ...                # parameters
+
+# %% tags=["hide-output"]
 from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 
@@ -221,6 +243,9 @@ for (e, stage), one in ranks["runs"][0].items():
     print(f"e = {e}, ZeRO {stage}: same losses {np.allclose(one['losses'], losses, rtol=1e-12, atol=0)},",
           f"same balance {np.allclose(one['balance'], balance, rtol=1e-12, atol=0)};",
           f"parameters on a rank, gathered or not: {one['elements']:,}")
+elements = {e: ranks["runs"][0][e, 0]["elements"] for e in (1, 4)}
+assert elements[1] == 9856 and 4 * (elements[1] - elements[4]) == 3 * 8832
+reveal(guess, elements[4], "parameters on a rank with e = 4")
 
 # %%
 draw_curves({"loss": losses, "load balance": balance}, "step", "loss", "one curve for every e")
@@ -246,7 +271,15 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 # So the same sample computes something else in a microbatch of another size, or on another rank. That is why
 # `--verify` refuses `--moe-expert-capacity-factor`, and why it is off unless you ask for it.
 #
-# ## Exercises
+# ## What to take away
+#
+# - Experts add parameters, and hardly any work: a token pays for those that it uses.
+# - Dispatch and combine are a permutation and its inverse; between ranks, an all-to-all each.
+# - A gradient is summed over the ranks that hold a copy of its tensor: all replicas for the router, fewer for an
+#   expert.
+# - Only a loss that is a mean over the same things on any ranks gives the same run on any ranks.
+#
+# ## Try it
 #
 # 1. Megatron dispatches each rank's own positions under sequence parallelism, and gathers over $t$ what has arrived.
 #    Here all positions are gathered first. How many numbers does each way send over $e$, and over $t$?
@@ -256,3 +289,6 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 #    parallelism the gradient of one of the two must be summed over $t$. Which, and why not the other?
 # 4. ZeRO-1 divides the moments of experts by $d c / e$, not by $d c$. With 8 replicas and $e = 8$, what does it save of
 #    them?
+#
+# Next: [16. A bridge to PyTorch](16_a_bridge_to_pytorch.ipynb). The demo for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.experts`.

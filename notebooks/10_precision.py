@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 8. Precision: training in 16 bits
+# # 10. Precision: training in 16 bits
 #
 # A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
 # several times as fast. So large models compute in 16 bits. But not everything can be done in 16 bits, and where it
@@ -9,7 +9,7 @@
 # loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real
 # ranks.
 #
-# **You need** walkthrough 1, and from walkthrough 7 what replicas, gradients and the optimizer are. About 30 minutes.
+# **You need** walkthrough 1, and from walkthrough 9 what replicas, gradients and the optimizer are. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -20,6 +20,7 @@ import numpy as np
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
+from mpi_impl.notebook.predictions import reveal
 from reference.precision import FORMATS, rounded
 
 # %% [markdown]
@@ -38,11 +39,12 @@ for form in forms:
     smallest = form.smallest_normal * form.epsilon
     print(f"{form.name:9} {form.bytes} bytes; after 1 comes 1 + {form.epsilon:.1e}; smallest above 0 {smallest:.0e}, "
           f"with all digits {form.smallest_normal:.0e}; largest {form.largest:.3g}")
+assert float16.largest == 65_504 and round(float16.smallest_normal * float16.epsilon, 8) == 6e-8
 
 # %% [markdown]
 # float16 has more digits (about 3 decimal ones), but it ends at 65,504 above and $6 \times 10^{-8}$ below. bfloat16 has
 # float32's exponent, so it has the same range, but only 2 to 3 digits. The picture has a tick for each number, just
-# above 1, near 0, and around 65,000 (a band if there are more than can be drawn):
+# above 1, near 0, and around the largest of float16 (a band if there are more than can be drawn):
 
 # %%
 draw_number_lines(forms, [(1, 1.04), (0, 1e-6), (63_000, 68_000)])
@@ -66,7 +68,7 @@ with np.errstate(over="ignore"):                    # NumPy would warn of what b
 # %% [markdown]
 # How large is the rounding error, relative to the number? With all digits available it is at most half of `epsilon`,
 # the distance from 1 to the next number, whatever the size. To the left of $2^{-14}$ float16 has fewer and fewer
-# digits, until a number becomes 0 and the error is 100 %:
+# digits, until a number becomes 0 and the error is as large as the number:
 
 # %%
 draw_rounding(forms, (-30, 20))
@@ -80,12 +82,19 @@ draw_rounding(forms, (-30, 20))
 # A weight is 1, and every step of training moves it by $-0.0001$. After 1,000 steps it should be 0.9. In 16 bits the
 # distance to the next number below 1 is more than twice that, so $1 - 0.0001$ is rounded to 1, every time.
 # (`np.add.accumulate` adds one number after another, and rounds each time.)
+#
+# **Predict.** What is the weight in float16 after the 1,000 updates?
 
 # %%
+guess = ...                # the weight
+
+# %% tags=["hide-output"]
 steps = np.full(1001, -1e-4)
 steps[0] = 1.0
 weight = {form.name: np.add.accumulate(steps.astype(dtype_of(form.name))).astype(float) for form in forms}
 copy = rounded(weight["float32"], bfloat16)
+assert all(1 - form.epsilon / 2 < 1 - 2e-4 for form in forms[:2])       # the next number below 1
+reveal(guess, weight["float16"][-1], "is the weight in float16")
 draw_curves({"float16": weight["float16"], "bfloat16": weight["bfloat16"], "float32, rounded to bfloat16": copy,
              "float32": weight["float32"]}, "updates", "the weight", "a weight that should go from 1 to 0.9")
 
@@ -144,9 +153,16 @@ print(inspect.getsource(adam_update), inspect.getsource(copy_to_model), sep="\n\
 #
 # A matrix product adds up thousands of terms; so do softmax, layer norm, and the sum of gradients over a batch. Add
 # 0.1, 4,000 times:
+#
+# **Predict.** The sum should be 400. Where does it end in bfloat16, whose numbers have 8 binary digits?
 
 # %%
+guess = ...                # the sum
+
+# %% tags=["hide-output"]
 sums = {form.name: np.add.accumulate(np.full(4000, 0.1, dtype_of(form.name))).astype(float) for form in forms}
+assert (sums["float16"][-1], sums["bfloat16"][-1]) == (256, 32)
+reveal(guess, sums["bfloat16"][-1], "is the sum in bfloat16")
 draw_curves(sums, "terms", "sum so far", "0.1, added up 4,000 times")
 
 # %% [markdown]
@@ -176,6 +192,7 @@ one_by_one = np.add.accumulate(np.array([2048] + 7 * [1], np.float16))[-1]
 x = np.array([2048 if rank == 0 else 1], np.float16)
 group.all_reduce(x, "a sum of halves")
 print(f"rounded after each addition {one_by_one:.0f}, all-reduce {x[0]:.0f}, exact {2048 + 7}")
+assert np.float16(2048) + np.float16(2) == 2050 and np.spacing(np.float16(2048)) == 2
 
 # %% [markdown]
 # (2,055 is not a float16 number. 2,056 is the nearest with a last bit of 0.) Gradients of weights are summed over many
@@ -240,6 +257,9 @@ print(f"{gradients.size:,} gradients of activations")
 # the batch had 4 million tokens, $2^{22}$:
 
 # %%
+from reference.costs.published import PTD_P
+
+assert any((run.billions, run.B) == ("145.6", 2304) for run in PTD_P)
 gradients = np.concatenate(ranks["gradients"]) * (8 * 8) / 2**22
 draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
 
@@ -253,13 +273,19 @@ draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
 # the range of float32.)
 #
 # If the scale is a power of 2, it changes only exponents, and no digit:
+#
+# **Predict.** Without a scale, which share of these gradients becomes 0 in float16?
 
 # %%
+guess = ...                # as a share: 0.5 is half of them
+
+# %% tags=["hide-output"]
 small = gradients[gradients > 0]
 for scale in 1.0, 2.0**20:
     back = rounded(small * scale, float16) / scale
     print(f"scale {scale:9,.0f}: {np.mean(back == 0):4.0%} are 0;",
           f"the errors add up to {np.abs(back - small).sum() / small.sum():.0%} of the gradients")
+reveal(guess, np.mean(rounded(small, float16) == 0), "of the gradients become 0")
 
 # %%
 print("bfloat16, the same bits with a scale of 2^20 and without:",
@@ -299,7 +325,7 @@ draw_scale(scales, skipped, float16.largest / largest, "it comes down by trying,
 #
 # ## An overflow on one rank
 #
-# Now four ranks in a pipeline, a layer on each (walkthrough 6). Gradients go from rank 3 back to rank 0, and here they
+# Now four ranks in a pipeline, a layer on each (walkthrough 8). Gradients go from rank 3 back to rank 0, and here they
 # grow on the way. We begin with a scale that is too large, halve it at each overflow, and ask each rank: are *your*
 # gradients finite? And what did the step do?
 
@@ -429,7 +455,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # ## What does it save?
 #
 # Not the memory of the model's states! Bytes for each parameter, as `Precision` counts them; the paper of ZeRO
-# has gradients of 2 bytes, which is what walkthrough 7 counted with:
+# has gradients of 2 bytes, which is what walkthrough 9 counted with:
 
 # %%
 from mpi_impl.reports.charts import MEMORY
@@ -447,6 +473,7 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 # %%
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.activation_inventory import ActivationInventory, total
+from reference.costs.parameters import parameters
 
 large = ModelConfig(72, 3072, 32, 51_200, 1024)
 for name in "float32", "bfloat16":
@@ -455,6 +482,7 @@ for name in "float32", "bfloat16":
     for entry, size in runs[name]["sent"].items():
         sent[entry.dtype] = sent.get(entry.dtype, 0) + size // 40
     print(f"{name:8} a layer's activations {kept / 1e9:.2f} GB; sent in a step, bytes:", sent)
+assert f"{parameters(large) / 1e9:.1f}" == "8.3"
 
 # %% [markdown]
 # (The activations are less than half, since the kernel of 16 bits also computes attention's probabilities again, as
@@ -480,7 +508,7 @@ for name in "float32", "bfloat16":
 #    good for?
 # 3. Sum the 4,000 numbers pairwise (halves of halves) in float16. How large is the error, and why is it so small?
 #
-# Next: [9. Training in 3D](09_training_in_3d.ipynb). The run for this walkthrough finds its scale, and compares every
+# Next: [11. Training in 3D](11_training_in_3d.ipynb). The run for this walkthrough finds its scale, and compares every
 # step with float32:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 2
 # --global-batch-size 16 --train-iters 15 --log-interval 1 --fp16 --verify`.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 6. Pipelines, and which rank waits for which
+# # 8. Pipelines, and which rank waits for which
 #
 # Tensor parallelism gives each rank a part of *every* layer. A model can also be divided between layers: rank 0 has the
 # first few, rank 1 the next few. Then hardly anything must be sent. But a rank cannot begin before the one ahead of it
@@ -19,6 +19,7 @@ import inspect
 import numpy as np
 
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, play
+from mpi_impl.notebook.predictions import reveal
 from reference.schedules import generators as schedules
 from reference.schedules.generators import make
 
@@ -49,10 +50,17 @@ draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
 
 # %% [markdown]
 # That is GPipe. A forward of one microbatch, which is the unit of time here, is an eighth of what it was above. So:
+#
+# **Predict.** All samples together take 12, and 3 if nobody ever waited. How long do the 8 microbatches take, in the
+# same unit?
 
 # %%
+guess = ...                # time units
+
+# %% tags=["hide-output"]
 print(f"all samples together: {play(make('gpipe', p, 1)).makespan:g}; {m} microbatches: "
       f"{play(make('gpipe', p, m)).makespan / m:g}; if nobody ever waited: {play(make('gpipe', p, 1)).work:g}")
+reveal(guess, play(make("gpipe", p, m)).makespan / m, "is the time of 8 microbatches")
 
 # %% [markdown]
 # The remaining idle time is where the pipeline fills and where it drains. It is called the *bubble*.
@@ -108,6 +116,7 @@ for n, k in [(2, 4), (4, 8), (8, 24)]:                  # ranks, microbatches
     print(f"p = {n}, m = {k:2}: bubble fraction {found:.4f}, (p-1)/m = {bubble_fraction(n, k):.4f}")
 
 # %%
+assert all(bubble_fraction(n, 4 * n) < 1 / 4 for n in range(2, 65))
 draw_bubbles("gpipe", ps=[2, 4, 8, 16], ms=[1, 2, 4, 8, 16, 32, 64, 128])
 
 # %% [markdown]
@@ -135,11 +144,18 @@ draw_schedules(both)
 # %%
 draw_held(both)
 
+# %% [markdown]
+# **Predict.** With 32 microbatches, GPipe's rank 0 holds 32. How many does it hold with 1F1B?
+
 # %%
+guess = ...                # microbatches
+
+# %% tags=["hide-output"]
 from reference.schedules.simulate import activations_in_flight
 
 for k in (8, 16, 32):
     print(f"m = {k:2}:", {name: activations_in_flight(make(name, p, k)) for name in ("gpipe", "1f1b")})
+reveal(guess, activations_in_flight(make("1f1b", p, 32))[0], "microbatches on rank 0")
 
 # %% [markdown]
 # At most $p - r$ on rank $r$, however many microbatches there are. That is why 1F1B has replaced GPipe.
@@ -167,13 +183,23 @@ for n in (1, 2, 4, 8):
 print(make("interleaved", p, 4, v=2))
 draw_schedules({"1f1b": both["1f1b"], "interleaved, v = 2": make("interleaved", p, m, v=2)})
 
+# %% [markdown]
+# **Predict.** With 4 ranks and 8 microbatches, 1F1B sends 48 messages. How many are sent with $v = 2$ stages on each
+# rank?
+
 # %%
+guess = ...                # messages
+
+# %% tags=["hide-output"]
 from reference.schedules.actions import Send
 
 for one, v in [(both["1f1b"], 1), *((make("interleaved", p, m, v), v) for v in (2, 4))]:
     messages = sum(isinstance(step, Send) for steps in lower(one) for step in steps)
     print(f"v = {v}: bubble {play(one).bubble_fraction:.4f}, (p-1)/(v m) = {bubble_fraction(p, m, v):.4f}; "
           f"{messages:3} messages; rank 0 holds {activations_in_flight(one)[0] / v:.2f} microbatches' worth")
+assert sum(isinstance(step, Send) for steps in lower(both["1f1b"]) for step in steps) == 48
+twice = lower(make("interleaved", p, m, v=2))
+reveal(guess, sum(isinstance(step, Send) for steps in twice for step in steps), "messages with v = 2")
 
 # %% [markdown]
 # The price is $v$ times the messages, and more activations in flight than with 1F1B. Messages are cheap here. With $L$
@@ -221,6 +247,8 @@ for name, v in table.items():
     timeline, share = play(one), p / one.stages
     print(f"{name:14} {timeline.bubble_fraction:12.3f} {timeline.cost / timeline.work - 1:17.3f}   "
           + ", ".join(f"{share * n:g}" for n in activations_in_flight(one)))
+thirds = [3 * play(make("zb-h1", p, m)).bubble_fraction, play(make("1f1b", p, m)).bubble_fraction]
+assert np.isclose(*thirds)
 
 # %% [markdown]
 # ## Real ranks play it
@@ -325,13 +353,22 @@ timelines_figure([Panel("predicted, with equal stages, and messages that take no
 # Every rank did every action when the simulator said. Yet nobody told the ranks *when*: only in which order, and what
 # each action takes. And the picture answers the question: once it has begun, rank 3 works without a break, and the
 # other three wait for it in every turn. With more microbatches, one slow stage becomes nearly as bad as four:
+#
+# **Predict.** With 8 microbatches the step takes 36.2 if all stages take 1, and 52.7 if all take 1.5. How long if
+# only the last takes 1.5?
 
 # %%
+guess = ...                # time units
+
+# %% tags=["hide-output"]
 slow = {"all take 1": Times(communication=0.2), "the last takes 1.5": times,
         "all take 1.5": Times(1.5, 1.5, 1.5, communication=0.2)}
 for k in (8, 64):
     print(f"m = {k:2}: makespan", {what: round(simulate(make("1f1b", p, k), one).makespan, 1)
                                    for what, one in slow.items()})
+ends = [simulate(make("1f1b", p, 8), one).makespan for one in slow.values()]
+assert np.allclose([ends[0], ends[2]], [36.2, 52.7])
+reveal(guess, ends[1], "is the makespan with one slow stage")
 
 # %% [markdown]
 # That is why layers are distributed so that all stages take the same time.
@@ -398,8 +435,8 @@ complain(make("1f1b", 2, 4))
 #
 # ## Play with it
 #
-# The next cell has sliders for the schedule, $p$, $m$ and $v$. They need a running notebook; here is their first
-# picture.
+# The cell after this one has sliders for the schedule, $p$, $m$ and $v$. They move here and on the site, wherever
+# JavaScript may run. Elsewhere, this is their first picture:
 
 # %%
 draw_schedules({"interleaved, v = 3": make("interleaved", p, m, v=3)})
@@ -434,5 +471,5 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 #    bubble a third?
 # 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
 #
-# Next: [7. Data parallelism and ZeRO](07_data_parallel_and_zero.ipynb). The demo for this walkthrough:
+# Next: [9. Data parallelism and ZeRO](09_data_parallel_and_zero.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 7. Data parallelism and ZeRO
+# # 9. Data parallelism and ZeRO
 #
 # So far the ranks held one model together. They can also hold a copy of it each, and divide the *data*. That is the
 # oldest way to train on many devices and the simplest, and it wastes memory: every rank holds the same. ZeRO removes
@@ -19,6 +19,7 @@ import numpy as np
 from mpi_impl.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.shards import Matrix, by_columns, draw_matrices, partial_sums, whole
+from mpi_impl.notebook.predictions import reveal
 from reference.params import leaves
 
 # %% [markdown]
@@ -107,7 +108,15 @@ one_process = gradient_of([0, 1, 2, 3], right)
 print("by the global count: the same?", apart(summed(right), one_process) < 1e-12)
 print(f"by its own count: off by {apart(summed(wrong), one_process):.0%} of the largest element")
 
+# %% [markdown]
+# **Predict.** In the wrong way, as many tokens of replicas 0 to 2 as how many count as much as the one token of
+# replica 3?
+
 # %%
+guess = ...                # tokens
+
+# %% tags=["hide-output"]
+reveal(guess, wrong[3, 0] / wrong[0, 0], "tokens count as much as the one of replica 3")
 draw_bars({"each token, anywhere": {"by the global count": 100 * right[0, 0]},
            "each token of replicas 0 to 2": {"each by its own count": 100 * wrong[0, 0]},
            "the one token of replica 3": {"each by its own count": 100 * wrong[3, 0]}},
@@ -213,7 +222,14 @@ draw_matrices([partial_sums("gradients", 4, 12, "4 partial sums"), "reduce-scatt
                by_columns("the sum", 4, 12, 4, "each rank has a part"), "all-gather  →",
                whole("the sum", 4, 12, "every rank has all")], 4, "an all-reduce, in two halves")
 
+# %% [markdown]
+# **Predict.** The buffer has 2,000 numbers of 8 bytes. How many bytes does each of the four ranks send for the
+# all-reduce of all of it?
+
 # %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
 
@@ -222,13 +238,18 @@ for bucket in layout.buckets:
     part = group.reduce_scatter(flat[bucket.slice], 0, "first half")
     both = group.all_gather(part, 0, "second half")
     assert np.allclose(both, summed[bucket.slice], rtol=0, atol=1e-12)
+sent_by_halves = {entry.operation: ring_bytes(entry, total) for entry, total in group.ledger.totals.items()}
 for entry, total in group.ledger.totals.items():        # the ledger of this cell
     print(f"{entry.operation:14} {entry.reason:11} {ring_bytes(entry, total):6,.0f} bytes that a rank sends")
 
+# %% tags=["hide-output"]
+assert layout.size == 2000
+reveal(guess, ranks["sent_by_halves"][0]["all_reduce"], "bytes that a rank sends for the all-reduce")
+
 # %% [markdown]
-# Each half costs a rank $\frac{N-1}{N}$ of the buffer, if the ranks form a ring: in each of $N - 1$ rounds a rank sends
-# one part, $\frac{1}{N}$ of the buffer, to its neighbour. ($N$ is the number of replicas. In Megatron-LM's papers it is
-# $d$.) Two halves, $2\,\Psi\,\frac{N-1}{N}$ numbers for $\Psi$ parameters (read: psi): that is the cost of an
+# Each half costs a rank $\frac{d-1}{d}$ of the buffer, if the ranks form a ring: in each of $d - 1$ rounds a rank sends
+# one part, $\frac{1}{d}$ of the buffer, to its neighbour. (The paper of ZeRO writes $N_d$ for our $d$.) Two halves,
+# $2\,\Psi\,\frac{d-1}{d}$ numbers for $\Psi$ parameters (read: psi): that is the cost of an
 # all-reduce.
 #
 # ## The idea of ZeRO
@@ -266,7 +287,7 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 # | 3 | parameters | a layer is gathered just before it is used, forward and backward, and then released |
 #
 # In the picture the filled area is memory. A parameter and its gradient take 2 bytes each, in 16 bits; the optimizer
-# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 8 says why):
+# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 10 says why):
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_stages
@@ -276,17 +297,26 @@ draw_stages(4)
 # %% [markdown]
 # Figure 1 of the paper shows what that means for a large model: 7.5 billion parameters on 64 devices.
 # `reference/parallel/model_states.py` has the formulas.
+#
+# **Predict.** Without ZeRO, 7.5 billion parameters take 120 GB on each device. How many with stage 1, on 64?
 
 # %%
+guess = ...                # GB
+
+# %% tags=["hide-output"]
 from mpi_impl.reports.charts import MEMORY
 from reference.parallel.model_states import model_states
 
-psi, N = 7_500_000_000, 64
+psi, d = 7_500_000_000, 64
 
 def gigabytes(stage, n):
     return {kind: size / 1e9 for kind, size in model_states(psi, n, stage)._asdict().items()}
 
-draw_bars({f"stage {stage}": gigabytes(stage, N) for stage in range(4)}, "GB on each of 64 devices", unit=" GB",
+totals = [sum(gigabytes(stage, d).values()) for stage in range(4)]
+assert [f"{total:.3g}" for total in totals] == ["120", "31.4", "16.6", "1.88"]
+assert np.allclose([sum(gigabytes(stage, 10**9).values()) for stage in (1, 2)], [30, 15])    # what is replicated
+reveal(guess, totals[1], "GB on each device with stage 1")
+draw_bars({f"stage {stage}": gigabytes(stage, d) for stage in range(4)}, "GB on each of 64 devices", unit=" GB",
           title="model states of 7.5 billion parameters", colors=MEMORY)
 
 # %% [markdown]
@@ -374,7 +404,7 @@ draw_bars({f"stage {stage}": {kind: getattr(one["held"], kind) / 1000 for kind i
 # %% [markdown]
 # ### What is sent
 #
-# With one microbatch a step, $m = 1$, and in units of $\Psi \frac{N-1}{N}$: stages 0, 1 and 2 send 2. Stage 3 sends 3:
+# With one microbatch a step, $m = 1$, and in units of $\Psi \frac{d-1}{d}$: stages 0, 1 and 2 send 2. Stage 3 sends 3:
 # parameters gathered for the forward, gathered again for the backward (since they were released), and gradients
 # reduce-scattered (section 7 of the paper).
 #
@@ -390,7 +420,7 @@ rows = {}
 for m, name in (1, "stages"), (4, "four"):
     for stage, one in enumerate(ranks[name][0]):
         rows[f"m = {m}, stage {stage}"] = {f"m = {m}": one["sent"] / (one["psi"] * 3 / 4)}
-draw_bars(rows, "numbers that rank 0 sent in a step, of Ψ(N-1)/N, from its ledger")
+draw_bars(rows, "numbers that rank 0 sent in a step, of Ψ(d-1)/d, from its ledger")
 
 # %% [markdown]
 # With $m = 1$ stages 0 to 2 are 2, 2, 2 to the last element, and stage 3 is a little below 3. The difference is the
@@ -418,13 +448,24 @@ from mpi_impl.models.units import in_turn
 
 print(inspect.getsource(in_turn))
 
+# %% [markdown]
+# **Predict.** With 2 layers at most 13,952 bytes are gathered at any time. How many with 8 layers, which have 57,856
+# bytes of parameters?
+
 # %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
 # %%ranks 4
 depths = {layers: train(3, layers=layers, steps=1) for layers in (2, 4, 8)}
 for layers, found in depths.items():
     held = found["held"]
     print(f"{layers} layers: {8 * found['psi']:6,} bytes of parameters in all, {held.parameters:6,} kept here, "
           f"{held.gathered:6,} gathered at any time, at most")
+
+# %% tags=["hide-output"]
+assert ranks["depths"][0][2]["held"].gathered == 13_952 and 8 * ranks["depths"][0][8]["psi"] == 57_856
+reveal(guess, ranks["depths"][0][8]["held"].gathered, "bytes gathered at any time, with 8 layers")
 
 # %% [markdown]
 # ### Even less: offloading
@@ -446,18 +487,18 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
 #
 # With $w$, $g$ and $K$ bytes for a parameter, its gradient and its optimizer states:
 #
-# | stage | a rank holds | and sends, of $\Psi\frac{N-1}{N}$ | 7.5 billion, $N = 64$ |
+# | stage | a rank holds | and sends, of $\Psi\frac{d-1}{d}$ | 7.5 billion, $d = 64$ |
 # |---|---|---|---|
 # | 0 | $(w + g + K)\,\Psi$ | 2 | 120 GB |
-# | 1 | $(w + g)\,\Psi + K\Psi/N$ | 2 | 31.4 GB |
-# | 2 | $w\,\Psi + (g + K)\,\Psi/N$ | $m + 1$ | 16.6 GB |
-# | 3 | $(w + g + K)\,\Psi/N$ | $3m$ | 1.88 GB |
+# | 1 | $(w + g)\,\Psi + K\Psi/d$ | 2 | 31.4 GB |
+# | 2 | $w\,\Psi + (g + K)\,\Psi/d$ | $m + 1$ | 16.6 GB |
+# | 3 | $(w + g + K)\,\Psi/d$ | $3m$ | 1.88 GB |
 #
 # - Divide by the weight of the global batch, then only add. An average of averages is wrong as soon as the replicas'
 #   weights differ.
 # - An all-reduce is a reduce-scatter and an all-gather. Stage 1 lets the optimizer work between the two, for free.
 # - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
-#   (walkthrough 6): stage 1 suits it best.
+#   (walkthrough 8): stage 1 suits it best.
 # - No stage changes what is computed: same losses, same weights.
 #
 # ## Try it
@@ -469,5 +510,5 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
 # 4. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
 #
-# Next: [8. Precision](08_precision.ipynb). The demo for this walkthrough:
+# Next: [10. Precision](10_precision.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.

@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 9. Training in 3D: t, p and d together
+# # 11. Training in 3D: t, p and d together
 #
 # The previous walkthroughs treated one kind of parallelism at a time: ranks that shard every layer (tensor parallelism,
-# 1 to 5), ranks that hold different layers (pipelines, 6), replicas that take different samples (data parallelism, 7).
+# 1 to 7), ranks that hold different layers (pipelines, 8), replicas that take different samples (data parallelism, 9).
 # Large models are trained with all three together, and every rank then sends in three directions.
 #
 # **You will** see which rank sends to which; train one small GPT on 8 real ranks in six ways, and get the same loss
 # curve six times; see what makes that possible; plant a bug that raises no error, and find it from the outside.
 #
-# **You need** the ideas of walkthroughs 2, 6 and 7, but none of their code. About 30 minutes.
+# **You need** the ideas of walkthroughs 2, 8 and 9, but none of their code. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -18,6 +18,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.groups import crosses, draw_groups, groups_of
 from mpi_impl.notebook.pictures.masks import draw_mask_parts
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ParallelConfig
 
 # %% [markdown]
@@ -84,6 +85,7 @@ model = replace(tiny_gpt(4, heads=8), hidden_dropout=0.1, attention_dropout=0.1,
 BATCH, STEPS = 8, 12
 print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} tokens a step, such as",
       *global_batch(0, BATCH)[0][0])
+assert (model.num_layers, model.num_attention_heads, model.vocab_size) == (4, 8, 12)
 
 # %% [markdown]
 # **In one process.** The textbook's trainer, which knows nothing about ranks, takes 12 steps. This is the run that all
@@ -118,7 +120,7 @@ def train(t, p, d, b=1, zero=0):
 
 # %% [markdown]
 # The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
-# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 7); and everything together. The microbatch size
+# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 9); and everything together. The microbatch size
 # $b$ varies too, and with it the number of microbatches in a step.
 
 # %%
@@ -131,12 +133,19 @@ for name, (steps, *_) in runs.items():
 
 # %% [markdown]
 # All 8 ranks print the same, and all six ways look the same, although a rank holds different things in each:
+#
+# **Predict.** The model has 51,456 parameters. How many does each of 8 tensor-parallel ranks hold?
 
 # %%
+guess = ...                # parameters
+
+# %% tags=["hide-output"]
 found = ranks["runs"]
 print(f"{'parameters of rank':<22}", *(f"{rank:>7}" for rank in range(8)))
 for name in found[0]:
     print(f"{name:<22}", *(f"{one[name][2]:>7,}" for one in found))
+assert parameters(model) == 51_456
+reveal(guess, found[0]["t = 8"][2], "parameters on each rank with t = 8")
 
 # %% [markdown]
 # (A pipeline's first ranks have the table of tokens and that of positions. Its last ones have a copy of the token
@@ -157,7 +166,7 @@ for name, curve in losses.items():
 
 # %% [markdown]
 # They are not similar, but **the same curve**. Only rounding differs, because sums are taken in another order. That
-# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 8).
+# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 10).
 #
 # This is worth more than it seems. If a run on 8 ranks is the run on one process, then any difference is a bug, however
 # small, and nobody has to judge whether a curve "looks right".
@@ -242,8 +251,14 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 #
 # Each rank's *ledger* has recorded what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
 # with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
+#
+# **Predict.** With $t = p = d = 2$ a replica takes 2 microbatches of $b = 2$ samples of 6 tokens, $h = 32$, through 4
+# layers. How many numbers go into the all-reduces after attention (`attention output`), in the forward of one step?
 
 # %%
+guess = ...                # numbers
+
+# %% tags=["hide-output"]
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
@@ -260,6 +275,9 @@ rows += [[entry.group, entry.phase, entry.reason, entry.operation, f"{total.call
           f"{total.elements // STEPS:,}", line.formula, str((total.calls, total.elements) == line[4:6])]
          for entry, total, line, _ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
 print(aligned(rows, left=(0, 1, 2, 3, 6, 7)))
+outputs = [total.elements // STEPS for entry, total, *_ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)
+           if (entry.reason, entry.phase) == ("attention output", "forward")]
+reveal(guess, sum(outputs), "numbers in all-reduces after attention")
 
 # %% [markdown]
 # (`model` is the $t \times p$ ranks of a replica, which sum the norm of the gradient. `embedding` is the first and the
@@ -296,16 +314,25 @@ figure
 # - **Tensor** parallelism sends activations, for every microbatch and layer. That grows with the batch.
 # - **Data** parallelism sends gradients, once per step, for any size of the batch. Here the batch is tiny, so it looks
 #   expensive; in real training it is the opposite. ZeRO-3 also sends parameters, for every microbatch.
-# - **Pipelines** send least. But their ranks wait for one another (walkthrough 6), which no ledger shows.
+# - **Pipelines** send least. But their ranks wait for one another (walkthrough 8), which no ledger shows.
 #
 # With the sizes of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
+#
+# **Predict.** How many GB does a rank send in a step to its tensor-parallel neighbours? (48 microbatches, 24 layers
+# on each rank, $4 \cdot 2 \frac{7}{8} b s h$ numbers of 2 bytes, with $s = 2048$ and $h = 8192$.)
 
 # %%
+guess = ...                # GB
+
+# %% tags=["hide-output"]
 from mpi_impl.notebook.plan import plan
 
 realistic = plan("39.1B", t=8, p=2, d=32, v=1, m=48, zero_stage=0)
 for kind, size in realistic.messages._asdict().items():
     print(f"{kind:<9} {size / 1e9:8.1f} GB a step")
+assert (len(realistic.layers), realistic.model.hidden_size) == (24, 8192)
+reveal(guess, realistic.messages.tensor / 1e9, "GB to tensor-parallel neighbours")
+assert round(parameters(realistic.model) / 1e9) == 39
 
 # %% [markdown]
 # ## A bug in one line
@@ -363,6 +390,8 @@ for name in bad[0]:
 # %%
 off = {name: np.maximum(np.abs(np.subtract(curve, alone)), 1e-17) for name, curve in
        {"d = 8": losses["d = 8"], "t = p = d = 2": losses["t = p = d = 2"], **with_bug}.items()}
+assert all(max(off[name]) < 1e-12 for name in losses if name in off)
+assert all(max(off[name]) > 1e-3 for name in with_bug)
 draw_curves(off, "step", "difference", "How far the loss is from one process's", log="y")
 
 # %% [markdown]
@@ -436,5 +465,5 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 #    it). Which topologies notice, and what does `compare` name?
 # 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in mpi_impl/demos/tiny_gpt.py.)
 #
-# Next: [10. Choosing t, p, d and b](10_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
+# Next: [12. Choosing t, p, d and b](12_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.demos.train`.

@@ -1,7 +1,7 @@
 # %% [markdown]
-# # 12. Long sequences: positions dealt out to ranks
+# # 14. Long sequences: positions dealt out to ranks
 #
-# A rank keeps activations for every position of a text until the backward. With a text of 128 thousand tokens that is
+# A rank keeps activations for every position of a text until the backward. With a text of 131,072 tokens that is
 # too much for any device, however the layers are sharded. *Context parallelism* shards the text: each of $c$ ranks has
 # $s/c$ of the positions, through the whole model. Only attention needs the others.
 #
@@ -19,6 +19,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.positions import draw_deals, draw_ring_of_blocks
+from mpi_impl.notebook.predictions import reveal
 from reference.positions import collect, deal, in_order, work_of_ranks, zigzag
 
 c, s = 4, 32
@@ -41,7 +42,7 @@ llama = ModelConfig(32, 4096, 32, 128_256, 1 << 20, "rope", hidden_dropout=0.0, 
 
 def gigabytes(length, ranks):
     parallel = ParallelConfig(8, sequence_parallel=True, context_parallel_size=ranks)
-    return ActivationInventory(llama, 1, length, Precision("bfloat16"), parallel).bytes_of_layers(32) / 1e9
+    return ActivationInventory(llama, 1, length, Precision("bfloat16"), parallel).bytes_of_layers(range(32)) / 1e9
 
 lengths = [1 << n for n in range(12, 21)]
 draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (1, 4, 16)}, "tokens in a text",
@@ -62,14 +63,23 @@ draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (
 draw_deals({"in order": in_order(c, s), "zigzag": zigzag(c, s)})
 
 # %% [markdown]
-# *Zigzag* cuts the text into $2c$ chunks and gives rank $i$ the chunks $i$ and $2c-1-i$: a short row from the front
-# and a long one from the back. The bars count pairs of a query and a key that it sees, and here they are the same on
-# all ranks, to the last pair. In order, the last rank has $(2c-1)/c$ times the mean, and everybody waits for it.
+# *Zigzag* cuts the text into $2c$ chunks and gives rank $i$ the chunks $i$ and $2c-1-i$: a short row from the front and
+# a long one from the back. The bars count pairs of a query and a key that it sees, and here they are the same on all
+# ranks, to the last pair. In order, the last rank of a long text has $(2c-1)/c$ times the mean, and everybody waits for
+# it.
+#
+# **Predict.** In order, how many pairs has the last of the 4 ranks, with positions 24 to 31?
 
 # %%
+guess = ...                # pairs
+
+# %% tags=["hide-output"]
 for name, chunks in (("in order", in_order(c, s)), ("zigzag", zigzag(c, s))):
     print(f"{name}: {work_of_ranks(chunks)}")
 print("rank 1 has", zigzag(c, s)[1])
+reveal(guess, work_of_ranks(in_order(c, s))[-1], "pairs on the last rank, in order")
+long = work_of_ranks(in_order(c, 1 << 20))
+assert np.isclose(long[-1] / np.mean(long), (2 * c - 1) / c, atol=1e-5)
 
 # %% [markdown]
 # ## A softmax in parts
@@ -118,7 +128,14 @@ inputs, dy = CoreInputs(*np.random.default_rng(2).normal(size=(3, 1, s, 2, 4)), 
     3).normal(size=(1, s, 2, 4))
 ranks["inputs"], ranks["dy"], ranks["chunks"] = inputs, dy, zigzag(c, s)
 
+# %% [markdown]
+# **Predict.** Keys and values are $[1, 8, 2, 4]$ each on a rank. How many elements of them does a rank send in the
+# forward, with 4 ranks in the ring?
+
 # %%
+guess = ...                # elements
+
+# %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.demos.printing import traffic_table
 from mpi_impl.layers.context_attention import ring_attention_backward, ring_attention_forward
@@ -127,9 +144,13 @@ from reference.positions import take
 mine = inputs._replace(**{name: take(getattr(inputs, name), chunks[rank]) for name in "qkv"})
 with group.ledger.phase("forward"):
     y, cache = ring_attention_forward(mine, chunks, group)
+sent = group.ledger.elements(operation="send")
 with group.ledger.phase("backward"):
     gradients = ring_attention_backward(take(dy, chunks[rank]), cache, chunks, group)
 print(traffic_table(group.ledger))
+
+# %% tags=["hide-output"]
+reveal(guess, ranks["sent"][0], "elements that a rank sends in the forward")
 
 # %%
 whole, core = attention_core(*inputs)
@@ -193,8 +214,14 @@ draw_bars({f"{way}, {groups} heads of keys, c = {n}": {way: elements(way, groups
 # that count. What is the loss? The sum over all of them, divided by their number. A rank that divides by *its* number
 # and lets the ranks average is wrong, and looks right as long as all tokens count
 # ([Megatron-LM #7452](https://github.com/NVIDIA/Megatron-LM/issues/7452) is such a case):
+#
+# **Predict.** If a single token counts in the whole text, how large is the wrong loss, relative to the right one, on
+# 4 ranks?
 
 # %%
+guess = ...                # as a share: 1 would be right
+
+# %% tags=["hide-output"]
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
 
 losses, weights = np.random.default_rng(4).normal(3, 1, s), (np.arange(s) > 20).astype(int)
@@ -204,8 +231,7 @@ print(f"right: {weighted_loss(dealt, counted)[0]:.4f}; "
       f"the mean of the ranks' means: {mean_of_means(dealt, counted)[0]:.4f}")
 one = np.zeros(s)
 one[-1] = 1
-print("with one token that counts, the wrong loss is", mean_of_means(dealt, deal(one, zigzag(c, s), 0))[0] / losses[-1],
-      "of the right one")
+reveal(guess, mean_of_means(dealt, deal(one, zigzag(c, s), 0))[0] / losses[-1], "of the right loss")
 
 # %% [markdown]
 # (In order, one rank would have all of them. That is no reason for zigzag, but it makes the bug larger.)
@@ -277,5 +303,5 @@ for name, found in ranks["curves"][0].items():
 # 4. How many elements does the ring send in the forward if only the queries travelled, with their `m`, `l` and `o`,
 #    instead of keys and values? When would that be less?
 #
-# The demos for this walkthrough: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.ring_attention` and
-# `... -m mpi_impl.demos.context_parallel`.
+# Next: [15. Experts](15_experts.ipynb). The demos for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.ring_attention` and `... -m mpi_impl.demos.context_parallel`.
