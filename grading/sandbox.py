@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from grading.lab_group import OPERATIONS
 from grading.values import LARGEST, PRINTED, from_bytes, to_bytes
-from mpi_impl.launching.pool import Answer, Pool, stories
+from mpi_impl.launching.pool import Answer, Interrupted, Pool, interrupted, stories
 
 RANKS = 8
 LONGEST_OUTPUT = 500        # characters of a failed answer's output
@@ -53,7 +53,11 @@ class Sandbox:
         # A rank gets only its own arguments: an answer can find everything in its process.
         calls = [to_bytes({**common, "args": [value.values[rank] if isinstance(value, Each) else value
                                               for value in args]}) for rank in range(ranks)]
-        found = [shorten(answer) for answer in self.pool.answers(calls, limit)[0]]
+        try:
+            found = [shorten(answer) for answer in self.pool.answers(calls, limit)[0]]
+        except Interrupted as interrupt:
+            raise interrupted([shorten(answer) for answer in interrupt.answers],
+                              f"You interrupted {function} while it was running on {ranks} rank(s).") from None
         if any(answer.what != "returned" for answer in found):
             failed = AnswerFailed(describe_failure(function, found, limit))
             failed.hangs = all(answer.what in ("returned", "stuck") for answer in found)
