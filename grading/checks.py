@@ -14,7 +14,6 @@ from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
 
 SANDBOX = Sandbox()
-GIVEN = Sandbox()       # for the lab's own functions: no answer has run there, which could have changed them
 LIMIT = 5.0             # seconds for a run of a check that does not set its own
 
 
@@ -49,15 +48,14 @@ def run_given(source: str, n: int | None, function: str, *args, allow: Collectio
               limit: float | None = None) -> Outcome:
     """Call a function as `run` does, but one from this text instead of an answer. Raises CheckFailed."""
     try:
-        return GIVEN.run({"given": source}, function, args, n, allow, limit or LIMIT)
+        return SANDBOX.run({"given": source}, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
         raise CheckFailed(str(failed)) from None
 
 
 def close() -> None:
-    """End all limited ranks. The next run starts new ones."""
+    """End the server of limited ranks. The next run starts another one."""
     SANDBOX.close()
-    GIVEN.close()
 
 
 def expect(true: bool, what: str, hint: str = "") -> None:
