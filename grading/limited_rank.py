@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from grading.lab_group import LabGroup
-from grading.limits import limit_memory, lock_up
+from grading.limits import forbid_imports, limit_memory, lock_up
 from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 
 # The modules that answers may import, and those that these, or messages about errors, load later.
@@ -88,6 +88,7 @@ def prepare() -> None:
     "".join(traceback.format_exception(ValueError()))
     os.chdir("/")
     os.environ.clear()
+    forbid_imports()
     gc.freeze()     # so that a fork copies less
 
 

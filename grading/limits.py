@@ -22,12 +22,16 @@ REFUSED = ("open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "gc.ge
            "faulthandler.")
 
 
-def lock_up() -> None:
-    """Lock the process up, for good. Everything that it still needs must be loaded and open."""
+def forbid_imports() -> None:
+    """Forbid the import of modules that are not loaded yet, and of our own packages."""
     for name in [name for name in sys.modules if name.split(".")[0] in (*OWN_PACKAGES, "__main__")]:
         del sys.modules[name]
     sys.path.clear()
     sys.meta_path[:] = [Forbidden()]
+
+
+def lock_up() -> None:
+    """Lock the process up, for good. Everything that it still needs must be loaded and open."""
     landlock()
     seccomp()
     sys.addaudithook(audit_hook())
