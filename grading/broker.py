@@ -67,11 +67,11 @@ class Broker:
         return self._collective() if operation in COLLECTIVES else self._pass_on(rank)
 
     def _check(self, rank: int, operation: Any, x: Any, first: Any, second: Any) -> Waiting:
-        """Return the operation to wait in. Raises Refused."""
+        """Return the operation to wait in. Raises Refused, or TypeError if x is no array."""
         if operation not in self.allowed or operation not in OPERATIONS:
             raise Refused("PermissionError", f"group.{operation} may not be used here. This task allows: "
                                              f"{', '.join(self.allowed) or 'nothing'}.")
-        if operation not in ("receive", "barrier") and as_array(x).nbytes > LARGEST_MESSAGE:
+        if operation not in ("receive", "barrier") and check_array(x).nbytes > LARGEST_MESSAGE:
             raise Refused("ValueError", f"an array of {x.nbytes:,} bytes is too large to send: {LARGEST_MESSAGE:,} "
                                         "are the limit.")
         if operation in COLLECTIVES:
@@ -128,6 +128,13 @@ class Broker:
         if cycle:
             lines.append(f"They wait in a cycle: {' -> '.join(map(str, [*cycle, cycle[0]]))}. One rank must go first.")
         return lines
+
+
+def check_array(x: Any) -> np.ndarray:
+    """Return an array of a kind that can be sent. Raises TypeError for anything else."""
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"a {type(x).__name__} is no array")
+    return as_array(x)
 
 
 def count_elements(x: np.ndarray) -> int:

@@ -1,8 +1,8 @@
 """Limits of an answer's process that Linux itself enforces: Landlock and seccomp. Neither can be undone.
 
-Landlock (5.13 and newer) lets the process open no file. Seccomp refuses every system call but a few. A list of forbidden
-calls would not do: ranks could tell one another numbers by their priority, by a lock, or by the processor's time that
-they have used, which any process may ask for.
+Landlock (5.13 and newer) lets the process open no file. Seccomp refuses every system call but a few. A list of
+forbidden calls would not do: ranks could tell one another numbers by their priority, by a lock, or by the processor's
+time that they have used, which any process may ask for.
 """
 import contextlib
 import ctypes

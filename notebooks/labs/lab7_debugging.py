@@ -522,8 +522,8 @@ def check_loss(ranks, V, s, size=3.0):
     outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("loss", "dlogits"), f"{V} tokens, logits of about {size:g}",
                    "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
-    expect_sent(outcome, 2 * 2 * s * (ranks - 1) // ranks, 8 * s, f"{s} positions", "of its logits a rank needs to send "
-                "only the maximum, a sum, and at most one logit at each position.")
+    expect_sent(outcome, 2 * 2 * s * (ranks - 1) // ranks, 8 * s, f"{s} positions", "of its logits a rank needs to "
+                "send only the maximum, a sum, and at most one logit at each position.")
 
 
 check_loss(2, V=24, s=3)
