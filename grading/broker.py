@@ -88,16 +88,21 @@ class Broker:
     def _pass_on(self, rank: int) -> list[Reply]:
         """Pass on what this rank sends, and what it receives, if the other rank is ready."""
         mine = self.waiting[rank]
-        pairs = [(rank, mine.to), (mine.source, rank)]
-        for sender, receiver in pairs:
-            out, into = self.waiting.get(sender), self.waiting.get(receiver)
-            if out and into and out.to == receiver and into.source == sender:
-                into.received, out.to, into.source = out.x, None, None
-                if sender != receiver:
-                    self._count(sender, self.size * count_elements(out.x))
-        touched = [one for one in {*pairs[0], *pairs[1]} if one in self.waiting]
-        return [Reply(one, self.waiting.pop(one).received) for one in touched
+        to, source = mine.to, mine.source
+        if to is not None:
+            self._transfer(rank, to)
+        if source is not None:
+            self._transfer(source, rank)
+        return [Reply(one, self.waiting.pop(one).received) for one in set(self.waiting) & {rank, to, source}
                 if self.waiting[one].operation in TO_ONE and self.waiting[one].other is None]
+
+    def _transfer(self, sender: int, receiver: int) -> None:
+        """Pass an array on, if both ranks wait for it."""
+        out, into = self.waiting.get(sender), self.waiting.get(receiver)
+        if out and into and out.to == receiver and into.source == sender:
+            into.received, out.to, into.source = out.x, None, None
+            if sender != receiver:
+                self._count(sender, self.size * count_elements(out.x))
 
     def _collective(self) -> list[Reply]:
         """Compute the collective when all ranks have come to it."""

@@ -25,11 +25,11 @@ from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 
 # The modules that answers may import, and those that these, or messages about errors, load later.
 COMPUTING = ("__future__", "abc", "array", "bisect", "builtins", "cmath", "collections", "collections.abc",
-             "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "inspect", "io", "itertools",
-             "json", "math", "numbers", "operator", "pprint", "queue", "random", "re", "statistics", "string", "struct",
-             "textwrap", "time", "timeit", "types", "typing", "warnings", "weakref", "numpy", "numpy.fft",
-             "numpy.lib.stride_tricks", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random", "numpy.testing",
-             "numpy.typing")
+             "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "inspect",
+             "io", "itertools", "json", "math", "numbers", "operator", "pprint", "queue", "random", "re", "statistics",
+             "string", "struct", "textwrap", "time", "timeit", "types", "typing", "warnings", "weakref", "numpy",
+             "numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random",
+             "numpy.testing", "numpy.typing")
 NEEDED = ("ast", "codeop", "encodings.idna", "encodings.latin_1", "tokenize", "unicodedata")
 
 

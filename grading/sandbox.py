@@ -2,12 +2,11 @@
 import ast
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grading.broker import Broker
 from grading.conversation import Ending, converse
 from grading.fork_server import ForkServer
-from grading.lab_group import OPERATIONS
 from grading.values import PRINTED, to_bytes
 from mpi_impl.launching.pool import Answer, stories
 

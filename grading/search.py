@@ -17,8 +17,8 @@ WORDS = re.compile(
     r"\b(?:_getframe\w*|_current_frames|currentframe|f_back|f_locals|f_globals|tb_frame|tb_next|gi_frame|cr_frame"
     r"|ag_frame|__traceback__|__globals__|__closure__|__code__|__subclasses__|__builtins__|__loader__|__reduce\w*__"
     r"|__array_\w+__|gc|ctypes|mmap|_ask|_group|as_strided|sched_\w+|clock_get\w+|getp?pid|environ|_exit|__import__"
-    r"|importlib|modules|builtins|exec|eval|compile|setattr|globals|socket|subprocess|threading|_thread|atexit|signal)\b"
-    r"|/proc/|/dev/shm")
+    r"|importlib|modules|builtins|exec|eval|compile|setattr|globals|socket|subprocess|threading|_thread|atexit"
+    r"|signal)\b|/proc/|/dev/shm")
 
 
 def main() -> None:

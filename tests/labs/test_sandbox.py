@@ -203,7 +203,8 @@ def test_whatever_else_comes_over_the_connection_is_no_answer(sandbox, what):
 
 
 def test_nothing_of_an_earlier_run_is_there(sandbox):
-    source = "import builtins\ndef f(group):\n    found = hasattr(builtins, 'kept')\n    builtins.kept = 7\n    return found"
+    source = "import builtins\ndef f(group):\n    found = hasattr(builtins, 'kept')\n    builtins.kept = 7\n"
+    source += "    return found"
     assert [sandbox.run({"f": source}, "f", (), 2, OPERATIONS, 5.0).results for _ in range(2)] == [[False, False]] * 2
 
 
@@ -263,7 +264,7 @@ def test_landlock_alone_opens_no_file(tmp_path):
     if not process:
         try:
             landlock()
-            open(tmp_path / "x")
+            os.open(tmp_path / "x", os.O_RDONLY)
         except PermissionError:
             os._exit(3)
         os._exit(4)

@@ -19,7 +19,7 @@ def test_no_solution_is_suspicious(lab):
 
 
 @pytest.mark.parametrize("text", [
-    cheats.FRAMES, cheats.KEPT, *cheats.LAB7_CHANGED_PROGRAM.values(), "import gc\ngc.get_objects()", "g.gi_frame.f_back",
+    cheats.FRAMES, cheats.KEPT, *cheats.LAB7_CHANGED_PROGRAM.values(), "import gc\ngc.get_objects()", "g.gi_frame",
     "error.__traceback__.tb_frame", "open('/proc/self/mem')", "f.__globals__", "group._ask", "os.sched_getaffinity(0)",
     "from numpy.lib.stride_tricks import as_strided", "inspect.currentframe()", "getattr(f, '__closure__')",
 ], ids=lambda text: text[-30:])
@@ -29,7 +29,7 @@ def test_who_looks_around_is_found(text):
 
 def test_the_file_the_task_and_the_line_are_listed_of_answer_cells_only(tmp_path, capsys, monkeypatch):
     (tmp_path / "17").mkdir()
-    mine = notebook(cell("locked", "tools", "import gc"), answer_cell("one", "import numpy\nx = sys._getframe(1).f_back"),
+    mine = notebook(cell("locked", "tools", "import gc"), answer_cell("one", "\nx = sys._getframe(1).f_back"),
                     answer_cell("two", "framework = gcd(4, 2)"))
     mine.cells.append(nbformat.v4.new_code_cell("sys._getframe()"))
     (tmp_path / "17" / "lab.ipynb").write_text(nbformat.writes(mine))

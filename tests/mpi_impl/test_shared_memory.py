@@ -189,6 +189,4 @@ def which_way(group, elements, shares):
     part = group.split(0, "part")
     assert (part.all_reduce(np.ones(elements), "test") == 2).all()
     assert (board_of(part) is not None) == shares
-    part.transports.forbid_shared_memory()
-    assert (part.all_reduce(np.ones(5000), "test") == 2).all()
     part.free()
