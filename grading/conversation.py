@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grading.broker import Broker, Reply
+from grading.broker import Broker, OperationEnd
 from grading.fork_server import ForkServer
 from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 from mpi_impl.launching.pool import Answer
@@ -190,7 +190,7 @@ class Conversation:
         else:
             raise Lost
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: OperationEnd) -> None:
         """Send a rank the end of its operation. An error ends the run, even if the answer catches it."""
         rank = self.ranks[reply.rank]
         if reply.error:
