@@ -21,7 +21,8 @@ from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 from mpi_impl.launching.pool import Answer
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed
-STACK_WAIT = 0.3        # seconds that a rank has to write where it is
+STACK_WAIT = 2.0        # seconds that a rank has to begin to write where it is ...
+PAUSE = 0.05            # ... and that it may pause before the next line
 PIECE = 1 << 18         # bytes to read at a time
 FRAME = re.compile(r'File "answer ([^"]*)", line (\d+) in (.*)')
 
@@ -203,12 +204,12 @@ def find_stuck(server: ForkServer, ranks: Sequence[Correspondent], sources: Mapp
     stuck = [number for number, rank in enumerate(ranks) if not (rank.answer or rank.lost)]
     for number in stuck:
         server.ask_for_stack(number)
-    deadline = time.monotonic() + STACK_WAIT
     for number in stuck:
-        written = ""
-        while time.monotonic() < deadline and not written.endswith("\n"):
-            select.select([ranks[number].pipe], [], [], max(0.0, deadline - time.monotonic()))
-            written += ranks[number].read_pipe()
+        written, pipe = "", ranks[number].pipe
+        while len(written) < PRINTED and select.select([pipe], [], [], PAUSE if written else STACK_WAIT)[0]:
+            if not (piece := ranks[number].read_pipe()):
+                break
+            written += piece
         ranks[number].finish("stuck", answer_lines(written, sources))
 
 
