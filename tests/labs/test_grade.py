@@ -79,7 +79,8 @@ passed("three")
     ({"one": "def none(): return 0\ndef one(): return 7", "two": "def two(): return one() + 1 + none()"}, [0, 5, 5]),
     ({"two": "def two(): return helper() + 1"}, [5, 0, 5]),             # the solution's own helpers are not given
     ({"three": "def three(): return 4"}, [5, 5, 0]), ({"one": "", "two": "", "three": ""}, [0, 0, 0]),
-    ({"three": "def one(): return 0\ndef three(): return 3"}, [0, 0, 5]),
+    ({"three": "def one(): return 0\ndef three(): return 3"}, [5, 5, 5]),
+    ({"three": "import os\nos._exit(0)"}, [5, 5, 0]),
 ])
 def test_a_task_that_builds_on_earlier_ones_is_checked_with_right_ones_too(answers, points):
     submitted = {"one": "def one(): return 1", "two": "def two(): return one() + 1",
