@@ -60,6 +60,7 @@ def marks(source, draws: Draws) -> list[Mark]:
         if about.get("solution"):
             tasks.add(about["grade_id"])
         elif about.get("grade"):
+            tasks.check(cell.metadata.get("shardlab", {}).get("also"))
             found.append(mark_of(cell.source, about, names, draws, tasks))
         else:
             draws.begin(about["grade_id"])
@@ -78,6 +79,7 @@ class Tasks:
         self.earlier: list[str] = []
         self.own: list[str] = []
         self.checked = False
+        self.also: str | None = None
 
     def add(self, name: str) -> None:
         """Come to a task."""
@@ -86,10 +88,14 @@ class Tasks:
             self.own, self.checked = [], False
         self.own.append(name)
 
+    def check(self, also: str | None) -> None:
+        """Come to a check, of the own tasks and perhaps of an earlier one: what a forward keeps for its backward."""
+        self.checked, self.also = True, also
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Let the answers to the own tasks be checked with the course's own to earlier ones, and without later ones."""
-        checks.GIVEN.update({name: self.answers[name] for name in self.earlier})
+        checks.GIVEN.update({name: self.answers[name] for name in self.earlier if name != self.also})
         checks.LATER.update(set(self.answers) - {*self.earlier, *self.own})
         try:
             yield
@@ -105,7 +111,6 @@ def mark_of(source: str, about: dict, names: dict, draws: Draws, tasks: Tasks) -
     always that of the first time, since an answer could print what it finds of the course's own in the second.
     """
     name, points = about["grade_id"], float(about["points"])
-    tasks.checked = True
     draws.begin(name)
     right, said = run_check(code_of(source), name, names)
     if not right and len(tasks.answers) > len(tasks.own):
