@@ -311,7 +311,8 @@ check_makespan(1, 4, 1, 1)
 # enough.
 #
 # Turn it around. Given a period $T \ge \max_s C_s$, what are the smallest $a_r$ with which the pipeline keeps up?
-# (There is one answer that is best for all ranks. With which rank do you begin?)
+# (There is one answer that is best for all ranks. With which rank do you begin?) Computers round: `17 / (17 / 7)` is a
+# bit more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction`.
 
 # %% answer="smallest_in_flight"
 # %%answer smallest_in_flight
@@ -361,6 +362,7 @@ passed("in flight on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 check_smallest_in_flight([7], 5, 7)
 check_smallest_in_flight([5, 5, 5], 0, 7.5)
+check_smallest_in_flight([1, 2], 7, 17 / 7)
 check_smallest_in_flight([2, 9, 2, 2, 8], 11, 9)
 check_smallest_in_flight([1, 1, 1, 1, 1, 1, 1, 10], 3, 10)
 check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
@@ -374,9 +376,8 @@ check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
 # down the ranks *before* $q$.
 #
 # A period that can be the best is one of the fractions $R_{rq}/k$, with a $k$ from 1 to the largest $M_r$. So there are
-# not many to try, and your last answer decides for each whether it is possible. (Computers round: `17 / (17 / 7)` is a
-# bit more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction` and
-# return a `float`.)
+# not many to try, and your last answer decides for each whether it is possible. (If you compute with
+# `fractions.Fraction`, return a `float`.)
 
 # %% answer="fastest"
 # %%answer fastest

@@ -1,4 +1,4 @@
-"""How long it takes to grade a class of 30: `python -m tests.labs.class_of_30 [LAB ...]` prints each lab's seconds.
+"""The seconds that it takes to grade a class of 30 in each lab: `python -m tests.labs.class_of_30 [LAB ...]`.
 
 Twelve have solved the lab, twelve have one wrong answer each, three have written nothing; one loops without end, one
 prints without end, and one ends its process.
