@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from grading.broker import Broker, OperationEnd
 from grading.fork_server import ForkServer
 from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
-from mpi_impl.launching.pool import Answer
+from mpi_impl.launching.pool import Answer, interrupted
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed
 STACK_WAIT = 2.0        # seconds that a rank has to begin to write where it is ...
@@ -105,7 +105,10 @@ class Ending(NamedTuple):
 
 def converse(server: ForkServer, calls: Sequence[bytes], broker: Broker, sources: Mapping[str, str],
              limit: float) -> Ending:
-    """Run a call on each rank, for `limit` seconds at most. `sources` are the answers' texts, for stacks."""
+    """Run a call on each rank, for `limit` seconds at most. `sources` are the answers' texts, for stacks.
+
+    Raises Interrupted.
+    """
     pairs, pipes = [socket.socketpair() for _ in calls], [os.pipe() for _ in calls]
     ranks = [Correspondent(mine, out) for (mine, _), (out, _) in zip(pairs, pipes)]
     try:
@@ -115,11 +118,18 @@ def converse(server: ForkServer, calls: Sequence[bytes], broker: Broker, sources
             os.close(into)
         for rank, data in zip(ranks, calls):
             rank.tell(data)
-        waited = Conversation(ranks, broker).hold(limit)
+        waited, interrupt = False, None
+        try:
+            waited = Conversation(ranks, broker).hold(limit)
+        except KeyboardInterrupt as error:
+            interrupt = error
         find_stuck(server, ranks, sources)
         for rank, status in zip(ranks, server.end()):
             rank.finish("died", how_it_ended(status) + answer_lines(rank.read_pipe(), sources))
-        return Ending([rank.answer for rank in ranks if rank.answer], [rank.result for rank in ranks], waited)
+        answers = [rank.answer for rank in ranks if rank.answer]
+        if interrupt:
+            raise interrupted(answers) from None
+        return Ending(answers, [rank.result for rank in ranks], waited)
     finally:
         for rank in ranks:
             rank.close()

@@ -11,6 +11,7 @@ import nbformat
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark, no_marks
 from grading.submission import Graded, grade_file
+from grading.writing import names_of_texts
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, write_whole
 from reference.errors import UserError
@@ -33,6 +34,8 @@ def main() -> None:
     check_folder(str(options.results.absolute().parent))
     hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
     graded = grade_file(source, options.submission, options.source.name, seed)
+    if texts := names_of_texts(source):
+        graded.remarks.append(f"A person grades {' and '.join(texts)}, for more points.")
     results = results_of(graded, hidden, options.hidden_tests)
     write_whole(str(options.results), json.dumps(results, indent=1))
     print(results["output"])

@@ -11,11 +11,13 @@ import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, ClearHiddenTests, LimitOutput,
                                     NbGraderPreprocessor, SaveAutoGrades)
+from nbgrader.utils import compute_checksum
 
 from grading.answers import MAGIC, name_of
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark
 from grading.submission import Unreadable, find_notebook, grade_file, read
+from grading.writing import STUB, is_writing, quote, texts_of
 
 # The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
 CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)?\.ipynb$"
@@ -86,11 +88,17 @@ def read_source(coursedir, about: dict):
 def assemble(source, submitted):
     """Return the instructor's notebook with the answers of a submission."""
     given = {name: cell.source for cell in submitted.cells if (name := name_of(cell))}
+    texts = texts_of(source, submitted)
     for cell in source.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
         if name := name_of(cell):
             cell.source = given.get(name, f"{MAGIC} {name}\n# This answer is not in the submission.")
+        elif is_writing(cell):
+            about = cell.metadata["nbgrader"]
+            cell.source = quote(text) if (text := texts[about["grade_id"]]) else STUB
+            if not text:
+                about["checksum"] = compute_checksum(cell)      # tells nbgrader that the text gets no points
     return source
 
 

@@ -8,7 +8,7 @@ from grading.broker import Broker
 from grading.conversation import Ending, converse
 from grading.fork_server import ForkServer
 from grading.values import PRINTED, to_bytes
-from mpi_impl.launching.pool import Answer, stories
+from mpi_impl.launching.pool import Answer, Interrupted, interrupted, stories
 
 RANKS = 8                   # at most
 LONGEST_OUTPUT = 500        # characters of a failed answer's output
@@ -64,7 +64,11 @@ class Sandbox:
         calls = [to_bytes({**common, "rank": rank, "args": [value.values[rank] if isinstance(value, Each) else value
                                                             for value in args]}) for rank in range(ranks)]
         broker = Broker(ranks, allow if n is not None else ())
-        ending = self.converse(calls, broker, answers, limit)
+        try:
+            ending = self.converse(calls, broker, answers, limit)
+        except Interrupted as interrupt:
+            raise interrupted([shorten(answer) for answer in interrupt.answers],
+                              f"You interrupted {function} while it was running on {ranks} rank(s).") from None
         found = [shorten(answer) for answer in ending.answers]
         if any(answer.what != "returned" for answer in found):
             failed = AnswerFailed(describe_failure(function, found, broker, limit, ending.waited))

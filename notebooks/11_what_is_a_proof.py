@@ -86,8 +86,8 @@ print("numbers as in the test: off by less than 1e-11:", off_by_the_typo(random.
 print(f"numbers nearly equal:   off by {off_by_the_typo(5 + 1e-6 * (-1.0)**np.arange(h)):.0%}")
 
 # %% [markdown]
-# The test was silent because it did not look where the bug is, and one cannot look everywhere. What we want is to
-# compare the two *formulas*, for all numbers at once.
+# The test was silent because it did not look where the bug is, and no test can look everywhere. We want to compare the
+# two *formulas*: one test that speaks for all numbers.
 #
 # ## Two polynomials hardly ever meet
 #

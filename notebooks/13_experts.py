@@ -61,9 +61,9 @@ for token in range(3):
     print(f"token {token}: experts {routing.ids[0, token]}, weights {np.round(routing.weights[0, token], 3)}")
 
 # %% [markdown]
-# Where logits are equal the first expert wins. (So runs on different ranks choose alike: they compute the same logits,
-# and must not toss coins.) The choice itself has no derivative. The weights have one, and through them the router
-# learns which expert helps.
+# If two logits are equal, the expert with the smaller number wins. (Ranks that compute the same logits must choose the
+# same experts, so no rank may toss a coin.) The choice itself has no derivative. The weights have one, and through them
+# the router learns which expert helps.
 #
 # ## Dispatch and combine
 #

@@ -5,7 +5,7 @@
 # collectives on which all of distributed training rests, all-gather, reduce-scatter and all-reduce, so that no rank
 # sends more than necessary; and then one that the libraries do not have.
 #
-# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60.
+# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # ## How this lab works
 #
@@ -354,3 +354,25 @@ for n, elements in ((2, 7), (3, 20), (8, 15)):
 # - Your all-reduce in rank order sends no more than the ring. Why does nobody use it for gradients? (How long does it
 #   take, if a rank can send $\beta$ elements a second? And the ring?)
 # - With 1,024 ranks and 1,024 elements, a chunk of the ring is one element. What dominates then?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Say a message takes $\alpha$ seconds, and $\beta$ more for each element. How long does your
+# all-reduce take for $N$ elements on $p$ ranks? From which $N$ on does the time no longer depend on $p$, to within a
+# factor of two? Give that $N$ for $p = 8$ and for $p = 1{,}024$, with $\alpha$ = 5 µs and $\beta$ = 1 ns, and say
+# what follows for gradients that are many small tensors.
+
+# %% [markdown] writing="time_of_a_ring" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Your sum in rank order sends no more than a ring. How can it also be nearly as *fast*, with
+# the same bits? Describe the change, say what each rank does in one round, count the rounds, and explain why every
+# element is still added in rank order.
+
+# %% [markdown] writing="faster_in_order" points=5
+# YOUR ANSWER HERE

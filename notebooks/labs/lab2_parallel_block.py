@@ -8,7 +8,7 @@
 # backward; write *f* and *g*; replace them by sequence parallelism; and count what is sent.
 #
 # **You need**: walkthroughs 1 to 3, and for the fifth task what walkthrough 5 says about sequence parallelism.
-# **Time**: about six hours. **Points**: 60.
+# **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -716,3 +716,24 @@ for p in (1, 2, 4):
 #   still right? Which gradients are not, and how would you notice after 1,000 steps?
 # - Gathering $N$ again makes the backward send 1.5 times as much. What can a rank compute while that gather is under
 #   way? (Korthikanti et al. say it in section 4.2.2.)
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Two branches, attention and MLP, leave the region, but one all-reduce forward and one backward
+# are enough. Explain why, with the words *partial sum*, *replicated* and *adjoint*. Name one change of the layer (not
+# of the code) that would make a second all-reduce necessary.
+
+# %% [markdown] writing="one_sum_is_enough" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). A colleague adds $\beta$ on every rank, before the sum. Which checks of this lab would still
+# pass if $\beta$ were 0, or on one rank? Describe the smallest test that finds it: how many ranks, which sizes, which
+# numbers, and what it compares. Explain why a smaller one would miss it.
+
+# %% [markdown] writing="a_test_that_sees" points=5
+# YOUR ANSWER HERE

@@ -6,7 +6,7 @@
 # compute their keys and values from one small vector, which every rank computes. So some parameters are replicated in
 # the middle of what is sharded, and their gradients must be added up. And the vocabulary does not divide.
 #
-# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60.
+# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -341,12 +341,17 @@ def attention_backward(group, dy, shard, cache):
 
 # %% check="check_attention_forward" points=5
 # Attention forward: every rank has the whole Y
+def on_ranks(n, function, *arguments):
+    """Call a function of attention on n ranks, which may use all-reduces."""
+    return run(n, function, *arguments, allow=("all_reduce",),
+               hint="every rank must come to an all-reduce, also one without heads.")
+
+
 def forward_on_ranks(a, n, s):
     """Run the forward. Return its outcome, each rank's y and cache, and (parameters, x, dy)."""
     random = check_data("attention")
     p, (x, dy) = layer(random, a), inputs(random, 2, s, 4)
-    outcome = run(n, "attention_forward", x, each(shards_of(p, n)), allow=("all_reduce",),
-                  hint="every rank must come to an all-reduce, also one without heads.")
+    outcome = on_ranks(n, "attention_forward", x, each(shards_of(p, n)))
     return outcome, *expect_values(outcome.results, ("y", "cache")), (p, x, dy)
 
 
@@ -369,8 +374,7 @@ def backward_on_ranks(a, n, s):
     """Check the backward. Return the outcomes of forward and backward."""
     forward, _, caches, (p, x, dy) = forward_on_ranks(a, n, s)
     shards, (_, dx, grads) = shards_of(p, n), whole_attention(x, p, dy)
-    backward = run(n, "attention_backward", dy, each(shards), each(caches), allow=("all_reduce",),
-                   hint="every rank must come to an all-reduce, also one without heads.")
+    backward = on_ranks(n, "attention_backward", dy, each(shards), each(caches))
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(dxs, [dx] * n, "dx", "every rank's heads used all of x.")
     expect_dicts(mine, shards_of(grads, n), "the gradient", "some are partial, and others are complete already.")
@@ -586,3 +590,24 @@ for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
 #   no check of $Y$ before that step? What would you compare, and how often?
 # - The gradient of $E$ is the sum of what the embedding and the logits contribute. In a pipeline the first stage has
 #   the one and the last stage has the other. What must they do?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Give a rule with which anybody can decide, without running anything, whether the gradient of a
+# parameter is partial on a rank. Apply it to `C`, `O`, the table $E$, and a bias that is added to $Y$ after the sum.
+# What happens in a long training if somebody gets one of them wrong?
+
+# %% [markdown] writing="partial_or_whole" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Frameworks pad the vocabulary until it divides; you split it unevenly. Compare the two for $V
+# = 50{,}257$ on 8 ranks: rows for each rank, memory, time of the slowest rank, what a checkpoint must know, and what
+# the loss must take care of. Which would you choose, and for which reason?
+
+# %% [markdown] writing="rows_that_do_not_divide" points=5
+# YOUR ANSWER HERE

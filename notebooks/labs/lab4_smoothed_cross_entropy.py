@@ -7,7 +7,7 @@
 # has only its own shard, with four numbers sent per position, for logits of any size; its backward, which sends
 # nothing; and the other parts of a training step around it.
 #
-# **You need**: walkthrough 4. **Time**: about five hours. **Points**: 60.
+# **You need**: walkthrough 4. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -383,3 +383,24 @@ for samples, ignored in (((3,), (4,)), ((1, 0, 2), (5, 0, 1)), ((1, 1), (5, 5)))
 #   it matter most if logits are near 10,000 and computed in float32?
 # - Add 5 to all logits of a token. Which terms of $L$ change? What may the logits of a model without z-loss do in a
 #   long training, and what does it harm if they are computed in 16 bits?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Why can the loss be computed from four numbers for each token, while the softmax of attention
+# over *positions* that are spread over ranks needs an exchange of whole vectors? Say for each of your four numbers
+# which term of $L$ needs it, and whether it could be sent together with another one.
+
+# %% [markdown] writing="four_numbers" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Replica 0 has 1,000 tokens that count, replica 1 has 10. Somebody averages the two replicas'
+# mean losses. Which tokens get which weight now, compared with the right mean? Would the loss curve show it? Describe
+# a data set with which the model would learn something else.
+
+# %% [markdown] writing="the_mean_of_means" points=5
+# YOUR ANSWER HERE

@@ -8,7 +8,7 @@
 # be within a given memory, interleave, and finally play schedules on real ranks without a deadlock.
 #
 # **You need**: walkthroughs 1 and 6 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
-# **Points**: 60.
+# **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
@@ -707,3 +707,24 @@ for p, m, v in ((1, 2, 3), (3, 4, 2), (5, 3, 2)):
 #   most $a_r$ in flight on rank $r$?
 # - `distribute` minimizes the cost of the most expensive stage. The first rank has the most in flight, and so the least
 #   room. When would you give it fewer layers than `distribute` does?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). The last stage takes twice as long as the others, because of the logits. Explain with your
+# formulas what 1F1B's makespan is with $a_r = p - r$, and which rank waits for which. Then compare three ways out:
+# fewer layers on the last stage, more microbatches, more in flight. What does each cost?
+
+# %% [markdown] writing="where_a_slow_stage_goes" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Prove that `play` cannot hang, in words that would convince a colleague: name the order in
+# which everybody goes through the actions, and say why the first message that has not ended yet must end. Then change
+# one thing so that the proof fails, and give a schedule of two ranks that hangs.
+
+# %% [markdown] writing="why_play_cannot_hang" points=5
+# YOUR ANSWER HERE

@@ -7,7 +7,7 @@
 # are uneven, and nothing divides by the number of ranks. At the end you read a checkpoint that another number of ranks
 # has written.
 #
-# **You need**: lab 1 and walkthrough 7 (ZeRO). **Time**: about five hours. **Points**: 60.
+# **You need**: lab 1 and walkthrough 7 (ZeRO). **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
@@ -507,3 +507,24 @@ for n, old_d, new_d in ((10, 4, 3), (9, 8, 2), (3, 2, 5), (7, 1, 8), (13, 5, 1))
 #   made here would a test with Lion not have seen?
 # - Muon and Shampoo need a whole matrix of gradients at a time. What does that mean for a flat buffer that is split
 #   anywhere?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Compare stages 0, 1 and 2 for $N = 10^9$ parameters, $d = 64$ and 8 microbatches in a step:
+# bytes that a rank holds, and elements that it sends in one step. When is stage 2 worth its messages? Name a setting
+# in which you would stay at stage 1.
+
+# %% [markdown] writing="what_stage_2_costs" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Clipping needs the norm of the whole gradient, of which each rank has a piece. What goes
+# wrong, and when would anybody notice, if each rank clips by the norm of its own piece? And if each rank adds up the
+# *norms* instead of their squares? Does the sum's order matter for two runs to agree to the bit?
+
+# %% [markdown] writing="the_norm_in_pieces" points=5
+# YOUR ANSWER HERE

@@ -5,7 +5,8 @@
 # that you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
 # people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it.
 #
-# **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours. **Points**: 60.
+# **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours.
+# **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more than you see. `group` has `all_reduce(x)` (and `all_reduce(x, op="max")`),
@@ -635,3 +636,24 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # - In the repaired functions, what would a rank that draws its own dropout mask for `x` in `columns` break? Which of
 #   the rules is it, and which results stay right?
 # - Suppose that you have only one test for a sharded layer of your own. Which sizes, how many ranks, which inputs?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Choose one of the bugs and write the report that you would like to receive from a colleague:
+# what was run, what was expected and found, the smallest inputs, the rule that is broken, the cause in one sentence,
+# the repair, and the test that will keep it out.
+
+# %% [markdown] writing="a_bug_report" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). For each of the five bugs, say whether the loss of a training run would show it, within how
+# many steps, and compared with what. Which kind of test would have found all five before the first step? What can
+# that test not find?
+
+# %% [markdown] writing="what_a_loss_curve_hides" points=5
+# YOUR ANSWER HERE

@@ -243,7 +243,8 @@ def test_a_lab_is_a_notebook_that_nbgrader_takes(source):
     assert len(set(names)) == len(names) and sum(one.get("points", 0) for one in about) > 0
     for cell_ in found.cells:
         about = cell_.metadata.get("nbgrader", {})
-        assert ("### BEGIN SOLUTION" in cell_.source) == bool(about.get("solution"))
+        answer = about.get("solution") and cell_.cell_type == "code"
+        assert ("### BEGIN SOLUTION" in cell_.source) == bool(answer)
         assert ("### BEGIN HIDDEN TESTS" not in cell_.source) or about.get("grade")
-        if about.get("solution"):
+        if answer:
             assert cell_.source.startswith(f"%%answer {about.grade_id}\n")

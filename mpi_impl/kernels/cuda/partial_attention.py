@@ -1,4 +1,4 @@
-"""Blocks of attention for context parallelism, on a GPU: the textbook's, in float32 at least."""
+"""Partial attention for context parallelism, on a GPU: the textbook's, in float32 at least."""
 from mpi_impl.runtime.arrays import widened
 from reference import online_softmax
 

@@ -1,4 +1,4 @@
-"""Blocks of attention for context parallelism, on a core: some queries, some keys, and no probability kept.
+"""Partial attention for context parallelism, on a core: some queries, some keys, and no probability kept.
 
 Each function has the arguments and results of its namesake in reference/online_softmax.py, where its docstring is. Of
 two-byte formats the arrays are read, and results are float32: they are parts of sums.
