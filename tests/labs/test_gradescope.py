@@ -9,12 +9,10 @@ import zipfile
 import nbformat
 import pytest
 
-from grading import checks
 from grading.draws import SEED_FILE
 from grading.gradescope import VISIBILITIES, main
 from grading.lab_source import labs, notebook_of
 from grading.release import autograder
-from grading.sandbox import Sandbox
 from reference.errors import UserError
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 from tests.launching import ROOT
@@ -35,7 +33,6 @@ WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
 @pytest.fixture
 def grade_one(monkeypatch, tmp_path):
     """Return a function that grades a submission, handed in as a file or in a folder, and returns results.json."""
-    monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")
 
