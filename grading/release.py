@@ -29,6 +29,7 @@ from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
 from grading.draws import SEED_FILE, new_seed, read_seed
+from grading.hunts import FILE
 from grading.lab_source import labs, notebook_of
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, reading, replacing, writing
@@ -98,7 +99,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
-        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, seed))
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, {SEED_FILE: f"{seed}\n"} | hunts(folder)))
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)
@@ -222,11 +223,16 @@ def write(path: Path, data: bytes) -> None:
 
 # ---- Gradescope ----
 
-def autograder(lab: str, notebook, seed: str) -> bytes:
+def hunts(folder: Path) -> dict[str, str]:
+    """Return the course's file of bugs to hunt, if it has one."""
+    return {FILE: (folder / FILE).read_text()} if (folder / FILE).exists() else {}
+
+
+def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     """Make Gradescope's zip: its two scripts, and all files that they need."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
-             SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),
+             **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
              "requirements.txt": "\n".join(NEEDED) + "\n",
              "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
                                                      re.MULTILINE)) + "\n"}

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from tests.small_pools import SmallPools
 from tools.hunts.faults import CATALOGUE, RUNS, mutations
-from tools.hunts.trial import TEXT, Trials
+from tools.hunts.trial import Trials
 
 
 def main() -> None:
@@ -22,9 +22,9 @@ def main() -> None:
     known = json.loads(CATALOGUE.read_text()) if CATALOGUE.exists() else {}
     faults = {(fault.name, run): fault for run in RUNS for fault in mutations(run)}
     todo = [key for key in faults if key[0] not in known]
-    todo = sorted(todo, key=lambda key: hash_of(key[0]))[:most]
+    todo = sorted(todo, key=lambda key: zlib.crc32(key[0].encode()))[:most]     # something of each file first
     with SmallPools() as pools, TemporaryDirectory() as folder:
-        trials = Trials(pools, TEXT, Path(folder))
+        trials = Trials(pools, Path(folder))
         for name, run in todo:
             if known.get(name):
                 continue
@@ -34,11 +34,6 @@ def main() -> None:
             current = {fault for fault, _ in faults}
             lines = [f"{json.dumps(key)}: {json.dumps(known[key])}" for key in sorted(known) if key in current]
             CATALOGUE.write_text("{" + ",\n".join(lines) + "}\n")
-
-
-def hash_of(name: str) -> int:
-    """Return a number that mixes the files, so that an interrupted catalogue has something of each."""
-    return zlib.crc32(name.encode())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The bugs that can be hunted: those of the zoo, and mutants that people could have written; and who gets which.
 
-A fault is drawn by a digest of the course's secret, the student and the fault itself. So nobody without the secret can
-find out which one is theirs, each student's can be drawn again at any time, and a fault that comes or goes later
-changes few other students'.
+A level says where a bug shows first. A fault of a level is drawn by a digest of the course's secret, the student and
+the fault itself. So nobody without the secret can find out which one is theirs, each student's can be drawn again at
+any time, and a fault that comes or goes later changes few other students'.
 """
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ from tests.zoo.entry import Bug
 from tools.mutants.operators import Mutant, mutants
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-LEVELS = {"forward": ("forward",), "backward": ("backward", "gradients"), "step": ("reduction", "step")}   # and phases
+LEVELS = {"forward": ("forward",), "backward": ("backward", "gradients"), "step": ("reduction", "step")}     # phases
 
 SIZES = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16", "--vocab-size",
          "301", "--make-vocab-size-divisible-by", "4", "--global-batch-size", "8")
@@ -65,8 +65,8 @@ def faults(level: str) -> list[Fault]:
 
 def level_of(says: str) -> str:
     """Return the level of a difference such as '1 forward: embedding.output', or nothing if it comes too late."""
-    return next((level for level, phases in LEVELS.items() if says.startswith(tuple(f"1 {phase}:" for phase in phases))),
-                "")
+    return next((level for level, phases in LEVELS.items()
+                 if says.startswith(tuple(f"1 {phase}:" for phase in phases))), "")
 
 
 def in_order(faults: Iterable[Fault], secret: str, student: str) -> list[Fault]:

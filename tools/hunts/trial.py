@@ -4,6 +4,7 @@ The theorem is that of `shardlab prove`: every tensor of two steps is the same f
 """
 import io
 import json
+import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +25,8 @@ from tests.planted import StaleBug, buggy_codes, planted_run
 from tests.small_pools import SmallPools
 from tools.hunts.faults import Fault, level_of
 
-TEXT = Path(__file__).parents[2] / "LICENSE"      # the corpus of all runs
+ROOT = Path(__file__).parents[2]
+TEXT = "LICENSE"        # the corpus of all runs
 STEPS = ("--train-iters", "10", "--log-interval", "1", "--eval-iters", "0")
 PATIENCE = 15.0     # seconds in which a run of ten small steps must end
 PROOFS = 2
@@ -42,10 +44,9 @@ class Evidence(NamedTuple):
 class Trials:
     """Trials of faults on a pool of ranks. Runs without a fault are recorded once."""
 
-    def __init__(self, pools: SmallPools, text: Path, folder: Path):
-        """Train on this text, and keep recordings in the folder."""
+    def __init__(self, pools: SmallPools, folder: Path):
+        """Keep recordings in the folder."""
         self.pools, self.folder = pools, folder
-        self.data = ("--data-path", str(text), "--data-cache-path", str(folder / "cache"))
         self.right: dict[tuple, Path] = {}
         self.theorems: dict[tuple, bool] = {}
 
@@ -79,7 +80,8 @@ class Trials:
     def run(self, fault: Fault, folder: Path, bug=None) -> str:
         """Train with the fault's options, and return what is printed. Raises RankFailure."""
         folder.mkdir(exist_ok=True)
-        argv = (*fault.options, *STEPS, *self.data, "--record", str(folder), "--ledger", str(folder / "ledger.json"))
+        argv = (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
+                str(self.folder / "cache"), "--record", str(folder), "--ledger", str(folder / "ledger.json"))
         call = (train, argv) if bug is None else (planted_run, bug, train, argv)
         return self.pools.run(fault.ranks, *call, timeout=PATIENCE)[0]
 
@@ -118,6 +120,14 @@ def differs(group, options: tuple[str, ...], seed: int) -> bool:
     """Report whether a proof of the run finds a tensor that is another formula."""
     found = proof.prove(group, shrink(parse_proof(options, group.size)[0]), seed)
     return found is not None and found.comparison.found is not None
+
+
+def command(fault: Fault) -> str:
+    """Return the command of a run, for a shell."""
+    words = ("python", "-m", "mpi_impl.launch", "-n", str(fault.ranks), "-m", "mpi_impl.pretrain_gpt", *fault.options,
+             *STEPS, "--data-path", TEXT, "--record", "recorded", "--ledger", "ledger.json")
+    return textwrap.fill(" ".join(words), 110, break_on_hyphens=False, break_long_words=False,
+                         subsequent_indent="    ").replace("\n", " \\\n")
 
 
 # ---- what the student reads -----------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""Lab 8: each mistake loses the right points, with a message that explains it."""
+import pytest
+
+from tests.deep import one_fast_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of
+
+LAB = "lab8_all_of_it"
+STEPS = {"check_step", "check_train"}
+ALL = STEPS | {"check_sent"}
+
+MISTAKES = {
+    "replicas before shards (hidden)": (
+        "places", "shard, replica, stage = rank % t, rank // t % d, rank // (t * d)",
+        "shard, stage, replica = rank % t, rank // t % p, rank // (t * p)", {"check_places"}, "do all ranks"),
+    "whole arrays around the ring": (
+        "sum_among", "chunks = [chunk.copy() for chunk in np.array_split(np.asarray(x).reshape(-1), k)]",
+        "chunks = None\n    whole = sent = np.array(x)\n    for _ in range(k - 1):\n"
+        "        sent = group.exchange(sent, after, before)\n        whole = whole + sent\n    return whole",
+        {"check_sum_among_cost", "check_sent"}, "are enough|is not right"),
+    "f does not sum": (
+        "step", "sum_among(group, da @ shard[\"A\"][l].T, tensor)", "da @ shard[\"A\"][l].T", ALL, "missing"),
+    "the input's gradient lost beside the layer": (
+        "step", "dx = dx + sum_among", "dx = sum_among", STEPS, "the gradient|'A'|'E'"),
+    "the mean of a microbatch": (
+        "step", "dz /= samples", "dz /= len(z)", STEPS, "gradient"),
+    "the loss of the last stage alone": (
+        "step", "sum_among(group, parts.pop(), pipeline)[0]", "parts.pop()[0]", ALL, "the loss|sent"),
+    "GPipe's caches": (
+        "predict", "min(m, p - stage)", "m", {"check_held"}, "in flight"),
+    "the bubble against the useful time": (
+        "predict", "(p - 1) / (m + p - 1)", "(p - 1) / m", {"check_bubble"}, "does nothing"),
+    "two sums forgotten": (
+        "predict", "m * 2 * (L // p) * ring", "m * (L // p) * ring", {"check_sent"}, "what was counted"),
+    "a step too small to learn": (
+        "train", '"learning_rate": 0.3', '"learning_rate": 0.001', {"check_train"}, "is the goal"),
+    "one microbatch": ("train", '"m": 4', '"m": 1', {"check_train"}, "a fifth is allowed"),
+    "the slowest bucket": ("measured", '"chosen": 16384', '"chosen": 1024', {"check_measured"}, "You chose 1024"),
+    "one run repeated": ("measured", "[3.1, 3.3, 3.0]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
+}
+DEADLOCK = ("step", "x, caches = kept[i]\n        if last:\n", "x, caches = kept[i]\n        if not first:\n"
+            "            group.send(x, pipeline[stage - 1])\n        if last:\n")
+
+
+@pytest.mark.parametrize("mistake", one_fast_of(6, MISTAKES))
+def test_a_mistake_loses_its_points(mistake):
+    assert_loses(LAB, mistake, *MISTAKES[mistake])
+
+
+KINDS = {"places": ("7", {"check_places"}, "should return 3 values"),
+         "sum_among": ("'a'", {"check_sum_among", "check_sum_among_cost"}, "no array of numbers"),
+         "predict": ("[1]", {"check_sent", "check_held", "check_bubble"}, "a dict with sent"),
+         "measured": ("{'exposed': {'1024': [1]}, 'chosen': 1024}", {"check_measured"}, "at least five bucket sizes")}
+
+
+@pytest.mark.parametrize("answer", one_fast_of(4, KINDS))
+def test_a_result_of_the_wrong_kind_is_reported(answer):
+    value, checks, words = KINDS[answer]
+    found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"})
+    assert checks <= lost_checks(found) and all(words in found[check].said for check in checks)
