@@ -95,11 +95,11 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         check_submissions(folder, lab, notebook)
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
-    seed = course_seed(folder / SEED_FILE)
+    secrets = {SEED_FILE: f"{course_seed(folder / SEED_FILE)}\n"} | hunts(folder)
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
-        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, {SEED_FILE: f"{seed}\n"} | hunts(folder)))
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)

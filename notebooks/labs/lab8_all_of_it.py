@@ -426,7 +426,7 @@ passed("sent is as predicted, element by element")
 def held_by_inventory(t, p, d, m, b, V, h, f, L):
     """Return the sizes of all arrays of each rank, added up, with the caches of 1F1B played on a list."""
     found = []
-    for rank, shard in enumerate(shards_of(draw_model(np.random.default_rng(0), V, h, f, L), t, p, d)):
+    for rank, shard in enumerate(shards_of(draw_model(check_data("sizes"), V, h, f, L), t, p, d)):
         stage = place(rank, t, p, d)[2]
         warmup, in_flight, most = min(m, p - 1 - stage), 0, 0
         for action in "F" * warmup + "FB" * (m - warmup) + "B" * warmup:

@@ -121,8 +121,8 @@ def test_a_wrong_source_is_a_sentence_of_the_instructors(grade_one, tmp_path, te
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
     """But for the environment, which here is this one."""
     lab = labs()[0]
-    data = autograder(lab.stem, notebook_of(lab), "my seed")
-    assert data == autograder(lab.stem, notebook_of(lab), "my seed")
+    data = autograder(lab.stem, notebook_of(lab), {SEED_FILE: "my seed\n"})
+    assert data == autograder(lab.stem, notebook_of(lab), {SEED_FILE: "my seed\n"})
     for folder in ("source", "submission", "results"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lab.zip").write_bytes(data)
