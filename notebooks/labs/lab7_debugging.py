@@ -650,8 +650,8 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # 4. Form a hypothesis: *this* line, changed like *that*. Change it in a copy of Shardlab, run the command again, and
 #    compare with the page. You have found it when losses, norms and the first differing element are the same.
 #
-# For practice there are as many other bugs as you like: `python -m benchmarks.bug_matrix.hunt ANYNAME` gives one with
-# the program itself (see `benchmarks/README.md`). Yours cannot be drawn that way.
+# For practice there are as many other bugs as you like: in a clone of Shardlab, `python -m benchmarks.bug_matrix.hunt
+# ANYNAME` plants one in the program itself (see `benchmarks/README.md`). Yours cannot be drawn that way.
 #
 # Return for each case the `file`, as in `mpi_impl/layers/mlp.py`; the number of a changed `line`, as the right file has
 # it; and the `kind` of the bug, the first of these that fits: missing communication, extra communication, wrong group,
