@@ -11,7 +11,8 @@ import pytest
 
 from grading import checks
 from grading.draws import SEED_FILE
-from grading.gradescope import VISIBILITIES, main
+from grading.gradescope import METADATA, VISIBILITIES, main
+from grading.hunts import FILE, PRACTICE
 from grading.lab_source import labs, notebook_of
 from grading.release import autograder
 from grading.sandbox import Sandbox
@@ -88,6 +89,17 @@ def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed
     assert drawn("--seed-file", str(tmp_path / "seed")) == (new, []) and new != mine
     with pytest.raises(UserError, match="none cannot be read"):
         grade_one(source, "--seed-file", str(tmp_path / "none"))
+
+
+def test_the_bugs_are_those_of_the_student_whom_gradescope_names(grade_one, tmp_path):
+    source = notebook(answer_cell("f", ""), check_cell("check", "print(culprit('step').kind)"))
+    source.cells.insert(0, cell("locked", "tools", "from grading import culprit"))
+    (tmp_path / "lab.ipynb").write_text(nbformat.writes(source))
+    (tmp_path / FILE).write_text(json.dumps({"a@b.c": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
+    assert "There is no case for you" in grade_one(source)["tests"][0]["output"]
+    (tmp_path / METADATA).write_text('{"users": [{"email": "a@b.c", "name": "Alice"}]}')
+    assert grade_one(source)["tests"][0]["output"] == PRACTICE["step"].kind + "\n"
+    assert "There is no case for you" in grade_one(source, "--student", "bob")["tests"][0]["output"]
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES)
