@@ -35,7 +35,7 @@ from grading import each, run
 # %% locked="tools"
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, expect_sent, passed, run
 
 MESSAGES = ("send", "receive", "exchange")
 
@@ -43,12 +43,6 @@ MESSAGES = ("send", "receive", "exchange")
 def arrays(name, n, *shape):
     """Draw a random array for each of n ranks. In your notebook they are the same each time."""
     return list(check_data(name).normal(size=(n, *shape)))
-
-
-def expect_sent(outcome, bounds, what, hint):
-    """Check that no rank has sent more elements than its bound."""
-    for rank, (sent, bound) in enumerate(zip(outcome.sent, bounds)):
-        expect(sent <= bound, f"rank {rank} has sent {sent:,} elements for {what}; {bound:,} are enough.", hint)
 
 
 # %% [markdown]
@@ -82,6 +76,8 @@ def check_pass_on(n, elements):
                   hint="which rank receives, while all ranks are sending? `exchange` does both at the same time.")
     expect_equal(outcome.results, [xs[rank - 1] for rank in range(n)], "the array that it received",
                  "rank r passes its array on to rank (r + 1) % size.")
+    each_sends = elements if n > 1 else 0
+    expect_sent(outcome, each_sends, each_sends, f"{elements} elements", "one array, once.", messages=1)
 
 
 for n in (2, 4):
@@ -146,8 +142,9 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 20), (7, 7)):
 def check_all_gather_cost(n, elements):
     outcome, chunks, whole = run_all_gather(n, elements)
     expect_equal(outcome.results, [whole] * n, "the gathered array", tolerance=0)
-    bounds = [elements - len(chunks[(rank + 1) % n]) if n > 1 else 0 for rank in range(n)]
-    expect_sent(outcome, bounds, f"{elements} elements on {n} ranks",
+    # The least, too: every rank lacks all elements but its own, and this is how many these are on all ranks together.
+    needed = [elements - len(chunks[(rank + 1) % n]) for rank in range(n)]
+    expect_sent(outcome, needed, needed, f"{elements} elements on {n} ranks",
                 "in each round pass on one chunk, the one that arrived last, not all of your chunks.")
 
 
@@ -209,8 +206,9 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 21), (7, 3)):
 def check_reduce_scatter_cost(n, elements):
     outcome, chunks = run_reduce_scatter(n, elements)
     expect_equal(outcome.results, chunks, "its chunk of the sum")
-    expect_sent(outcome, [elements - len(chunks[rank]) if n > 1 else 0 for rank in range(n)],
-                f"{elements} elements on {n} ranks", "in each round send one chunk, not the whole array.")
+    needed = [elements - len(chunks[rank]) for rank in range(n)]        # of all chunks but its own
+    expect_sent(outcome, needed, needed, f"{elements} elements on {n} ranks",
+                "in each round send one chunk, not the whole array.")
 
 
 check_reduce_scatter_cost(4, elements=12)
@@ -262,7 +260,7 @@ def check_all_reduce_cost(n, elements):
     outcome = run(n, "all_reduce", each(xs), allow=MESSAGES)
     expect_equal(outcome.results, [sum(xs)] * n, "the sum")
     smallest = elements // n
-    expect_sent(outcome, [2 * (elements - smallest)] * n, f"the sum of {elements} elements on {n} ranks",
+    expect_sent(outcome, elements, 2 * (elements - smallest), f"the sum of {elements} elements on {n} ranks",
                 "a reduce-scatter and an all-gather, each N (p - 1)/p.")
 
 
@@ -339,7 +337,7 @@ def check_in_order_cost(n, elements):
     expect(sum(outcome.sent) <= 2 * elements * (n - 1), f"all {n} ranks together have sent {sum(outcome.sent):,} "
            f"elements; 2 N (p - 1) = {2 * elements * (n - 1):,} are enough.",
            "a partial sum is as large as x, however many ranks have added to it.")
-    expect_sent(outcome, [2 * elements] * n, f"a sum in rank order of {elements} elements on {n} ranks",
+    expect_sent(outcome, elements, 2 * elements, f"a sum in rank order of {elements} elements on {n} ranks",
                 "does one rank send the sum to all the others?")
 
 

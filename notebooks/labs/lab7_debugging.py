@@ -36,7 +36,8 @@ from grading import each, run, run_given
 # %% locked="tools"
 import numpy as np
 
-from grading import CheckFailed, check_data, culprit, each, expect, expect_equal, passed, run, run_given
+from grading import (CheckFailed, check_data, culprit, each, expect, expect_equal, expect_sent, passed, run,
+                     run_given)
 from grading.checks import difference
 from grading.hunts import KINDS, PATH
 
@@ -524,9 +525,8 @@ def check_loss(ranks, V, s, size=3.0):
     outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("loss", "dlogits"), f"{V} tokens, logits of about {size:g}",
                    "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
-    for rank, sent in enumerate(outcome.sent):
-        expect(sent <= 8 * s, f"rank {rank} has sent {sent} elements for {s} positions; {8 * s} are enough.",
-               "of its logits a rank needs to send only the maximum, a sum, and at most one logit at each position.")
+    expect_sent(outcome, 2 * 2 * s * (ranks - 1) // ranks, 8 * s, f"{s} positions", "of its logits a rank needs to "
+                "send only the maximum, a sum, and at most one logit at each position.")
 
 
 check_loss(2, V=24, s=3)
