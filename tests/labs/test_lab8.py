@@ -5,8 +5,6 @@ from tests.deep import one_fast_of
 from tests.labs.submissions import assert_loses, lost_checks, marks_of
 
 LAB = "lab8_all_of_it"
-STEPS = {"check_step", "check_train"}
-ALL = STEPS | {"check_sent"}
 
 MISTAKES = {
     "replicas before shards (hidden)": (
@@ -16,15 +14,15 @@ MISTAKES = {
         "sum_among", "chunks = [chunk.copy() for chunk in np.array_split(np.asarray(x).reshape(-1), k)]",
         "chunks = None\n    whole = sent = np.array(x)\n    for _ in range(k - 1):\n"
         "        sent = group.exchange(sent, after, before)\n        whole = whole + sent\n    return whole",
-        {"check_sum_among_cost", "check_sent"}, "are enough|is not right"),
+        {"check_sum_among_cost"}, "are enough"),
     "f does not sum": (
-        "step", "sum_among(group, da @ shard[\"A\"][l].T, tensor)", "da @ shard[\"A\"][l].T", ALL, "missing"),
+        "step", "sum_among(group, da @ shard[\"A\"][l].T, tensor)", "da @ shard[\"A\"][l].T", {"check_step"}, "missing"),
     "the input's gradient lost beside the layer": (
-        "step", "dx = dx + sum_among", "dx = sum_among", STEPS, "the gradient|'A'|'E'"),
+        "step", "dx = dx + sum_among", "dx = sum_among", {"check_step"}, "the gradient|'A'|'E'"),
     "the mean of a microbatch": (
-        "step", "dz /= samples", "dz /= len(z)", STEPS, "gradient"),
+        "step", "dz /= samples", "dz /= len(z)", {"check_step"}, "gradient"),
     "the loss of the last stage alone": (
-        "step", "sum_among(group, parts.pop(), pipeline)[0]", "parts.pop()[0]", ALL, "the loss|sent"),
+        "step", "sum_among(group, parts.pop(), pipeline)[0]", "parts.pop()[0]", {"check_step"}, "the loss|sent"),
     "GPipe's caches": (
         "predict", "min(m, p - stage)", "m", {"check_held"}, "in flight"),
     "the bubble against the useful time": (
@@ -37,9 +35,6 @@ MISTAKES = {
     "the slowest bucket": ("measured", '"chosen": 16384', '"chosen": 1024', {"check_measured"}, "You chose 1024"),
     "one run repeated": ("measured", "[3.1, 3.3, 3.0]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
 }
-DEADLOCK = ("step", "x, caches = kept[i]\n        if last:\n", "x, caches = kept[i]\n        if not first:\n"
-            "            group.send(x, pipeline[stage - 1])\n        if last:\n")
-
 
 @pytest.mark.parametrize("mistake", one_fast_of(6, MISTAKES))
 def test_a_mistake_loses_its_points(mistake):
