@@ -16,7 +16,7 @@ MISTAKES = {
         "        sent = group.exchange(sent, after, before)\n        whole = whole + sent\n    return whole",
         {"check_sum_among_cost"}, "are enough"),
     "f does not sum": (
-        "step", "sum_among(group, da @ shard[\"A\"][l].T, tensor)", "da @ shard[\"A\"][l].T", {"check_step"}, "missing"),
+        "step", 'sum_among(group, da @ shard["A"][l].T, tensor)', 'da @ shard["A"][l].T', {"check_step"}, "missing"),
     "the input's gradient lost beside the layer": (
         "step", "dx = dx + sum_among", "dx = sum_among", {"check_step"}, "the gradient|'A'|'E'"),
     "the mean of a microbatch": (
