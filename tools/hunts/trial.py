@@ -23,6 +23,7 @@ from mpi_impl.recording.recording import read
 from reference.errors import UserError
 from tests.planted import StaleBug, buggy_codes, planted_run
 from tests.small_pools import SmallPools
+from tests.zoo.entry import Bug
 from tools.hunts.faults import Fault, level_of
 
 ROOT = Path(__file__).parents[2]
@@ -77,13 +78,14 @@ class Trials:
             self.right[key] = folder
         return self.right[key]
 
-    def run(self, fault: Fault, folder: Path, bug=None) -> str:
+    def run(self, fault: Fault, folder: Path, bug: Bug | None = None) -> str:
         """Train with the fault's options, and return what is printed. Raises RankFailure."""
         folder.mkdir(exist_ok=True)
         argv = (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
                 str(self.folder / "cache"), "--record", str(folder), "--ledger", str(folder / "ledger.json"))
-        call = (train, argv) if bug is None else (planted_run, bug, train, argv)
-        return self.pools.run(fault.ranks, *call, timeout=PATIENCE)[0]
+        if bug is None:
+            return self.pools.run(fault.ranks, train, argv, timeout=PATIENCE)[0]
+        return self.pools.run(fault.ranks, planted_run, bug, train, argv, timeout=PATIENCE)[0]
 
     def refuted(self, fault: Fault) -> bool:
         """Report whether the theorem fails with the fault, and holds without it."""
