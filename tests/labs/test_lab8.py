@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, lost_checks, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 
 LAB = "lab8_all_of_it"
 
@@ -52,3 +52,33 @@ def test_a_result_of_the_wrong_kind_is_reported(answer):
     value, checks, words = KINDS[answer]
     found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"})
     assert checks <= lost_checks(found) and all(words in found[check].said for check in checks)
+
+
+WASTE = {**plant(LAB, "step", "    names = sorted(grads)\n", "    ranks = t * p * d\n    group.exchange(np.zeros(900), "
+                 "(group.rank + 1) % ranks, (group.rank - 1) % ranks)\n    names = sorted(grads)\n"),
+         **plant(LAB, "predict", "sent.append(", "sent.append(900 + ")}
+FEW = "{2**k: [1.0 + k, 2.0, 3.0] for k in range(0, 14, 2)}"
+HOSTILE = {
+    "more than is needed, as predicted": (WASTE, {"check_sent"}, "are enough"),
+    "a loss that nobody has computed": (
+        plant(LAB, "step", "return float(loss), {", "return 0.0, {"), {"check_step"}, "the loss is not right"),
+    "a rate that is no number": (
+        plant(LAB, "train", '"learning_rate": 0.3', '"learning_rate": float("nan")'), {"check_train"},
+        "a positive number"),
+    "microbatches that are a truth": (plant(LAB, "train", '"m": 4', '"m": True'), {"check_train"}, "a whole number"),
+    "a prediction that is no number": (
+        plant(LAB, "predict", '"bubble": (p - 1) / (m + p - 1)', '"bubble": float("nan")'), {"check_bubble"},
+        "expected"),
+    "every size chosen": (
+        {"measured": f"def measured():\n    return {{'exposed': {FEW}, 'chosen': [1, 4]}}\n"}, {"check_measured"},
+        "one of the sizes"),
+    "times that are below zero": (
+        plant(LAB, "measured", "[1.2, 1.3, 1.2]", "[-9e9, -1.0, -1.0]"), {"check_measured"}, "times in milliseconds"),
+}
+
+
+@pytest.mark.parametrize("name", one_fast_of(7, HOSTILE))
+def test_a_hostile_answer_gets_nothing(name):
+    answers, checks, words = HOSTILE[name]
+    found = marks_of(LAB, **answers)
+    assert lost_checks(found) == checks and all(words in found[check].said for check in checks)
