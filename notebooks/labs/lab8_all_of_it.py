@@ -41,7 +41,7 @@ import numpy as np
 from grading import check_data, each, expect, expect_dicts, expect_equal, expect_sent, expect_values, passed, run
 
 MESSAGES = ("send", "receive", "exchange")
-LIMIT = 30.0            # seconds for a training run
+LIMIT = 20.0            # seconds for a training run
 STEPS = 40              # of a training run
 ABOVE = 0.35            # nats per sample that the loss may be above the best one
 

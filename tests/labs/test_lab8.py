@@ -7,9 +7,8 @@ from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 LAB = "lab8_all_of_it"
 
 MISTAKES = {
-    "replicas before shards (hidden)": (
-        "places", "shard, replica, stage = rank % t, rank // t % d, rank // (t * d)",
-        "shard, stage, replica = rank % t, rank // t % p, rank // (t * p)", {"check_places"}, "do all ranks"),
+    "as many replicas as stages (hidden)": (
+        "places", "rank // (t * d)", "rank // (t * p)", {"check_places"}, "do all ranks"),
     "whole arrays around the ring": (
         "sum_among", "chunks = [chunk.copy() for chunk in np.array_split(np.asarray(x).reshape(-1), k)]",
         "chunks = None\n    whole = sent = np.array(x)\n    for _ in range(k - 1):\n"
