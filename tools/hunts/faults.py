@@ -57,10 +57,16 @@ def faults(level: str) -> list[Fault]:
     """Return all faults of a level."""
     known = results.read()
     zoo = [Fault(hunt.entry.name, hunt.entry.kind, hunt.entry.bug,
-                 (lines_of(hunt.entry).start, lines_of(hunt.entry).stop - 1), hunt.ranks, tuple(hunt.options))
+                 (lines_of(hunt.entry).start, lines_of(hunt.entry).stop - 1), hunt.ranks, without_steps(hunt.options))
            for hunt in hunts() if level_of(known[hunt.entry.name]["compare"].says) == level]
     catalogue = json.loads(CATALOGUE.read_text())
     return zoo + [fault for run in RUNS for fault in mutations(run) if catalogue.get(fault.name) == [level, run]]
+
+
+def without_steps(options: list[str]) -> tuple[str, ...]:
+    """Return the options without the number of steps, which all hunts share."""
+    at = options.index("--train-iters")
+    return (*options[:at], *options[at + 2:])
 
 
 def level_of(says: str) -> str:

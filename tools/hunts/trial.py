@@ -4,7 +4,6 @@ The theorem is that of `shardlab prove`: every tensor of two steps is the same f
 """
 import io
 import json
-import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,10 +125,14 @@ def differs(group, options: tuple[str, ...], seed: int) -> bool:
 
 def command(fault: Fault) -> str:
     """Return the command of a run, for a shell."""
-    words = ("python", "-m", "mpi_impl.launch", "-n", str(fault.ranks), "-m", "mpi_impl.pretrain_gpt", *fault.options,
-             *STEPS, "--data-path", TEXT, "--record", "recorded", "--ledger", "ledger.json")
-    return textwrap.fill(" ".join(words), 110, break_on_hyphens=False, break_long_words=False,
-                         subsequent_indent="    ").replace("\n", " \\\n")
+    words = (*fault.options, *STEPS, "--data-path", TEXT, "--record", "recorded", "--ledger", "ledger.json")
+    options = [f"--{option}".strip() for option in " ".join(words).split("--")[1:]]     # each with its value
+    lines, program = [""], f"python -m mpi_impl.launch -n {fault.ranks} -m mpi_impl.pretrain_gpt"
+    for option in options:
+        if len(lines[-1]) + len(option) > 100:
+            lines.append("")
+        lines[-1] += f" {option}"
+    return " \\\n   ".join([program, *lines])
 
 
 # ---- what the student reads -----------------------------------------------------------------------------------------
