@@ -1,12 +1,13 @@
 """Bugs that students hunt: each has others, nobody can find out which without the secret, and answers are graded."""
 import json
+import sys
 from collections import Counter
 from itertools import islice
 
 import pytest
 
 from grading.answers import CURRENT, answers_of
-from grading.draws import secret_draws
+from grading.draws import SEED_FILE, secret_draws
 from grading.grade import marks
 from grading.gradescope import names_of_student
 from grading.hunts import FILE, KINDS, LEVELS, PRACTICE, Culprit, hunted_by, read
@@ -15,10 +16,10 @@ from tests.labs.notebooks import notebook
 from tests.labs.submissions import SEED, solution
 from tests.planted import buggy_codes, changed_codes, source_of
 from tests.small_pools import SmallPools
-from tools.hunts import faults as all_faults
-from tools.hunts.__main__ import about, cases_of, page
+from tools.hunts import __main__ as program, faults as all_faults
+from tools.hunts.__main__ import about, cases_of, main, page
 from tools.hunts.faults import PLACES, faults, in_order, level_of, mutations
-from tools.hunts.trial import Trials
+from tools.hunts.trial import Evidence, Trials
 from tools.mutants.operators import mutants, mutated
 
 LAB = "lab7_debugging"
@@ -182,3 +183,34 @@ def test_the_catalogue_names_levels_and_runs():
     catalogue = json.loads(all_faults.CATALOGUE.read_text())
     accepted = [verdict for verdict in catalogue.values() if verdict]
     assert accepted and all(level in ("", *LEVELS) and run in all_faults.RUNS for level, run in accepted)
+
+
+class EveryFault:
+    """Trials in which every fault shows at its level."""
+
+    def __init__(self, *_):
+        pass
+
+    def of(self, fault):
+        return Evidence(next(level for level in LEVELS if fault in faults(level)), "it printed", "", "it differs")
+
+
+def test_a_course_gets_a_page_for_each_student_and_a_key_for_grading(tmp_path, monkeypatch):
+    def hunts(*students):
+        monkeypatch.setattr(sys, "argv", ["hunts", "--course", str(tmp_path), *students])
+        main()
+
+    monkeypatch.setattr(program, "Trials", EveryFault)
+    (tmp_path / SEED_FILE).write_text("secret\n")
+    (tmp_path / "roster").write_text("alice\n\n b/ob@x.y\n")
+    hunts("--roster", str(tmp_path / "roster"))
+    found, text = read(tmp_path / FILE), (tmp_path / FILE).read_text()
+    assert set(found) == {"alice", "b/ob@x.y"} and found["alice"] != found["b/ob@x.y"]
+    assert {path.name for path in (tmp_path / "hunts").iterdir()} == {"alice.md", "b_ob@x.y.md"}
+    shown = (tmp_path / "hunts" / "alice.md").read_text()
+    assert all(f"The {level} case" in shown and case["name"] not in shown and case["file"] not in shown
+               for level, case in json.loads(text)["alice"].items())
+    hunts("alice")
+    assert (tmp_path / FILE).read_text() == text, "the same again, and the others are kept"
+    with pytest.raises(UserError, match="No student is named"):
+        hunts()
