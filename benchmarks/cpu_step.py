@@ -52,9 +52,9 @@ def main() -> None:
 def case_of(text: str) -> tuple[str, int]:
     """Return the case. Raises UserError if there is no work, or no number of ranks that divides it."""
     name, _, ranks = text.partition(":")
-    if name not in WORKS or not ranks.isdecimal() or int(ranks) < 1 or WORKS[name].a % int(ranks):
+    if name not in WORKS or not ranks.isdecimal() or int(ranks) < 1 or (WORKS[name].g or WORKS[name].a) % int(ranks):
         raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:2' for work in WORKS)}, with a "
-                        "number of ranks that divides the 8 heads.")
+                        "number of ranks that divides a GPT's 8 heads, or a Llama's 4 heads of keys and values.")
     return name, int(ranks)
 
 
@@ -78,11 +78,12 @@ def warm_up(contender: Contender, seconds: float) -> int:
 def contenders(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
     """Start the contenders for a work."""
     environment, sizes = thread_settings({}), WORKS[name].argument
+    peer = "pytorch_llama" if WORKS[name].g else "pytorch_gpt"
     for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 else ([],)):
         yield Contender(who, [launched(ranks, "shardlab_gpt", sizes, "1", *more)], environment, ranks)
     if not options.no_peer:
         for who, more in zip(PEERS, ([],) if options.no_compile else ([], ["--compile"])):
-            yield Contender(who, [[*program("pytorch_gpt"), sizes, *more]] * ranks, environment | torch_world(ranks),
+            yield Contender(who, [[*program(peer), sizes, *more]] * ranks, environment | torch_world(ranks),
                             ranks)
     yield Contender("sgemm", [program("sgemm")] * ranks, environment, ranks)
 

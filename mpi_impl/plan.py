@@ -6,18 +6,19 @@ It tries all plans, drops those that do not fit into memory, and ranks the other
 formulas alone: one process, no ranks. mpi_impl/experiments/scaling_study.py compares the formulas with measurements on
 the papers' clusters, benchmarks/predict.py with measurements on the machine at hand.
 """
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.option_fields import filled, option_field, parse_given
+from mpi_impl.launching.option_fields import declared, filled, option_field, parse_given, same_option
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check, shape_words
-from mpi_impl.planning.launch_line import launch_line
+from mpi_impl.planning.launch_line import SIZES, launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.arguments import experts_config, in_other_words
-from mpi_impl.programs.options import OPTIONS
+from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, ModelOptions
+from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
@@ -27,8 +28,6 @@ from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
 from reference.errors import UserError
 
-SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
-EXPERTS = ("num_experts", "moe_router_topk")
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
 
 
@@ -52,23 +51,28 @@ class ModelSizeOptions:
     hidden_size: int | None = option_field(None, metavar="H")
     num_attention_heads: int | None = option_field(None, metavar="A")
     seq_length: int | None = option_field(None, metavar="S")
-    num_experts: int | None = option_field(None, "in the MLPs' place (default: none)", "E")
-    moe_router_topk: int | None = option_field(None, "experts that compute a token (default: 2)", "K")
+    position_embedding_type: str = same_option(ModelOptions, "position_embedding_type",
+                                               ModelOptions.position_embedding_type)
+    untie_embeddings_and_output_weights: bool = option_field(False)
     vocab_size: int | None = option_field(
         None, f"default: the preset's, or {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT", "V")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(ClusterOptions, ModelSizeOptions):
+class PlanOptions(ClusterOptions, ModelSizeOptions, LlamaOptions, ExpertsOptions):
     """The output."""
 
     best: int = option_field(6, f"how many plans to show, at most {SIMULATED}", "N")
     plot: str | None = option_field(None, "draw their memory and their time", "FILE")
 
 
+MODEL = declared(PlanOptions).keys() - declared(ClusterOptions).keys() - {"preset", "vocab_size", "best", "plot"}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv)
-    job = PlanSearch(model_of(args), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
+    given = parse(argv)
+    args = PlanOptions(**given)
+    job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
     check(job)
     best = job.best[:args.best]
     print(f"{summary(job)}\n\n{table(job, best)}\n")
@@ -78,25 +82,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(args.plot, job, best)
 
 
-def parse(argv: Sequence[str] | None) -> PlanOptions:
-    args = PlanOptions(**parse_given("mpi_impl.plan", "Find the fastest way to shard a model over GPUs.", PlanOptions,
-                                     argv))
+def parse(argv: Sequence[str] | None) -> dict[str, Any]:
+    """Return the given options by name. Raises UserError."""
+    given = parse_given("mpi_impl.plan", "Find the fastest way to shard a model over GPUs.", PlanOptions, argv)
+    args = PlanOptions(**given)
     if not 1 <= args.best <= SIMULATED:
         raise UserError(f"--best is {args.best}, but must be at least 1, and at most {SIMULATED}.")
     check_outputs(args)
-    return args
+    return given
 
 
-def model_of(args: PlanOptions) -> ModelConfig:
+def model_of(given: Mapping[str, Any]) -> ModelConfig:
     """Return the model of the preset, or of the sizes, which come first. Raises UserError if one is missing."""
-    architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
-    preset = PRESETS[architecture].get(args.preset or "", {})
-    given = {name: size for name in (*SIZES, *EXPERTS) if (size := getattr(args, name)) is not None}
-    if missing := [name for name in SIZES if name not in preset | given]:
+    name = given.get("preset", "")
+    architecture = next((one for one, models in PRESETS.items() if name in models), "gpt")
+    preset, kind = PRESETS[architecture].get(name, {}), OPTIONS[architecture]
+    sizes = {size: value for size, value in given.items() if size in MODEL}
+    if missing := [size for size in SIZES if size not in preset | sizes]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
-    options: Any = OPTIONS[architecture](**preset | given)
-    known = VOCABULARIES.get(args.preset or "", VOCABULARY[architecture])
-    words = known if args.vocab_size is None else args.vocab_size
+    if foreign := [size for size in sizes if size not in declared(kind)]:
+        raise UserError(f"{option(foreign[0])} is for a GPT, but --preset {name} is a {NAMES[architecture]}. Leave one "
+                        "of the two out.")
+    options: Any = kind(**preset | sizes)
+    check_partners(given, options)
+    words = given.get("vocab_size", VOCABULARIES.get(name, VOCABULARY[architecture]))
     return filled(ModelConfig, options, vocab_size=words, max_position_embeddings=options.seq_length,
                   architecture=architecture, experts=experts_config(options),
                   heads=ARCHITECTURES[architecture][0], **in_other_words(options))

@@ -1,5 +1,7 @@
 """One rank of PyTorch's side of cpu_step.py and cuda_step.py: the same step, with fused attention and AdamW.
 
+The Llama is in pytorch_llama.py.
+
 Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; with `--compile`, `torch.compile` over the whole model. With `--cuda` on a GPU, products in
 bfloat16 by `torch.autocast`, weights and AdamW in float32.
@@ -91,10 +93,26 @@ class TorchBlock(nn.Module):
 
 
 def row_parallel(x, linear):
-    """Add the bias once, after the sum."""
+    """Add the bias once, after the sum, if there is one."""
     if SIZE == 1:
         return linear(x)
-    return Leave.apply(F.linear(x, linear.weight)) + linear.bias
+    y = Leave.apply(F.linear(x, linear.weight))
+    return y if linear.bias is None else y + linear.bias
+
+
+def embed(tokens, table):
+    """Return the rows of a table [V/t, h] for tokens [b, s] -> [b, s, h]."""
+    ids = tokens - RANK * len(table)
+    elsewhere = (ids < 0) | (ids >= len(table))
+    x = F.embedding(ids.masked_fill(elsewhere, 0), table).masked_fill(elsewhere[..., None], 0)
+    return Leave.apply(x)
+
+
+def loss_of_logits(logits, targets):
+    """Return the mean loss of logits [b, s, V/t]."""
+    if SIZE == 1:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return ParallelCrossEntropy.apply(logits, targets)
 
 
 class TorchGPT(nn.Module):
@@ -106,26 +124,20 @@ class TorchGPT(nn.Module):
         self.norm = nn.LayerNorm(work.h)
 
     def forward(self, tokens, targets):
-        ids = tokens - RANK * len(self.word)
-        elsewhere = (ids < 0) | (ids >= len(self.word))
-        x = F.embedding(ids.masked_fill(elsewhere, 0), self.word).masked_fill(elsewhere[..., None], 0)
-        x = Leave.apply(x) + self.position
+        x = embed(tokens, self.word) + self.position
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(Enter.apply(self.norm(x)), self.word)
-        if SIZE == 1:
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return ParallelCrossEntropy.apply(logits, targets)
+        return loss_of_logits(F.linear(Enter.apply(self.norm(x)), self.word), targets)
 
 
-def main():
+def main(kind=TorchGPT):
     work = Work(*map(int, sys.argv[1].split(",")))
     torch.set_num_threads(1)
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)
     device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
     torch.manual_seed(0)     # replicated parameters are then identical on every rank
-    model = TorchGPT(work).to(device)
+    model = kind(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model
     data = torch.Generator().manual_seed(0)

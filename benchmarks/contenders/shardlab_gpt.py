@@ -1,6 +1,6 @@
-"""One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel GPT, when told to.
+"""One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel GPT or Llama.
 
-Its arguments are the sizes of a work, as 512,6,8,256,8,8192, and the number of identical microbatches of a step.
+Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. The step is in
 float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the process takes a few steps by itself
 and prints the milliseconds of a step by kind of work, as JSON (gpu_times.py).
@@ -26,15 +26,23 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
 
+def model_of(work: Work) -> ModelConfig:
+    """Return the GPT, or the Llama, of these sizes."""
+    llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
+                 ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
+    return ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0,
+                       **llama if work.g else {})
+
+
 def main() -> None:
     work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
-    model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
     sequence, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
     like = device_of("cuda" if cuda else "cpu", ranks).like
     topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=sequence,
                                             keep_gathered_inputs=sequence))
-    trainer = Trainer(ModelState(model, topology, 1, Precision("bfloat16" if cuda else "float32"), like), optimizer)
+    precision = Precision("bfloat16" if cuda else "float32")
+    trainer = Trainer(ModelState(model_of(work), topology, 1, precision, like), optimizer)
     batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
 
     def step():

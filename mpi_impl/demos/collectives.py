@@ -1,7 +1,8 @@
 """Collectives, the operations of all ranks: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
 
 It shows broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in
-your head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
+your head; then reduce, gather and scatter, for which one rank works alone; then the ring of sends and receives that
+explains why the others cost less (Patarasuk and Yuan 2009).
 """
 from collections.abc import Sequence
 
@@ -48,6 +49,10 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         piece = ranks.reduce_scatter(x, 0, "pieces of the sum")
         joined = ranks.all_gather(piece, 0, "pieces of the sum")
         total = ranks.all_reduce(x.copy(), "the sum")
+    with ranks.ledger.phase("to one rank"):
+        at_root = reduce_by_hand(ranks, x)
+        gathered = gather_by_hand(ranks, piece)
+        scattered = scatter_by_hand(ranks, x)
     with ranks.ledger.phase("by hand"):
         sent, kept = ring_reduce_scatter(ranks, x)
 
@@ -62,6 +67,10 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say_aligned(ranks, mine, "->", numbers(joined, wide))
     say(ranks, "\nAll-reduce. Every rank gets the sum. It is the last two, one after the other:")
     say_aligned(ranks, before, "->", of_sum)
+    say(ranks, "\nReduce, gather and scatter, by hand. The sum is on rank 0 only, and so are the joined pieces of the "
+               "sum; and it is\nrank 0's array that is scattered. What the others get or give passes through rank 0:")
+    say_aligned(ranks, *(f"{what}: {'nothing' if x is None else numbers(x, wide, SHOWN // 2)}" for what, x in
+                         (("reduce", at_root), ("gather", gathered), ("scatter", scattered))))
     say(ranks, f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
                "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")
     few = max(1, 2 * SHOWN // n)
@@ -75,8 +84,47 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.equal("reduce-scatter", piece, pieces[ranks.rank])
     check.equal("all-gather", joined, textbook.all_gather(pieces, 0)[ranks.rank])
     check.equal("all-reduce", total, textbook.all_reduce(xs)[ranks.rank])
+    for name, found, expected in (("reduce", at_root, textbook.reduce(xs)[ranks.rank]),
+                                  ("gather", gathered, textbook.gather(pieces, 0)[ranks.rank])):
+        if ranks.rank == 0:
+            check.equal(name, found, expected)
+    check.equal("scatter", scattered, textbook.scatter(xs, 0)[ranks.rank])
     check.equal("the ring", kept, pieces[ranks.rank])
     check.conclude(ranks)
+
+
+def reduce_by_hand(ranks: Group, x):
+    """Return the sum of all ranks' x on rank 0, None on the others."""
+    found = sent_to_root(ranks, x, "for the sum")
+    return None if found is None else sum(found)
+
+
+def gather_by_hand(ranks: Group, piece):
+    """Return all ranks' pieces, joined, on rank 0, None on the others."""
+    found = sent_to_root(ranks, piece, "a piece for rank 0")
+    return None if found is None else np.concatenate(found)
+
+
+def sent_to_root(ranks: Group, x, reason: str):
+    """Return all ranks' arrays in a list on rank 0, None on the others. Rank 0 receives n - 1 times as much as any."""
+    if ranks.rank:
+        ranks.post_send(x, 0, ranks.rank, reason).wait()
+        return None
+    arrived = [np.empty_like(x) for _ in range(1, ranks.size)]
+    for pending in [ranks.post_receive(out, i, i, reason) for i, out in enumerate(arrived, 1)]:
+        pending.wait()
+    return [x, *arrived]
+
+
+def scatter_by_hand(ranks: Group, x):
+    """Return this rank's piece [N/n] of rank 0's x [N]."""
+    pieces = np.split(x.copy(), ranks.size)
+    if ranks.rank:
+        ranks.post_receive(pieces[0], 0, ranks.rank, "a piece of rank 0's").wait()
+    else:
+        for pending in [ranks.post_send(pieces[i], i, i, "a piece of rank 0's") for i in range(1, ranks.size)]:
+            pending.wait()
+    return pieces[0]
 
 
 def ring_reduce_scatter(ranks: Group, x):

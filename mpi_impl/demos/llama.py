@@ -28,7 +28,7 @@ NUM_HEADS = ShardedSize(
 
 INTRODUCTION = """\
 In the attention of a Llama several heads of queries, a group, share one head of keys and values, so that the cache
-of generation is small. Distribute the heads of queries over {ranks}. Where there are fewer groups than ranks,
+of generation is small. The heads of queries are distributed over {ranks}. Where there are fewer groups than ranks,
 neighbours hold copies of the same head of keys and values. Each rank's gradient of its copy comes from its own queries
 only. So these gradients, and no others, are summed over the ranks with copies; without that the copies drift apart.
 

@@ -24,11 +24,11 @@ Context parallelism shards the positions themselves: each of {ranks} (processes,
 s/c of them, through the whole model. Norms, MLPs and the loss treat every position by itself, so they need no other
 rank. Only attention does: a query needs the keys and values of all positions before it.
 
-So these travel. The ranks stand in a ring. Each attends to its own keys, while it sends them to the next rank and gets
-those of the rank before; then to these, while it passes them on. After c - 1 steps it has seen all, and never had
-more than its own and those that were coming. But softmax needs a sum over all keys. Online softmax does with three
+So keys and values travel. The ranks form a ring. Each attends to its own keys, while it sends them to the next rank and
+receives those of the rank before; then to these, while it passes them on. After c - 1 steps it has seen all, and never
+had more than its own and those that were arriving. But softmax needs a sum over all keys. Online softmax keeps three
 things for each query: the largest score m so far, the sum l of exp(score - m), and the sum o of exp(score - m) v.
-Where a later block has a larger m, l and o are scaled down. At the end o / l is attention.
+When a later block has a larger m, l and o are scaled down. At the end o / l is attention's result.
 """
 
 

@@ -31,6 +31,30 @@ def draw_curves(path: str, losses: dict, chance: float) -> None:
     save(figure, path)
 
 
+def draw_stale_weights(path: str, losses: dict, times: dict, chance: float) -> None:
+    """Draw a panel for each rate, of losses [m] by StaleRun (stale_weights.py) against times [m] by way."""
+    from mpi_impl.experiments.stale_weights import WAYS
+    rates = sorted({run.lr for run in losses})
+    figure = Figure(figsize=(5.2 * len(rates), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)
+    for axes, lr in zip(panels[0], rates):
+        for way, color in zip(WAYS, ("#7f7f7f", "#1f77b4", "#2ca02c", "#d62728")):
+            curves = np.array([smooth(x) for run, x in losses.items() if (run.way, run.lr) == (way, lr)])
+            at = smooth(times[way].astype(float))
+            curves = np.minimum(curves, 2 * chance)
+            axes.fill_between(at, curves.min(0), curves.max(0), color=color, alpha=0.18, linewidth=0)
+            axes.plot(at, np.median(curves, 0), color=color, linewidth=2, label=WAYS[way])
+        axes.axhline(chance, color="0.5", linestyle=":", linewidth=1)
+        axes.set_title(f"rate {lr:g}")
+        axes.set_xlabel("time, in microbatches on one rank")
+        axes.set_xlim(0, 2 * min(at[-1] for at in times.values()))
+        axes.set_ylim(0, 1.15 * chance)
+    panels[0][0].set_ylabel("loss, nats")
+    panels[0][0].legend(loc="upper right", frameon=False, fontsize=8)
+    figure.suptitle("Pipelines with and without a flush, the same microbatches")
+    save(figure, path)
+
+
 def smooth(losses: np.ndarray) -> np.ndarray:
     """Return the means over windows of SMOOTHED iterations; one mean if there are fewer."""
     n = max(1, len(losses) // SMOOTHED)

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
+from mpi_impl.experiments.divided_runs import do_all
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
@@ -81,15 +82,12 @@ def parse_options(argv: Sequence[str] | None) -> LayerNormOrderOptions:
 
 def train_all(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
     """Return the losses of all runs, [iterations] each; every rank trains some of them."""
-    topology, found = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig()), {}
-    for i, one in enumerate(runs):
-        if i % ranks.size == ranks.rank:
-            found[one] = train(one, topology, iterations, lr)
-            print(f"{i + 1:>3} of {len(runs)}: {one.layers:>3} layers, {one.order:<10}, seed {one.seed}: final loss "
-                  f"{final(found[one]):.3f}", flush=True)
+    topology = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig())
+    losses = do_all(ranks, runs, lambda one: train(one, topology, iterations, lr),
+                    lambda one, found: f"{one.layers:>3} layers, {one.order:<10}, seed {one.seed}: final loss "
+                                       f"{final(found):.3f}")
     disconnect(topology)
-    everyone = {key: losses for share in ranks.allgather_objects(found) for key, losses in share.items()}
-    return {one: everyone[one] for one in runs}
+    return losses
 
 
 def train(one: Run, topology: Topology, iterations: int, lr: float) -> np.ndarray:

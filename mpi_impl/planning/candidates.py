@@ -9,7 +9,8 @@ from math import gcd, isqrt, prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from reference.config import LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
+from reference.config import (LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              require_positive)
 from reference.costs.hardware import Hardware
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
@@ -107,12 +108,26 @@ simulated_time = cache(step_time)
 
 
 def shapes(model: ModelConfig, B: int) -> list[Shape]:
-    """Return all (t, p, d, c), on any number of devices, where t divides the heads, every stage has a layer, d divides
-    B, and 2c divides s, and leaves each rank enough positions.
+    """Return all (t, p, d, c), on any number of devices, where t shards every tensor evenly, each stage has a layer, d
+    divides B, and 2c divides s, and leaves each rank enough positions.
     """
     s, p = model.max_position_embeddings, min(model.num_layers, LARGEST["pipeline_model_parallel_size"])
     contexts = [1, *(c for c in divisors(s // 2) if c > 1 and s % (2 * c) == 0 and s >= c * LEAST_POSITIONS)]
-    return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B), contexts))
+    return list(product(tensor_sizes(model), range(1, p + 1), divisors(B), contexts))
+
+
+def tensor_sizes(model: ModelConfig) -> list[int]:
+    """Return all t that divide the heads, the columns of the MLP and of experts, and fit the groups."""
+    return divisors(model.num_attention_heads)
+
+
+def fits_model(model: ModelConfig, t: int) -> bool:
+    """Report whether t ranks get shards of one size of every tensor."""
+    try:
+        check_model_fits(model, ParallelConfig(t))
+    except UserError:
+        return False
+    return True
 
 
 def is_long(model: ModelConfig) -> bool:
@@ -168,8 +183,8 @@ def check(job: PlanSearch) -> None:
     if job.n not in possible:
         near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
         raise UserError(
-            f"--num-gpus is {job.n}, which is {shape_words(job.model)} in no way: t must divide "
-            f"--num-attention-heads, {job.model.num_attention_heads}, p can be at most --num-layers, "
+            f"--num-gpus is {job.n}, which is {shape_words(job.model)} in no way: t must be one of "
+            f"{', '.join(map(str, tensor_sizes(job.model)))}, p can be at most --num-layers, "
             f"{job.model.num_layers}, and d must divide --global-batch-size, {job.B}"
             f"{', and 2c --seq-length' * is_long(job.model)}. The nearest numbers "
             f"that are: {', '.join(map(str, near))}.")

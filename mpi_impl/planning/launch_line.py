@@ -1,10 +1,16 @@
 """The command that trains by a plan, to be copied."""
 import shlex
+from typing import Any
 
+from mpi_impl.launching.option_fields import declared
+from mpi_impl.programs.options import OPTIONS
 from mpi_impl.programs.presets import PRESETS
-from reference.config import option
+from reference.config import ModelConfig, option
 from reference.costs.hardware import Hardware
 from reference.costs.plans import HALF, Plan
+
+SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")      # that every model needs
+NOT_PLANNED = ("vocab_size", "make_vocab_size_divisible_by")                    # the corpus's tokenizer decides
 
 
 def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
@@ -21,17 +27,23 @@ def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
 
 
 def model_options(plan: Plan, preset: str | None) -> list[str]:
-    """Return the model's options; for a preset, only the sizes that differ from it."""
-    c = plan.model
-    sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
-             "seq_length": c.max_position_embeddings}
-    if c.experts:
-        sizes |= {"num_experts": c.experts.num_experts, "moe_router_topk": c.experts.moe_router_topk}
+    """Return the model's options: the sizes, and what differs from the program's defaults, or from the preset."""
+    kind = OPTIONS[plan.model.architecture]
+    known = {name: one.default for name, one in declared(kind).items()} | (
+        PRESETS[plan.model.architecture][preset] if preset else dict.fromkeys(SIZES))
+    found = {name: value for name, value in as_options(plan.model).items()
+             if name in known and value != known[name] and value is not None and value is not False}
     if not preset:
-        return arguments(sizes)
-    known = PRESETS[c.architecture][preset]
-    sizes["max_position_embeddings"] = c.max_position_embeddings
-    return ["--preset", preset, *arguments({name: size for name, size in sizes.items() if size != known.get(name)})]
+        del found["max_position_embeddings"]        # the default is the sequence length
+    return (["--preset", preset] if preset else []) + arguments(found)
+
+
+def as_options(c: ModelConfig) -> dict[str, Any]:
+    """Return a model's fields under the options' names."""
+    found = {name: value for name, value in vars(c).items() if name not in NOT_PLANNED}
+    return found | (vars(c.experts) if c.experts else {}) | {
+        "seq_length": c.max_position_embeddings, "group_query_attention": c.num_query_groups is not None,
+        "disable_bias_linear": not c.add_bias_linear}
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:
@@ -58,5 +70,6 @@ def plan_options(plan: Plan, preset: str | None) -> list[str]:
     return found
 
 
-def arguments(options: dict[str, int]) -> list[str]:
-    return [argument for name, value in options.items() for argument in (option(name), str(value))]
+def arguments(options: dict[str, Any]) -> list[str]:
+    return [argument for name, value in options.items()
+            for argument in ((option(name),) if value is True else (option(name), str(value)))]

@@ -7,7 +7,8 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
-from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, PretrainingOptions
+from mpi_impl.programs.options import NAMES, OPTIONS, LlamaOptions, PretrainingOptions
+from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, number_of_microbatches, option, require_positive)
@@ -58,12 +59,8 @@ class PretrainingSettings:
 
 
 def experts_config(args) -> ExpertsConfig | None:
-    """Return the experts. Raise UserError for their options without any, and for a capacity that is to be verified."""
-    if getattr(args, "num_experts", None) is None:
-        for name, one in declared(ExpertsOptions).items():
-            if getattr(args, name, one.default) != one.default:
-                raise UserError(f"{option(name)} is given, but the model has no experts. Give --num-experts, too, or "
-                                "leave it out.")
+    """Return the experts, if there are any. Raise UserError for a capacity that is to be verified."""
+    if args.num_experts is None:
         return None
     if args.moe_expert_capacity_factor is not None and args.verify:
         raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
@@ -73,13 +70,9 @@ def experts_config(args) -> ExpertsConfig | None:
 
 
 def in_other_words(args) -> dict[str, Any]:
-    """Return the fields of a ModelConfig that have another form than the options. Raise UserError for groups of none.
-    """
+    """Return the fields of a ModelConfig that have another form than the options."""
     if not isinstance(args, LlamaOptions):
         return {}
-    if args.num_query_groups is not None and not args.group_query_attention:
-        raise UserError(f"--num-query-groups is {args.num_query_groups}, but without --group-query-attention every "
-                        "head of queries has its own keys and values. Add it, or leave the number out.")
     groups = 1 if args.num_query_groups is None else args.num_query_groups
     return {"num_query_groups": groups if args.group_query_attention else None,
             "add_bias_linear": not args.disable_bias_linear}
@@ -102,6 +95,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
     if args.load_hf is not None:
         found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
         args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
+    check_partners(given, args)
     parallel = parallel_config(args, world_size, args.num_layers)
     args = with_defaults(args, parallel.data_parallel_size)
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)

@@ -7,8 +7,9 @@ trained (table 2; there the largest has 24 heads). BERTs have heads of 64 (table
 BERT what Devlin et al. 2018 have: dropout 0.1, 512 positions.
 
 Llamas are those of Meta 2024 (2407.21783, table 3: Llama 3), Zhang et al. 2024 (2401.02385: TinyLlama), Allal et al.
-2025 (2502.02737: SmolLM2) and Yang et al. 2025 (2505.09388: Qwen 3). Sizes are those of the published checkpoints. Of
-Qwen's training no batches or rates are published: its are a Llama's of that size.
+2025 (2502.02737: SmolLM2) and Yang et al. 2025 (2505.09388: Qwen 3); Mixtral is that of Jiang et al. 2024 (2401.04088).
+Sizes are those of the published checkpoints. Of Qwen's and Mixtral's training no batches or rates are published: theirs
+are a Llama's of that size.
 
 A preset says nothing of where it runs. The tensor parallelism of the paper for 1.2B, 2.5B, 4.2B and 8.3B is 1, 2, 4, 8.
 """
@@ -47,7 +48,7 @@ def sizes(layers: int, hidden: int, heads: int) -> dict[str, Any]:
 
 # Tokens that a model knows, where the program for its tokenizer is not here.
 VOCABULARIES = {"smollm2-135m": 49_152, "tinyllama-1.1b": 32_000, "llama3-8b": 128_256, "llama3-70b": 128_256,
-                "llama3-405b": 128_256, "qwen3-0.6b": 151_936}
+                "llama3-405b": 128_256, "qwen3-0.6b": 151_936, "mixtral-8x7b": 32_000}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and name
     "gpt": {"gpt2-355m": GPT2 | sizes(24, 1024, 16), "gpt2-1.2b": GPT2 | sizes(40, 1536, 16),
             "gpt2-2.5b": GPT2 | sizes(54, 1920, 20), "gpt2-4.2b": GPT2 | sizes(64, 2304, 24),
@@ -64,7 +65,10 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and na
             "qwen3-0.6b": LLAMA | sizes(28, 1024, 16) | llama(3072, 8, 1024, 3e-4, 3e-5) | {
                 "kv_channels": 128, "qk_layernorm": True, "rotary_base": 1_000_000.0, "layernorm_epsilon": 1e-6,
                 "untie_embeddings_and_output_weights": False, "seq_length": 4096, "max_position_embeddings": 4096,
-                "train_iters": 1_000_000}},
+                "train_iters": 1_000_000},
+            "mixtral-8x7b": LLAMA | sizes(32, 4096, 32) | llama(14_336, 8, 512, 3e-4, 3e-6) | {
+                "num_experts": 8, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.02, "rotary_base": 1_000_000.0,
+                "seq_length": 32_768, "max_position_embeddings": 32_768, "train_iters": 1_000_000}},
     "bert": {"bert-336m": BERT | sizes(24, 1024, 16), "bert-1.3b": BERT | sizes(24, 2048, 32),
              "bert-3.9b": BERT | sizes(48, 2560, 40) | {"train_iters": 1_500_000, "lr_decay_iters": 2_000_000}},
 }

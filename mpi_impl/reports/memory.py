@@ -172,7 +172,8 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
         "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
     if any(one.expected.activations is None for one in everyone):
-        unknown.append("(How many tokens come to a rank's experts depends on the data: no formula for activations.)")
+        unknown.append("(How many tokens come to a rank's experts depends on the data: no formula for activations, "
+                       "but see docs/experts.md for its bounds.)")
     return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
 

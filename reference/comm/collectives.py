@@ -29,3 +29,21 @@ def broadcast(xs, root=0):
 def all_to_all(xs):
     """Return on rank i what each rank has for it, in rank order: xs[j][i] comes from rank j. Any sizes will do."""
     return [list(parts) for parts in zip(*xs)]
+
+
+# ---- to one rank, or from it: every byte passes through the root, so nothing in this project uses them ---------------
+
+
+def reduce(xs, root=0):
+    """Return the sum over all ranks on rank `root`, None on the others."""
+    return [all_reduce(xs)[0] if rank == root else None for rank in range(len(xs))]
+
+
+def gather(xs, axis, root=0):
+    """Return all shards, joined along `axis` in rank order, on rank `root`, None on the others."""
+    return [np.concatenate(xs, axis) if rank == root else None for rank in range(len(xs))]
+
+
+def scatter(xs, axis, root=0):
+    """Return the i-th shard of rank `root`'s array along `axis` on rank i."""
+    return np.split(xs[root], len(xs), axis)

@@ -11,7 +11,7 @@ def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
     """Raise UserError unless every tensor-parallel rank gets whole heads, and as many columns of the MLP as others."""
     t, g = parallel.tensor_model_parallel_size, model.groups
     require_divides("tensor_model_parallel_size", t, "num_attention_heads", model.num_attention_heads,
-                    "A rank holds whole attention heads, and 4h/t columns of the MLP.")
+                    "A rank holds whole attention heads.")
     if g % t and t % g:
         raise UserError(f"--tensor-model-parallel-size is {t} and --num-query-groups is {g}, but one must divide the "
                         "other: a rank holds whole heads of keys and values, or several ranks hold the same one. "

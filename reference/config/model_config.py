@@ -70,8 +70,8 @@ class ModelConfig:
                             "it is the share of each head's dimensions that is rotated.")
         if self.position_embedding_type == "rope" and (self.rotary_size % 2 or self.rotary_size == 0):
             raise UserError(f"--rotary-percent {self.rotary_percent} of a head of {self.head_size} dimensions is "
-                            f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share that gives an "
-                            "even number above 0.")
+                            f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share, or a size of "
+                            "heads (--kv-channels), that gives an even number above 0.")
         for name in ("rotary_base", "rope_scaling_factor"):
             if not 1 <= getattr(self, name) < float("inf"):
                 raise UserError(f"{option(name)} is {getattr(self, name)}, but must be a number that is at least 1.")

@@ -101,14 +101,13 @@ class ActivationInventory(RankElements):
                                     "with context parallelism they are other arrays than the output layer's input"))
         n = self.sequences * self.c.num_attention_heads * self.s**2 // (
             self.parallel.tensor_model_parallel_size * ranks)
+        dropped = bool(self.c.attention_dropout)
         if self.precision.half:
-            return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
+            return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, (5 if dropped else 2) * n,
                                         "the backward's kernel recomputes them")]
-        after = ("recomputed from the two above" if self.c.attention_dropout else
-                 "nothing is dropped: they are the probabilities")
         return found + [self.array("attention's probabilities", n, 2 * n),
                         self.mask("their dropout mask", n, self.c.attention_dropout),
-                        self.array("the same after dropout", 0, 2 * n, after)]
+                        self.array("the same after dropout", 0, 2 * n * dropped, "recomputed from the two above")]
 
     def head_norms(self) -> list[SavedTensor]:
         """List the tensors of the norms of Q and K, if the model has them."""
@@ -240,9 +239,9 @@ class ActivationInventory(RankElements):
                            "" if elements * size == paper else why or f"{size} bytes an element, not 2")
 
     def mask(self, what: str, elements: int, rate: float) -> SavedTensor:
-        """Make an item of a byte for each element that dropout may drop, here and in the papers."""
-        ours = elements if rate else 0
-        return SavedTensor(what, ours, ours, elements, "" if rate else "nothing is dropped")
+        """Make an item of a byte for each element that dropout may drop, here and in the papers; none without it."""
+        found = elements if rate else 0
+        return SavedTensor(what, found, found, found, "")
 
     # ---- all together ----
 

@@ -26,7 +26,8 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
                         24   Q, K and V 6, input of attention's output layer 2, of GELU 8, of the MLP's second layer 8
                   5 a s/h    softmax 2, dropout's mask 1 and output 2
 
-    That is a GPT; in the same units a Llama has instead of the 24, for each of its columns: 2 for those of Q, K and V
+    That is a GPT with dropout; without it there are no masks (2 of the 10), and of the core the softmax alone (2 of the
+    5). In the same units a Llama has instead of the 24, for each of its columns: 2 for those of Q, K and V
     (and again for those of Q and K, if they are normalized), attention's output layer, the gate, what it multiplies,
     and the MLP's second layer.
 
@@ -42,8 +43,9 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
     sbh, outside = s * b * c.hidden_size, t if sequence_parallel else 1
     if recompute == "full":
         return LayerActivations(2 * sbh / outside, 0, 0)
-    core, columns = 5 * c.num_attention_heads * s**2 * b / t, inside_columns(c, t, experts)
-    return LayerActivations(10 * sbh / outside, 2 * s * b * columns, core if recompute == "none" else 0)
+    masks, of_a_score = 2 * bool(c.hidden_dropout), 5 if c.attention_dropout else 2
+    core, columns = of_a_score * c.num_attention_heads * s**2 * b / t, inside_columns(c, t, experts)
+    return LayerActivations((8 + masks) * sbh / outside, 2 * s * b * columns, core if recompute == "none" else 0)
 
 
 def inside_columns(c: ModelConfig, t: int, experts: bool = False) -> float:
@@ -62,10 +64,11 @@ def inside_columns(c: ModelConfig, t: int, experts: bool = False) -> float:
 def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -> float:
     """Return bytes on a rank of the first stage, with sequence parallelism (Korthikanti et al. 2022, section 4.3).
 
-    They are the dropout mask after the embedding, for p microbatches in flight; and if the first stage is also the
-    last, the head's.
+    They are the mask of dropout after the embedding, if there is any, for p microbatches in flight; and if the first
+    stage is also the last, the head's.
     """
-    return p * s * b * c.hidden_size / t + (head_activations(c, b, s, t) if p == 1 else 0)
+    masks = p * s * b * c.hidden_size / t if c.hidden_dropout else 0
+    return masks + (head_activations(c, b, s, t) if p == 1 else 0)
 
 
 def head_activations(c: ModelConfig, b: int, s: int, t: int) -> float:

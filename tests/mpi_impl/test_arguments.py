@@ -35,6 +35,7 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
 LLAMA = """--normalization RMSNorm --swiglu --ffn-hidden-size 24 --group-query-attention --num-query-groups 2
     --kv-channels 6 --disable-bias-linear --add-qkv-bias --qk-layernorm --rotary-base 5e5 --use-rope-scaling
     --rope-scaling-factor 32 --position-embedding-type rope --num-attention-heads 4 --hidden-size 16""".split()
+ROPE = "--position-embedding-type rope"
 
 
 def test_every_option_of_a_llama_arrives():
@@ -50,7 +51,12 @@ def test_every_option_of_a_llama_arrives():
 
 
 @pytest.mark.parametrize("options, ranks, sentence", [
-    ("--num-query-groups 2", 1, "--num-query-groups is 2, but without --group-query-attention"),
+    ("--num-query-groups 2", 1, "--num-query-groups is given, but without --group-query-attention every head of"),
+    ("--add-qkv-bias", 1, "--add-qkv-bias is given, but without --disable-bias-linear all linear layers of a block"),
+    ("--use-rope-scaling", 1, "but without --position-embedding-type rope positions have a table"),
+    ("--rotary-base 5e5", 1, "--rotary-base is given, but without --position-embedding-type rope"),
+    ("--rotary-percent 0.5", 1, "--rotary-percent is given, but without --position-embedding-type rope"),
+    (f"{ROPE} --rope-scaling-factor 4", 1, "--rope-scaling-factor is given, but without --use-rope-scaling"),
     ("--group-query-attention --num-query-groups 3", 1,
      "--num-query-groups is 3, but must divide --num-attention-heads, which is 8."),
     ("--swiglu", 1, "--swiglu and --disable-bias-linear go together"),
@@ -64,8 +70,8 @@ def test_every_option_of_a_llama_arrives():
     ("--kv-channels 0", 1, "--kv-channels is 0, but must be at least 1."),
     ("--ffn-hidden-size 0", 1, "--ffn-hidden-size is 0, but must be at least 1."),
     ("--kv-channels 5 --position-embedding-type rope", 1, "rope turns pairs of dimensions"),
-    ("--rotary-base 0", 1, "--rotary-base is 0.0, but must be a number that is at least 1."),
-    ("--use-rope-scaling --rope-scaling-factor 0.5", 1, "--rope-scaling-factor is 0.5, but must be"),
+    (f"{ROPE} --rotary-base 0", 1, "--rotary-base is 0.0, but must be a number that is at least 1."),
+    (f"{ROPE} --use-rope-scaling --rope-scaling-factor 0.5", 1, "--rope-scaling-factor is 0.5, but must be"),
 ])
 def test_a_llama_that_cannot_be(options, ranks, sentence):
     with pytest.raises(UserError) as error:
@@ -207,7 +213,9 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
                                                        "--num-experts, which is 6. Every rank has the same number"),
     ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
     ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
-    ("--moe-aux-loss-coeff 0.1", "--moe-aux-loss-coeff is given, but the model has no experts"),
+    *((f"--moe-{name}", f"--moe-{name.split()[0]} is given, but without --num-experts the model has no experts. Add")
+      for name in ("aux-loss-coeff 0", "z-loss-coeff 0.1", "router-topk 2", "layer-freq 1", "router-pre-softmax",
+                   "ffn-hidden-size 8", "shared-expert-intermediate-size 8", "expert-capacity-factor 1")),
     ("--num-experts 4 --save-hf /tmp", "--save-hf writes a gpt2, where --num-experts is not given, but it is 4."),
     ("--num-experts 4 --moe-expert-capacity-factor 1 --verify", "--verify would compare two different runs"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),

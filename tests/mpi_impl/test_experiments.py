@@ -2,8 +2,10 @@
 import numpy as np
 import pytest
 
-from mpi_impl.experiments import layer_norm_order
+from mpi_impl.experiments import layer_norm_order, stale_weights
 from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, batches, final, table
+from reference.schedules.generators import make
+from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
 
 SMALL = ["--layers", "1", "2", "--seeds", "2", "--train-iters", "6"]
@@ -48,3 +50,30 @@ def test_the_table_has_the_median_and_the_spread():
     ("--plot curves.xyz", "--plot is 'curves.xyz', but must be a file that ends in .png, .pdf, .svg.")])
 def test_what_is_refused(ranks, options, said):
     assert said in ranks.run(2, refusal, layer_norm_order.show, options.split())[0]
+
+
+def test_stale_weights_are_compared_over_the_same_microbatches(ranks, tmp_path, capfd):
+    """With one stage nothing is late: three ways are one, and take as long; a flush after several has fewer updates."""
+    plot = tmp_path / "stale.png"
+    options = f"--stages 1 --microbatches 8 --flush-after 4 --seeds 1 --lr 0.05 0.1 --plot {plot}"
+    ranks.run(2, stale_weights.show, options.split())
+    printed = capfd.readouterr().out
+    rows = [line.split()[-4:] for line in printed.splitlines() if line.startswith(("a flush", "no flush"))]
+    assert rows[0] == rows[2] == rows[3] and rows[0][:2] == ["8", "8"] and rows[1][:2] == ["8", "2"]
+    assert rows[1][2:] != rows[0][2:] and plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
+    """As the simulator's 1F1B has it, with a step after another."""
+    args = stale_weights.StaleWeightsOptions(stages=3, microbatches=12, flush_after=4)
+    for way in stale_weights.WAYS:
+        m = stale_weights.step_of(way, args)
+        span = simulate(make("1f1b", 3, m), Times()).makespan / 3       # F = I = W = 1
+        assert stale_weights.times(way, args)[-1] == 12 // m * span
+
+
+@pytest.mark.parametrize("options, said", [
+    ("--stages 0", "--stages is 0, but must be at least 1."), ("--lr 0.1 0", "--lr is 0.1 0, but each must be"),
+    ("--lr inf", "inf is not a finite number"), ("--plot /nowhere/at/all.png", "cannot be written")])
+def test_what_stale_weights_refuses(ranks, options, said):
+    assert said in ranks.run(2, refusal, stale_weights.show, options.split())[0]

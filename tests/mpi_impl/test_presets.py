@@ -12,7 +12,8 @@ from reference.errors import UserError
 
 WORDS = {"gpt": 50_257, "bert": 30_522}
 LLAMAS = {"smollm2-135m": 134_515_008, "tinyllama-1.1b": 1_100_048_384, "llama3-8b": 8_030_261_248,
-          "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "qwen3-0.6b": 596_049_920}
+          "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "qwen3-0.6b": 596_049_920,
+          "mixtral-8x7b": 46_702_792_704}
 UNITS = {"m": 1e6, "b": 1e9}
 NAMES = [(architecture, name) for architecture, presets in PRESETS.items() for name in presets if name not in LLAMAS]
 
@@ -37,11 +38,13 @@ def test_a_llama_has_the_parameters_of_the_published_weights(name, published):
 
 @pytest.mark.parametrize("name", LLAMAS)
 def test_a_llamas_flops_are_megatrons(name):
-    """With its own terms for groups, the gate, and the size of a head."""
+    """With its own terms for groups, the gate, the size of a head, and the experts of a token."""
     settings = parse(["--preset", name], 1)
     c, B, s = settings.model(VOCABULARIES[name]), settings.args.global_batch_size, settings.args.seq_length
     ratio = c.head_size * c.num_attention_heads / c.hidden_size
-    layer = (1 + c.groups / c.num_attention_heads + s / c.hidden_size) * ratio + 1.5 * c.ffn_size / c.hidden_size
+    k, routed = (c.experts.moe_router_topk, c.experts.num_experts) if c.experts else (1, 0)
+    layer = (1 + c.groups / c.num_attention_heads + s / c.hidden_size) * ratio + (
+        1.5 * k * c.ffn_size + routed / 2) / c.hidden_size
     assert iteration_flops(c, B, s) == pytest.approx(12 * B * s * c.num_layers * c.hidden_size**2 * (
         layer + c.vocab_size / (2 * c.num_layers * c.hidden_size)), rel=1e-12)
 

@@ -1,5 +1,6 @@
 """The planner tries every context-parallel and expert-parallel size that the model allows, and says what they cost."""
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 
@@ -7,10 +8,11 @@ import pytest
 
 from mpi_impl.plan import main, model_of as model_of_options, parse, table
 from mpi_impl.planning import candidates
-from mpi_impl.planning.candidates import PlanSearch, check, describe
+from mpi_impl.planning.candidates import PlanSearch, check, describe, tensor_sizes, ways
 from mpi_impl.planning.reasons import reasons
-from reference.config import ExpertsConfig
+from reference.config import ExpertsConfig, ParallelConfig, check_model_fits
 from reference.costs.hardware import Link
+from reference.errors import UserError
 from tests.plan_cases import REAL, model_of
 from tests.planning.test_launch_line import is_the_plan, understood
 
@@ -84,6 +86,45 @@ def test_the_table_has_columns_for_c_and_e():
     head, *rows = (row.split() for row in table(job(8, EXPERTS), best).split("\n"))
     assert any(one.shape[3] > 1 for one in best) and head[:5] == ["t", "p", "d", "c", "e"]
     assert [tuple(map(int, row[:4])) for row in rows] == [one.shape for one in best]
+
+
+LLAMA = """--num-layers 4 --hidden-size 256 --num-attention-heads 12 --group-query-attention --num-query-groups 4
+    --kv-channels 24 --seq-length 128 --swiglu --disable-bias-linear --normalization RMSNorm --ffn-hidden-size 480
+    --qk-layernorm --position-embedding-type rope --rotary-base 50000 --untie-embeddings-and-output-weights
+    --num-gpus 2 --global-batch-size 4 --num-experts 4 --moe-ffn-hidden-size 60 --moe-layer-freq 2
+    --moe-aux-loss-coeff 0.01""".split()
+
+
+def test_the_line_of_a_model_with_all_options_is_its_plan():
+    model = model_of_options(parse(LLAMA))
+    assert (model.groups, model.head_size, model.experts.moe_layer_freq, model.tied) == (4, 24, 2, False)
+    plan = PlanSearch(model, 2, 4, REAL).plans[-1]
+    is_the_plan(understood(plan, None), plan)
+
+
+def test_t_shards_all_of_a_model_evenly():
+    """12 heads in 4 groups, 480 columns of the MLP and 60 of an expert: 3 and 6 do not fit the groups, and 12 and 4 do.
+    """
+    assert tensor_sizes(model_of_options(parse(LLAMA))) == [1, 2, 4]
+    assert tensor_sizes(model_of_options(parse([*LLAMA, "--hidden-size", "240"]))) == [1, 2, 4, 12]
+    assert tensor_sizes(model_of_options(parse([*LLAMA, "--moe-ffn-hidden-size", "6"]))) == [1, 2]
+
+
+@pytest.mark.parametrize("t, c, both", [(1, 2, True), (1, 8, True), (2, 4, True), (2, 8, False), (4, 4, False),
+                                        (8, 2, False), (16, 2, False), (1, 1, False)])
+def test_heads_are_exchanged_where_c_divides_those_of_keys_on_a_rank(t, c, both):
+    """Of 16 heads of queries in 8 groups. The planner and the program agree."""
+    model = replace(model_of(2, s=64), num_attention_heads=16, hidden_size=64, num_query_groups=8)
+    assert ways(model, t, c) == (["p2p", "a2a"] if both else ["p2p"])
+    with nullcontext() if both or c == 1 else pytest.raises(UserError, match="--cp-comm-type a2a deals out the heads"):
+        check_model_fits(model, ParallelConfig(t, context_parallel_size=c, cp_comm_type="a2a"))
+
+
+def test_an_option_of_the_llamas_is_not_one_of_a_bert():
+    with pytest.raises(UserError, match="--swiglu is for a GPT, but --preset bert-336m is a BERT."):
+        model_of_options(parse("--preset bert-336m --swiglu --num-gpus 8 --global-batch-size 8".split()))
+    with pytest.raises(UserError, match="--moe-layer-freq is given, but without --num-experts"):
+        model_of_options(parse("--preset gpt2-355m --moe-layer-freq 2 --num-gpus 8 --global-batch-size 8".split()))
 
 
 def test_experts_are_options(capsys):

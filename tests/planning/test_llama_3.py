@@ -40,15 +40,19 @@ def test_the_share_of_the_peak(run, off):
     assert found / 1e12 / run.teraflops - 1 == pytest.approx(off, abs=0.01)
 
 
-@pytest.mark.parametrize("run, without, full", list(zip(LLAMA_3, (92.6, 92.2, 86.9), (24.9, 24.6, 19.2))), ids=IDS)
-def test_memory(run, without, full):
-    """The published sizes fit with full recompute. Without recompute, as they ran, our formula has 7 to 13 GB more than
-    a GPU: it counts masks of dropout that a Llama lacks, and the paper gave the end stages a layer less, for this.
+@pytest.mark.parametrize("run, even, published, sharded", list(zip(
+    LLAMA_3, (84.8, 84.5, 82.3), (74.6, 74.3, 72.2), (68.6, 68.2, 66.1))), ids=IDS)
+def test_memory_without_recompute(run, even, published, sharded):
+    """With eight layers on the first rank, as ours deals out 126, a step has 6 to 9 GB more than fit. The paper gave
+    the end stages a layer less, for this: then it fits, and with gradients sharded, as by its FSDP, there is room to
+    interleave stages. (Fused attention keeps no scores: `selective`.)
     """
-    for recompute, expected in (("selective", without), ("full", full)):
-        held = sum(plan_of(run, recompute, None).memory)
-        assert held / 1e9 == pytest.approx(expected, abs=0.05)
-    assert held < H100.memory - H100.reserved
+    ends = replace(run.model, num_layers=7 * run.p)
+    plan, room = plan_of(run, "selective", None), H100.memory - H100.reserved
+    found = [plan, replace(plan, model=ends), replace(plan_of(run, "selective", None, zero=2), model=ends)]
+    assert [sum(one.memory) / 1e9 for one in found] == pytest.approx([even, published, sharded], abs=0.05)
+    assert [sum(one.memory) < room for one in found] == [False, True, True]
+    assert sum(plan_of(run, "full", None).memory) < room
 
 
 @pytest.mark.parametrize("run", LLAMA_3, ids=IDS)

@@ -8,6 +8,7 @@ from matplotlib.patches import Polygon, Rectangle
 from mpi_impl.notebook.pictures.shards import color_of, draw_legend, rank_patches, whole_axes
 
 COPY, WIDE, APART, FAR = 0.05, 0.45, 0.18, 3.2      # inches: of a copy, of a rank's strip, between ranks, between sides
+TOP, BOTTOM = 0.35, 0.35                            # of the title, and of the legend
 
 
 def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
@@ -16,8 +17,7 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
     """
     e, experts = counts.shape
     each = experts // e
-    received = [counts[:, rank * each:(rank + 1) * each].sum() for rank in range(e)]
-    height = COPY * max(counts.sum(), sum(received)) + APART * (experts + 1) + 1.1
+    height = TOP + COPY * counts.sum() + APART * (max(e, experts) + 1) + BOTTOM
     figure = Figure((2 * WIDE + FAR + 3.2, height))
     axes = whole_axes(figure)
     left, right = 1.2, 1.2 + WIDE + FAR
@@ -30,14 +30,14 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
             band(axes, left, starts[rank], right, ends[expert], n, color_of(rank))
             starts[rank], ends[expert] = starts[rank] + n, ends[expert] + n
     if title:
-        axes.text(left, height - 0.35, title, fontsize=11, va="center")
+        axes.text(left, TOP / 2, title, fontsize=11, va="center")
     draw_legend(figure, rank_patches(range(e)), "lower right")
     return figure
 
 
 def strips(axes, sizes: Sequence[int], x: float, names: Sequence[str], beside: float) -> list[float]:
     """Write the names of strips of these sizes, one below the other; return where each begins."""
-    found, y = [], APART
+    found, y = [], TOP + APART
     for size, name in zip(sizes, names):
         found.append(y)
         axes.text(x + beside, y + COPY * size / 2, f"{name}: {size}", fontsize=8, va="center",

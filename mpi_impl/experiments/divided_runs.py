@@ -1,0 +1,19 @@
+"""Many independent runs, divided among ranks: each rank does one at a time. Their number changes no result."""
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from mpi_impl.comm.group import Group
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def do_all(ranks: Group, runs: Sequence[Key], do: Callable[[Key], Any], tell: Callable[[Key, Any], str]
+           ) -> dict[Key, Any]:
+    """Return `do(run)` of all runs on every rank. As each ends, its rank prints what `tell` says of it."""
+    found = {}
+    for i, one in enumerate(runs):
+        if i % ranks.size == ranks.rank:
+            found[one] = do(one)
+            print(f"{i + 1:>3} of {len(runs)}: {tell(one, found[one])}", flush=True)
+    everyone = {key: result for share in ranks.allgather_objects(found) for key, result in share.items()}
+    return {one: everyone[one] for one in runs}

@@ -1,0 +1,112 @@
+"""Pipelines without a flush: how late their gradients are, and of which model they are the gradients."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.models.model import model_tensors
+from reference.models.stage import join_stages
+from reference.parallel.pipeline import split_into_stages
+from reference.parallel.stages import layers_of_stage
+from reference.parallel.stale_weights import late_updates, train_without_flush, versions_kept
+from reference.params import leaves, tree_map
+from reference.schedules.generators import make
+from reference.training.trainer import loss_and_gradients
+from tests.cases import Case
+from tests.strategies import cases, close, trees_close
+
+RATE = 0.1
+UNTIED = ModelConfig(4, 8, 2, 11, 5, hidden_dropout=0, attention_dropout=0, untie_embeddings_and_output_weights=True)
+FOUR_STAGES = Case(1, UNTIED, 2, 5, seed=7), 4, 6
+
+
+@st.composite
+def pipelines(draw, fewest=1):
+    """Draw an untied model, the number of its stages and some microbatches."""
+    p = draw(st.integers(fewest, 4))
+    return draw(cases(num_layers=p + draw(st.integers(0, 1)), untie_embeddings_and_output_weights=True)), p, \
+        draw(st.integers(p, 7))
+
+
+def trained(drawn, stash, rate=RATE):
+    """Train without a flush; return the microbatches, the whole parameters at the start, and what training returns."""
+    case, p, m = drawn
+    batches = [case.batch(f"microbatch {i}", case.b) for i in range(m)]
+    start = case.params(model_tensors(case.model))
+    layers = [layers_of_stage(stage, p, case.model.num_layers) for stage in range(p)]
+    stages = split_into_stages(start, layers, case.model)
+    return batches, start, train_without_flush(batches, stages, make("1f1b", p, m), case.model, rate, stash)
+
+
+@given(pipelines())
+def test_a_stage_lacks_the_updates_of_the_stages_behind_it(drawn):
+    """A forward on stage i of p lacks p - 1 - i updates, or all there have been; so each needs p - i versions."""
+    _, p, m = drawn
+    _, _, (_, late, _) = trained(drawn, stash=True)
+    for stage in range(p):
+        for i in range(m):
+            assert late_updates(late, stage, i) == min(i, p - 1 - stage)
+            assert late[stage, i].backward.updates == late[stage, i].forward.updates
+    schedule = make("1f1b", p, 2 * p)
+    assert versions_kept(schedule) == [p - stage for stage in range(p)]
+
+
+@given(pipelines())
+def test_stashed_weights_give_the_gradient_of_a_model_of_many_ages(drawn):
+    """Loss and gradients of each microbatch are those of one process, with each stage's weights as its forward met."""
+    case, p, m = drawn
+    batches, _, (losses, late, _) = trained(drawn, stash=True)
+    for i, batch in enumerate(batches):
+        ways = [late[stage, i] for stage in range(p)]
+        loss, grads = loss_and_gradients(batch, join_stages([way.forward.params for way in ways]), case.model)
+        close(np.stack([losses[i]]), np.stack([loss]))
+        trees_close(join_stages([way.grads for way in ways]), grads, 1e-10)
+
+
+@given(pipelines(fewest=2))
+def test_the_newest_weights_give_the_gradient_of_no_model(drawn):
+    """The last stage has nothing late, so its gradient is right; before it, the error begins with the first late
+    microbatch, and is of the order of the rate.
+    """
+    case, p, m = drawn
+    batches, _, (_, late, _) = trained(drawn, stash=False)
+    for i, batch in enumerate(batches):
+        ways = [late[stage, i] for stage in range(p)]
+        _, grads = loss_and_gradients(batch, join_stages([way.forward.params for way in ways]), case.model)
+        expected = dict(leaves(grads))
+        moved = [way.backward.updates > way.forward.updates for way in ways]
+        assert moved == [i > 0 and stage < p - 1 for stage in range(p)]
+        for name, grad in leaves(ways[-1].grads):
+            close(grad, expected[name], 1e-10)
+
+
+def test_the_error_of_the_newest_weights_is_proportional_to_the_rate():
+    """At a hundredth of the rate it is a hundredth; at none the gradients are equal."""
+    errors = []
+    for rate in (0, 1e-5, 1e-3):
+        (_, _, (_, new, _)), (_, _, (_, kept, _)) = (trained(FOUR_STAGES, stash, rate) for stash in (False, True))
+        right = dict(leaves(kept[0, 1].grads))
+        errors.append(max(np.abs(grad - right[name]).max() for name, grad in leaves(new[0, 1].grads)))
+    assert errors[0] == 0 and errors[2] > 1e-6
+    assert errors[2] / errors[1] == pytest.approx(100, rel=0.2)
+
+
+@given(pipelines(), st.booleans())
+def test_one_stage_is_gradient_descent(drawn, stash):
+    """With nobody to wait for, both ways train as one process does."""
+    case, _, m = drawn
+    batches, params, (losses, _, (last,)) = trained((case, 1, m), stash)
+    for batch, found in zip(batches, losses):
+        loss, grads = loss_and_gradients(batch, params, case.model)
+        close(np.stack([found]), np.stack([loss]))
+        params = tree_map(lambda weight, grad: weight - RATE * grad, params, grads)
+    trees_close(last, params, 1e-10)
+
+
+def test_a_tied_word_table_is_refused():
+    tied = replace(UNTIED, untie_embeddings_and_output_weights=False)
+    with pytest.raises(UserError, match="two copies of a tied word table"):
+        trained((Case(1, tied, 2, 5, seed=7), 4, 6), stash=True)

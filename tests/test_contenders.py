@@ -1,0 +1,75 @@
+"""PyTorch's models in benchmarks/ are those that they are timed against: the same loss from the same weights."""
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reference.models.gpt import gpt_forward, gpt_tensors
+from reference.params import initialize
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def contenders(monkeypatch):
+    """Return the module `works`, and a function that imports a contender as if it were the only rank."""
+    for folder in (BENCHMARKS, BENCHMARKS / "contenders"):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("BENCHMARK_PROCESS", "0")
+    before = set(sys.modules)
+    torch.set_default_dtype(torch.float64)
+    yield import_module
+    torch.set_default_dtype(torch.float32)
+    for name in {"works", "pytorch_gpt", "pytorch_llama", "shardlab_gpt", "gpu_times", "turns"} & (
+            set(sys.modules) - before):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name, kind, g", [("pytorch_gpt", "TorchGPT", 0), ("pytorch_llama", "TorchLlama", 2)])
+def test_the_same_loss_from_the_same_weights(contenders, name, kind, g):
+    work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, g=g)
+    config = contenders("shardlab_gpt").model_of(work)
+    weights = initialize(gpt_tensors(config), seed=1, dtype=np.float64)
+    tokens, targets = np.random.default_rng(1).integers(work.V, size=(2, work.b, work.s))
+    model = getattr(contenders(name), kind)(work)
+    parameters = dict(model.named_parameters())
+    found = as_torch(weights, work)
+    assert parameters.keys() == found.keys() and sum(one.numel() for one in parameters.values()) == sum(
+        one.size for one in found.values())
+    with torch.no_grad():
+        for key, parameter in parameters.items():
+            parameter.copy_(torch.as_tensor(found[key]))
+        loss = float(model(torch.as_tensor(tokens), torch.as_tensor(targets)))
+    assert loss == pytest.approx(float(gpt_forward(tokens, weights, config, targets)[0].mean()), rel=1e-12)
+
+
+def as_torch(weights, work) -> dict[str, np.ndarray]:
+    """Return the whole weights under the names, and in the layouts, of PyTorch's model."""
+    found = {"word": weights.embedding.word} | norm("norm", weights.final_layernorm)
+    found |= {"head": weights.output} if work.g else {"position": weights.embedding.position}
+    for i, block in weights.blocks.items():
+        attention, mlp, at = block.attention, block.mlp, f"blocks.{i}."
+        found |= norm(f"{at}norm_1", block.input_layernorm) | norm(f"{at}norm_2", block.post_attention_layernorm)
+        found[f"{at}out.weight"] = attention.w_out.T
+        if work.g:
+            qkv = np.concatenate([attention.w_q, *np.moveaxis(attention.w_kv, 1, 0)], 1)     # heads of Q, of K, of V
+            found |= {f"{at}qkv.weight": matrix(qkv), f"{at}gate_up.weight": matrix(mlp.w_in),
+                      f"{at}down.weight": mlp.w_out.T}
+        else:
+            found |= {f"{at}qkv.weight": matrix(attention.w_qkv), f"{at}qkv.bias": attention.b_qkv.reshape(-1),
+                      f"{at}out.bias": attention.b_out, f"{at}w_in.weight": mlp.w_in.T, f"{at}w_in.bias": mlp.b_in,
+                      f"{at}w_out.weight": mlp.w_out.T, f"{at}w_out.bias": mlp.b_out}
+    return found
+
+
+def matrix(w) -> np.ndarray:
+    """Return w [h, ...] as PyTorch's [columns, h]."""
+    return w.reshape(len(w), -1).T
+
+
+def norm(name: str, p) -> dict[str, np.ndarray]:
+    return {f"{name}.{field}": value for field, value in vars(p).items()}
