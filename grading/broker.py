@@ -14,7 +14,7 @@ from grading.lab_group import COLLECTIVES, LARGEST_MESSAGE, OPERATIONS, TO_ONE, 
 WAITS_FOR = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
 
 
-class Reply(NamedTuple):
+class OperationEnd(NamedTuple):
     """The end of an operation for one rank: its result, or an exception that the rank raises."""
 
     rank: int
@@ -58,12 +58,12 @@ class Broker:
         """Return the number of elements that each rank has sent to others."""
         return [elements // self.size for elements in self._elements]
 
-    def begin(self, rank: int, operation: Any, x: Any, first: Any, second: Any) -> list[Reply]:
+    def begin(self, rank: int, operation: Any, x: Any, first: Any, second: Any) -> list[OperationEnd]:
         """Begin an operation of a rank. Return what ends with it: operations of this rank and of others."""
         try:
             self.waiting[rank] = self._check(rank, operation, x, first, second)
         except Refused as refused:
-            return [Reply(rank, None, *refused.args)]
+            return [OperationEnd(rank, None, *refused.args)]
         return self._collective() if operation in COLLECTIVES else self._pass_on(rank)
 
     def _check(self, rank: int, operation: Any, x: Any, first: Any, second: Any) -> Waiting:
@@ -85,7 +85,7 @@ class Broker:
                 raise Refused("ValueError", f"rank {rank} would {operation} with itself, and wait for ever.")
         return Waiting(operation, x, *others)
 
-    def _pass_on(self, rank: int) -> list[Reply]:
+    def _pass_on(self, rank: int) -> list[OperationEnd]:
         """Pass on what this rank sends, and what it receives, if the other rank is ready."""
         mine = self.waiting[rank]
         to, source = mine.to, mine.source
@@ -93,7 +93,7 @@ class Broker:
             self._transfer(rank, to)
         if source is not None:
             self._transfer(source, rank)
-        return [Reply(one, self.waiting.pop(one).received) for one in set(self.waiting) & {rank, to, source}
+        return [OperationEnd(one, self.waiting.pop(one).received) for one in set(self.waiting) & {rank, to, source}
                 if self.waiting[one].operation in TO_ONE and self.waiting[one].other is None]
 
     def _transfer(self, sender: int, receiver: int) -> None:
@@ -104,7 +104,7 @@ class Broker:
             if sender != receiver:
                 self._count(sender, self.size * count_elements(out.x))
 
-    def _collective(self) -> list[Reply]:
+    def _collective(self) -> list[OperationEnd]:
         """Compute the collective when all ranks have come to it."""
         if len(self.waiting) < self.size or any(one.operation in TO_ONE for one in self.waiting.values()):
             return []
@@ -112,10 +112,10 @@ class Broker:
         try:
             results, elements = combine(everyone)
         except Refused as refused:
-            return [Reply(rank, None, *refused.args) for rank in range(self.size)]
+            return [OperationEnd(rank, None, *refused.args) for rank in range(self.size)]
         for rank in range(self.size):
             self._count(rank, elements * (self.size - 1))
-        return [Reply(rank, result) for rank, result in enumerate(results)]
+        return [OperationEnd(rank, result) for rank, result in enumerate(results)]
 
     def _count(self, rank: int, elements: int) -> None:
         self.messages[rank] += self.size > 1

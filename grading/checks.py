@@ -15,7 +15,8 @@ from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
 
 SANDBOX = Sandbox()
 LIMIT = 5.0             # seconds for a run of a check that does not set its own
-GIVEN: dict[str, str] = {}      # the course's own answers to earlier tasks, which replace those that are checked
+GIVEN: dict[str, str] = {}      # the course's own answers to earlier tasks, which replace those that are checked ...
+LATER: set[str] = set()         # ... and the later tasks, whose answers are left out
 
 
 class CheckFailed(AssertionError):
@@ -40,7 +41,8 @@ def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS
     if not CURRENT:
         raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
     try:
-        return SANDBOX.run(CURRENT, function, args, n, allow, limit or LIMIT, GIVEN)
+        answers = {name: source for name, source in CURRENT.items() if name not in LATER}
+        return SANDBOX.run(answers, function, args, n, allow, limit or LIMIT, GIVEN)
     except AnswerFailed as failed:
         raise CheckFailed(f"{failed}{format_hint(hint if failed.hangs else '')}") from None
 

@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grading.broker import Broker, Reply
+from grading.broker import Broker, OperationEnd
 from grading.fork_server import ForkServer
 from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 from mpi_impl.launching.pool import Answer
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed
-STACK_WAIT = 0.3        # seconds that a rank has to write where it is
+STACK_WAIT = 2.0        # seconds that a rank has to begin to write where it is ...
+PAUSE = 0.05            # ... and that it may pause before the next line
 PIECE = 1 << 18         # bytes to read at a time
 FRAME = re.compile(r'File "answer ([^"]*)", line (\d+) in (.*)')
 
@@ -190,7 +191,7 @@ class Conversation:
         else:
             raise Lost
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: OperationEnd) -> None:
         """Send a rank the end of its operation. An error ends the run, even if the answer catches it."""
         rank = self.ranks[reply.rank]
         if reply.error:
@@ -203,12 +204,12 @@ def find_stuck(server: ForkServer, ranks: Sequence[Correspondent], sources: Mapp
     stuck = [number for number, rank in enumerate(ranks) if not (rank.answer or rank.lost)]
     for number in stuck:
         server.ask_for_stack(number)
-    deadline = time.monotonic() + STACK_WAIT
     for number in stuck:
-        written = ""
-        while time.monotonic() < deadline and not written.endswith("\n"):
-            select.select([ranks[number].pipe], [], [], max(0.0, deadline - time.monotonic()))
-            written += ranks[number].read_pipe()
+        written, pipe = "", ranks[number].pipe
+        while len(written) < PRINTED and select.select([pipe], [], [], PAUSE if written else STACK_WAIT)[0]:
+            if not (piece := ranks[number].read_pipe()):
+                break
+            written += piece
         ranks[number].finish("stuck", answer_lines(written, sources))
 
 

@@ -7,10 +7,11 @@ random numbers from a secret seed (`grading/draws.py`).
 import contextlib
 import io
 import traceback
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from grading import checks
-from grading.answers import CURRENT, answers_of, source_of
+from grading.answers import CURRENT, answers_of
 from grading.draws import Draws, new_seed, secret_draws
 
 
@@ -51,15 +52,16 @@ def no_marks(source, said: str) -> list[Mark]:
 def marks(source, draws: Draws) -> list[Mark]:
     """Run the locked cells of a notebook from top to bottom. Return the marks of those with points, the checks."""
     names: dict = {"__name__": "checks"}
-    found, tasks = [], Tasks()
+    found, tasks = [], Tasks(answers_of(source))
     for cell in source.cells:
         about = cell.metadata.get("nbgrader", {})
         if cell.cell_type != "code" or not about:
             continue
         if about.get("solution"):
-            tasks.add(about["grade_id"], source_of(cell.source))
+            tasks.add(about["grade_id"])
         elif about.get("grade"):
-            found.append(mark_of(cell.source, about, names, draws, tasks.before_check()))
+            tasks.check(cell.metadata.get("shardlab", {}).get("also"))
+            found.append(mark_of(cell.source, about, names, draws, tasks))
         else:
             draws.begin(about["grade_id"])
             exec(compile(code_of(cell.source), about["grade_id"], "exec"), names)
@@ -67,43 +69,54 @@ def marks(source, draws: Draws) -> list[Mark]:
 
 
 class Tasks:
-    """The tasks in a notebook down to a check: its own, which are those behind the check before it, and earlier ones.
+    """The tasks in a notebook, seen from a check: its own, which are those since the check before it, earlier and later
+    ones.
     """
 
-    def __init__(self) -> None:
-        self.earlier: dict[str, str] = {}       # the course's own answers, by name
-        self.own: dict[str, str] = {}
+    def __init__(self, answers: dict[str, str]):
+        """Begin at the top of the notebook with these answers, the course's own."""
+        self.answers = answers
+        self.earlier: list[str] = []
+        self.own: list[str] = []
         self.checked = False
+        self.also: str | None = None
 
-    def add(self, name: str, answer: str) -> None:
-        """Come to a task. `answer` is the course's own."""
+    def add(self, name: str) -> None:
+        """Come to a task."""
         if self.checked:
-            self.earlier |= self.own
-            self.own, self.checked = {}, False
-        self.own[name] = answer
+            self.earlier += self.own
+            self.own, self.checked = [], False
+        self.own.append(name)
 
-    def before_check(self) -> dict[str, str]:
-        """Come to a check. Return the course's own answers to the earlier tasks."""
-        self.checked = True
-        return dict(self.earlier)
+    def check(self, also: str | None) -> None:
+        """Come to a check, of the own tasks and perhaps of an earlier one: what a forward keeps for its backward."""
+        self.checked, self.also = True, also
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the answers to the own tasks be checked with the course's own to earlier ones, and without later ones."""
+        checks.GIVEN.update({name: self.answers[name] for name in self.earlier if name != self.also})
+        checks.LATER.update(set(self.answers) - {*self.earlier, *self.own})
+        try:
+            yield
+        finally:
+            checks.GIVEN.clear()
+            checks.LATER.clear()
 
 
-def mark_of(source: str, about: dict, names: dict, draws: Draws, earlier: dict[str, str]) -> Mark:
+def mark_of(source: str, about: dict, names: dict, draws: Draws, tasks: Tasks) -> Mark:
     """Return the mark of a check.
 
-    An answer that fails is checked once more, with the course's own answers to earlier tasks: a mistake there is no
-    mistake here. The message is always that of the first time, since an answer could print what it finds in the second.
+    An answer that fails is checked once more by itself: a mistake in another task is no mistake here. The message is
+    always that of the first time, since an answer could print what it finds of the course's own in the second.
     """
     name, points = about["grade_id"], float(about["points"])
     draws.begin(name)
     right, said = run_check(code_of(source), name, names)
-    if not right and earlier:
-        draws.begin(f"{name}, with earlier answers")
-        checks.GIVEN.update(earlier)
-        try:
+    if not right and len(tasks.answers) > len(tasks.own):
+        draws.begin(f"{name}, by itself")
+        with tasks.alone():
             right, _ = run_check(code_of(source), name, names)
-        finally:
-            checks.GIVEN.clear()
         if right:
             said = f"passed with right answers to the earlier tasks. With your own it fails:\n{said}"
     return Mark(name, title(source), points if right else 0.0, points, said)

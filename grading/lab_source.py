@@ -4,6 +4,7 @@ A source is a jupytext percent script. The first line of a code cell says what i
 
     # %% answer="ring_all_reduce"            a task; BEGIN SOLUTION to END SOLUTION is removed for students
     # %% check="check_all_reduce" points=10  a check; BEGIN HIDDEN TESTS to END HIDDEN TESTS is removed for students
+       ... also="reduce_scatter"           if it checks this earlier task, too
     # %% locked="tools"                      the instructor's code that checks need, without points
     # %%                                     a cell for students to play with; it is not graded
 """
@@ -28,7 +29,10 @@ def notebook_of(source: Path):
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell.id = f"cell-{i}"
-        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell.cell_type, cell.metadata, i))
+        said = cell.metadata
+        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell.cell_type, said, i))
+        if "also" in said:
+            cell.metadata["shardlab"] = {"also": said["also"]}
     return notebook
 
 

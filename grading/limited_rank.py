@@ -47,7 +47,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
 
-class Line:
+class BrokerLine:
     """The connection to the broker's process."""
 
     def __init__(self, connection: socket.socket):
@@ -103,7 +103,7 @@ def run_call(connection: socket.socket, pipe: int) -> None:
     faulthandler.register(signal.SIGUSR1, 2, all_threads=False)
     limit_memory()
     lock_up()
-    line = Line(connection)
+    line = BrokerLine(connection)
     sys.stdout = sys.stderr = Printed(line.tell)
     try:
         line.tell("returned", call(line, **line.hear()))
@@ -112,7 +112,7 @@ def run_call(connection: socket.socket, pipe: int) -> None:
     os._exit(0)
 
 
-def call(line: Line, answers: list, function: str, args: list, rank: int, size: int, with_group: bool) -> Any:
+def call(line: BrokerLine, answers: list, function: str, args: list, rank: int, size: int, with_group: bool) -> Any:
     """Call a function of the answers with this rank's arguments, and the group if it has one. Return its result."""
     found = find_function(answers, function)
     return found(LabGroup(rank, size, line.ask), *args) if with_group else found(*args)

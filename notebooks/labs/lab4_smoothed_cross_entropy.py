@@ -301,7 +301,7 @@ def loss_backward(group, dloss, cache):
     ### END SOLUTION
 
 
-# %% check="check_backward" points=12
+# %% check="check_backward" points=12 also="loss_forward"
 # The loss, backward: the gradient of a rank's own logits, with nothing sent
 def check_backward(P, V, n, eps=0.1, zeta=0.01, scale=1.0):
     _, caches, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)

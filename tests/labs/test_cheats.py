@@ -4,6 +4,7 @@ import os
 import numpy as np
 import pytest
 
+from grading import checks
 from grading.lab_group import OPERATIONS
 from grading.sandbox import Each, Sandbox
 from tests.labs import cheats
@@ -13,13 +14,15 @@ from tests.labs.submissions import lost_checks, marks_in_a_notebook, marks_of
 LAB1, LAB4 = "lab1_collectives", "lab4_smoothed_cross_entropy"
 
 
-# Two that stand for the rest: one over a hidden channel, and one that a wrong line in an earlier task does not harm.
-FAST = ("shapes of empty arrays", "one wrong line, on which others build")
+FAST = "one wrong line, on which others build"      # it stands for the rest
+ENDLESS = ("loops", "sleeps", "recurses", "from open files")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.deep])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == FAST else [pytest.mark.deep])
                                   for name in SUBMISSIONS])
-def test_a_wrong_or_hostile_submission_gets_what_it_should(name):
+def test_a_wrong_or_hostile_submission_gets_what_it_should(name, monkeypatch):
+    """Some send thousands of messages, so they need time on a busy machine."""
+    monkeypatch.setattr(checks, "LIMIT", 2.0 if name in ENDLESS else 60.0)
     found = SUBMISSIONS[name].marks()
     assert not SUBMISSIONS[name].fault(found)
 

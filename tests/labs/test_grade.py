@@ -1,6 +1,7 @@
 """Answers are found in whatever was handed in, and the instructor's checks alone decide on points."""
 import json
 import re
+from copy import deepcopy
 
 import nbformat
 import pytest
@@ -79,13 +80,26 @@ passed("three")
     ({"one": "def none(): return 0\ndef one(): return 7", "two": "def two(): return one() + 1 + none()"}, [0, 5, 5]),
     ({"two": "def two(): return helper() + 1"}, [5, 0, 5]),             # the solution's own helpers are not given
     ({"three": "def three(): return 4"}, [5, 5, 0]), ({"one": "", "two": "", "three": ""}, [0, 0, 0]),
-    ({"three": "def one(): return 0\ndef three(): return 3"}, [0, 0, 5]),
+    ({"three": "def one(): return 0\ndef three(): return 3"}, [5, 5, 5]),
+    ({"three": "import os\nos._exit(0)"}, [5, 5, 0]),
 ])
 def test_a_task_that_builds_on_earlier_ones_is_checked_with_right_ones_too(answers, points):
     submitted = {"one": "def one(): return 1", "two": "def two(): return one() + 1",
                  "three": "def three(): return two() + 1", **answers}
     found = grade(EARLIER, given_cells(*(code(f"%%answer {name}\n{text}") for name, text in submitted.items())), "seed")
     assert [mark.points for mark in found] == points
+
+
+def test_a_check_can_be_one_of_an_earlier_task_too():
+    source = deepcopy(EARLIER)
+    source.cells[-1].metadata["shardlab"] = {"also": "one"}
+    wrong = {"one": "def one(): return 7", "two": "def two(): return one() - 5",
+             "three": "def three(): return two() + 1"}
+    cells = [code(f"%%answer {name}\n{text}") for name, text in wrong.items()]
+    assert [mark.points for mark in grade(source, given_cells(*cells), "seed")] == [0, 5, 5]
+    cells[2] = code("%%answer three\ndef three(): return one() + 2")
+    assert [mark.points for mark in grade(source, given_cells(*cells), "seed")] == [0, 5, 0]
+    assert [mark.points for mark in grade(EARLIER, given_cells(*cells), "seed")] == [0, 5, 5]
 
 
 def test_what_is_said_of_an_answer_never_comes_from_the_run_with_the_courses_own():
