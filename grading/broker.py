@@ -129,7 +129,7 @@ class Broker:
                 lines.append(f"rank {rank} is in {what.operation}, which needs all ranks.")
             else:
                 lines.append(f"rank {rank} waits {WAITS_FOR[what.operation]} rank {what.other}.")
-        cycle = find_cycle({rank: what.other for rank, what in self.waiting.items() if what.other is not None})
+        cycle = find_cycle({rank: what.other for rank, what in sorted(self.waiting.items()) if what.other is not None})
         if cycle:
             lines.append(f"They wait in a cycle: {' -> '.join(map(str, [*cycle, cycle[0]]))}. One rank must go first.")
         return lines

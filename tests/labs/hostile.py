@@ -110,7 +110,7 @@ SUBMISSIONS = {
                         "not use files"),
     "shared memory": passes_on("from multiprocessing import shared_memory", "may not be imported"),
     "a mapped file": passes_on("return np.memmap('/dev/shm/x', mode='w+', shape=9)", "may not be imported"),
-    "a socket": passes_on("import socket", "may not be imported"),
+    "a socket": passes_on("import socket\nsocket.socket()", "processes or the network"),
     "its priority": passes_on("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
     "its processor's time": passes_on("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)",
                                       "not permitted"),
@@ -157,7 +157,7 @@ SUBMISSIONS = {
     # ---- harm ----
     "forks": passes_on("while True: os.fork()", "processes"),
     "a thread left behind": passes_on("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
-    "something for later": passes_on("import atexit", "may not be imported"),
+    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
     "kills the grader": passes_on("os.kill(os.getppid(), 9)", "processes"),
     "ends": passes_on("os._exit(0)", "exit status 0"),
     "ends politely": passes_on("sys.exit(0)", "SystemExit: 0"),

@@ -89,7 +89,7 @@ def test_a_send_waits_for_its_receiver_however_small_it_is(elements):
 
 def test_a_circle_of_sends_waits_and_is_described():
     broker = Broker(3, OPERATIONS)
-    assert perform(broker, [("send", np.zeros(0), (rank + 1) % 3) for rank in range(3)]) == {}
+    assert perform(broker, [("send", np.zeros(0), (rank + 1) % 3) for rank in range(3)], [2, 0, 1]) == {}
     assert broker.describe_waits() == ["rank 0 waits to send to rank 1.", "rank 1 waits to send to rank 2.",
                                        "rank 2 waits to send to rank 0.",
                                        "They wait in a cycle: 0 -> 1 -> 2 -> 0. One rank must go first."]

@@ -82,7 +82,7 @@ FORBIDDEN = {
     "empties the hook's words": ("import grading.limits", "may not be imported"),
     "replaces json": ("import json\njson.dumps = lambda *_: '7'\nreturn 7", "died"),
     "changes what it sends": ("import struct\nstruct.pack = lambda *_: b'x' * 4\nreturn 7", "died"),
-    "raises when it ends": ("import atexit\natexit.register(print, 'still here')\n1 / 0", "may not be imported"),
+    "raises when it ends": ("import atexit\natexit.register(print, 'still here')\n1 / 0", "division by zero"),
     "ends the process": ("os._exit(0)", "exit status 0"),
     "ends the program": ("sys.exit(3)", "SystemExit: 3"),
     "raises SystemExit": ("raise SystemExit", "SystemExit"),
