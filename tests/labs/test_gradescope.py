@@ -36,7 +36,7 @@ WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
 @pytest.fixture
 def grade_one(monkeypatch, tmp_path):
     """Return a function that grades a submission, handed in as a file or in a folder, and returns results.json."""
-    monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
+    monkeypatch.setattr(checks, "SANDBOX", Sandbox())
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")
 
