@@ -424,6 +424,14 @@ passed("sent is as predicted, element by element")
 
 # %% check="check_held" points=5
 # What was predicted to be held
+def check_held(case, right):
+    expect_equal([predicted(case)["held"]], [right], f"t, p, d, m, b, V, h, f, L = {case}: held",
+                 "which stages have E or U? How many microbatches are in flight on the last stage?", tolerance=0)
+
+
+check_held(CASES[0], [160, 160, 160, 160, 144, 144, 144, 144])
+passed("held is as the inventory says")
+### BEGIN HIDDEN TESTS
 def held_by_inventory(t, p, d, m, b, V, h, f, L):
     """Return the sizes of all arrays of each rank, added up, with the caches of 1F1B played on a list."""
     found = []
@@ -439,12 +447,19 @@ def held_by_inventory(t, p, d, m, b, V, h, f, L):
 
 
 for case in CASES:
-    expect_equal([predicted(case)["held"]], [held_by_inventory(*case)], f"t, p, d, m, b, V, h, f, L = {case}: held",
-                 "which stages have E or U? How many microbatches are in flight on the last stage?", tolerance=0)
-passed("held is as the inventory says")
+    check_held(case, held_by_inventory(*case))
+### END HIDDEN TESTS
 
 # %% check="check_bubble" points=3
 # What was predicted to be wasted
+def check_bubble(case, right):
+    expect_equal([predicted(case)["bubble"]], [right], f"p = {case[1]}, m = {case[3]}: bubble",
+                 "draw the schedule, and count the time in which a stage does nothing.")
+
+
+check_bubble(CASES[0], 1 / 3)
+passed("the bubble is as the schedule says")
+### BEGIN HIDDEN TESTS
 def bubble_played(p, m):
     """Return the idle fraction of GPipe, played: each action begins when its inputs are there and its stage is free."""
     done, free = {}, [0.0] * p
@@ -458,10 +473,8 @@ def bubble_played(p, m):
 
 
 for case in CASES:
-    t, p, d, m = case[:4]
-    expect_equal([predicted(case)["bubble"]], [bubble_played(p, m)], f"p = {p}, m = {m}: bubble",
-                 "draw the schedule, and count the time in which a stage does nothing.")
-passed("the bubble is as the schedule says")
+    check_bubble(case, bubble_played(case[1], case[3]))
+### END HIDDEN TESTS
 
 # %% [markdown]
 # ## 5. Train
@@ -527,8 +540,7 @@ rate, m = found["learning_rate"], found["m"]
 expect(isinstance(rate, int | float) and 0 < rate < 100, f"learning_rate should be a positive number; it is {rate!r}.")
 expect(type(m) is int and 1 <= m <= EACH and EACH % m == 0,
        f"m should be a whole number that divides {EACH}; it is {m!r}.")
-expect(bubble_played(2, m) <= 0.2, f"With m = {m} the bubble is {bubble_played(2, m):.0%}, and a fifth is allowed.",
-       "more microbatches, smaller bubble.")
+expect(m >= 4, f"With m = {m} the bubble is larger than a fifth.", "more microbatches, smaller bubble.")
 outcome, entropy, losses, shards = run_training(STEPS, float(rate), m)
 mine, last = expect_values(outcome.results, ("the losses", "the shard"))
 expect_equal(mine, [losses] * 8, "the losses", "the first that differs belongs to the first wrong step.", 1e-6)

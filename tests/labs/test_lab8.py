@@ -32,7 +32,7 @@ MISTAKES = {
         "predict", "(p - 1) / (m + p - 1)", "(p - 1) / m", {"check_bubble"}, "does nothing"),
     "two sums forgotten": (
         "predict", "m * 2 * (L // p) * ring", "m * (L // p) * ring", {"check_sent"}, "what was counted"),
-    "one microbatch": ("train", '"m": 4', '"m": 1', {"check_train"}, "a fifth is allowed"),
+    "one microbatch": ("train", '"m": 4', '"m": 1', {"check_train"}, "larger than a fifth"),
     "the slowest bucket": ("measured", '"chosen": 16384', '"chosen": 1024', {"check_measured"}, "You chose 1024"),
     "one run repeated": ("measured", "[3.1, 3.3, 3.0]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
 }
