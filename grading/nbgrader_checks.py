@@ -16,6 +16,7 @@ from nbgrader.utils import compute_checksum
 from grading.answers import MAGIC, name_of
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark
+from grading.hunts import FILE, hunted_by
 from grading.submission import Unreadable, find_notebook, grade_file, read
 from grading.writing import STUB, is_writing, quote, texts_of
 
@@ -68,7 +69,8 @@ class RunChecks(NbGraderPreprocessor):
         folder = Path(coursedir.format_path(coursedir.submitted_directory, about["student"], about["assignment"]))
         seed_file = Path(coursedir.root) / SEED_FILE
         seed = read_seed(seed_file) if seed_file.exists() else None
-        graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
+        with hunted_by([about["student"]], Path(coursedir.root) / FILE):
+            graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
         by_check = {mark.check: mark for mark in graded.marks}
         for cell in nb.cells:
             if mark := by_check.get(cell.metadata.get("nbgrader", {}).get("grade_id")):

@@ -31,6 +31,7 @@ from traitlets.config import PyFileConfigLoader
 from grading.archive import pack
 from grading.bundle import make_bundle
 from grading.draws import SEED_FILE, new_seed, read_seed
+from grading.hunts import FILE
 from grading.lab_source import labs, notebook_of
 from grading.model_answers import open_answers, write_pages
 from grading.writing import is_writing
@@ -104,11 +105,11 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         check_submissions(folder, lab, notebook)
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
-    seed = course_seed(folder / SEED_FILE)
+    secrets = {SEED_FILE: f"{course_seed(folder / SEED_FILE)}\n"} | hunts(folder)
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
-        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, seed))
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
         print(f"{lab}: source, release and Gradescope's autograder; {describe_points(notebook)}", flush=True)
     write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
     print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
@@ -243,11 +244,16 @@ def describe_points(notebook) -> str:
 
 # ---- Gradescope ----
 
-def autograder(lab: str, notebook, seed: str) -> bytes:
+def hunts(folder: Path) -> dict[str, str]:
+    """Return the course's file of bugs to hunt, if it has one."""
+    return {FILE: (folder / FILE).read_text()} if (folder / FILE).exists() else {}
+
+
+def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     """Make Gradescope's zip: its two scripts, and all files that they need."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
-             SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),
+             **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
              "requirements.txt": "\n".join(NEEDED) + "\n",
              "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
                                                      re.MULTILINE)) + "\n"}
