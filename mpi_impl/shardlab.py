@@ -191,7 +191,7 @@ def demos(argv: list[str]) -> Target:
 
 def labs(argv: list[str]) -> Target:
     """Return the program that makes a course of the labs, whose sources are no part of an installed package."""
-    if not LABS.is_dir():
+    if not any(LABS.glob("lab*.py")):       # the students' bundle has notebooks there
         raise UserError(f"shardlab labs needs the sources of the labs, but there is no {LABS}: a clone of the project "
                         "has them, and the installed package does not. Run ./run.sh labs in a clone.")
     return Module("grading.release", argv)

@@ -11,8 +11,8 @@ import numpy as np
 from mpi_impl.kernels import fused, half
 from mpi_impl.kernels.cuda.attention import (attention_core, attention_core_again, attention_core_backward,
                                              cached_attention)
-from mpi_impl.kernels.cuda.blocks import block_attention, block_attention_backward
 from mpi_impl.kernels.cuda.gemm import multiply
+from mpi_impl.kernels.cuda.partial_attention import block_attention, block_attention_backward
 from mpi_impl.kernels.fused import number
 from mpi_impl.runtime.meta import is_meta
 from reference import ops
