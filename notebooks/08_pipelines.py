@@ -238,11 +238,6 @@ draw_crossing(4, scattered=True)
 # %% [markdown]
 # Measure it. Four ranks are two stages of $t = 2$, and every message is in the ledger of the rank that sends it. The
 # step has $m = 4$ microbatches, of $b = 2$ texts with $s = 6$ tokens and $h = 8$, in 8 bytes a number.
-#
-# **Predict.** How many bytes does rank 0 send to the next stage, whole?
-
-# %%
-guess = ...                # bytes
 
 # %%
 # %%ranks 4
@@ -261,6 +256,12 @@ for scatter in (False, True):
     gathered = sum(watched.ledger.elements(operation="all_gather", reason=f"gathered {what}")
                    for what in ("activation", "gradient"))
     crossing[scatter] = {"to the other stage": 8 * sent, "gathered inside": 8 * gathered // 2, "loss": loss}
+
+# %% [markdown]
+# **Predict.** How many bytes does rank 0 send to the next stage, whole?
+
+# %%
+guess = ...                # bytes
 
 # %% tags=["hide-output"]
 for scatter, name in ((False, "whole"), (True, "scattered")):
