@@ -17,8 +17,8 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, machine, measured_scaling, pictures, predict, steps = map(
-    import_module, ("calibrate", "machine", "measured_scaling", "pictures", "predict", "steps"))
+calibrate, fusion, machine, measured_scaling, pictures, predict, steps = map(
+    import_module, ("calibrate", "fusion", "machine", "measured_scaling", "pictures", "predict", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -151,3 +151,20 @@ def test_the_pictures_have_what_was_measured():
     for axes in (left, right):
         beyond = [line for line in axes.lines if line.get_marker() == "o" and line.get_xdata()[0] == 4]
         assert [line.get_markerfacecolor() for line in beyond] == ["white"] * 3
+
+
+@pytest.mark.parametrize("name", [*fusion.fused_variants(), *fusion.layout_variants()])
+def test_variants_that_are_timed_against_one_another_compute_the_same(name):
+    """One operation unfused, in tiles and compiled; and one in both layouts, whose first two axes are exchanged."""
+    if name in fusion.fused_variants():
+        first, *others = (np.asarray(function()) for function in fusion.fused_variants()[name].values())
+    else:
+        first, other = (function() for function in fusion.layout_variants()[name].values())
+        others = [other if name.startswith("scores") else other.swapaxes(0, 1)]
+    for other in others:
+        assert np.allclose(other, first, rtol=1e-4, atol=1e-4)
+
+
+def test_a_median_time_counts_every_turn_but_the_first():
+    calls = []
+    assert fusion.milliseconds({"one": lambda: calls.append(1)}, turns=3)["one"] >= 0 and len(calls) == 4

@@ -66,6 +66,7 @@ SHORT = {
     "mpi_impl.demos.ring_attention": "",
     "mpi_impl.demos.train": "--train-iters 2",
     "reference.prove": "--tensor-model-parallel-size 2",
+    "benchmarks.fusion": "",
     "microshard.py": "--steps 1",
     **dict.fromkeys(QUICK[:4], ""),
 }
