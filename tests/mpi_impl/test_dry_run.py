@@ -20,7 +20,7 @@ SHAPES = st.sampled_from([(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 1),
                           (2, 1, 2), (1, 2, 2)])       # t, c, e
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.data(), SHAPES, st.sampled_from(CP_COMM_TYPES), SCHEDULES, recomputes(), st.integers(1, 3), PRECISIONS,
        st.integers(0, 3), st.booleans())
 def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m, precision, zero_stage, offload):
