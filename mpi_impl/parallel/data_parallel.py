@@ -36,11 +36,13 @@ class Gradients:
     whole_after_backward = True     # until the sums begin, a rank has the gradients of all its parameters
 
     def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like,
-                 expert_group: Group | None = None):
+                 expert_group: Group | None = None, instances: Group | None = None):
         """Allocate the buffer, of the kind of `like`. `contributions` says for some units how many a microbatch makes;
         to the others it makes one. `group` has the replicas, `expert_group` those of them that hold the same experts.
+        With hybrid sharding `group` has those of an instance, and `instances` the ranks with the same shard.
         """
         self.layout, self.group, self.expert_group, self.like = layout, group, expert_group, like
+        self.instances = instances
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []
@@ -85,4 +87,12 @@ class Gradients:
         """Wait until all sums are there."""
         assert not any(self.missing.values()), f"contributions are missing: {self.missing}"
         for pending in self.begun:
+            pending.wait()
+        if self.instances:
+            self.sum_over_instances(self.instances)
+
+    def sum_over_instances(self, instances: Group) -> None:
+        """Sum what this rank owns over the ranks that own the same in other instances: once a step in every stage."""
+        owned = [self.layout.owned_piece(bucket, self.group.rank) for bucket in self.layout.buckets]
+        for pending in [instances.post_all_reduce(self.own.load(own), "gradients") for own in owned]:
             pending.wait()

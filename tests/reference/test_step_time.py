@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
-from reference.comm.ring import ring_all_gather
+from reference.comm.ring import ring_all_gather, ring_all_reduce
 from reference.config import RECOMPUTE, ParallelConfig, Recompute
 from reference.costs import layer_time, step_time as module
 from reference.costs.flops import forward_flops, iteration_flops
@@ -173,10 +173,11 @@ def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
 
 @given(plans(), st.floats(0, 1))
 def test_replicas_send_what_zero_sends_less_the_overlap(plan, hidden):
-    """The sum of a tied table's two copies never overlaps."""
+    """The sum of a tied table's two copies never overlaps, nor that of shards over instances."""
     p, c = plan.parallel, plan.model
     hardware = replace(IDEAL, inside=LINK, between=LINK, server=10**6, hidden=hidden)
-    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m)
+    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.instance_size, p.zero_stage, plan.m)
+    sent += ring_all_reduce(plan.psi / p.instance_size, p.num_distributed_optimizer_instances)
     if p.pipeline_model_parallel_size > 1:
         sent += c.vocab_size // p.tensor_model_parallel_size * c.hidden_size
     assert replica_messages(plan, hardware) == pytest.approx(sent * 2 / LINK.bandwidth)
@@ -260,7 +261,7 @@ def test_a_step_is_the_sum_of_its_parts(plan, closed):
     calm = step_time(plan, replace(REAL, jitter=0.0), closed)
     busiest = max(rank_works(plan, REAL), key=sum)
     makespan = max(plan.m * sum(busiest), (closed_form_makespan if closed else played_makespan)(plan, REAL))
-    optimizer = plan.psi / (p.data_parallel_size if p.zero_stage else 1) * REAL.optimizer / REAL.bandwidth
+    optimizer = plan.psi / p.shards * REAL.optimizer / REAL.bandwidth
     assert calm.optimizer == pytest.approx(optimizer)
     assert calm.total == pytest.approx(makespan + replica_messages(plan, REAL) + optimizer)
     assert found.total == pytest.approx(calm.total * (1 + REAL.jitter * slowest_of(p.data_parallel_size)))
