@@ -10,8 +10,8 @@ it holds depends on the stage, and each stage is an object with the same methods
     3       owned part: a unit is gathered        as in 2                                       the owned part
             before its use, and released after it
 
-With hybrid sharding the replicas of an *instance* divide a copy of the states among them, as above, and gather only from
-each other. Each step ends with one sum more: of the owned part, over the ranks of all instances that own the same.
+With hybrid sharding the replicas of an *instance* divide a copy of the states among them, as above, and gather only
+from each other. The reduction ends with another sum: of the owned part, over the ranks that own it in all instances.
 
 The textbook twin is reference/parallel/zero.py.
 """

@@ -164,8 +164,8 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
     """Time the messages of gradients and parameters between c d replicas (`data_parallel_rings`), of experts between
-    those that hold the same, less what overlaps with the backward; with hybrid sharding the sum of shards between
-    instances, which overlaps with nothing; and the sum of a tied table's gradients between the first stage and the last.
+    those that hold the same, less what overlaps with the backward; the sum of shards between instances; and that of a
+    tied table's gradients between the first stage and the last. These two overlap with nothing.
     """
     p, groups, rings = plan.parallel, groups_of(plan), data_parallel_rings(plan.parallel.zero_stage, plan.m)
     once = sum(collective_time(hardware, "all_gather", group, parameters * hardware.element_bytes)

@@ -35,7 +35,7 @@ def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1, ins
     Raises UserError for a stage that is not 0 to 3.
     """
     n = d // instances
-    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, n) + ring_all_reduce(psi / n, instances)
+    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, n) + ring_all_reduce(psi, instances) / n
 
 
 def data_parallel_rings(zero_stage: int, m: int) -> int:

@@ -73,7 +73,8 @@ ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_para
     (2, False, 2, Plan(2)), (1, False, 8, Plan(zero_stage=3)), (4, True, 2, Plan(zero_stage=1)), (1, False, 1, Plan()),
     (2, True, 1, Plan(4)), (2, False, 2, Plan(2, "interleaved", 2, zero_stage=2, cpu_offload=True)),
     (1, False, 2, Plan(c=2, zero_stage=1)), (2, True, 1, Plan(2, c=2, cp_comm_type="all_gather")),
-    (1, False, 4, Plan(zero_stage=1, instances=2)), (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
+    (1, False, 4, Plan(zero_stage=1, instances=2)),
+    (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
 
 
 @pytest.mark.parametrize("i", every_other_deep(range(len(ROUND))))
