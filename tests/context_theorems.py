@@ -6,10 +6,13 @@ import numpy as np
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.dropout import Dropout
-from reference.layers.context_attention import WAYS
+from reference.layer_context import LayerContext
+from reference.layers.context_attention import WAYS, lockstep
+from reference.models.model import model_backward, model_forward, model_tensors
 from reference.ops import CoreInputs, attention_core, attention_core_backward
-from reference.positions import SequencePart, collect, deal, zigzag
-from tests.cases import close, random_numbers
+from reference.positions import SequencePart, collect, deal, take, zigzag
+from tests.cases import Case, close, random_numbers, trees_close
+from tests.textbook_theorems import upstream
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,31 @@ def attention_over_ranks_equals_one_go(case: ContextCase, way: str, tolerance=1e
 def dealt(inputs: CoreInputs, chunks) -> list[CoreInputs]:
     """Return each rank's inputs."""
     return [inputs._replace(q=q, k=k, v=v) for q, k, v in zip(*(deal(x, chunks) for x in inputs[:3]))]
+
+
+def model_over_ranks_equals_whole(case: Case, c: int, way: str):
+    """Check a whole model on c ranks in lockstep: the losses at all positions, and every gradient, with dropout on.
+
+    Each rank has its positions' tokens, targets, rows of the position table or angles of rope, and masks.
+    """
+    model, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
+    p = case.params(tensors)
+    losses, cache = model_forward(None, p, model, batch, LayerContext(case.dropout))
+    dlosses = upstream(case, losses)
+    _, grads = model_backward(dlosses, p, cache, model)
+
+    part = lockstep(c, case.s, way)
+    context = LayerContext(replace(case.dropout, part=part), part=part)
+    found, cache = model_forward(None, p, model, batch.at(part), context)
+    for one, loss in zip(found, losses, strict=True):
+        close(one, at_positions(loss, part))
+    _, over_ranks = model_backward([at_positions(dloss, part) for dloss in dlosses], p, cache, model)
+    trees_close(over_ranks, grads, 1e-10)
+
+
+def at_positions(x, part: SequencePart):
+    """Return the part's positions of x [b, s]; x [b] has none."""
+    return x if x.ndim == 1 else take(x, part.chunks)
 
 
 def targets_are_the_next_tokens(case: ContextCase):

@@ -58,6 +58,7 @@ ALONE = {
         "ContextPart PartCache part_of": "one rank's positions, and its group",
         "arrived with_others": "what a rank has posted",
         "unzip": "of lists over ranks",
+        "Lockstep PartsCache lockstep": "all ranks, in one array",
         "averaged_attention blocks_apart": "the wrong way",
     },
     "layers.cross_entropy": {

@@ -169,6 +169,7 @@ def describe_parallelism(c: ParallelConfig) -> str:
     """Describe a topology in a few words: 't 2, p 2, d 2, zb-h1, ZeRO 2, sequence parallel'."""
     t, p, d = c.tensor_model_parallel_size, c.pipeline_model_parallel_size, c.data_parallel_size
     words = [f"t {t}, p {p}, d {d}"] + [f"c {c.context_parallel_size}"] * (c.context_parallel_size > 1)
+    words += [f"e {c.expert_model_parallel_size}"] * (c.expert_model_parallel_size > 1)
     words += [c.pipeline_schedule] * (p > 1) + [f"ZeRO {c.zero_stage}"] * (c.zero_stage > 0)
     words += [f"{c.num_distributed_optimizer_instances} instances"] * (c.num_distributed_optimizer_instances > 1)
     words += ["offloaded"] * c.cpu_offload + ["sequence parallel"] * c.sequence_parallel

@@ -39,8 +39,9 @@ class ProofSizes:
         padded = m.padded_vocab_size(t)
         vocabulary = f"{m.vocab_size} words" + (f" padded to {padded}" if padded > m.vocab_size else "")
         groups = f" in {count(m.groups, 'group')}" if m.num_query_groups else ""
+        experts = f", {count(m.experts.num_experts, 'expert')}" if m.experts else ""
         return (f"a {name} of {count(m.num_layers, 'layer')}, hidden size {m.hidden_size}, "
-                f"{count(m.num_attention_heads, 'head')}{groups}, {vocabulary}; steps of "
+                f"{count(m.num_attention_heads, 'head')}{groups}{experts}, {vocabulary}; steps of "
                 f"{count(self.global_batch_size, 'sample')} of {count(self.seq_length, 'token')}, in "
                 f"{count(self.microbatches, 'microbatch')} of {self.micro_batch_size} on each replica")
 

@@ -145,17 +145,29 @@ def skipped_steps(a: Recording, b: Recording) -> dict[int, list[Recording]]:
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
+    """Raise UserError for two runs that are not the same on two topologies."""
+    check_no_capacity(a, b)
     for name in COMMON:
         one, other = getattr(a.about, name), getattr(b.about, name)
         if one == other:
             continue
         name = name.replace("_", " ")
-        if is_dataclass(one):
+        while is_dataclass(one) and is_dataclass(other):
             part = next(part for part, value in vars(one).items() if value != getattr(other, part))
-            name, one, other = f"{name}'s {part}", getattr(one, part), getattr(other, part)
+            name, one, other = f"{name}'s {part}".replace("s's", "s'"), getattr(one, part), getattr(other, part)
         raise UserError(f"A and B are not the same run on two topologies: the {name} is {one} in A, but {other} in B. "
                         "Give both the same model, optimizer, data, seed and batch; ranks and how they share the work "
                         "may differ, and so may the format.")
+
+
+def check_no_capacity(a: Recording, b: Recording) -> None:
+    """Raise UserError for experts that drop tokens, on two topologies."""
+    for name, run in (("A", a), ("B", b)):
+        experts = run.about.model.experts
+        if experts and experts.moe_expert_capacity_factor is not None and a.about.parallel != b.about.parallel:
+            raise UserError(f"Run {name} has --moe-expert-capacity-factor: its experts drop tokens by their number in "
+                            "a microbatch on a rank, and on another topology they drop others. A and B would be two "
+                            "different runs. Leave the option out of both.")
 
 
 # ---- one tensor -----------------------------------------------------------------------------------------------------

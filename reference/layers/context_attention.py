@@ -16,6 +16,7 @@ share one of keys, and then less is sent, above all in the first two ways.
 A list has an element for each rank. Dropout draws at the positions of the whole sequence, so the masks are those of one
 rank.
 """
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from reference.comm.collectives import all_gather, all_to_all, reduce_scatter
 from reference.online_softmax import Partial, block_attention, block_attention_backward, finish, merge
 from reference.ops import CoreInputs, attention_core, attention_core_backward
-from reference.positions import collect, deal, visible_blocks
+from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
 
 
 class BlocksCache(NamedTuple):
@@ -188,6 +189,56 @@ def unzip(pairs):
     """Return a list of all results, and a list of all caches."""
     results, caches = zip(*pairs)
     return list(results), list(caches)
+
+
+# ---- a whole model on c ranks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lockstep(SequencePart):
+    """The positions of all ranks, one rank's after the other's in one array: with this as the `part` of its context, a
+    whole model runs on c ranks in lockstep.
+
+    Everything but attention looks at one position at a time, so it makes no difference to it whether a rank's positions
+    are in an array of their own; the gradients of parameters are those of all ranks, summed.
+    """
+
+    dealt: list[list[slice]]     # each rank's chunks
+    way: str                     # a key of WAYS
+
+    def runs(self, held):
+        """Return where all these positions are in the whole sequence. `held` is everything: there is no other array."""
+        return self.chunks
+
+    def attend(self, inputs):
+        """Map CoreInputs to the attended values [b, s, a, d], and return the cache."""
+        forward, _ = WAYS[self.way]
+        parts = [inputs._replace(q=q, k=k, v=v) for q, k, v in zip(*map(self.of_ranks, inputs[:3]))]
+        attended, caches = forward(parts, self.dealt)
+        return np.concatenate(attended, 1), PartsCache(self, caches)
+
+    def of_ranks(self, x):
+        """Return each rank's positions of x."""
+        return np.split(x, len(self.dealt), 1)
+
+
+class PartsCache(NamedTuple):
+    """The caches of all ranks of a Lockstep."""
+
+    part: Lockstep
+    caches: Any
+
+    def backward(self, dattended):
+        """Return dq, dk and dv, in the shapes of q, k and v."""
+        _, backward = WAYS[self.part.way]
+        gradients = backward(self.part.of_ranks(dattended), self.caches, self.part.dealt)
+        return tuple(np.concatenate(parts, 1) for parts in zip(*gradients))
+
+
+def lockstep(c, s, way):
+    """Return the Lockstep of c ranks, to which s positions are dealt in a zigzag."""
+    dealt = zigzag(c, s)
+    return Lockstep(0, [[chunk for own in dealt for chunk in own]], dealt, way)
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------

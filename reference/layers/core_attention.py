@@ -3,15 +3,18 @@
 The layers around it (attention.py, grouped_attention.py) make these from x, for the heads of one rank, and use the
 result. It has no parameters, and heads do not interact.
 """
+from reference.layers.context_attention import PartsCache
 from reference.ops import CoreInputs, attention_core, attention_core_backward, cached_attention
 
 
 def core_attention_forward(inputs, context):
     """Map CoreInputs to the attended values [b, s, a, d], and return the cache. `context` is the layer's LayerContext.
 
-    With selective recompute the cache is the inputs. In generation the layer's KVCache gets the keys and values, and
-    there is no cache for a backward.
+    With context parallelism the queries attend to keys of other ranks. With selective recompute the cache is the
+    inputs. In generation the layer's KVCache gets the keys and values, and there is no cache for a backward.
     """
+    if context.part is not None:
+        return context.part.attend(inputs)
     if context.kv_cache is not None:
         return cached_attention(inputs.q, *context.kv_cache.extend(inputs.k, inputs.v)), None
     attended, core = attention_core(*inputs)
@@ -20,6 +23,8 @@ def core_attention_forward(inputs, context):
 
 def core_attention_backward(dattended, cache):
     """Return dq, dk and dv, in the shapes of q, k and v, for dattended [b, s, a, d]."""
+    if isinstance(cache, PartsCache):
+        return cache.backward(dattended)
     return attention_core_backward(dattended, core_again(cache))
 
 

@@ -51,31 +51,31 @@ def word_tensor(c):
 
 def embedding_forward(tokens, p, context=TRAINING, token_types=None):
     """Map tokens, token_types [b, s] -> x [b, s, h]. `context` is the microbatch's LayerContext."""
-    first, dropout = context.first_position, context.dropout
+    dropout, runs = context.dropout, context.runs(slice(0, tokens.shape[1]))
     x = lookup(tokens, p.word)
     if p.position is not None:
-        x = x + p.position[first:first + tokens.shape[1]]
+        x = x + np.concatenate([p.position[run] for run in runs])
     if p.token_type is not None:
         x = x + lookup(token_types, p.token_type)
     x, mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT))
-    return x, (tokens, token_types, mask)
+    return x, (tokens, token_types, runs, mask)
 
 
 def embedding_backward(dx, p, cache):
     """Return the gradients, as an Embedding, for dx [b, s, h]. Tokens have no gradient."""
-    tokens, token_types, mask = cache
+    tokens, token_types, runs, mask = cache
     dx = ops.dropout_backward(dx, mask)
-    return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)),
-                     position_gradient(dx, p.position, slice(0, dx.shape[1])),
+    return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)), position_gradient(dx, p.position, runs),
                      token_type_gradient(dx, p.token_type, token_types))
 
 
-def position_gradient(dx, position, positions):
-    """Return dposition for dx [b, n, h] at these positions: row n was added to every sample's n-th token."""
+def position_gradient(dx, position, runs):
+    """Return dposition for dx [b, n, h] at these runs of positions, whose rows were added to every sample's tokens."""
     if position is None:
         return None
     dposition = np.zeros_like(position)
-    dposition[positions] = dx.sum(0)
+    for run, rows in zip(runs, np.split(dx.sum(0), len(runs))):
+        dposition[run] = rows
     return dposition
 
 
@@ -105,7 +105,7 @@ def sharded_embedding_backward(dxs, shards, cache, region):
     """Return each rank's gradients for its dx [b, s, h], in the layout outside the region."""
     held, token_types, masks = cache
     dxs = [ops.dropout_backward(dx, mask) for dx, mask in zip(dxs, masks)]
-    outside = [(position_gradient(dx, p.position, positions),
+    outside = [(position_gradient(dx, p.position, [positions]),
                 token_type_gradient(dx, p.token_type, None if token_types is None else token_types[:, positions]))
                for dx, p, positions in zip(dxs, shards, region.positions(dxs))]
     dwords = [lookup_backward(dx * here[..., None], ids, np.zeros_like(p.word))

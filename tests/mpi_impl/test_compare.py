@@ -17,6 +17,10 @@ from tests.launching import command, launch
 from tests.planted import planted_run
 from tests.recorded_runs import MODEL, case, record, written
 
+LLAMA = replace(MODEL, normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=12,
+                num_query_groups=2, qk_layernorm=True)
+EXPERTS = replace(MODEL, experts=zoo.experts.EXPERTS.experts)
+
 # By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
 # so that adding them several times is seen in the second iteration.
 FOUND = {
@@ -148,6 +152,27 @@ FOUND = {
     "every context rank drops the same positions": "1 forward: embedding.output_mask",
     "exchanged heads with the masks of the first": "1 forward: blocks.0.attention.probs_mask",
     "exchanged positions in the order of the ranks": "1 forward: blocks.0.attention.q",
+    "the gate's activation on the wrong half": "1 backward: blocks.3.mlp.gate_up",
+    "copies of a head of keys drift apart": "1 reduction: blocks.3.attention.k_norm.weight",
+    "copies summed over all ranks": "1 reduction: blocks.3.attention.w_kv",
+    "copies counted on every rank in the norm": "1 step: gradient norm",
+    "the gain of a norm of keys is not summed": "1 reduction: blocks.3.attention.k_norm.weight",
+    "heads dealt out to groups in turn": "1 forward: blocks.0.attention.k",
+    "the first head's dropout on every rank": "1 forward: blocks.0.attention.context",
+    "gradients of experts summed over all replicas": "1 reduction: blocks.3.mlp.experts.b_out",
+    "gradients of experts not summed": "1 reduction: blocks.3.mlp.experts.b_out",
+    "gradients of experts too large by e": "1 reduction: blocks.3.mlp.experts.b_out",
+    "the norm of one rank's experts": "1 step: gradient norm",
+    "what all ranks with experts hold counted e times": "1 step: gradient norm",
+    "the router's gradient not summed": "1 reduction: blocks.3.mlp.router",
+    "weights of experts whose gradient is partial": "1 backward: blocks.3.mlp.logits",
+    "weights that were gathered without a backward": "1 backward: blocks.3.mlp.logits",
+    "the experts' gradients summed over positions": "1 reduction: blocks.3.mlp.experts.b_out",
+    "a bias in each partial sum": "2 forward: blocks.0.mlp.experts.partial",
+    "copies returned in the order of experts": "1 forward: blocks.0.mlp.experts.partial",
+    "every rank draws the first experts": "1 parameters: blocks.0.mlp.experts.w_in",
+    "a load-balancing loss for each microbatch": "1 backward: blocks.3.mlp.logits",
+    "a count that an all-reduce has overwritten": "1 backward: blocks.3.mlp.logits",
 }
 
 # The others, and why two recordings do not tell them apart.
@@ -164,6 +189,7 @@ NOT_FOUND = {
     "a send before the receive that the other side waits for": "short messages arrive",
     "microbatches overlap": "a test's microbatches are of one sample",
     "QKV split across, not by heads": "ranks draw their shards, and cut nothing",
+    "gate and up cut side by side": "ranks draw their shards, and cut nothing",
     "caches kept, though they are recomputed": MEMORY,
     "caches there while the next ones are made": MEMORY,
     "the core kept, though it is recomputed": MEMORY,
@@ -184,8 +210,6 @@ NOT_FOUND = {
     "an evaluation that keeps its layers' caches": EVALUATION,
     "an evaluation that keeps caches": EVALUATION,
     "gradients of keys that are overwritten on the way": "a test's four positions are too few for a ring of three",
-    **{entry.name: "the model that is recorded here is a GPT" for subject in (zoo.llama, zoo.experts)
-       for entry in subject.ENTRIES if entry.theorem.ranks},
 }
 
 TURNED = from_csv("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F3,1B3,1F2,1B2")   # of four microbatches
@@ -243,7 +267,8 @@ def topology_of(name: str) -> tuple:
     _, n, (of, *others) = zoo.BY_NAME[name].theorem
     recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
     plan = next((one for one in others if isinstance(one, Plan)), Plan(recompute=recompute, bucket_size=300))
-    model = replace(MODEL, position_embedding_type=of.model.position_embedding_type)
+    family = LLAMA if of.model.swiglu else EXPERTS if of.model.experts else MODEL
+    model = replace(family, position_embedding_type=of.model.position_embedding_type)
     return n, case(of.t, of.sequence_parallel, model), plan
 
 

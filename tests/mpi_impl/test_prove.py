@@ -8,19 +8,21 @@ from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
 from mpi_impl.proof import proof
 from mpi_impl.proof.options import WITHOUT_EFFECT, parse
-from mpi_impl.proof.proof import describe_difference, statement
+from mpi_impl.proof.proof import describe_difference, describe_parallelism, statement
 from mpi_impl.proof.sizes import shrink
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import Key
 from reference.errors import UserError
 from reference.exact.degree import power_of_ten
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
+from tests import zoo
 from tests.deep import one_fast_of
 from tests.launching import launch
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import case, record
 
 T2 = "--tensor-model-parallel-size 2"
+EXPERTS = "--num-experts 4 --expert-model-parallel-size 2"
 SMALL = "--num-layers 2 --micro-batch-size 1 --global-batch-size 2"
 
 
@@ -81,6 +83,13 @@ def test_one_real_program_proves_and_says_so():
         "1) as in one process, and " in last and "chance of error below " in last
 
 
+def test_what_is_proved_is_named():
+    """Groups, experts, and each dimension of parallelism."""
+    sizes = sizes_of(f"{EXPERTS} --context-parallel-size 2 --group-query-attention --num-query-groups 2 {SMALL}", 4)
+    assert sizes.describe("GPT").startswith("a GPT of 2 layers, hidden size 8, 4 heads in 2 groups, 4 experts, 7 words")
+    assert describe_parallelism(sizes.parallel) == "t 1, p 1, d 2, c 2, e 2"
+
+
 # ---- what is wrong is named -----------------------------------------------------------------------------------------
 
 RUN = f"{T2} {SMALL}"
@@ -117,10 +126,22 @@ BUGS = {
         2, f"--zero-stage 1 {SMALL}",
         Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:", "for bucket in ():"),
         "iteration 1, parameters: embedding.word is another formula on rank 0 (tensor 0, data 0, pipeline 0) than in "),
+    "gradients of keys that do not come home": (
+        2, f"--context-parallel-size 2 {SMALL}", zoo.BY_NAME["gradients of keys that do not come home"].bug,
+        "iteration 1, backward: gradient of blocks.1.attention.qkv is another formula on rank 0 (tensor 0, context 0"),
+    "every rank draws the first experts": (
+        2, f"{EXPERTS} {SMALL}", zoo.BY_NAME["every rank draws the first experts"].bug,
+        "iteration 0, optimizer parameters: blocks.0.mlp.experts.w_in is another formula on rank 1 (tensor 0, data 1"),
+    "copies returned in the order of experts": (
+        2, f"{EXPERTS} {SMALL}", zoo.BY_NAME["copies returned in the order of experts"].bug,
+        "iteration 1, forward: blocks.0.mlp.experts.partial is another formula in the sum over ranks 0, 1 than on one"),
+    "gradients of experts not summed": (
+        4, f"{EXPERTS} {SMALL} --global-batch-size 4", zoo.BY_NAME["gradients of experts not summed"].bug,
+        "iteration 1, reduction: gradient of blocks.1.mlp.experts.b_out is another formula on rank 0 (tensor 0"),
 }
 
 
-@pytest.mark.parametrize("name", one_fast_of(2, BUGS))
+@pytest.mark.parametrize("name", one_fast_of(3, BUGS))
 def test_a_bug_is_named_by_its_tensor_its_rank_and_its_place(ranks, name):
     n, line, bug, sentence = BUGS[name]
     found = ranks.run(n, planted_run, bug, prove, line)

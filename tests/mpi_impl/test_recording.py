@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.recording.completeness import check_whole, may_lack
-from mpi_impl.recording.differences import compare
+from mpi_impl.recording.differences import check_comparable, compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.recorder import Recorder
 from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart, in_memory, read
 from mpi_impl.training.divergence import first_not_finite
-from reference.config import ParallelConfig, Recompute
+from reference.config import ExpertsConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
@@ -316,6 +316,20 @@ def test_other_runs_are_not_compared(name, other, told):
     b.about = replace(b.about, **{name: other})
     with pytest.raises(UserError, match=told):
         compare(a, b)
+
+
+def test_experts_that_drop_tokens_are_compared_on_one_topology_only():
+    """On another one a microbatch has other tokens on a rank, so that others are dropped."""
+    dropping = replace(MODEL, experts=ExpertsConfig(4, 2, moe_expert_capacity_factor=1.0))
+    a, b, other = recording_of([]), recording_of([]), recording_of([])
+    for one, c in ((a, 1), (b, 1), (other, 2)):
+        one.about = replace(one.about, model=dropping, parallel=ParallelConfig(context_parallel_size=c))
+    check_comparable(a, b)
+    with pytest.raises(UserError, match="Run A has --moe-expert-capacity-factor: its experts drop tokens by their num"):
+        check_comparable(a, other)
+    b.about = replace(b.about, model=replace(dropping, experts=ExpertsConfig(4, 1, True)))
+    with pytest.raises(UserError, match="the model's experts' moe_router_topk is 2 in A, but 1 in B"):
+        check_comparable(a, b)
 
 
 def test_steps_that_both_have_skipped_prove_nothing():

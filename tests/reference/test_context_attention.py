@@ -9,9 +9,9 @@ from reference.layers.context_attention import WAYS, averaged_attention
 from reference.online_softmax import Partial, block_attention, finish, merge
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
 from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
-from tests.context_theorems import (ContextCase, attention_over_ranks_equals_one_go, dealt, one_go,
-                                    targets_are_the_next_tokens)
-from tests.strategies import close
+from tests.context_theorems import (ContextCase, attention_over_ranks_equals_one_go, dealt,
+                                    model_over_ranks_equals_whole, one_go, targets_are_the_next_tokens)
+from tests.strategies import ANY_MODEL, cases, close
 
 CASE = ContextCase(c=2, b=1, chunk=2, heads=2, queries=1, d=3, causal=True, dropout=0.1, padded=False, seed=1)
 
@@ -38,6 +38,25 @@ def test_attention_over_ranks_is_attention_in_one_go(case, way):
 def test_the_same_exactly(case, way):
     """Equal formulas, by no law of exp but exp(a - b) exp(b - c) = exp(a - c)."""
     attention_over_ranks_equals_one_go(case.exactly(), way)
+
+
+@st.composite
+def models_over_ranks(draw, exact=False):
+    """Draw a model, the number of ranks that share its sequences, and the way in which attention communicates."""
+    c, way = draw(st.integers(1, 2 if exact else 4), "c"), draw(st.sampled_from(sorted(WAYS)), "way")
+    return draw(cases(st.just(1), architectures=ANY_MODEL, exact=exact, c=c, heads_of=c if way == "a2a" else 1)), c, way
+
+
+@given(models_over_ranks())
+def test_a_model_over_ranks_is_the_whole_model(run):
+    """GPTs, Llamas and BERTs of any sizes."""
+    model_over_ranks_equals_whole(*run)
+
+
+@settings(max_examples=3)
+@given(models_over_ranks(exact=True))
+def test_a_model_over_ranks_exactly(run):
+    model_over_ranks_equals_whole(*run)
 
 
 @given(st.integers(1, 8), st.integers(1, 5), st.integers(0, 2))

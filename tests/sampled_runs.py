@@ -1,0 +1,173 @@
+"""Runs of three models on up to eight ranks: in those of each model every two choices that go together meet.
+
+    python -m tests.sampled_runs llama       prints those of one model
+"""
+import sys
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations, product
+from math import lcm, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.runtime.tables import aligned
+from reference.config import CP_COMM_TYPES, ExpertsConfig, ModelConfig, Recompute
+from reference.ops import ACTIVATIONS
+from reference.schedules.generators import SCHEDULES, make, takes_v
+from tests.cases import Case, Plan
+
+RANKS, RUNS = 8, 64         # at most, and of each model
+MODELS = ("gpt", "llama", "experts")
+SIZES = (1, 2, 3, 4)
+RECOMPUTES = {"none": Recompute(), "selective": Recompute("selective"), "each": Recompute("full"),
+              "pairs": Recompute("full", "uniform", 2), "first": Recompute("full", "block", 1)}
+TRAINING_SCHEDULES = tuple(name for name in SCHEDULES if name != "forward-only")
+
+
+class Choices(NamedTuple):
+    """The choices of parallelism of a run."""
+
+    t: int
+    p: int
+    d: int
+    c: int
+    e: int
+    schedule: str
+    zero_stage: int
+    cp_comm_type: str | None    # None: c is 1
+    sequence_parallel: bool
+    recompute: str              # a name in RECOMPUTES
+
+    @property
+    def ranks(self) -> int:
+        return self.t * self.p * self.d * self.c
+
+    @property
+    def heads_multiple(self) -> int:
+        """Return the number of which a rank's heads are a multiple."""
+        return self.c if self.cp_comm_type == "a2a" else 1
+
+
+class SampledRun(NamedTuple):
+    """A run: its choices, the model and the batch, the number of microbatches, and the plan."""
+
+    choices: Choices
+    case: Case
+    microbatches: int
+    plan: Plan
+
+
+@cache
+def sampled_runs(model: str) -> list[SampledRun]:
+    """Return the runs of a model, the same ones each time."""
+    rng = np.random.default_rng(list(model.encode()))
+    return [draw_run(model, choices, rng) for choices in covering(legal_choices(model == "experts"), rng)]
+
+
+# ---- parallelism ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def legal_choices(experts: bool) -> list[Choices]:
+    """Return all choices that go together, on up to eight ranks."""
+    places = [(*sizes, e) for sizes in product(SIZES, repeat=4) if prod(sizes) <= RANKS
+              for e in (SIZES if experts else (1,)) if sizes[2] * sizes[3] % e == 0]
+    return [Choices(*place, schedule, stage, way, sharded, recompute) for place in places
+            for way in (CP_COMM_TYPES if place[3] > 1 else (None,))
+            for sharded in ((False, True) if place[0] > 1 else (False,))
+            for schedule, stage, recompute in product(TRAINING_SCHEDULES, range(4), RECOMPUTES)]
+
+
+def covering(legal: list[Choices], rng: np.random.Generator) -> list[Choices]:
+    """Choose so many that every two values that go together meet: each time the one with the most new pairs.
+
+    A pair that has been met counts a hundredth, and so on, so that all are met about equally often.
+    """
+    order = rng.permutation(len(legal))
+    columns = [numbered(column) for column in zip(*legal)]
+    sizes, pairs, first = [column.max() + 1 for column in columns], [], 0
+    for i, j in combinations(range(len(columns)), 2):
+        pairs.append(first + columns[i] * sizes[j] + columns[j])
+        first += sizes[i] * sizes[j]
+    of_row, weights, chosen = np.stack(pairs, -1)[order], np.ones(first, np.float32), []     # [rows, pairs], [pairs]
+    for _ in range(RUNS):
+        best = weights[of_row].sum(-1).argmax()
+        weights[of_row[best]] *= 0.01
+        chosen.append(legal[order[best]])
+    return chosen
+
+
+def numbered(column: Sequence) -> np.ndarray:
+    """Return the number of each value among the different ones."""
+    numbers = {value: i for i, value in enumerate(dict.fromkeys(column))}
+    return np.array([numbers[value] for value in column])
+
+
+# ---- models and batches ---------------------------------------------------------------------------------------------
+
+
+def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRun:
+    """Draw the sizes, ragged ones, of a run with these choices."""
+    def pick(*values):
+        return values[rng.integers(len(values))]
+
+    t, p, c, schedule, sharded = choices.t, choices.p, choices.c, choices.schedule, choices.sequence_parallel
+    v = pick(1, 2) if takes_v(schedule) else None
+    least = t * choices.heads_multiple
+    heads = least * (pick(1, 2) if least <= 4 else 1)
+    size = pick(2, 4) if heads <= 4 else 2          # exact numbers are slow
+    unit = lcm(2 * c if c > 1 else 1, c * t if sharded else 1)
+    s = unit * pick(1, 2) if unit > 1 else pick(1, 3, 4)
+    model = dict(
+        num_layers=make(schedule, p, p, v).stages + pick(0, 1), hidden_size=heads * size, num_attention_heads=heads,
+        vocab_size=pick(2, 3, 5, 8, 11), make_vocab_size_divisible_by=pick(1, 2, 3),
+        max_position_embeddings=s + pick(0, 1), untie_embeddings_and_output_weights=pick(False, True),
+        hidden_dropout=pick(0.0, 0.1), attention_dropout=pick(0.0, 0.5))
+    if name == "gpt":
+        model |= dict(position_embedding_type=pick("learned_absolute", "rope"), rotary_percent=2 / size,
+                      activation=pick(*sorted(ACTIVATIONS)))
+    else:
+        model |= draw_llama(choices, heads, size, pick)
+    if name == "experts":
+        model |= dict(experts=draw_experts(choices, pick))
+    case = Case(t, ModelConfig(**model), pick(1, 2), s, seed=int(rng.integers(2**32)), sequence_parallel=sharded,
+                keep_gathered_inputs=sharded and pick(False, True))
+    plan = Plan(p, schedule, v, pick(False, True), pick(1, 7, 100, 1 << 30), choices.zero_stage,
+                choices.zero_stage > 0 and pick(False, True), RECOMPUTES[choices.recompute], c,
+                choices.cp_comm_type or "p2p", choices.e)
+    return SampledRun(choices, case, p if schedule == "interleaved" else pick(1, p, p + 1), plan)
+
+
+def draw_llama(choices: Choices, heads: int, size: int, pick) -> dict:
+    """Draw what a Llama, a Mistral or a Qwen has: groups of heads, fewer or more than ranks."""
+    t, multiple = choices.t, choices.heads_multiple
+    groups = [g for g in range(1, heads + 1) if heads % g == 0 and (
+        g % (t * multiple) == 0 or multiple == 1 and t % g == 0)]
+    return dict(
+        normalization="RMSNorm", swiglu=True, add_bias_linear=False, position_embedding_type="rope", rotary_base=5e5,
+        num_query_groups=pick(*groups), ffn_hidden_size=t * pick(1, 3), use_rope_scaling=pick(False, True),
+        qk_layernorm=pick(False, True), add_qkv_bias=pick(False, True),
+        **pick({}, dict(kv_channels=size, hidden_size=t * pick(3, 4))))
+
+
+def draw_experts(choices: Choices, pick) -> ExpertsConfig:
+    """Draw experts that can be dealt out, one or several to each rank; with few tokens some have none."""
+    n = max(2, choices.e) * pick(1, 2) if choices.e < 3 else choices.e
+    k = pick(1, 2, min(n, 3))
+    return ExpertsConfig(n, k, k == 1 or pick(False, True), pick(None, 2 * choices.t), pick(1, 2),
+                         pick(None, choices.t), pick(0.5, 0.0), pick(0.25, 0.0))
+
+
+def main(model: str = "gpt") -> None:
+    """Print the runs of a model as a table."""
+    rows = [("", *Choices._fields, "L", "h", "heads", "groups", "b", "s", "m")]
+    for i, (choices, case, m, _) in enumerate(sampled_runs(model)):
+        c = case.model
+        rows.append((str(i), *("" if x is None else str(x) for x in choices), *map(str, (
+            c.num_layers, c.hidden_size, c.num_attention_heads, c.groups, case.b, case.s, m))))
+    print(aligned(rows, left=(6, 8, 9, 10)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
