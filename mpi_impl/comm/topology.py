@@ -122,7 +122,7 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
                     context=world.split(at.tensor + t * (at.data + d * at.pipeline), "context") if c > 1 else None,
                     data=data, replicas=replicas, pipeline=pipeline, model=model,
                     **expert_groups(world, config, at, replica, replicas, model),
-                    **sharding_groups(replicas, config.instance_size),
+                    **sharding_groups(world, config, at, replica, replicas),
                     embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
@@ -139,12 +139,14 @@ def expert_groups(world: Group, config: ParallelConfig, at: Place, replica: int,
             "holders": world.split(among, "holders")}
 
 
-def sharding_groups(replicas: Group, n: int) -> dict[str, Any]:
-    """Form the groups of hybrid sharding, where n neighbours among the replicas shard a copy."""
-    if n == replicas.size:
+def sharding_groups(world: Group, config: ParallelConfig, at: Place, replica: int, replicas: Group) -> dict[str, Any]:
+    """Form the groups of hybrid sharding."""
+    instances, n = config.num_distributed_optimizer_instances, config.instance_size
+    if instances == 1:
         return {"shards": replicas, "instances": None}
-    instance, shard = divmod(replicas.rank, n)
-    return {"shards": replicas.split(instance, "shards"), "instances": replicas.split(shard, "instances")}
+    (among, own), shard = divmod(replica, n), at.tensor + config.tensor_model_parallel_size * at.pipeline
+    return {"shards": world.split(among + instances * shard, "shards"),
+            "instances": world.split(own + n * shard, "instances")}
 
 
 def disconnect(topology: Topology) -> None:

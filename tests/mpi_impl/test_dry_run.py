@@ -9,7 +9,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import CP_COMM_TYPES
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
-from tests.strategies import ANY_MODEL, cases, recomputes
+from tests.strategies import ANY_MODEL, cases, instances, recomputes
 from tests.training_theorems import Plan, Words, connected
 
 PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
@@ -31,7 +31,7 @@ def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m
     p, name, v = schedule if t * c * p * e <= 8 else (1, "1f1b", None)
     d = e * data.draw(st.integers(1, 8 // (t * c * p * e)))
     plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=offload and zero_stage > 0, recompute=recompute, c=c,
-                cp_comm_type=way, e=e)
+                cp_comm_type=way, e=e, instances=1 if e > 1 else data.draw(instances(c * d, zero_stage), "instances"))
     equals_the_real_run(ranks, case, plan, d, m * p, precision)
 
 
