@@ -199,11 +199,12 @@ def test_only_messages_that_leave_a_server_go_between_servers(plan, server):
 
 @given(plans())
 def test_groups_are_the_lines_of_the_world(plan):
-    """Ranks count through t first, then d, then p."""
+    """Ranks count through t first, then d, of which an instance has neighbours, then p."""
     p = plan.parallel
-    sizes = p.pipeline_model_parallel_size, p.data_parallel_size, p.tensor_model_parallel_size
-    world = np.arange(p.world_size).reshape(sizes)
-    for group, line in zip(groups_of(plan), (world[0, 0], world[0, :, 0], world[:, 0, 0])):
+    world = np.arange(p.world_size).reshape(p.pipeline_model_parallel_size, p.num_distributed_optimizer_instances,
+                                            p.instance_size, p.tensor_model_parallel_size)
+    lines = world[0, 0, 0], world[0, 0, :, 0], world[0, :, 0, 0], world[:, 0, 0, 0]
+    for group, line in zip(groups_of(plan), lines):
         assert list(range(0, group.ranks * group.stride, group.stride)) == line.tolist()
         assert group.world == p.world_size
 
