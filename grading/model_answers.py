@@ -31,7 +31,7 @@ ITEM = re.compile(r"^(?:\d+\.|-) (.*(?:\n .*)*)(\n\n<details>)?", re.MULTILINE)
 WRITING = re.compile(r"^\*\*(?:First|Second)\*\* \(\d+ points\)\. (.*(?:\n.+)*)", re.MULTILINE)
 
 
-class Question(NamedTuple):
+class OpenQuestion(NamedTuple):
     """A question that a walkthrough or a lab leaves open."""
 
     page: str       # the stem of its source
@@ -55,13 +55,13 @@ def main() -> None:
 
 # ---- questions ----
 
-def questions() -> list[Question]:
+def questions() -> list[OpenQuestion]:
     """Return all open questions, page by page. One with a public answer below it is not open."""
     return [question for source in [*sorted(LABS.parent.glob("[0-9]*.py")), *labs()]
             for question in questions_of(source.stem, source.read_text())]
 
 
-def questions_of(page: str, source: str) -> list[Question]:
+def questions_of(page: str, source: str) -> list[OpenQuestion]:
     """Return the open questions in the texts of one source."""
     found = []
     for cell in re.split(r"^# %% ?", source, flags=re.MULTILINE):
@@ -70,7 +70,7 @@ def questions_of(page: str, source: str) -> list[Question]:
             if heading := OPEN.search(text):
                 found += [item for item, answer in ITEM.findall(text[heading.end():]) if not answer]
             found += WRITING.findall(text)
-    return [Question(page, " ".join(text.split())) for text in found]
+    return [OpenQuestion(page, " ".join(text.split())) for text in found]
 
 
 # ---- the sealed file ----
@@ -143,7 +143,7 @@ def read_pages(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("*.md")):
         for block in re.split(r"^> ", path.read_text(), flags=re.MULTILINE)[1:]:
             text, _, answer = block.partition("\n")
-            given[Question(path.stem, text.strip()).digest] = answer.strip()
+            given[OpenQuestion(path.stem, text.strip()).digest] = answer.strip()
     missing = [question for question in questions() if not given.get(question.digest)]
     if missing:
         listed = "\n".join(f"{question.page}: {question.text}" for question in missing)

@@ -468,6 +468,43 @@ assert ranks["depths"][0][2]["held"].gathered == 13_952 and 8 * ranks["depths"][
 reveal(guess, ranks["depths"][0][8]["held"].gathered, "bytes gathered at any time, with 8 layers")
 
 # %% [markdown]
+# ### FSDP: stage 3 as a wrapper
+#
+# PyTorch's FSDP does the same without knowing the model: it wraps any layers. The textbook has it in a page
+# (`reference/parallel/fsdp.py`). Here are three linear layers, 8-4, 4-16 and 16-4, on 4 ranks, first as DDP, then fully
+# sharded. `docs/fsdp.md` says where PyTorch's arguments are in this project.
+
+# %%
+from reference import ops
+from reference.parallel.fsdp import AnyLayer, FullySharded
+
+
+def linear_layer(n, m):
+    """Return a linear layer with random numbers, for the wrapper."""
+    def backward(dy, p, x):
+        dx, dw, db = ops.linear_backward(dy, x, p["w"])
+        return dx, {"w": dw, "b": db}
+
+    return AnyLayer({"w": rng.normal(size=(n, m)), "b": np.zeros(m)}, lambda x, p: (ops.linear(x, p["w"], p["b"]), x),
+                    backward)
+
+
+rng = np.random.default_rng(0)
+layers = [linear_layer(8, 4), linear_layer(4, 16), linear_layer(16, 4)]
+xs = list(rng.normal(size=(4, 2, 8)))
+outputs = {}
+for name, n in ("DDP", 1), ("FSDP", 4), ("hybrid", 2):
+    model = FullySharded([[layer] for layer in layers], d=4, n=n)
+    ys, caches = model.forward(xs)
+    model.backward(ys, caches)                            # of the loss sum(y * y) / 2
+    model.descend(lr=0.01)
+    outputs[name] = np.stack(model.forward(xs)[0])
+    print(f"{name:6} a rank keeps {sum(unit.shards[0].size for unit in model.units):3} parameters")
+
+assert sum(unit.shards[0].size for unit in model.units) == 92       # the hybrid's: half of 184
+print("after a step all three give the same outputs:", all(np.allclose(x, outputs["DDP"]) for x in outputs.values()))
+
+# %% [markdown]
 # ### Even less: offloading
 #
 # A shard need not be on the device. A GPU's own memory is small and fast, the host's is large and slow, and Adam needs

@@ -4,8 +4,8 @@ import os
 import pytest
 
 from grading import model_answers
-from grading.model_answers import (SEALED, VARIABLE, Question, answered_digests, questions, questions_of, read_pages,
-                                   seal, unseal, write_pages)
+from grading.model_answers import (SEALED, VARIABLE, OpenQuestion, answered_digests, questions, questions_of,
+                                   read_pages, seal, unseal, write_pages)
 from reference.errors import UserError
 
 PAGE = """\
@@ -45,17 +45,17 @@ def test_every_open_question_has_an_answer():
 
 def test_the_questions_of_a_page_are_found():
     found = questions_of("01_page", PAGE)
-    assert found == [Question("01_page", text) for text in TEXTS], "that with a public answer is not open"
+    assert found == [OpenQuestion("01_page", text) for text in TEXTS], "that with a public answer is not open"
 
 
 def test_a_digest_is_of_the_wording_and_not_of_numbers_of_walkthroughs():
-    digest = Question("01_page", TEXTS[0]).digest
-    assert digest == Question("07_page", TEXTS[0].replace("5", "11")).digest
-    assert digest != Question("01_page", TEXTS[0].replace("long", "short")).digest
+    digest = OpenQuestion("01_page", TEXTS[0]).digest
+    assert digest == OpenQuestion("07_page", TEXTS[0].replace("5", "11")).digest
+    assert digest != OpenQuestion("01_page", TEXTS[0].replace("long", "short")).digest
 
 
 def test_answers_are_sealed_and_opened_with_the_passphrase_alone():
-    answers = {Question("page", text).digest: f"Because of {i}." for i, text in enumerate(TEXTS)}
+    answers = {OpenQuestion("page", text).digest: f"Because of {i}." for i, text in enumerate(TEXTS)}
     sealed = seal(answers, "open sesame")
     assert unseal(sealed, "open sesame") == answers and answered_digests(sealed) == sorted(answers)
     assert "Because" not in sealed
@@ -66,11 +66,11 @@ def test_answers_are_sealed_and_opened_with_the_passphrase_alone():
 
 
 def test_pages_are_written_and_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_answers, "questions", lambda: [Question("page", text) for text in TEXTS])
-    answers = {Question("page", text).digest: f"Because:\n\n- {i}" for i, text in enumerate(TEXTS)}
+    monkeypatch.setattr(model_answers, "questions", lambda: [OpenQuestion("page", text) for text in TEXTS])
+    answers = {OpenQuestion("page", text).digest: f"Because:\n\n- {i}" for i, text in enumerate(TEXTS)}
     write_pages(tmp_path, answers)
     assert read_pages(tmp_path) == answers
-    del answers[Question("page", "And now?").digest]
+    del answers[OpenQuestion("page", "And now?").digest]
     write_pages(tmp_path, answers)
     with pytest.raises(UserError, match="has no answer to 1 questions.*\npage: And now?"):
         read_pages(tmp_path)

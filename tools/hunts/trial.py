@@ -33,7 +33,7 @@ PROOFS = 2
 
 
 class Evidence(NamedTuple):
-    """What is left of a run with a fault: the level at which it shows, and what a student gets to read."""
+    """The remains of a run with a fault: the level at which it shows, and what a student gets to read."""
 
     level: str
     printed: str
