@@ -88,11 +88,9 @@ class Gradients:
         assert not any(self.missing.values()), f"contributions are missing: {self.missing}"
         for pending in self.begun:
             pending.wait()
-        if self.instances:
-            self.sum_over_instances(self.instances)
 
-    def sum_over_instances(self, instances: Group) -> None:
-        """Sum what this rank owns over the ranks that own the same in other instances: once a step in every stage."""
-        owned = [self.layout.owned_piece(bucket, self.group.rank) for bucket in self.layout.buckets]
-        for pending in [instances.post_all_reduce(self.own.load(own), "gradients") for own in owned]:
-            pending.wait()
+    def sum_over_instances(self, bucket: Bucket) -> None:
+        """With hybrid sharding, begin the sum of this rank's part of a bucket over the ranks that own the same part."""
+        if self.instances:
+            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+            self.begun.append(self.instances.post_all_reduce(own, reason_of(bucket)))

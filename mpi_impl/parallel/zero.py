@@ -40,6 +40,14 @@ class ScatteredGradients(Gradients):
         group = group_of(self, bucket)
         return group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], reason_of(bucket))
 
+    def finish(self) -> None:
+        """Wait until all sums are there: first those of this instance, then those over all instances."""
+        super().finish()
+        self.begun = []
+        for bucket in self.layout.buckets:
+            self.sum_over_instances(bucket)
+        super().finish()
+
 
 class ShardedGradients(Gradients):
     """Stages 2 and 3: each replica holds its own part only, and adds to it after every microbatch.
@@ -77,6 +85,8 @@ class ShardedGradients(Gradients):
             own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             with group.ledger.phase("reduction"):
                 own += group.post_reduce_scatter(flat, np.empty_like(own), reason_of(bucket)).wait()
+                if self.missing[bucket] == 0:
+                    self.sum_over_instances(bucket)
             flat[...] = 0
             if not self.users[bucket]:
                 del self.whole[bucket]

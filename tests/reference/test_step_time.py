@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
-from reference.comm.ring import ring_all_gather, ring_all_reduce
+from reference.comm.ring import ring_all_gather
 from reference.config import RECOMPUTE, ParallelConfig, Recompute
 from reference.costs import layer_time, step_time as module
 from reference.costs.flops import forward_flops, iteration_flops
@@ -173,11 +173,11 @@ def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
 
 @given(plans(), st.floats(0, 1))
 def test_replicas_send_what_zero_sends_less_the_overlap(plan, hidden):
-    """The sum of a tied table's two copies never overlaps, nor that of shards over instances."""
+    """The sum of a tied table's two copies never overlaps."""
     p, c = plan.parallel, plan.model
     hardware = replace(IDEAL, inside=LINK, between=LINK, server=10**6, hidden=hidden)
-    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.instance_size, p.zero_stage, plan.m)
-    sent += ring_all_reduce(plan.psi / p.instance_size, p.num_distributed_optimizer_instances)
+    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m,
+                                                p.num_distributed_optimizer_instances)
     if p.pipeline_model_parallel_size > 1:
         sent += c.vocab_size // p.tensor_model_parallel_size * c.hidden_size
     assert replica_messages(plan, hardware) == pytest.approx(sent * 2 / LINK.bandwidth)

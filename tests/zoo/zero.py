@@ -64,10 +64,7 @@ ENTRIES = [
     Entry("shards summed over the instances after every microbatch", "extra communication", "ZeRO",
           "after NVIDIA/Megatron-LM #6660",
           "A shard with the sum of the microbatches so far is all-reduced, so that the first ones count several times.",
-          Bug("mpi_impl.parallel.zero", "            flat[...] = 0\n",
-              "            if self.instances:\n"
-              '                self.instances.all_reduce(own, "gradients")\n'
-              "            flat[...] = 0\n"),
+          Bug("mpi_impl.parallel.zero", "if self.missing[bucket] == 0:", "if True:"),
           hybrid(2)),
     Entry("all pieces with the moments of the first", "computation", "ZeRO", "classic",
           "The offset of a piece in the shard is forgotten, so that all use the first moments.",
