@@ -185,8 +185,8 @@ def test_twins_have_the_same_arguments_and_communication_beside(file):
 
 
 def test_every_file_of_the_textbook_has_a_twin_or_is_imported_by_the_machine():
-    """The collectives' twins are the methods of a Group, but for those with a root, which the machine does not need. The
-    machine's FSDP is its ZeRO.
+    """The collectives' twins are the methods of a Group, but for those with a root, which the machine does not need.
+    The machine's FSDP is its ZeRO.
     """
     source = "\n".join(path.read_text() for path in MACHINE.rglob("*.py"))
     missing = {file for file in FILES if file not in TWINS and f"from reference.{file} import" not in source}
