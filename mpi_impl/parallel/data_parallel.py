@@ -90,7 +90,7 @@ class Gradients:
             pending.wait()
 
     def sum_over_instances(self, bucket: Bucket) -> None:
-        """Begin, with hybrid sharding, the sum of this rank's part of a bucket over the ranks that own the same part."""
+        """Begin, with hybrid sharding, the sum of this rank's part of a bucket over the ranks that own the same."""
         if self.instances:
             own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             self.begun.append(self.instances.post_all_reduce(own, reason_of(bucket)))
