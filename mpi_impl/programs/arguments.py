@@ -151,7 +151,8 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
         recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
-        expert_model_parallel_size=args.expert_model_parallel_size)
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances)
 
 
 def cp_comm_type(args) -> str:

@@ -119,6 +119,8 @@ class MemoryOptions:
         None, "the replicas shard, instead of replicate: optimizer states (1), gradients, too (2), "
         "parameters, too (3); default: 0, nothing", "N")
     use_distributed_optimizer: bool = option_field(False, "the same as --zero-stage 1")
+    num_distributed_optimizer_instances: int = option_field(
+        1, "hybrid sharding: divide the replicas into N groups of neighbours, each of which shards a copy", "N")
     cpu_offload: bool = option_field(
         False, "offload a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, to host memory "
         "that it does not compute in")

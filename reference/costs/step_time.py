@@ -164,14 +164,15 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
     """Time the messages of gradients and parameters between c d replicas (`data_parallel_rings`), of experts between
-    those that hold the same, less what overlaps with the backward; and the sum of a tied table's gradients between the
-    first stage and the last.
+    those that hold the same, and of shards between instances, less what overlaps with the backward; and the sum of a
+    tied table's gradients between the first stage and the last.
     """
     p, groups, rings = plan.parallel, groups_of(plan), data_parallel_rings(plan.parallel.zero_stage, plan.m)
     once = sum(collective_time(hardware, "all_gather", group, parameters * hardware.element_bytes)
-               for group, parameters in ((groups.replicas, plan.psi - plan.dealt), (groups.expert_replicas, plan.dealt))
+               for group, parameters in ((groups.shards, plan.psi - plan.dealt), (groups.expert_replicas, plan.dealt))
                if parameters)
-    found = (1 - hardware.hidden) * rings * once
+    shards = collective_time(hardware, "all_reduce", groups.instances, plan.owned * hardware.element_bytes)
+    found = (1 - hardware.hidden) * (rings * once + shards)
     if p.pipeline_model_parallel_size > 1 and plan.model.tied:
         t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes

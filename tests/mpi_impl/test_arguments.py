@@ -120,6 +120,12 @@ def test_options_that_do_not_go_with_those():
     assert parallel.ddp_bucket_size == 77 and not parallel.scatter_gather_tensors_in_pipeline
 
 
+def test_hybrid_sharding_is_megatrons_option():
+    given = "--use-distributed-optimizer --num-distributed-optimizer-instances 2".split()
+    parallel = parse(given, world_size=4).parallel
+    assert (parallel.zero_stage, parallel.instance_size, parallel.shards) == (1, 2, 2)
+
+
 @pytest.mark.parametrize("options, precision", [
     ("", Precision("float32")),
     ("--bf16", Precision("bfloat16")),

@@ -176,7 +176,8 @@ def test_replicas_send_what_zero_sends_less_the_overlap(plan, hidden):
     """The sum of a tied table's two copies never overlaps."""
     p, c = plan.parallel, plan.model
     hardware = replace(IDEAL, inside=LINK, between=LINK, server=10**6, hidden=hidden)
-    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m)
+    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m,
+                                                p.num_distributed_optimizer_instances)
     if p.pipeline_model_parallel_size > 1:
         sent += c.vocab_size // p.tensor_model_parallel_size * c.hidden_size
     assert replica_messages(plan, hardware) == pytest.approx(sent * 2 / LINK.bandwidth)
@@ -198,11 +199,12 @@ def test_only_messages_that_leave_a_server_go_between_servers(plan, server):
 
 @given(plans())
 def test_groups_are_the_lines_of_the_world(plan):
-    """Ranks count through t first, then d, then p."""
+    """Ranks count through t first, then d, of which an instance has neighbours, then p."""
     p = plan.parallel
-    sizes = p.pipeline_model_parallel_size, p.data_parallel_size, p.tensor_model_parallel_size
-    world = np.arange(p.world_size).reshape(sizes)
-    for group, line in zip(groups_of(plan), (world[0, 0], world[0, :, 0], world[:, 0, 0])):
+    world = np.arange(p.world_size).reshape(p.pipeline_model_parallel_size, p.num_distributed_optimizer_instances,
+                                            p.instance_size, p.tensor_model_parallel_size)
+    lines = world[0, 0, 0], world[0, 0, :, 0], world[0, :, 0, 0], world[:, 0, 0, 0]
+    for group, line in zip(groups_of(plan), lines):
         assert list(range(0, group.ranks * group.stride, group.stride)) == line.tolist()
         assert group.world == p.world_size
 
@@ -260,7 +262,7 @@ def test_a_step_is_the_sum_of_its_parts(plan, closed):
     calm = step_time(plan, replace(REAL, jitter=0.0), closed)
     busiest = max(rank_works(plan, REAL), key=sum)
     makespan = max(plan.m * sum(busiest), (closed_form_makespan if closed else played_makespan)(plan, REAL))
-    optimizer = plan.psi / (p.data_parallel_size if p.zero_stage else 1) * REAL.optimizer / REAL.bandwidth
+    optimizer = plan.psi / p.shards * REAL.optimizer / REAL.bandwidth
     assert calm.optimizer == pytest.approx(optimizer)
     assert calm.total == pytest.approx(makespan + replica_messages(plan, REAL) + optimizer)
     assert found.total == pytest.approx(calm.total * (1 + REAL.jitter * slowest_of(p.data_parallel_size)))
