@@ -217,6 +217,65 @@ print(f"inside the stage's {L // 8} layers: {half * L // 8 * tensor_parallel_tra
 # %% [markdown]
 # So pipelines go between servers, where links are slower, and tensor parallelism stays inside one.
 #
+# ## Scatter and gather: send it once
+#
+# One more thing crosses too often. The $t$ ranks of a stage end their last layer with an all-reduce, so **each of them
+# has all of the stage's output**. If each sends it to its partner in the next stage, the same array crosses $t$ times:
+
+# %%
+from mpi_impl.notebook.pictures.crossing import draw_crossing
+
+draw_crossing(4, scattered=False)
+
+# %% [markdown]
+# The *scatter/gather optimisation* (Narayanan et al. 2021, section 4.1) sends it once: rank $i$ sends piece $i$ of $t$,
+# and the receivers gather the pieces among themselves. That is another message, but inside a server, where links are
+# fast:
+
+# %%
+draw_crossing(4, scattered=True)
+
+# %% [markdown]
+# Measure it. Four ranks are two stages of $t = 2$, and every message is in the ledger of the rank that sends it. The
+# step has $m = 4$ microbatches, of $b = 2$ texts with $s = 6$ tokens and $h = 8$, in 8 bytes a number.
+
+# %%
+# %%ranks 4
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
+from reference.config import ParallelConfig
+
+crossing = {}
+for scatter in (False, True):
+    watched = Group(group.comm, group.name, Instruments())            # with a ledger of its own
+    split = ParallelConfig(2, 2, scatter_gather_tensors_in_pipeline=scatter)
+    with training_on(watched, tiny_gpt(num_layers=2), split) as trainer:
+        tokens, targets = global_batch(0, 8)
+        loss = trainer.step(share_of(trainer, tokens, targets, 2), 8).loss
+    sent = watched.ledger.elements(operation="send")
+    gathered = sum(watched.ledger.elements(operation="all_gather", reason=f"gathered {what}")
+                   for what in ("activation", "gradient"))
+    crossing[scatter] = {"to the other stage": 8 * sent, "gathered inside": 8 * gathered // 2, "loss": loss}
+
+# %% [markdown]
+# **Predict.** How many bytes does rank 0 send to the next stage, whole?
+
+# %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
+for scatter, name in ((False, "whole"), (True, "scattered")):
+    first = ranks["crossing"][0][scatter]
+    print(f"{name:10} rank 0 sends {first['to the other stage']:5,} bytes to the other stage, and "
+          f"{first['gathered inside']:5,} inside its own; loss {first['loss']:.12f}")
+assert all(one[False]["to the other stage"] == 2 * one[True]["to the other stage"] for one in ranks["crossing"])
+reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h of them times 8")
+
+# %% [markdown]
+# Between stages $1/t$ of the bytes, and the same loss. With GPT-3's $t = 8$ the 101 MB above become an eighth for each
+# rank. That is why interleaved schedules, which send $v$ times as often, pay off at all between servers. (With
+# sequence parallelism each rank has only its positions anyway, and nothing is left to scatter.)
+#
 # ## Zero bubble: split the backward in two
 #
 # A backward computes two things: I, the gradient of its input, for which another rank waits; and W, the gradients of

@@ -6,6 +6,7 @@ must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with oth
 from collections.abc import Sequence
 
 from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.demos.printing import Check, count, prefix_with_ranks, say, say_aligned
@@ -23,6 +24,7 @@ from reference.schedules.simulate import Span, Timeline, Times, activations_in_f
 SAMPLES = 2         # b, of a microbatch
 CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
 WIDTH = 108         # of a rank's line
+T = 2               # t, the tensor-parallel ranks of a stage, where crossings are compared
 
 INTRODUCTION = """\
 A model is a stack of layers. Forward, each layer computes from the output of the layer below it; all its results are
@@ -42,6 +44,15 @@ earlier a backward comes, the sooner its activations can be freed. The schedule 
 ALONE = """\
 One rank has no other rank to send to: start more.
 """
+CROSSING = """\
+If t = {t} ranks share each layer (tensor parallelism), both hold all of the array that goes to the next stage. Sent
+whole, the same numbers cross t times. With the scatter/gather optimisation each rank sends 1/t of them, and the
+receivers gather, inside their server, where links are faster (Narayanan et al. 2021, section 4.1):
+
+  whole        rank 0 [ab] --ab--> rank 2 [ab]        scattered    rank 0 [ab] --a --> rank 2 [a ] --gather--> [ab]
+               rank 1 [ab] --ab--> rank 3 [ab]                     rank 1 [ab] -- b--> rank 3 [ b] --gather--> [ab]
+
+Measured, in a step of {m} microbatches on {stages} of {t} ranks:"""
 HALVES = """\
 I and W are the halves of a B: the input gradient, for which the stage before waits, and the weight gradients, which
 can come later.
@@ -82,6 +93,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         check.equal("loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
         check_tensors(check, "every weight's gradient", trainer, trainer.state.gradients.own, grads)
+    if p % T == 0 and p > T:
+        compare_crossings(ranks, check)
     check.conclude(ranks)
 
 
@@ -126,6 +139,28 @@ def describe_sends(trainer: Trainer, m: int) -> list[str]:
         others = sorted({step.to for step in sends(trainer, m) if step.action.kind == kind})
         found.append(f"{count(number, what)} to {listed(others)}" if others else f"no {what}s")
     return found
+
+
+def compare_crossings(ranks: Group, check: Check) -> None:
+    """Measure a step on t ranks for each stage, with activations sent whole, and scattered and gathered."""
+    m, stages = 4, ranks.size // T
+    say(ranks, CROSSING.format(t=T, m=m, stages=count(stages, "stage")))
+    model, (tokens, targets) = tiny_gpt(num_layers=stages), global_batch(0, m * SAMPLES)
+    sent, gathered, losses = [], [], []
+    for scatter in (False, True):
+        watched = Group(ranks.comm, ranks.name, Instruments())
+        parallel = ParallelConfig(T, stages, scatter_gather_tensors_in_pipeline=scatter)
+        with training_on(watched, model, parallel) as trainer:
+            losses.append(trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens)).loss)
+        totals = watched.ledger.totals.items()
+        sent.append(round(sum(ring_bytes(entry, total) for entry, total in totals if entry.operation == "send")))
+        gathered.append(round(sum(ring_bytes(entry, total) for entry, total in totals
+                                  if entry.operation == "all_gather" and entry.reason.startswith("gathered"))))
+    say_aligned(ranks, f"whole: {sent[0]:,} bytes to other stages", f"scattered: {sent[1]:,} bytes to other stages,",
+                f"{gathered[1]:,} inside its own")
+    say(ranks, "")
+    check.equal("bytes to other stages", sent[0], T * sent[1])
+    check.equal("loss, whole or scattered", *losses)
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------

@@ -72,6 +72,15 @@ def test_a_pipeline(ranks, capsys, p):
     assert f"idle / ideal time is {(p - 1) / m:.3g}. The formula: (p-1)/m = {(p - 1) / m:.3g}." in text
 
 
+def test_what_scatter_and_gather_save(ranks, capsys):
+    """Two stages of 2 ranks, m = 4: a stage sends 4 activations or gradients, of b s h numbers or of half of them on
+    each rank; and each rank sends the half that it has received to its one neighbour.
+    """
+    text, whole = output_of(ranks, capsys, 4, "pipeline"), 4 * 2 * POSITIONS * 8 * 8
+    found = of_ranks(text, r"whole: ([\d,]+) bytes to other stages +scattered: ([\d,]+) bytes .*, +([\d,]+) inside")
+    assert [tuple(map(number, one)) for one in found] == [(whole, whole // 2, whole // 2)] * 4
+
+
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "forward-only"])
 def test_any_schedule(ranks, capsys, name):
     """The ranks follow the schedule, and the picture shows every action of it once, and dots where none is."""
