@@ -30,9 +30,9 @@ def test_a_row_holds_together(run):
     assert abs(100 * run.teraflops * 1e12 / H100_PEAK - float(run.of_peak)) < 1
 
 
-@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.03, -0.08))), ids=IDS)
+@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.04, -0.08))), ids=IDS)
 def test_the_share_of_the_peak(run, off):
-    """Ours is as far off as stated: 431, 388 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
+    """Ours is as far off as stated: 430, 386 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
     in the last row it is most of the work, and if the paper counts half of it for the mask, ours is 250, 34 % off.
     """
     found = max(flops_per_second(plan, step_time(plan, H100).total)
