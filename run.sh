@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shardlab's front door: makes the environment (.venv) when it is needed, then runs the demo or the tests.
+# Shardlab's front door: makes the environment (.venv) when it is needed, then runs a command.
 # Written for any bash from 3.2 on, which is what macOS has.
 set -euo pipefail
 
@@ -16,8 +16,8 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
              .venv/bin/python -m pip install ".[cuda12,cudnn12]"
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
-  labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
-             notebooks/labs/README.md tells instructors the rest
+  labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
+             runs/course; notebooks/labs/README.md tells instructors the rest
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock and requirements-docs.lock
@@ -140,9 +140,11 @@ except UserError as error: sys.exit(f"error: there is nothing to test on. {error
 }
 
 # JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
+# The settings in notebooks/.jupyter hide what readers do not need: news, nbgrader's panels, jupytext's menu.
 notebook() {
     echo "Opening notebooks/ in JupyterLab: walkthroughs are numbered, labs are in labs/. Ctrl-C ends it."
     cd "$root/notebooks"
+    export JUPYTER_CONFIG_PATH="$root/notebooks/.jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
     PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root/notebooks" "$@"
 }
 

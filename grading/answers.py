@@ -40,6 +40,8 @@ def answers_of(notebook) -> dict[str, str]:
 
 def load_ipython_extension(shell) -> None:
     """Load the magic: `%load_ext grading`."""
+    from mpi_impl.notebook.running_cell import RunningCell  # needs IPython, which limited ranks do not load
+
     CURRENT.clear()
 
     def answer(line: str, cell: str) -> None:
@@ -48,9 +50,15 @@ def load_ipython_extension(shell) -> None:
         if not name.isidentifier():
             print(f"{MAGIC} needs the name of the task, as in the first line of this cell.")
             return
-        CURRENT[name] = "\n" + cell
-        # IPython drops an empty first line: a comment in place of the magic keeps the line numbers right.
-        if not shell.run_cell(f"# {name}\n{cell}").success:
+        here = RunningCell.of(shell, MAGIC)
+        CURRENT[name] = "\n" * here.lines_before + cell
+        # IPython drops empty first lines: comments in their place keep the line numbers right.
+        following, shell.execution_count = shell.execution_count, here.number
+        try:
+            success = shell.run_cell(f"# {name}\n" * here.lines_before + cell).success
+        finally:
+            shell.execution_count = following
+        if not success:
             raise AnswerCellFailed(f"The answer {name} has failed: see the error above.")
 
     shell.register_magic_function(answer, "cell")

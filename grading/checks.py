@@ -14,8 +14,9 @@ from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
 
 SANDBOX = Sandbox()
-GIVEN = Sandbox()       # for the lab's own functions: no answer has run there, which could have changed them
 LIMIT = 5.0             # seconds for a run of a check that does not set its own
+GIVEN: dict[str, str] = {}      # the course's own answers to earlier tasks, which replace those that are checked ...
+LATER: set[str] = set()         # ... and the later tasks, whose answers are left out
 
 
 class CheckFailed(AssertionError):
@@ -40,7 +41,8 @@ def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS
     if not CURRENT:
         raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
     try:
-        return SANDBOX.run(CURRENT, function, args, n, allow, limit or LIMIT)
+        answers = {name: source for name, source in CURRENT.items() if name not in LATER}
+        return SANDBOX.run(answers, function, args, n, allow, limit or LIMIT, GIVEN)
     except AnswerFailed as failed:
         raise CheckFailed(f"{failed}{format_hint(hint if failed.hangs else '')}") from None
 
@@ -49,15 +51,14 @@ def run_given(source: str, n: int | None, function: str, *args, allow: Collectio
               limit: float | None = None) -> Outcome:
     """Call a function as `run` does, but one from this text instead of an answer. Raises CheckFailed."""
     try:
-        return GIVEN.run({"given": source}, function, args, n, allow, limit or LIMIT)
+        return SANDBOX.run({"given": source}, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
         raise CheckFailed(str(failed)) from None
 
 
 def close() -> None:
-    """End all limited ranks. The next run starts new ones."""
+    """End the server of limited ranks. The next run starts another one."""
     SANDBOX.close()
-    GIVEN.close()
 
 
 def expect(true: bool, what: str, hint: str = "") -> None:
@@ -120,6 +121,24 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
     where = f"Element [{', '.join(map(str, at))}]" if at else "It"
     many = f" {wrong.sum():,} of {wrong.size:,} elements differ." if wrong.size > 1 else ""
     return f"{where}: expected {float(right[at]):.6g}, got {float(mine[at]):.6g}.{many}"
+
+
+def expect_sent(outcome: Outcome, least: int | Sequence[int], most: int | Sequence[int], what: str, hint: str = "",
+                messages: int | None = None) -> None:
+    """Check how many elements each rank has sent: a number for all ranks, or one for each.
+
+    Nor may it have sent more than `messages` arrays (default: four for each rank, and at least eight), since an array
+    without elements tells its receiver something, too. All of this is counted outside of the answer's process.
+    """
+    ranks = len(outcome.sent)
+    messages = max(8, 4 * ranks) if messages is None else messages
+    for rank, (sent, low, high) in enumerate(zip(outcome.sent, np.broadcast_to(least, ranks),
+                                                 np.broadcast_to(most, ranks))):
+        expect(sent <= high, f"rank {rank} has sent {sent:,} elements for {what}; {high:,} are enough.", hint)
+        expect(sent >= low, f"rank {rank} has sent {sent:,} elements for {what}; it cannot be done with less than "
+               f"{low:,}.", "the other ranks need what this rank has.")
+        expect(outcome.messages[rank] <= messages, f"rank {rank} has sent {outcome.messages[rank]:,} messages for "
+               f"{what}; {messages} are enough.", "send one large array, not many small ones.")
 
 
 def passed(what: str) -> None:

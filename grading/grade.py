@@ -7,6 +7,7 @@ random numbers from a secret seed (`grading/draws.py`).
 import contextlib
 import io
 import traceback
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from grading import checks
@@ -34,12 +35,10 @@ def grade(source, submitted, seed: str | None = None) -> list[Mark]:
         print(f"No seed was given: the checks draw their random numbers from a new one, {seed}")
     CURRENT.clear()
     CURRENT.update({name: "" for name in answers_of(source)} | answers_of(submitted))
-    checks.close()      # each submission has ranks of its own
     try:
         with secret_draws(seed, CURRENT) as draws:
             return marks(source, draws)
     finally:
-        checks.close()
         CURRENT.clear()
 
 
@@ -53,20 +52,79 @@ def no_marks(source, said: str) -> list[Mark]:
 def marks(source, draws: Draws) -> list[Mark]:
     """Run the locked cells of a notebook from top to bottom. Return the marks of those with points, the checks."""
     names: dict = {"__name__": "checks"}
-    found = []
+    found, tasks = [], Tasks(answers_of(source))
     for cell in source.cells:
         about = cell.metadata.get("nbgrader", {})
-        if cell.cell_type != "code" or not about.get("locked") or about.get("solution"):
+        if cell.cell_type != "code" or not about:
             continue
-        code = "\n".join("" if line.startswith("%") else line for line in cell.source.splitlines())
-        draws.begin(about["grade_id"])
-        if not about.get("grade"):
-            exec(compile(code, about["grade_id"], "exec"), names)
-            continue
-        right, said = run_check(code, about["grade_id"], names)
-        points = float(about["points"])
-        found.append(Mark(about["grade_id"], title(cell.source), points if right else 0.0, points, said))
+        if about.get("solution"):
+            tasks.add(about["grade_id"])
+        elif about.get("grade"):
+            tasks.check(cell.metadata.get("shardlab", {}).get("also"))
+            found.append(mark_of(cell.source, about, names, draws, tasks))
+        else:
+            draws.begin(about["grade_id"])
+            exec(compile(code_of(cell.source), about["grade_id"], "exec"), names)
     return found
+
+
+class Tasks:
+    """The tasks in a notebook, seen from a check: its own, which are those since the check before it, earlier and later
+    ones.
+    """
+
+    def __init__(self, answers: dict[str, str]):
+        """Begin at the top of the notebook with these answers, the course's own."""
+        self.answers = answers
+        self.earlier: list[str] = []
+        self.own: list[str] = []
+        self.checked = False
+        self.also: str | None = None
+
+    def add(self, name: str) -> None:
+        """Come to a task."""
+        if self.checked:
+            self.earlier += self.own
+            self.own, self.checked = [], False
+        self.own.append(name)
+
+    def check(self, also: str | None) -> None:
+        """Come to a check, of the own tasks and perhaps of an earlier one: what a forward keeps for its backward."""
+        self.checked, self.also = True, also
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the answers to the own tasks be checked with the course's own to earlier ones, and without later ones."""
+        checks.GIVEN.update({name: self.answers[name] for name in self.earlier if name != self.also})
+        checks.LATER.update(set(self.answers) - {*self.earlier, *self.own})
+        try:
+            yield
+        finally:
+            checks.GIVEN.clear()
+            checks.LATER.clear()
+
+
+def mark_of(source: str, about: dict, names: dict, draws: Draws, tasks: Tasks) -> Mark:
+    """Return the mark of a check.
+
+    An answer that fails is checked once more by itself: a mistake in another task is no mistake here. The message is
+    always that of the first time, since an answer could print what it finds of the course's own in the second.
+    """
+    name, points = about["grade_id"], float(about["points"])
+    draws.begin(name)
+    right, said = run_check(code_of(source), name, names)
+    if not right and len(tasks.answers) > len(tasks.own):
+        draws.begin(f"{name}, by itself")
+        with tasks.alone():
+            right, _ = run_check(code_of(source), name, names)
+        if right:
+            said = f"passed with right answers to the earlier tasks. With your own it fails:\n{said}"
+    return Mark(name, title(source), points if right else 0.0, points, said)
+
+
+def code_of(source: str) -> str:
+    """Return a cell's code without magics, with the same lines."""
+    return "\n".join("" if line.startswith("%") else line for line in source.splitlines())
 
 
 def run_check(code: str, name: str, names: dict) -> tuple[bool, str]:

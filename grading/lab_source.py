@@ -4,7 +4,9 @@ A source is a jupytext percent script. The first line of a code cell says what i
 
     # %% answer="ring_all_reduce"            a task; BEGIN SOLUTION to END SOLUTION is removed for students
     # %% check="check_all_reduce" points=10  a check; BEGIN HIDDEN TESTS to END HIDDEN TESTS is removed for students
+       ... also="reduce_scatter"           if it checks this earlier task, too
     # %% locked="tools"                      the instructor's code that checks need, without points
+    # %% [markdown] writing="why_a_ring" points=5     an answer in words to the text above it, which a person grades
     # %%                                     a cell for students to play with; it is not graded
 """
 from pathlib import Path
@@ -28,13 +30,19 @@ def notebook_of(source: Path):
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell.id = f"cell-{i}"
-        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell.cell_type, cell.metadata, i))
+        said = cell.metadata
+        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell.cell_type, said, i))
+        if "also" in said:
+            cell.metadata["shardlab"] = {"also": said["also"]}
     return notebook
 
 
 def nbgrader_metadata(cell_type: str, said: dict, i: int) -> dict:
     """Return nbgrader's metadata for a cell; `said` is from its first line. Texts are locked, so tasks stay as set."""
-    if cell_type != "code":
+    if "writing" in said:
+        about = {"grade_id": said["writing"], "grade": True, "solution": True, "locked": False,
+                 "points": said["points"]}
+    elif cell_type != "code":
         about = {"grade_id": f"text_{i}", "grade": False, "solution": False, "locked": True}
     elif "answer" in said:
         about = {"grade_id": said["answer"], "grade": False, "solution": True, "locked": False}

@@ -1,117 +1,156 @@
-"""The program of a limited rank, which runs answers and can do nothing else. `grading/sandbox.py` is the other side."""
+"""A limited rank: a process that runs one call of an answer, and can do nothing else.
+
+`grading/fork_server.py` forks it, `grading/conversation.py` is its only correspondent.
+"""
+import builtins
+import faulthandler
+import gc
+import importlib
 import io
 import linecache
 import os
+import signal
+import socket
+import struct
 import sys
-import threading
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from grading.lab_group import LabGroup
-from grading.limits import close_inherited_files, lock_processes, lock_up
-from grading.values import LARGEST, PRINTED, from_bytes, to_bytes
-from mpi_impl.launching.pool import Answer, Job
-from mpi_impl.launching.pool_rank import Rank, main
+from grading.limits import forbid_imports, limit_memory, lock_up
+from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
 
-# MPI passes large messages on one machine by reading the other process's memory, which locked-up processes may not.
-NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
-                  "OMPI_MCA_smsc": "^cma,knem,xpmem",                   # Open MPI 5
-                  "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}   # and 4
+# The modules that answers may import, and those that these, or messages about errors, load later.
+COMPUTING = ("__future__", "abc", "array", "bisect", "builtins", "cmath", "collections", "collections.abc",
+             "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions", "functools", "heapq", "inspect",
+             "io", "itertools", "json", "math", "numbers", "operator", "pprint", "queue", "random", "re", "statistics",
+             "string", "struct", "textwrap", "time", "timeit", "types", "typing", "warnings", "weakref", "numpy",
+             "numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random",
+             "numpy.testing", "numpy.typing")
+NEEDED = ("ast", "codeop", "encodings.idna", "encodings.latin_1", "tokenize", "unicodedata")
 
 
-class Printed(io.StringIO):
-    """A stream that keeps what is printed, up to a limit."""
+class Printed(io.TextIOBase):
+    """A stream that sends the broker's process what is printed, up to a limit."""
+
+    def __init__(self, tell):
+        self.tell_broker, self.characters = tell, 0
 
     def write(self, text: str) -> int:
-        if self.tell() + len(text) > PRINTED:
+        self.characters += len(text)
+        if self.characters > PRINTED:
             raise RuntimeError(f"the answer has printed more than {PRINTED:,} characters")
-        return super().write(text)
+        self.tell_broker("printed", text)
+        return len(text)
 
 
-class LimitedRank(Rank):
-    """A rank of a pool that runs answers, locked up."""
+class BrokerLine:
+    """The connection to the broker's process."""
 
-    def __init__(self, connection):
-        os.environ.update(NO_SINGLE_COPY)
-        super().__init__(connection)
-        self.lab_group: LabGroup | None = None
-        np.random.default_rng(0).normal(size=2)     # loads parts of NumPy that could not be loaded later
-        np.linalg.norm(np.fft.fft(np.ones(2)))
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
 
-    def serve(self) -> None:
-        """Serve like every rank, but locked up. Processes are forbidden only once the listening thread runs."""
-        self.locked = False
-        lock_up()
-        super().serve()
-
-    def call(self, job: Job) -> bytes:
-        """Call a function of the answers. The job has their sources, its name and its arguments on this rank.
-
-        Return its result and the number of elements that it sent, encoded.
-        """
-        __tracebackhide__ = True
-        if not self.locked:
-            lock_processes()
-            self.locked = True
-        sys.stdout = sys.stderr = self.printed = Printed()
-        request = from_bytes(job.call)
-        group = self.group(job.ranks, job.era)
-        group.transports.forbid_shared_memory()     # it would be a file, and files are forbidden
-        self.lab_group = LabGroup(group, request["allow"])
-        function = find_function(request["answers"], request["function"])
-        result = function(self.lab_group, *request["args"]) if request["with_group"] else function(*request["args"])
-        data = to_bytes({"result": result, "sent": self.lab_group.sent})
+    def tell(self, *message) -> None:
+        data = to_bytes(list(message))
         if len(data) > LARGEST:
-            raise MemoryError(f"the answer returned {len(data):,} bytes; {LARGEST:,} are the limit")
-        return data
+            raise MemoryError(f"{len(data):,} bytes are too many to hand over; {LARGEST:,} are the limit")
+        self.connection.sendall(struct.pack(HEAD, len(data)) + data)
 
-    def describe(self, error: BaseException) -> str:
-        """Return the traceback, with only the lines of the answer."""
-        found = traceback.TracebackException.from_exception(error)
-        found.stack = answer_frames(found.stack)
-        text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
-        if isinstance(error, NameError):
-            text += "Ranks see only %%answer cells: import it, or define it, in one of them.\n"
-        if isinstance(error, NotImplementedError):
-            text += "This answer is not written yet, or still contains the line that raises this error.\n"
-        return text[:PRINTED // 2] + text[PRINTED // 2:][-PRINTED // 2:]
+    def hear(self) -> Any:
+        return from_bytes(self._read(struct.unpack(HEAD, self._read(struct.calcsize(HEAD)))[0]))
 
-    def where(self) -> Answer:
-        """Return the line of the answer that the rank executes, and the rank that it waits for."""
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
-        stack = answer_frames(traceback.extract_stack(frame))
-        waiting = self.lab_group.waiting if self.lab_group else None
-        return Answer("stuck", "".join(stack.format()), to_bytes(waiting), self.printed.getvalue())
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            parts.append(self.connection.recv(size))
+            if not parts[-1]:
+                os._exit(0)
+            size -= len(parts[-1])
+        return b"".join(parts)
 
-
-def answer_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
-    """Return the frames of a stack that are in answers."""
-    return traceback.StackSummary.from_list([frame for frame in stack if frame.filename.startswith("answer ")])
+    def ask(self, *operation) -> Any:
+        """Ask the broker for an operation of the group. Return its result, or raise the exception that it names."""
+        self.tell(*operation)
+        value, error, sentence = self.hear()
+        if error:
+            raise getattr(builtins, error)(sentence)
+        return value
 
 
-def find_function(answers: dict[str, str], name: str):
+def prepare() -> None:
+    """Load everything that answers may use, since they can load nothing later."""
+    for name in COMPUTING + NEEDED:
+        importlib.import_module(name)
+    np.linalg.norm(np.fft.fft(np.random.default_rng(0).normal(size=2)))      # loads parts that NumPy loads when needed
+    "".join(traceback.format_exception(ValueError()))
+    os.chdir("/")
+    os.environ.clear()
+    forbid_imports()
+    gc.freeze()     # so that a fork copies less
+
+
+def run_call(connection: socket.socket, pipe: int) -> None:
+    """Lock this process up, run the call that the connection brings, and end."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file, kept in ((nowhere, 0), (nowhere, 1), (pipe, 2)):
+        os.dup2(file, kept)
+    os.close(nowhere)
+    os.close(pipe)
+    faulthandler.enable(2, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, 2, all_threads=False)
+    limit_memory()
+    lock_up()
+    line = BrokerLine(connection)
+    sys.stdout = sys.stderr = Printed(line.tell)
+    try:
+        line.tell("returned", call(line, **line.hear()))
+    except BaseException as error:      # a SystemExit too is an answer
+        line.tell("raised", describe(error))
+    os._exit(0)
+
+
+def call(line: BrokerLine, answers: list, function: str, args: list, rank: int, size: int, with_group: bool) -> Any:
+    """Call a function of the answers with this rank's arguments, and the group if it has one. Return its result."""
+    found = find_function(answers, function)
+    return found(LabGroup(rank, size, line.ask), *args) if with_group else found(*args)
+
+
+def describe(error: BaseException) -> str:
+    """Return the traceback, with only the lines of the answer."""
+    found = traceback.TracebackException.from_exception(error)
+    found.stack = traceback.StackSummary.from_list(
+        [frame for frame in found.stack if frame.filename.startswith("answer ")])
+    text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
+    if isinstance(error, NameError):
+        text += "Ranks see only %%answer cells: import it, or define it, in one of them.\n"
+    if isinstance(error, NotImplementedError):
+        text += "This answer is not written yet, or still contains the line that raises this error.\n"
+    return text[:PRINTED // 2] + text[PRINTED // 2:][-PRINTED // 2:]
+
+
+def find_function(answers: Sequence, name: str):
     """Run the answers in order, and return the function of this name. Raises NameError, or the error of an answer.
 
-    An answer that fails does not prevent the others from running.
+    An answer is its name, its source, and with the course's own functions in place of some of its, their names and
+    their source. An answer that fails does not prevent the others from running.
     """
-    __tracebackhide__ = True
-    names: dict = {"__name__": "answer"}
+    names, course = {"__name__": "answer"}, {"__name__": "course"}
     errors: list[BaseException] = []
-    for answer, source in answers.items():
+    for answer, source, replaced, by in answers:
         title = f"answer {answer}"
         linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title
         try:
             exec(compile(source, title, "exec"), names)
         except (Exception, SystemExit) as error:
             errors.append(error)
+        if replaced:
+            exec(compile(by, "course", "exec"), course)
+            names |= {function: course[function] for function in replaced}
     if callable(names.get(name)):
         return names[name]
     if errors:
         raise errors[0]
     raise NameError(f"there is no function {name}: was it renamed?")
-
-
-if __name__ == "__main__":
-    close_inherited_files()
-    main(sys.argv[1], LimitedRank)

@@ -11,11 +11,14 @@ import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, ClearHiddenTests, LimitOutput,
                                     NbGraderPreprocessor, SaveAutoGrades)
+from nbgrader.utils import compute_checksum
 
 from grading.answers import MAGIC, name_of
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark
+from grading.hunts import FILE, hunted_by
 from grading.submission import Unreadable, find_notebook, grade_file, read
+from grading.writing import STUB, is_writing, quote, texts_of
 
 # The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
 CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)?\.ipynb$"
@@ -66,7 +69,8 @@ class RunChecks(NbGraderPreprocessor):
         folder = Path(coursedir.format_path(coursedir.submitted_directory, about["student"], about["assignment"]))
         seed_file = Path(coursedir.root) / SEED_FILE
         seed = read_seed(seed_file) if seed_file.exists() else None
-        graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
+        with hunted_by([about["student"]], Path(coursedir.root) / FILE):
+            graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
         by_check = {mark.check: mark for mark in graded.marks}
         for cell in nb.cells:
             if mark := by_check.get(cell.metadata.get("nbgrader", {}).get("grade_id")):
@@ -86,11 +90,17 @@ def read_source(coursedir, about: dict):
 def assemble(source, submitted):
     """Return the instructor's notebook with the answers of a submission."""
     given = {name: cell.source for cell in submitted.cells if (name := name_of(cell))}
+    texts = texts_of(source, submitted)
     for cell in source.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
         if name := name_of(cell):
             cell.source = given.get(name, f"{MAGIC} {name}\n# This answer is not in the submission.")
+        elif is_writing(cell):
+            about = cell.metadata["nbgrader"]
+            cell.source = quote(text) if (text := texts[about["grade_id"]]) else STUB
+            if not text:
+                about["checksum"] = compute_checksum(cell)      # tells nbgrader that the text gets no points
     return source
 
 

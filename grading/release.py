@@ -5,6 +5,8 @@
     source/LAB/LAB.ipynb            the instructor's notebook, made from notebooks/labs/LAB.py
     release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
+    students/shardlab.zip           the students' bundle: the released labs, and all that they need
+    answers/                        with --answers: those to all open questions of walkthroughs and labs
     gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
 
 A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
@@ -16,8 +18,6 @@ import json
 import os
 import re
 import sys
-import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import nbformat
@@ -28,16 +28,20 @@ from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
+from grading.archive import pack
+from grading.bundle import make_bundle
 from grading.draws import SEED_FILE, new_seed, read_seed
+from grading.hunts import FILE
 from grading.lab_source import labs, notebook_of
+from grading.model_answers import open_answers, write_pages
+from grading.writing import is_writing
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, reading, replacing, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("reference", "mpi_impl", "grading")
-NEEDED = ("numpy", "mpi4py", "mpich", "ml-dtypes", "nbformat")      # of requirements.lock, for grading
-TIME = (1980, 1, 1, 0, 0, 0)        # of every file in a zip, so that it is always the same
+NEEDED = ("numpy", "nbformat")      # of requirements.lock, for grading, which needs no MPI
 
 CONFIG = '''"""nbgrader's configuration of this course. ./run.sh labs never overwrites it: add what you need."""
 from grading.nbgrader_checks import configure
@@ -82,7 +86,14 @@ def main() -> None:
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
                         help="the course's folder (default: runs/course)")
-    make_course(parser.parse_args().folder.absolute())
+    parser.add_argument("--answers", action="store_true", help="also write the answers to all open questions, for "
+                        "instructors, into the course's folder; this asks for the instructors' passphrase")
+    options = parser.parse_args()
+    folder, answers = options.folder.absolute(), open_answers() if options.answers else {}
+    make_course(folder)
+    if options.answers:
+        write_pages(folder / "answers", answers)
+        print(f"The answers to the open questions are in {folder / 'answers'}. Keep them from students.")
 
 
 def make_course(folder: Path, sources: list[Path] | None = None) -> None:
@@ -94,14 +105,13 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         check_submissions(folder, lab, notebook)
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
-    seed = course_seed(folder / SEED_FILE)
+    secrets = {SEED_FILE: f"{course_seed(folder / SEED_FILE)}\n"} | hunts(folder)
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
-        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, seed))
-        points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
-        print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
-              flush=True)
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
+        print(f"{lab}: source, release and Gradescope's autograder; {describe_points(notebook)}", flush=True)
+    write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
     print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
 
 
@@ -205,6 +215,11 @@ def release(folder: Path, lab: str) -> None:
         raise UserError(f"nbgrader could not release {lab}. It said: {outcome.get('log') or outcome['error']}")
 
 
+def read_releases(folder: Path) -> dict[str, str]:
+    """Return the text of each released notebook, by the lab's name."""
+    return {path.stem: path.read_text() for path in sorted((folder / "release").glob("*/*.ipynb"))}
+
+
 def without_secrets(notebook):
     """Return an instructor's notebook as students get it: without solutions and hidden tests."""
     for clear in ClearSolutions(), ClearHiddenTests():
@@ -220,26 +235,31 @@ def write(path: Path, data: bytes) -> None:
         Path(aside).write_bytes(data)
 
 
+def describe_points(notebook) -> str:
+    """Return '9 checks with 60 points, 2 texts with 10'."""
+    checks = [about(cell)["points"] for cell in notebook.cells if "points" in about(cell) and not is_writing(cell)]
+    texts = [about(cell)["points"] for cell in notebook.cells if is_writing(cell)]
+    return f"{len(checks)} checks with {sum(checks):g} points, {len(texts)} texts with {sum(texts):g}"
+
+
 # ---- Gradescope ----
 
-def autograder(lab: str, notebook, seed: str) -> bytes:
+def hunts(folder: Path) -> dict[str, str]:
+    """Return the course's file of bugs to hunt, if it has one."""
+    return {FILE: (folder / FILE).read_text()} if (folder / FILE).exists() else {}
+
+
+def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     """Make Gradescope's zip: its two scripts, and all files that they need."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
-             SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),
+             **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
              "requirements.txt": "\n".join(NEEDED) + "\n",
              "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
                                                      re.MULTILINE)) + "\n"}
     for package in PACKAGES:
         files |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / package).rglob("*.py")}
-    data = BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(files):
-            entry = zipfile.ZipInfo(name, TIME)
-            entry.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, files[name])
-    return data.getvalue()
+    return pack(files, {"setup.sh", "run_autograder"})
 
 
 if __name__ == "__main__":

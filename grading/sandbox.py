@@ -1,21 +1,24 @@
 """The sandbox, which runs answers on limited ranks (`grading/limited_rank.py`) and reports their errors."""
+import ast
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from grading.lab_group import OPERATIONS
-from grading.values import LARGEST, PRINTED, from_bytes, to_bytes
-from mpi_impl.launching.pool import Answer, Pool, stories
+from grading.broker import Broker
+from grading.conversation import Ending, converse
+from grading.fork_server import ForkServer
+from grading.values import PRINTED, to_bytes
+from mpi_impl.launching.pool import Answer, Interrupted, interrupted, stories
 
-RANKS = 8
+RANKS = 8                   # at most
 LONGEST_OUTPUT = 500        # characters of a failed answer's output
 LONGEST_TRACEBACK = 4000    # characters
-WAITS_FOR = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
 
 
 class AnswerFailed(Exception):
     """An answer that did not finish on every rank. The message is for its author."""
 
-    hangs = False       # True if no rank has failed, but some have reached the time limit
+    hangs = False       # True if no rank has failed, but some have not ended
 
 
 class Each:
@@ -26,47 +29,75 @@ class Each:
 
 
 class Outcome(NamedTuple):
-    """The result of an answer on each rank, the number of elements that it has sent, and its output."""
+    """The result of an answer on each rank, and what the rank has sent and printed, as counted outside its process."""
 
     results: list
-    sent: list[int]
+    sent: list[int]         # elements
+    messages: list[int]     # arrays sent to one rank, and collectives
     printed: list[str]
 
 
 class Sandbox:
-    """Limited ranks. They start with the first run, and again after a run that hung."""
+    """Limited ranks, new ones for each run. Their fork server starts with the first run."""
 
-    def __init__(self, size: int = RANKS):
-        self.pool = Pool(size, program="grading.limited_rank", largest=LARGEST + (1 << 20))
+    def __init__(self, program: str = "grading.fork_server"):
+        self.program = program
+        self.server: ForkServer | None = None
 
     def run(self, answers: Mapping[str, str], function: str, args: Sequence, n: int | None, allow: Collection[str],
-            limit: float) -> Outcome:
+            limit: float, given: Mapping[str, str] | None = None) -> Outcome:
         """Call `function(group, *args)` on n ranks, or `function(*args)` on one if n is None, within `limit` seconds.
 
-        `answers` has the sources of all submitted cells, by name. Raises AnswerFailed.
+        `answers` has the sources of all submitted cells, by name; `given` those of the course's own that replace the
+        functions of some. Raises AnswerFailed.
         """
-        ranks = n or 1
+        ranks, given = n or 1, given or {}
+        if not 1 <= ranks <= RANKS:
+            raise ValueError(f"A run on {ranks} ranks was asked for: 1 to {RANKS} are possible.")
         for value in args:
             if isinstance(value, Each) and len(value.values) != ranks:
                 raise ValueError(f"each(...) has {len(value.values)} values for {ranks} ranks")
-        common = {"answers": dict(answers), "function": function, "with_group": n is not None, "allow": list(allow)}
+        sources = [[name, source, functions_of(given.get(name, "")), given.get(name, "")]
+                   for name, source in answers.items()]
+        common = {"answers": sources, "function": function, "with_group": n is not None, "size": ranks}
         # A rank gets only its own arguments: an answer can find everything in its process.
-        calls = [to_bytes({**common, "args": [value.values[rank] if isinstance(value, Each) else value
-                                              for value in args]}) for rank in range(ranks)]
-        found = [shorten(answer) for answer in self.pool.answers(calls, limit)[0]]
+        calls = [to_bytes({**common, "rank": rank, "args": [value.values[rank] if isinstance(value, Each) else value
+                                                            for value in args]}) for rank in range(ranks)]
+        broker = Broker(ranks, allow if n is not None else ())
+        try:
+            ending = self.converse(calls, broker, answers, limit)
+        except Interrupted as interrupt:
+            raise interrupted([shorten(answer) for answer in interrupt.answers],
+                              f"You interrupted {function} while it was running on {ranks} rank(s).") from None
+        found = [shorten(answer) for answer in ending.answers]
         if any(answer.what != "returned" for answer in found):
-            failed = AnswerFailed(describe_failure(function, found, limit))
+            failed = AnswerFailed(describe_failure(function, found, broker, limit, ending.waited))
             failed.hangs = all(answer.what in ("returned", "stuck") for answer in found)
             raise failed
+        return Outcome(ending.results, broker.sent, broker.messages, [answer.printed for answer in found])
+
+    def converse(self, calls: Sequence[bytes], broker: Broker, answers: Mapping[str, str], limit: float) -> Ending:
+        """Run the calls, and start the fork server first if it is not there."""
+        self.server = self.server or ForkServer(self.program)
         try:
-            returned = [from_bytes(answer.result) for answer in found]
-            return Outcome([one["result"] for one in returned], [int(one["sent"]) for one in returned],
-                           [answer.printed for answer in found])
-        except (ValueError, TypeError, KeyError):
-            raise AnswerFailed(f"{function} did not end with a return.") from None
+            return converse(self.server, calls, broker, answers, limit)
+        except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of a run
+            self.close()
+            raise
 
     def close(self) -> None:
-        self.pool.close()
+        """End the fork server. The next run starts another one."""
+        if self.server:
+            self.server.close()
+            self.server = None
+
+
+def functions_of(source: str) -> list[str]:
+    """Return the functions that a task asks for: those in its answer, but for the solution's own helpers."""
+    hidden = {number for region in re.finditer(r"### BEGIN SOLUTION.*?### END SOLUTION", source, re.DOTALL)
+              for number in range(source.count("\n", 0, region.start()) + 1, source.count("\n", 0, region.end()) + 2)}
+    return [node.name for node in ast.parse(source).body
+            if isinstance(node, ast.FunctionDef) and node.lineno not in hidden]
 
 
 def shorten(answer: Answer) -> Answer:
@@ -86,49 +117,15 @@ def sanitize(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def describe_failure(function: str, found: list[Answer], limit: float) -> str:
+def describe_failure(function: str, found: list[Answer], broker: Broker, limit: float, waited: bool) -> str:
     """Describe for the answer's author what each rank did, and which rank it waits for."""
     ranks, stuck = len(found), [rank for rank, answer in enumerate(found) if answer.what == "stuck"]
     where = f" on {ranks} ranks" if ranks > 1 else ""
     head = f"{function} did not finish{where}."
     if stuck and all(answer.what in ("stuck", "returned") for answer in found):
-        head = f"{function} did not finish within {limit:g} seconds{where}."
-    lines = [head, *describe_waits({rank: read_waiting(found[rank].result) for rank in stuck})]
+        head = f"{function} never ends{where}: every rank that has not returned waits for another." if waited else \
+            f"{function} did not finish within {limit:g} seconds{where}."
+    lines = [head, *broker.describe_waits()]
+    lines += [f"rank {rank} computes or sleeps, and waits for no rank: is there an endless loop?"
+              for rank in stuck if rank not in broker.waiting]
     return "\n".join(lines) + "\n" + "".join(stories(found)).rstrip()
-
-
-def read_waiting(result: bytes) -> tuple | None:
-    """Return the operation of a stuck rank and the rank that it waits for, or None if its report names none."""
-    try:
-        operation, other = from_bytes(result)
-        known = operation in OPERATIONS and (other is None if operation not in WAITS_FOR else type(other) is int)
-        return (operation, other) if known else None
-    except (ValueError, TypeError):
-        return None
-
-
-def describe_waits(waiting: Mapping[int, Any]) -> list[str]:
-    """Describe what each stuck rank waits for, and the cycle if there is one."""
-    lines = []
-    for rank, what in waiting.items():
-        if what is None:
-            lines.append(f"rank {rank} computes or sleeps, and waits for no rank: is there an endless loop?")
-        elif what[1] is None:
-            lines.append(f"rank {rank} is in {what[0]}, which needs all ranks.")
-        else:
-            lines.append(f"rank {rank} waits {WAITS_FOR[what[0]]} rank {what[1]}.")
-    cycle = find_cycle({rank: what[1] for rank, what in waiting.items() if what and what[1] is not None})
-    if cycle:
-        lines.append(f"They wait in a cycle: {' -> '.join(map(str, [*cycle, cycle[0]]))}. One rank must go first.")
-    return lines
-
-
-def find_cycle(waits_for: Mapping[int, int]) -> list[int]:
-    """Return the ranks of a cycle, in which each waits for the next and the last for the first; [] if there is none."""
-    for start in waits_for:
-        path = [start]
-        while (following := waits_for.get(path[-1])) is not None:
-            if following in path:
-                return path[path.index(following):]
-            path.append(following)
-    return []

@@ -7,6 +7,7 @@ import nbformat
 
 from grading.answers import answers_of, name_of
 from grading.grade import Mark, grade, no_marks
+from grading.writing import texts_of
 
 LARGEST = 50 << 20      # bytes of a notebook
 
@@ -92,11 +93,12 @@ def cell_of(cell: dict) -> dict:
 
 
 def remarks(source, submitted) -> list[str]:
-    """Return sentences about answers that are missing, duplicated or unknown."""
+    """Return sentences about answers that are missing, duplicated or unknown, and texts that are not written."""
     tasks, given = list(answers_of(source)), [name for cell in submitted.cells if (name := name_of(cell))]
     if not set(tasks) & set(given):
         return [f"It contains none of the answers of this lab ({', '.join(tasks)}): is it the notebook of another lab?"]
     said = [f"The answer {name} is missing." for name in tasks if name not in given]
+    said += [f"The text {name} is not written." for name, text in texts_of(source, submitted).items() if not text]
     said += [f"The answer {name} is there {given.count(name)} times: the last one counts."
              for name in tasks if given.count(name) > 1]
     return said + [f"{name[:40]}{' ...' * (len(name) > 40)} is no task of this lab: has the first line of its cell "

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = 64 << 20      # bytes that an answer may return
+HEAD = "!I"             # the length that precedes each message
+LARGEST = 64 << 20      # bytes of a message, as of what an answer returns
 TREE = 2 << 20          # bytes of these that are no elements of arrays
 PRINTED = 20_000        # characters that an answer may print
 TOO_MANY = "too many single values to hand over: put numbers into arrays"

@@ -19,7 +19,7 @@ from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.arguments import experts_config, in_other_words
 from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, ModelOptions
 from mpi_impl.programs.partners import check_partners
-from mpi_impl.programs.presets import PRESETS, VOCABULARIES
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES, VOCABULARY
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import ARCHITECTURES, ModelConfig, option
@@ -27,8 +27,6 @@ from reference.costs.flops import utilization
 from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
 from reference.errors import UserError
-
-VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@
 import numpy as np
 
 from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, partial_sums, whole
+from mpi_impl.notebook.predictions import reveal
 
 random = np.random.default_rng(1)
 
@@ -128,11 +129,18 @@ print(f"off by as much as {np.abs(wrong - right).max() / np.abs(right).max():.0%
 #
 # It can be repaired: add up *before* GeLU. But then the ranks must send something in the middle of the layer, and it is
 # the largest array of all, $4h$ numbers for each token:
+#
+# **Predict.** $X$ is $[6, 4]$, $A$ is $[4, 16]$, and $B$ is $[16, 4]$, so the ranks now add up arrays of 96 numbers.
+# How many would it be if they could add up after $B$ instead?
 
 # %%
+guess = ...                # numbers: write yours in place of the dots, then run this cell and the next
+
+# %% tags=["hide-output"]
 repaired = gelu(sum(partial))[0] @ B
 print("the same?", np.allclose(repaired, right))
-print(f"numbers to add up over the ranks: {partial[0].size} here, {repaired.size} if it were after B")
+assert partial[0].size == 96
+reveal(guess, repaired.size, "numbers to add up after B")
 
 # %% [markdown]
 # ### The right way: columns first, then rows
@@ -157,8 +165,14 @@ print("the same?", np.allclose(sum(sums), right))
 #
 # What does each way send? With $b$ texts of $s$ tokens, an all-reduce of $N$ numbers over $t$ ranks in a ring costs
 # each rank $2N(t-1)/t$ (walkthrough 2 and lab 1 say why):
+#
+# **Predict.** For the 8.3-billion-parameter model of the paper, $b = 8$, $s = 1024$, $h = 3072$, with 2 bytes for a
+# number, on 8 ranks. How many MB does each rank send for $Y$, and so for the right way?
 
 # %%
+guess = ...                # MB
+
+# %% tags=["hide-output"]
 from mpi_impl.notebook.pictures.charts import draw_bars
 from reference.comm.ring import ring_all_reduce
 
@@ -167,6 +181,7 @@ megabytes = 2 / 1e6                             # 16 bits for a number
 draw_bars({"columns, then rows: Y": {"sent": megabytes * ring_all_reduce(b * s * hidden, 8)},
            "rows, add up before GeLU: X A": {"sent": megabytes * ring_all_reduce(b * s * 4 * hidden, 8)}},
           "MB that each of 8 ranks sends in the forward of one MLP", unit=" MB")
+reveal(guess, megabytes * ring_all_reduce(b * s * hidden, 8), "MB that each rank sends for Y")
 
 # %% [markdown]
 # And splitting by rows first costs even more: after GeLU every rank has all of $\mathrm{GeLU}(XA)$, so it holds $t$
@@ -216,15 +231,28 @@ print(f"Y begins {Y[0, :3].round(3)}")
 print([np.allclose(y, right) for y in ranks["Y"]])
 
 # %% [markdown]
-# A rank's *ledger* records what it sends, and every call of a collective must give a reason. One all-reduce, of 24
-# numbers, of 8 bytes each:
+# A rank's *ledger* records what it sends, and every call of a collective must give a reason.
+#
+# **Predict.** $Y$ is $[6, 4]$, in float64. How many bytes does each of the 4 ranks send for its all-reduce, if it
+# runs as a ring?
 
 # %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
 # %%ranks 4
 Y = group.all_reduce(partial.copy(), "mlp output")
+lines = list(group.ledger.totals.items())
 if rank == 0:
     for entry, total in group.ledger.totals.items():
         print(entry.operation, "for the", entry.reason, "of", total.elements, entry.dtype, "elements")
+
+# %% tags=["hide-output"]
+from mpi_impl.comm.ledger import ring_bytes
+
+sent = [sum(ring_bytes(*line) for line in lines) for lines in ranks["lines"]]
+reveal(guess, sent[0], "bytes that each rank sends")
+assert len(set(sent)) == 1
 
 # %% [markdown]
 # ### What if one rank does not join in?

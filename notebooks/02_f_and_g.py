@@ -22,6 +22,7 @@ from mpi_impl.notebook.pictures.charts import draw_curves
 from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS, owners_of
+from mpi_impl.notebook.predictions import reveal
 from mpi_impl.reports.charts import finish
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
@@ -107,13 +108,21 @@ print("<g u, y> = <u, g* y>:", abs(inside - outside) < 1e-12)
 #
 # "Counts once" is not a detail. What if we treated each rank's copy of $Y$ as a separate array? Then g is a map from
 # $t$ arrays to $t$ arrays, f after g:
+#
+# **Predict.** Is its backward a copy, as g's is? By how much is the gradient that each of three ranks gets then
+# larger than $dy$?
 
 # %%
+guess = ...                # times
+
+# %% tags=["hide-output"]
 both = f @ g
 print("its own transpose:", np.array_equal(both, both.T))
 
 backward = np.split(both.T @ np.tile([1.0, 2.0, 3.0], 3), 3)      # on three ranks, from dy = 1, 2, 3 on each
 print("what each rank gets:", *backward)
+assert np.array_equal(backward[0], 3 * np.array([1.0, 2.0, 3.0]))
+reveal(guess, backward[0][0] / 1.0, "times dy, on each rank")
 
 # %% [markdown]
 # This map is its own transpose, so its backward is an all-reduce, and $dy$ comes out three times as large. That is not
@@ -271,7 +280,7 @@ for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.item
 # ## On real ranks
 #
 # `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and asks for the reason. Its
-# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 6 explains why not directly).
+# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 8 explains why not directly).
 
 # %%
 from mpi_impl.layers import mlp as on_ranks
@@ -281,8 +290,16 @@ print(inspect.getsource(on_ranks.mlp_backward))
 # %%
 ranks["shards"], ranks["x"], ranks["dy"] = shards, x, dy      # to all ranks
 
+# %% [markdown]
+# **Predict.** The layer's input and output are $[2, 4, 8]$, in float64, on 4 ranks. How many bytes does each rank
+# send, forward and backward together, if an all-reduce sends $2(t-1)/t$ of its array?
+
 # %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
 # %%ranks 4
+from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
@@ -295,10 +312,13 @@ with group.ledger.phase("forward"):
     y, cache = mlp_forward(x, p, "gelu", region)
 with group.ledger.phase("backward"):
     dx = mlp_backward(dy, p, cache, "gelu", grads, ImmediateSink(), region)
+sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
 print(traffic_table(group.ledger))
 
-# %%
+# %% tags=["hide-output"]
 print([np.allclose(dx, measured, atol=1e-6) for dx in ranks["dx"]])
+assert len(set(ranks["sent"])) == 1
+reveal(guess, ranks["sent"][0], "bytes that each rank sends")
 
 # %% [markdown]
 # Two all-reduces, each of $b\,s\,h = 2 \cdot 4 \cdot 8$ numbers: g's, for the layer's output, in the forward; f's, for
@@ -311,10 +331,10 @@ print([np.allclose(dx, measured, atol=1e-6) for dx in ranks["dx"]])
 #
 # Suppose that all ranks send their arrays to rank 0, which adds them up and sends the sum back to each. Then rank 0
 # receives and sends $(t-1)N$ numbers while the others wait. A *ring* is better: every rank sends to the next rank only,
-# all at the same time (Patarasuk and Yuan 2009). Each array is divided into $t$ pieces. In the picture there is a row
-# for each rank and a box for each piece of its array. Rank $i$ begins with a stripe of its own colour in each of its
-# boxes; a box with all colours is complete. A frame marks what has just arrived from the rank above (for rank 0, from
-# the last):
+# all at the same time ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). Each array is divided
+# into $t$ pieces. In the picture there is a row for each rank and a box for each piece of its array. Rank $i$ begins
+# with a stripe of its own colour in each of its boxes; a box with all colours is complete. A frame marks what has just
+# arrived from the rank above (for rank 0, from the last):
 
 # %%
 t = 4
@@ -402,8 +422,14 @@ print("the same numbers as f and g:", np.array_equal(gather, f) and np.array_equ
 #
 # On the same four ranks, here are the same layer and the same shards with another region. Each rank now has one of the
 # four positions.
+#
+# **Predict.** With sequence parallelism, when inputs are not kept but gathered again, how much more does a rank send
+# than with f and g?
 
 # %%
+guess = ...                # as a share: 1 would be twice as much
+
+# %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.comm.mappings import SequenceParallelRegion
 
@@ -415,7 +441,15 @@ for name, region, own in [("f and g", TensorParallelRegion(group), slice(None)),
     with group.ledger.phase(name):
         y, cache = mlp_forward(x[:, own], p, "gelu", region)
         dx = mlp_backward(dy[:, own].copy(), p, cache, "gelu", grads, ImmediateSink(), region)
+sent = {}
+for entry, total in group.ledger.totals.items():
+    sent[entry.phase] = sent.get(entry.phase, 0) + ring_bytes(entry, total)
 print(traffic_table(group.ledger))
+
+# %% tags=["hide-output"]
+sent = ranks["sent"][0]
+assert sent["f and g"] == sent["all-gather, reduce-scatter"]
+reveal(guess, sent["the same, inputs not kept"] / sent["f and g"] - 1, "more")
 
 # %%
 print("every rank's dX is its position of the measured one:", np.allclose(np.concatenate(ranks["dx"], 1), measured))

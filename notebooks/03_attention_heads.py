@@ -22,6 +22,7 @@ import numpy as np
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.heads import draw_patterns, draw_qkv
 from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
+from mpi_impl.notebook.predictions import reveal
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_forward)
 from reference.comm.mappings import TENSOR_PARALLEL
@@ -45,7 +46,7 @@ random = np.random.default_rng(3)
 # $$\mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt{d}}\right) V$$
 #
 # In a GPT a position may look only at itself and at those before it. A layer has $a$ heads side by side, each with its
-# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 7 it
+# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 9 it
 # is the number of replicas: the papers use the letter for both.)
 #
 # ## Four heads, made by hand
@@ -129,8 +130,13 @@ print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax,
 #
 # **By heads** there is g at the end, as in the MLP: one all-reduce of $b\,s\,h$ numbers. With the sizes of GPT-3
 # ($s = 2048$, $h = 12288$, $a = 96$), each of eight ranks would send, in 16 bits, for one text in one layer:
+#
+# **Predict.** by heads, how many MB is that? (An all-reduce in a ring sends $2N(t-1)/t$ numbers.)
 
 # %%
+guess = ...                # MB
+
+# %% tags=["hide-output"]
 from reference.comm.ring import ring_all_gather, ring_all_reduce
 
 S, H, heads, megabytes = 2048, 12288, 96, 2 / 1e6
@@ -139,6 +145,7 @@ ways = {"by heads: g": ring_all_reduce(S * H, 8),
         "by positions: keys and values": ring_all_gather(2 * S * H, 8)}
 draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()},
           "MB that each of 8 ranks sends in the forward of attention", unit=" MB")
+reveal(guess, ways["by heads: g"] * megabytes, "MB that each rank sends, by heads")
 
 # %% [markdown]
 # Splitting by positions costs the same as by heads, but a rank then holds the whole layer. (For very long texts it is
@@ -157,8 +164,14 @@ draw_qkv({"by heads": np.tile(owners, (3, 1)), "straight through": owners_of(3 *
 # %% [markdown]
 # Split straight through, rank 0 has *all queries* and half of the keys, and rank 1 not one query. It ought to fail
 # immediately. It does not. A rank's $3h/t$ columns are reshaped to $[h, 3, a/t, d]$, and the shape is right:
+#
+# **Predict.** On one rank there is nothing to split. On two, by how much is the result of this wrong layer off, as a
+# share of the largest element?
 
 # %%
+guess = ...                # as a share: 0.01 is one hundredth
+
+# %% tags=["hide-output"]
 from reference.config import ModelConfig
 from reference.params import split
 
@@ -179,6 +192,7 @@ def off(shards):
 for t in (1, 2, 4):
     print(f"{t} ranks: by heads right: {off(split(p, tensors, t)) < 1e-12},"
           f"  straight through off by {off(straight_through(t)):4.0%}")
+reveal(guess, off(straight_through(2)), "of the largest element, on two ranks")
 
 # %% [markdown]
 # What does rank 0 of two compute? It takes the first third of its columns for queries, which is right: they are those
@@ -291,7 +305,14 @@ print("Y is right on each rank:", [np.allclose(one, y) for one in ranks["y"]])
 dy = random.normal(size=x.shape)
 ranks["dy"] = dy
 
+# %% [markdown]
+# **Predict.** $X$ has $1 \cdot 9 \cdot 32$ numbers. How many elements go into all-reduces, forward and backward
+# together?
+
 # %%
+guess = ...                # elements
+
+# %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.demos.printing import traffic_table
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -302,7 +323,11 @@ with group.ledger.phase("forward"):
     y, cache = attention_forward(x, mine, True, region)
 with group.ledger.phase("backward"):
     dx = attention_backward(dy, mine, cache, grads, ImmediateSink(), region)
+elements = group.ledger.elements(operation="all_reduce")
 print(traffic_table(group.ledger))
+
+# %% tags=["hide-output"]
+reveal(guess, ranks["elements"][0], "elements in all-reduces")
 
 # %% [markdown]
 # Is it right? Compare it with the whole layer, in one process:

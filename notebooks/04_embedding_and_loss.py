@@ -21,6 +21,7 @@ import numpy as np
 from mpi_impl.notebook.pictures.charts import draw_bars
 from mpi_impl.notebook.pictures.shards import by_columns, draw_matrices, whole
 from mpi_impl.notebook.pictures.vocabulary import draw_lookup, draw_vocabulary
+from mpi_impl.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.layers import embedding
 from reference.layers.embedding import Embedding, local_ids, word_tensor
@@ -108,13 +109,20 @@ for rank, p in enumerate(split(Embedding(E, None), tensors, 2)):
 #
 # Padding is there so that all ranks have arrays of one shape. Here are real sizes: the vocabulary of GPT-2, padded to a
 # multiple of 128 on each rank, as in Megatron (matrices of such sizes are faster):
+#
+# **Predict.** GPT-2's vocabulary has 50,257 tokens. On one rank, how many rows of padding are that?
 
 # %%
+guess = ...                # rows
+
+# %% tags=["hide-output"]
 gpt2 = ModelConfig(num_layers=48, hidden_size=1600, num_attention_heads=25, vocab_size=50257,
                    max_position_embeddings=1024)
 for ranks_ in (1, 2, 4, 8):
     padded = gpt2.padded_vocab_size(ranks_)
     print(f"t = {ranks_}: {padded:,} rows, {padded - gpt2.vocab_size} of them padding, {padded // ranks_:,} on a rank")
+reveal(guess, gpt2.padded_vocab_size(1) - gpt2.vocab_size, "rows of padding on one rank")
+assert gpt2.make_vocab_size_divisible_by == 128 and round(gpt2.vocab_size, -4) == 50_000
 
 # %% [markdown]
 # The amount of padding depends on $t$. So if padding had any effect, a model on 8 ranks would differ from one on two.
@@ -140,7 +148,7 @@ draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + 
 # %% [markdown]
 # Which part of $E$'s gradient is on which rank? Tokens that were looked up get a part from the embedding. All tokens
 # get a part from the logits. Both are computed on the rank that has the row, so they are just added up, and nothing is
-# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 6.)
+# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 8.)
 #
 # Our model has no layers in between, so $X$ is the embedding itself. And the padding?
 
@@ -303,7 +311,14 @@ ids, held, *_ = cache
 logits, kept = logits_forward(x, mine.word, V, region)
 print(f"found {held.sum():2} of {tokens.size} tokens; x {x.shape}, logits {logits.shape}")
 
+# %% [markdown]
+# **Predict.** The text has 12 positions with a target, and $h = 4$. How many elements go into all-reduces in the
+# forward, the embedding's and the loss's?
+
 # %%
+guess = ...                # elements
+
+# %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.demos.printing import traffic_table
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
@@ -320,7 +335,11 @@ with group.ledger.phase("backward"):
     dlogits = cross_entropy_backward(dloss, losses)
     dx = logits_backward(dlogits, mine.word, kept, grads.word, ImmediateSink(), region)
     embedding_backward(dx, cache, grads, region)
+elements = group.ledger.elements(phase="forward")
 print(traffic_table(group.ledger))
+
+# %% tags=["hide-output"]
+reveal(guess, ranks["elements"][0], "elements in the forward's all-reduces")
 
 # %% [markdown]
 # For 12 positions: g of the embedding, $12 \cdot 4$ numbers. The three sums of the loss, 12 numbers each. And f, where
@@ -361,10 +380,17 @@ draw_bars(bars, "MB that each of 8 ranks sends for one text, in float32", unit="
 
 # %% [markdown]
 # The third and the sixth bar are there; they are too short to be seen. In general gathering sends $b\,s\,V(t-1)/t$ and
-# the three sums $6\,b\,s\,(t-1)/t$ numbers, $V/6$ times less:
+# the three sums $6\,b\,s\,(t-1)/t$ numbers, $V/6$ times less.
+#
+# **Predict.** How many times less is that for GPT-2?
 
 # %%
-print(f"{ring_all_gather(gpt2.vocab_size, 8) / (3 * ring_all_reduce(1, 8)):,.0f} times less for GPT-2's vocabulary")
+guess = ...                # times
+
+# %% tags=["hide-output"]
+less = ring_all_gather(gpt2.vocab_size, 8) / (3 * ring_all_reduce(1, 8))
+assert round(less) == round(gpt2.vocab_size / 6)
+reveal(guess, less, "times less for GPT-2's vocabulary")
 
 # %% [markdown]
 # And sending less is not even the main advantage. A rank that gathers the logits also has to *store* them, all of them,

@@ -78,13 +78,14 @@ def rounded(x, form: Format):
 
 @dataclass(frozen=True)
 class LossScaling:
-    """Megatron's options for the loss scale. Raises UserError for values that make no sense."""
+    """Megatron's options for the loss scale, and its factor. Raises UserError for values that make no sense."""
 
     loss_scale: float | None = None           # a fixed scale; None: it follows the gradients
     initial_loss_scale: float = 2.0**32
     min_loss_scale: float = 1.0
-    loss_scale_window: int = 1000             # steps without overflow before the scale is doubled
-    hysteresis: int = 2                       # overflows before the scale is halved
+    loss_scale_window: int = 1000             # steps without overflow before the scale is multiplied by the factor
+    hysteresis: int = 2                       # overflows before the scale is divided by it
+    loss_scale_factor: float = 2.0            # F, which is 2 in Megatron, without an option
 
     def __post_init__(self):
         for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
@@ -94,6 +95,9 @@ class LossScaling:
                                 "are multiplied by it, and divided again in float32.")
         for name in ("loss_scale_window", "hysteresis"):
             require_positive(name, getattr(self, name))
+        if not 1 < self.loss_scale_factor <= 2**16:
+            raise UserError(f"--loss-scale-factor is {self.loss_scale_factor:g}, but must be above 1 and at most "
+                            "65536: the scale is divided by it after an overflow. Leave it out for 2.")
         if self.loss_scale is None and self.initial_loss_scale < self.min_loss_scale:
             raise UserError(f"--initial-loss-scale is {self.initial_loss_scale:g}, but must not be below "
                             f"--min-loss-scale, which is {self.min_loss_scale:g}.")
@@ -150,14 +154,15 @@ class ScaleState(NamedTuple):
 
     scale: float
     good_steps: int       # without overflow, since the scale or the patience changed
-    patience: int         # overflows that are left before the scale is halved
+    patience: int         # overflows that are left before the scale shrinks
 
 
 class LossScaler:
     """A search for the largest loss scale that gradients allow. The rule is Megatron's.
 
     A step whose gradients overflow is skipped: no weight moves. From the n-th such step on (n is the hysteresis) the
-    scale is halved each time; after a window of steps without overflow it is doubled, and the patience restored.
+    scale is divided by a factor F each time; after a window of steps without overflow it is multiplied by F, and the
+    patience restored. F is 2; powers of 2 only move a gradient's exponent, and any other factor rounds its digits.
     """
 
     def __init__(self, scaling: LossScaling):
@@ -176,9 +181,9 @@ class LossScaler:
             return
         if overflow:
             patience = max(patience - 1, 0)
-            halved = max(scale / 2, min(scale, c.min_loss_scale))
-            self.state = ScaleState(halved if patience == 0 else scale, 0, patience)
+            smaller = max(scale / c.loss_scale_factor, min(scale, c.min_loss_scale))
+            self.state = ScaleState(smaller if patience == 0 else scale, 0, patience)
         elif good_steps + 1 >= c.loss_scale_window:
-            self.state = ScaleState(2 * scale, 0, c.hysteresis)
+            self.state = ScaleState(c.loss_scale_factor * scale, 0, c.hysteresis)
         else:
             self.state = ScaleState(scale, good_steps + 1, patience)

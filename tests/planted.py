@@ -60,8 +60,15 @@ def planted_run(group, bug: Bug, function: Callable, *args):
 def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args,
                   timeout: float = 30.0) -> RankFailure:
     """Assert that `function` passes on n ranks, and fails with the bug planted; return that failure."""
-    buggy_codes(bug)                # here too, since a stale bug must not count as caught
+    buggy_codes(bug)                # before a run: a stale bug must not count as caught
     pool.run(n, function, *args, timeout=timeout)
+    return assert_fails(pool, n, bug, function, *args, timeout=timeout)
+
+
+def assert_fails(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args,
+                 timeout: float = 30.0) -> RankFailure:
+    """Assert that `function` fails on n ranks with the bug planted; return that failure."""
+    buggy_codes(bug)
     try:
         pool.run(n, planted_run, bug, function, *args, timeout=timeout)
     except RankFailure as failure:

@@ -9,7 +9,7 @@ from tests.launching import ROOT
 
 # Modules that serve notebooks, and so need what only the extra `notebook` brings.
 OF_NOTEBOOKS = {"mpi_impl.notebook", "grading.canvas", "grading.gradescope", "grading.lab_source",
-                "grading.nbgrader_checks", "grading.release", "grading.submission"}
+                "grading.nbgrader_checks", "grading.release", "grading.search", "grading.submission"}
 
 IMPORT_ALL = """\
 import importlib, pkgutil

@@ -10,10 +10,10 @@ from subprocess import run
 
 import pytest
 
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.launching.pool import RankFailure, pickle_call
 from tests import zoo
 from tests.deep import one_fast_of
-from tests.planted import assert_caught, planted, planted_run
+from tests.planted import assert_fails, planted, planted_run
 from tests.zoo.entry import AXES, KINDS, SOURCE, Bug, Theorem
 from tests.zoo.unproved import UNPROVED
 
@@ -29,11 +29,26 @@ def ranks(small_pools):
     return small_pools
 
 
+@pytest.fixture(scope="module")
+def holds(ranks):
+    """Return a function that asserts a theorem on ranks without a bug: once, however many bugs it catches."""
+    known: set[bytes] = set()
+
+    def assert_once(theorem: Theorem) -> None:
+        call = pickle_call(theorem.function, (theorem.ranks, theorem.args))
+        if call not in known:
+            ranks.run(theorem.ranks, theorem.function, *theorem.args, timeout=10)
+            known.add(call)
+
+    return assert_once
+
+
 @pytest.mark.parametrize("name", one_fast_of(4, ON_RANKS))
-def test_ranks_catch_the_bug(ranks, name):
+def test_ranks_catch_the_bug(ranks, holds, name):
     """By a mistake's consequences, not because the wrong text is no program."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
-    failure = assert_caught(ranks, theorem.ranks, bug, theorem.function, *theorem.args, timeout=10)
+    holds(theorem)
+    failure = assert_fails(ranks, theorem.ranks, bug, theorem.function, *theorem.args, timeout=10)
     assert not re.search("NameError|UnboundLocalError|positional argument", str(failure)), failure
 
 
@@ -45,7 +60,7 @@ def test_the_textbook_catches_the_bug(name):
         theorem.function(*theorem.args)
 
 
-@pytest.mark.parametrize("name", one_fast_of(2, SILENT))
+@pytest.mark.parametrize("name", SILENT)
 def test_floats_cannot_see_a_bug_below_rounding(ranks, name):
     """Though the wrong line is run: a bug of the same form is seen as soon as it is large enough."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
@@ -56,8 +71,7 @@ def test_floats_cannot_see_a_bug_below_rounding(ranks, name):
         run_with(ranks, larger, theorem)
 
 
-@pytest.mark.parametrize("name", [*one_fast_of(2, SILENT),
-                                  *one_fast_of(12, [name for name in EXACT if name not in SILENT])])
+@pytest.mark.parametrize("name", [*SILENT, *one_fast_of(12, [name for name in EXACT if name not in SILENT])])
 def test_exact_numbers_see_the_bug(ranks, name):
     """A bug below rounding, too: exact numbers have no rounding that it could hide in."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem.exact

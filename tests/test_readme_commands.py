@@ -14,6 +14,7 @@ import mpi_impl.programs.generation_options as generation
 from mpi_impl import compare, plan
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
+from mpi_impl.dry_runs import options as dry_run
 from mpi_impl.experiments import layer_norm_order, stale_weights
 from mpi_impl.proof import options as proof
 from tests.base_install import base_environment
@@ -29,6 +30,7 @@ PARSE = {
     "mpi_impl.evaluate": lambda options, n: evaluation.parse(options),
     "mpi_impl.prove": proof.parse,
     "mpi_impl.plan": lambda options, n: plan.parse(options),
+    "mpi_impl.dry_run": lambda options, n: dry_run.parse(options),
     "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
                                             (compare.ranks_and_options("A or B", run) for run in options)],
@@ -49,6 +51,7 @@ SHORT = {
     "mpi_impl.generate": "",
     "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
     "mpi_impl.plan": "",
+    "mpi_impl.dry_run": "--rank 0 --global-batch-size 192",
     "mpi_impl.data.prepare": "",
     "mpi_impl.compare": MODEL,
     "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",

@@ -95,7 +95,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
 
 # ---- the whole site, which takes minutes, in a browser ----
 
-PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/06_pipelines",
+PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/08_pipelines",
          "notebooks/labs/lab1_collectives", "notebooks/labs/README", "api/reference.layers", "api/mpi_impl.comm",
          "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
 
@@ -138,7 +138,7 @@ def test_a_page_loads_without_errors_is_readable_and_fits_a_phone(browser, addre
 
 @pytest.mark.deep
 def test_formulas_are_rendered(browser, address):
-    for name in ("notebooks/01_splitting_matrices", "notebooks/04_embedding_and_loss", "notebooks/10_choosing_t_p_d_b"):
+    for name in ("notebooks/01_splitting_matrices", "notebooks/04_embedding_and_loss", "notebooks/12_choosing_t_p_d_b"):
         page = browser.new_page()
         page.goto(f"{address}/{name}.html", wait_until="networkidle")
         page.wait_for_selector("mjx-container svg")
@@ -152,7 +152,7 @@ def test_formulas_are_rendered(browser, address):
 def test_search_finds_prose_cells_and_functions(browser, address, built, served):
     page = browser.new_page()
     complaints = complaints_of(page)
-    for words, expected in (("bubble", "06_pipelines"), ("sharded_mlp_forward", "reference.layers"),
+    for words, expected in (("bubble", "08_pipelines"), ("sharded_mlp_forward", "reference.layers"),
                             ("ring chunk", "lab1"), ("several hosts", "several_hosts")):
         page.goto(f"{address if served else built.as_uri()}/search.html?q={words}")
         page.wait_for_selector("#search-results li a")

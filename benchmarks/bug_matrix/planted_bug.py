@@ -182,6 +182,12 @@ def sentence(failure: RankFailure) -> str:
 
 def short_text(text: str) -> str:
     """Return the beginning of a text, without what differs from machine to machine."""
-    text = re.sub(r'File "(?:[^"]*/)?((?:mpi_impl|reference|tests)/[^"]+)"', r"\1", " ".join(text.split()))
-    text = re.sub(r'File "[^"]*/([^"/]+)"', r"\1", text)
+    text = without_folders(" ".join(text.split()))
     return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def without_folders(text: str) -> str:
+    """Return a text that names our own files as the repository does, and others (a checkpoint's) without a folder."""
+    text = re.sub(r'File "(?:[^"]*/)?((?:mpi_impl|reference|tests)/[^"]+)"', r"\1", text)
+    text = re.sub(r'File "[^"]*/([^"/]+)"', r"\1", text)
+    return re.sub(r"(?<![\w.])/(?:[^\s/]+/)+", "", text)

@@ -80,10 +80,7 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
 
 def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, FileSeal]]:
     """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
-    place, rank = trainer.topology.place, trainer.topology.world.rank
-    pieces = without_padding(trainer.state.saved, place.tensor)
-    expert_rank = trainer.topology.expert_rank
-    boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor, expert_rank)]
+    rank, (pieces, boxes) = trainer.topology.world.rank, boxes_to_save(trainer)
     if not boxes:
         return [], {}
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
@@ -91,6 +88,13 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes,
                                              (load_finite(trainer, piece, state) for piece in pieces))
                    for name, state in names.items()}
+
+
+def boxes_to_save(trainer: Trainer) -> tuple[list[Piece], list[tuple[str, Box]]]:
+    """Return what this rank saves of each state: the pieces of its buffers, and the boxes of tensors that they are."""
+    pieces = without_padding(trainer.state.saved, trainer.topology.place.tensor)
+    return pieces, [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(
+        piece, trainer.topology.place.tensor, trainer.topology.expert_rank)]
 
 
 def load_finite(trainer: Trainer, piece: Piece, state: str):

@@ -79,13 +79,13 @@ class Topology:
     def neighbours(self, n: int) -> Group:
         """Return the n neighbouring ranks of the tensor group, from a multiple of n on, that this rank is one of.
 
-        They hold copies of a shard, where there are fewer shards than ranks. The first call is made by all of the
-        tensor group's ranks.
+        They hold copies of a shard, where there are fewer shards than ranks. The first call is made by all of them.
         """
         if n == self.tensor.size:
             return self.tensor
         if n not in self.copies:
-            self.copies[n] = self.tensor.split(self.tensor.rank // n, "copies")
+            first = self.tensor.rank // n * n
+            self.copies[n] = self.tensor.subgroup(range(first, first + n), "copies")
         return self.copies[n]
 
     @property

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import HALVES
 from reference import online_softmax, ops, rope
@@ -122,11 +122,11 @@ attention_core_backward = Kernel(ops.attention_core_backward, blockwise.attentio
 cached_attention = Kernel(ops.cached_attention, blockwise.cached_attention, blockwise.cached_attention,
                           half.cached_attention, cuda.cached_attention)
 
-block_attention = Kernel(online_softmax.block_attention, blocks.block_attention, blocks.block_attention,
-                         blocks.block_attention, cuda.block_attention)
-block_attention_backward = Kernel(online_softmax.block_attention_backward, blocks.block_attention_backward,
-                                  blocks.block_attention_backward, blocks.block_attention_backward,
-                                  cuda.block_attention_backward)
+block_attention = Kernel(online_softmax.block_attention, partial_attention.block_attention,
+                         partial_attention.block_attention, partial_attention.block_attention, cuda.block_attention)
+block_attention_backward = Kernel(online_softmax.block_attention_backward, partial_attention.block_attention_backward,
+                                  partial_attention.block_attention_backward,
+                                  partial_attention.block_attention_backward, cuda.block_attention_backward)
 
 exp_and_sum = Kernel(plain.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum)
 cross_entropy_backward = Kernel(plain.cross_entropy_backward, plain.cross_entropy_backward,

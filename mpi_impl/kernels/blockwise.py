@@ -23,7 +23,6 @@ class BlockwiseAttentionCore(NamedTuple):
     q: Any         # [b, s, a, d]
     k: Any         # [b, s, g, d]
     v: Any
-    context: Any   # [b, s, a, d]: what was returned
     probs: Any     # [b, a, s, s]
     causal: bool   # probs above the diagonal are 0
     mask: Any      # a Mask of probs, not drawn wherever they are 0; or None
@@ -35,7 +34,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     context, probs, mask = empty(q), empty(q, (b, a, s, s)), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
+    core = BlockwiseAttentionCore(q, k, v, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones_like(q, shape=(s, 1))
     q, k, v, y = heads_first(g, q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, each=a // g):
@@ -61,16 +60,15 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
 
 
 def attention_core_backward(dcontext, cache):
-    q, k, v, context, probs, causal, mask, lengths = cache
+    q, k, v, probs, causal, mask, lengths = cache
     (b, s, a, _), g = q.shape, k.shape[2]
     gradients = dq, dk, dv = empty(q), np.zeros_like(k, order="C"), np.zeros_like(v, order="C")
     scale = q.dtype.type(score_scale(q))
-    q, k, v, y, dcontext, dq, dk, dv = heads_first(g, q, k, v, context, dcontext, dq, dk, dv)
+    q, k, v, dcontext, dq, dk, dv = heads_first(g, q, k, v, dcontext, dq, dk, dv)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, each=a // g):
         groups, mine = within_groups(heads, a // g)
         at, seen = (samples, groups, mine, block), (samples, groups, slice(None), slice(keys))
         p, dy = by_groups(probs[samples, heads, block, :keys], groups), dcontext[at]
-        along = (dy * y[at]).sum(-1, keepdims=True)                   # of dp * p: since y is p @ v, of dy * y
         dropped = p
         if mask is not None:
             keep = by_groups(mask.keep[samples, heads, block, :keys], groups)
@@ -79,8 +77,8 @@ def attention_core_backward(dcontext, cache):
         dp = dy @ v[seen].swapaxes(3, 4)                              # forward: context = dropped @ v * scale
         if mask is not None:
             dp *= keep                                                # forward: dropped = p * keep
-        dp -= along                                                   # forward: p = softmax(scores)
-        dp *= p
+        dp *= p                                                       # forward: p = softmax(scores)
+        dp -= dp.sum(-1, keepdims=True) * p
         np.multiply(dp @ k[seen], scale, out=dq[at])                  # forward: q k^T / sqrt(d)
         dk[seen] += sum_of_group(dp.swapaxes(3, 4) @ (q[at] * scale))
     return gradients

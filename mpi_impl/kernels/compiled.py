@@ -32,7 +32,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     (b, s, a, _), g = q.shape, k.shape[2]
     context, probs = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype)
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
-    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
+    core = BlockwiseAttentionCore(q, k, v, probs, causal, mask, lengths)
     scale = score_scale(q)
     q, k, v, y = heads_first(g, q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM, a // g):
@@ -51,7 +51,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
 
 
 def attention_core_backward(dcontext, cache):
-    q, k, v, _, probs, causal, mask, lengths = cache
+    q, k, v, probs, causal, mask, lengths = cache
     (b, s, a, _), g = q.shape, k.shape[2]
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
     scale = score_scale(q)

@@ -38,6 +38,15 @@ class RankFailure(Exception):
     answers: "list[Answer]"     # of all ranks, in rank order
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that its caller interrupted (Ctrl-C). The message says where each rank was; a notebook shows only that."""
+
+    answers: "list[Answer]"     # of all ranks, in rank order
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
 class RankAssertion(RankFailure, AssertionError):
     """A run in which a rank raised AssertionError: to pytest and to hypothesis, a test that failed."""
 
@@ -174,17 +183,28 @@ class World:
                 raise
 
     def run(self, jobs: Sequence[Job], timeout: float) -> list[Answer]:
-        """Return the answer of each rank that has a job, in rank order, within the timeout and a second."""
+        """Return the answer of each rank that has a job, in rank order, within the timeout and a second.
+
+        Raises Interrupted.
+        """
         for rank, job in enumerate(jobs):
             self._tell(rank, tuple(job))     # which needs no import to be unpickled
-        answers = self._hear(range(len(jobs)), timeout)
-        late = [rank for rank in range(len(jobs)) if rank not in answers]
+        answers: dict[int, Answer] = {}
+        try:
+            self._hear(range(len(jobs)), timeout, answers)
+        except KeyboardInterrupt:
+            raise interrupted(self._complete(answers, len(jobs))) from None
+        return self._complete(answers, len(jobs))
+
+    def _complete(self, answers: dict[int, Answer], n: int) -> list[Answer]:
+        """Ask the ranks that have not answered where they are. Return the answers of all n ranks."""
+        late = [rank for rank in range(n) if rank not in answers]
         for rank in late:
             self._tell(rank, "Where are you?")
-        answers |= self._hear(late, PATIENCE)
+        self._hear(late, PATIENCE, answers)
         self.disturbed = bool(late) or any(answer.what == "died" for answer in answers.values())
         mute = Answer("stuck", "It does not answer: it is in native code that holds the interpreter lock.\n")
-        return [answers.get(rank, mute) for rank in range(len(jobs))]
+        return [answers.get(rank, mute) for rank in range(n)]
 
     def output(self) -> str:
         """Return the processes' output that bypassed Python since the last call."""
@@ -232,11 +252,10 @@ class World:
         with suppress(OSError):     # a closed socket is found out by listening to it
             self._connections[rank].send_bytes(pickle.dumps(message))
 
-    def _hear(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        """Return the answers that arrive in time: once a rank has failed, the others have PATIENCE left."""
+    def _hear(self, ranks: Iterable[int], seconds: float, answers: dict[int, Answer]) -> None:
+        """Add the answers that arrive in time: once a rank has failed, the others have PATIENCE left."""
         deadline = time.monotonic() + seconds
         waiting: dict[Any, int] = {self._connections[rank]: rank for rank in ranks}
-        answers: dict[int, Answer] = {}
         while waiting and (left := deadline - time.monotonic()) > 0:
             for connection in wait(waiting, left):
                 rank = waiting.pop(connection)
@@ -247,7 +266,6 @@ class World:
                 answers[rank] = answer
                 if answer.what in ("raised", "died"):
                     deadline = min(deadline, time.monotonic() + PATIENCE)
-        return answers
 
 
 def start(size: int, program: str, address: str, log) -> subprocess.Popen:
@@ -271,7 +289,15 @@ def failure(title: str, answers: list[Answer], output: str, timeout: float) -> R
     return error
 
 
-def stories(answers: list[Answer]) -> list[str]:
+def interrupted(answers: list[Answer], head: str = "", tail: str = "") -> Interrupted:
+    """Return the exception that says where each rank was when its caller interrupted it."""
+    head = head or f"The run on {len(answers)} rank(s) was interrupted."
+    error = Interrupted("".join([head, "\n", *stories(answers, unfinished="interrupted"), tail]))
+    error.answers = answers
+    return error
+
+
+def stories(answers: list[Answer], unfinished: str = "stuck") -> list[str]:
     """Describe the outcome of each rank that did not return, or that printed. Ranks with the same story share it."""
     groups: dict[tuple[str, str, str], list[int]] = {}
     for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
@@ -280,7 +306,8 @@ def stories(answers: list[Answer]) -> list[str]:
                 groups.setdefault((what, answer.detail, answer.printed), []).append(rank)
     lines = []
     for (what, detail, printed), ranks in groups.items():
-        lines.append(f"\n--- {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {what}\n{detail}")
+        who = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        lines.append(f"\n--- {who}: {unfinished if what == 'stuck' else what}\n{detail}")
         if printed:
             lines.append(f"... and had printed:\n{printed}")
     return lines

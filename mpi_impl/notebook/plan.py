@@ -24,6 +24,10 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
     if v > 1 and p == 1:
         raise UserError("v is the number of stages on each rank of a pipeline, but with p = 1 there is no pipeline: "
                         "choose v = 1, or a larger p.")
+    layers = MODELS[model].num_layers
+    if p * v > layers:
+        raise UserError(f"p = {p} times v = {v} is {p * v} stages, but the model has {layers} layers, and every stage "
+                        "needs one: choose a smaller p or v, or a larger model.")
     parallel = ParallelConfig(t, p, d, "interleaved" if v > 1 else "1f1b", v if v > 1 else None, zero_stage=zero_stage,
                               sequence_parallel=sequence_parallel and t > 1)
     return Plan(MODELS[model], parallel, m)

@@ -24,8 +24,9 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from mpi_impl.launching.pool import Pool, RankFailure, stories
+from mpi_impl.launching.pool import Interrupted, Pool, RankFailure, interrupted, stories
 from mpi_impl.notebook.cell import run_cell, set_variable, value_of
+from mpi_impl.notebook.running_cell import RunningCell
 from reference.errors import UserError
 
 RANKS = 8           # of a notebook that asks for no more
@@ -60,7 +61,9 @@ class Ranks:
         self.run(self.size, TIME_LIMIT, set_variable, name, value)
 
     def run(self, n: int, limit: float, function, *args) -> list:
-        """Call `function(group, *args)` on the first n ranks. Raises CellFailed if it does not return on all."""
+        """Call `function(group, *args)` on the first n ranks. Raises CellFailed if it does not return on all, and
+        Interrupted if the reader interrupts it.
+        """
         if n > self.size:
             raise CellFailed(f"{n} ranks were asked for, but this notebook has {self.size}. For more, run "
                              f"`ranks.restart({n})` in a cell of its own; the ranks' variables are then lost.")
@@ -70,6 +73,10 @@ class Ranks:
             lines = [relative(line) for line in stories(failure.answers)]
             head = f"The cell failed on {n} rank{'s' * (n != 1)}, with a time limit of {limit:g} s.\n"
             raise CellFailed("".join([head, *lines, "" if self.pool.up else f"\n{GONE}"])) from None
+        except Interrupted as interrupt:
+            answers = [answer._replace(detail=relative(answer.detail)) for answer in interrupt.answers]
+            head = f"You interrupted the cell while it was running on {n} rank{'s' * (n != 1)}."
+            raise interrupted(answers, head, f"\n{GONE}") from None
         except TypeError as error:      # a value that cannot be sent to a rank
             raise CellFailed(str(error)) from None
 
@@ -123,17 +130,13 @@ class RanksMagic(Magics):
         super().__init__(shell)
         self.ranks = ranks
 
-    @property
-    def count(self) -> int:
-        """Return the number of the running cell. (In some versions of IPython the shell's count is the next cell's.)"""
-        return self.shell.displayhook.prompt_count if self.shell else 0
-
     @cell_magic("ranks")    # type: ignore[arg-type]
     def run(self, line: str, cell: str) -> None:
         """Run this cell on N ranks, each a process of its own: %%ranks N [--timeout SECONDS]."""
         n, limit = parse_line(line)
-        title = f"In [{self.count}]"
-        source = f"\n{cell}"      # an empty line in place of the magic, so that line numbers are right
+        here = RunningCell.of(self.shell, "%%ranks")
+        title = f"In [{here.number}]"
+        source = "\n" * here.lines_before + cell       # empty lines in place of the magic: line numbers are right
         check_syntax(source, title)
         self.ranks.last = min(n, self.ranks.size)
         self.ranks.run(n, limit, run_cell, source, title)

@@ -176,9 +176,11 @@ class PrecisionOptions:
     initial_loss_scale: float | None = option_field(None, "(default: 2^32)", "S")
     min_loss_scale: float | None = option_field(None, "(default: 1)", "S")
     loss_scale_window: int | None = option_field(
-        None, "steps without overflow, after which the scale is doubled (default: 1000)", "N")
+        None, "steps without overflow, after which the scale is multiplied by its factor (default: 1000)", "N")
     hysteresis: int | None = option_field(
-        None, "how many overflows it takes before the scale is halved (default: 2)", "N")
+        None, "how many overflows it takes before the scale is divided by its factor (default: 2)", "N")
+    loss_scale_factor: float | None = option_field(
+        None, "a power of 2, so that no digit is rounded; not an option of Megatron (default: 2)", "X")
     fp16_lm_cross_entropy: bool = option_field(False, "compute the loss in float16, too")
 
 

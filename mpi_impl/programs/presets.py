@@ -49,6 +49,7 @@ def sizes(layers: int, hidden: int, heads: int) -> dict[str, Any]:
 # Tokens that a model knows, where the program for its tokenizer is not here.
 VOCABULARIES = {"smollm2-135m": 49_152, "tinyllama-1.1b": 32_000, "llama3-8b": 128_256, "llama3-70b": 128_256,
                 "llama3-405b": 128_256, "qwen3-0.6b": 151_936, "mixtral-8x7b": 32_000}
+VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # of other models, padded, as in the papers
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and name
     "gpt": {"gpt2-355m": GPT2 | sizes(24, 1024, 16), "gpt2-1.2b": GPT2 | sizes(40, 1536, 16),
             "gpt2-2.5b": GPT2 | sizes(54, 1920, 20), "gpt2-4.2b": GPT2 | sizes(64, 2304, 24),

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.data.blend import Blend, Samples, parse_blend
+from mpi_impl.data.blend import parse_blend
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
@@ -31,6 +31,7 @@ from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.program import Program, run_program
+from mpi_impl.programs.sources import Sources, check_same_tokenizer
 from mpi_impl.recording.recorder import RecordedSteps, facts_of
 from mpi_impl.reports import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
@@ -43,19 +44,7 @@ from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.costs.traffic import PassCounts
-from reference.errors import UserError
 from reference.parallel.stages import schedule_of
-
-
-class Sources(NamedTuple):
-    """The data of a run, as tokens on disk, and the facts about them that all ranks need."""
-
-    prefixes: list[str]             # of indexed data sets
-    weights: list                   # fractions, by which they are blended
-    vocab_size: int
-    eod: int                        # the end-of-document token
-    baseline: float | None          # the validation loss of a model without context, if it is known
-    tokenizer: Tokenizer | None     # where the samples depend on it
 
 
 class Pretraining(Program):
@@ -91,7 +80,7 @@ class Pretraining(Program):
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
         reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
-        self.dataset = self.open_sources() if reader else None
+        self.dataset = self.sources.open(self.open_dataset) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
         self.plan = forecast.RunSizes(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
@@ -167,11 +156,6 @@ class Pretraining(Program):
             if self.args.eval_iters:
                 dataset.batch("validation", 0, 1)
         return self.baseline(datasets[0], tokenizer.vocab_size) if self.args.eval_iters and not datasets[1:] else None
-
-    def open_sources(self) -> Samples:
-        """Open the samples of one data set or of a blend."""
-        datasets = [self.open_dataset(prefix, self.sources.tokenizer) for prefix in self.sources.prefixes]
-        return datasets[0] if len(datasets) == 1 else Blend(datasets, self.sources.weights)
 
     def load(self) -> None:
         """Load the checkpoint or the weights with which the run begins, for the verifier, too."""
@@ -337,11 +321,3 @@ class Pretraining(Program):
 def chosen(args: Any) -> dict[str, Any]:
     """Return the options that differ from their defaults, by name."""
     return {one.name: getattr(args, one.name) for one in fields(args) if getattr(args, one.name) != one.default}
-
-
-def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:
-    """Raise UserError if a tokenizer was trained for each data set of a blend."""
-    if len({tokenizer.fingerprint for tokenizer in tokenizers}) > 1:
-        raise UserError(f"--data-path blends {' and '.join(paths)}, but a tokenizer that is trained on one is another "
-                        "than one that is trained on the other. Give the one to use: --tokenizer-model, or "
-                        "--tokenizer-type with its files.")

@@ -5,7 +5,7 @@
 # collectives on which all of distributed training rests, all-gather, reduce-scatter and all-reduce, so that no rank
 # sends more than necessary; and then one that the libraries do not have.
 #
-# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60.
+# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # ## How this lab works
 #
@@ -35,7 +35,7 @@ from grading import each, run
 # %% locked="tools"
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, expect_sent, passed, run
 
 MESSAGES = ("send", "receive", "exchange")
 
@@ -43,12 +43,6 @@ MESSAGES = ("send", "receive", "exchange")
 def arrays(name, n, *shape):
     """Draw a random array for each of n ranks. In your notebook they are the same each time."""
     return list(check_data(name).normal(size=(n, *shape)))
-
-
-def expect_sent(outcome, bounds, what, hint):
-    """Check that no rank has sent more elements than its bound."""
-    for rank, (sent, bound) in enumerate(zip(outcome.sent, bounds)):
-        expect(sent <= bound, f"rank {rank} has sent {sent:,} elements for {what}; {bound:,} are enough.", hint)
 
 
 # %% [markdown]
@@ -82,6 +76,8 @@ def check_pass_on(n, elements):
                   hint="which rank receives, while all ranks are sending? `exchange` does both at the same time.")
     expect_equal(outcome.results, [xs[rank - 1] for rank in range(n)], "the array that it received",
                  "rank r passes its array on to rank (r + 1) % size.")
+    each_sends = elements if n > 1 else 0
+    expect_sent(outcome, each_sends, each_sends, f"{elements} elements", "one array, once.", messages=1)
 
 
 for n in (2, 4):
@@ -146,8 +142,9 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 20), (7, 7)):
 def check_all_gather_cost(n, elements):
     outcome, chunks, whole = run_all_gather(n, elements)
     expect_equal(outcome.results, [whole] * n, "the gathered array", tolerance=0)
-    bounds = [elements - len(chunks[(rank + 1) % n]) if n > 1 else 0 for rank in range(n)]
-    expect_sent(outcome, bounds, f"{elements} elements on {n} ranks",
+    # The least, too: every rank lacks all elements but its own, and this is how many these are on all ranks together.
+    needed = [elements - len(chunks[(rank + 1) % n]) for rank in range(n)]
+    expect_sent(outcome, needed, needed, f"{elements} elements on {n} ranks",
                 "in each round pass on one chunk, the one that arrived last, not all of your chunks.")
 
 
@@ -209,8 +206,9 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 21), (7, 3)):
 def check_reduce_scatter_cost(n, elements):
     outcome, chunks = run_reduce_scatter(n, elements)
     expect_equal(outcome.results, chunks, "its chunk of the sum")
-    expect_sent(outcome, [elements - len(chunks[rank]) if n > 1 else 0 for rank in range(n)],
-                f"{elements} elements on {n} ranks", "in each round send one chunk, not the whole array.")
+    needed = [elements - len(chunks[rank]) for rank in range(n)]        # of all chunks but its own
+    expect_sent(outcome, needed, needed, f"{elements} elements on {n} ranks",
+                "in each round send one chunk, not the whole array.")
 
 
 check_reduce_scatter_cost(4, elements=12)
@@ -262,7 +260,7 @@ def check_all_reduce_cost(n, elements):
     outcome = run(n, "all_reduce", each(xs), allow=MESSAGES)
     expect_equal(outcome.results, [sum(xs)] * n, "the sum")
     smallest = elements // n
-    expect_sent(outcome, [2 * (elements - smallest)] * n, f"the sum of {elements} elements on {n} ranks",
+    expect_sent(outcome, elements, 2 * (elements - smallest), f"the sum of {elements} elements on {n} ranks",
                 "a reduce-scatter and an all-gather, each N (p - 1)/p.")
 
 
@@ -339,7 +337,7 @@ def check_in_order_cost(n, elements):
     expect(sum(outcome.sent) <= 2 * elements * (n - 1), f"all {n} ranks together have sent {sum(outcome.sent):,} "
            f"elements; 2 N (p - 1) = {2 * elements * (n - 1):,} are enough.",
            "a partial sum is as large as x, however many ranks have added to it.")
-    expect_sent(outcome, [2 * elements] * n, f"a sum in rank order of {elements} elements on {n} ranks",
+    expect_sent(outcome, elements, 2 * elements, f"a sum in rank order of {elements} elements on {n} ranks",
                 "does one rank send the sum to all the others?")
 
 
@@ -356,3 +354,25 @@ for n, elements in ((2, 7), (3, 20), (8, 15)):
 # - Your all-reduce in rank order sends no more than the ring. Why does nobody use it for gradients? (How long does it
 #   take, if a rank can send $\beta$ elements a second? And the ring?)
 # - With 1,024 ranks and 1,024 elements, a chunk of the ring is one element. What dominates then?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Say a message takes $\alpha$ seconds, and $\beta$ more for each element. How long does your
+# all-reduce take for $N$ elements on $p$ ranks? From which $N$ on does the time no longer depend on $p$, to within a
+# factor of two? Give that $N$ for $p = 8$ and for $p = 1{,}024$, with $\alpha$ = 5 µs and $\beta$ = 1 ns, and say
+# what follows for gradients that are many small tensors.
+
+# %% [markdown] writing="time_of_a_ring" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Your sum in rank order sends no more than a ring. How can it also be nearly as *fast*, with
+# the same bits? Describe the change, say what each rank does in one round, count the rounds, and explain why every
+# element is still added in rank order.
+
+# %% [markdown] writing="faster_in_order" points=5
+# YOUR ANSWER HERE

@@ -7,8 +7,8 @@
 # lab you shard that one, for any number of heads, any inner size and any number of ranks, with one sum forward and one
 # backward; write *f* and *g*; replace them by sequence parallelism; and count what is sent.
 #
-# **You need**: walkthroughs 1 to 3, and for the fifth task what walkthrough 5 says about sequence parallelism.
-# **Time**: about six hours. **Points**: 60.
+# **You need**: walkthroughs 1 to 3, and for the fifth task what walkthrough 7 says about sequence parallelism.
+# **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -48,7 +48,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect, expect_dicts, expect_equal, expect_values, passed, run
+from grading import check_data, each, expect, expect_dicts, expect_equal, expect_sent, expect_values, passed, run
 
 
 def whole_inside(x, W_in, W_out, dy, d):
@@ -264,8 +264,8 @@ def g_backward(group, dy):
     ### END SOLUTION
 
 
-# %% check="check_f_and_g" points=6
-# f and g: two send nothing, two add up
+# %% check="check_f" points=3
+# f and its backward: one sends nothing, the other adds up
 def check_silent(n, name):
     x, _ = inputs(check_data(name), 2, 3, 4)
     outcome = run(n, name, x, allow=(), hint=f"all ranks have the same array already. What would {name} add up?")
@@ -276,20 +276,29 @@ def check_sum(n, name):
     xs = list(check_data(name).normal(size=(n, 2, 3, 4)))
     outcome = run(n, name, each(xs), allow=("all_reduce",))
     expect_equal(outcome.results, [sum(xs)] * n, f"what {name} returned", "each rank has only a part of it.")
-
-
-def check_f_and_g(n):
-    for name in ("f", "g_backward"):
-        check_silent(n, name)
-    for name in ("g", "f_backward"):
-        check_sum(n, name)
+    enough = 2 * xs[0].size * (n - 1) // n
+    expect_sent(outcome, enough, enough, f"{name} of {xs[0].size} elements",
+                "one all-reduce.")
 
 
 for n in (2, 4):
-    check_f_and_g(n)
-passed("f and g on 2 and 4 ranks")
+    check_silent(n, "f")
+    check_sum(n, "f_backward")
+passed("f on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_f_and_g(5)
+check_silent(5, "f")
+check_sum(5, "f_backward")
+### END HIDDEN TESTS
+
+# %% check="check_g" points=3
+# g and its backward: one adds up, the other sends nothing
+for n in (2, 4):
+    check_sum(n, "g")
+    check_silent(n, "g_backward")
+passed("g on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+check_sum(5, "g")
+check_silent(5, "g_backward")
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -448,44 +457,67 @@ def block_backward(group, dy, shard, cache):
     ### END SOLUTION
 
 
-# %% check="check_block" points=10
-# The layer on ranks: Y, dX and the gradients of every shard are those of the whole layer
+# %% check="check_block_forward" points=4
+# The layer on ranks, forward: Y is that of the whole layer
 REDUCE = ("all_reduce",)
 
 
 def block_on_ranks(n, b, s, h, a, F):
-    """Check forward and backward. Return the elements that each rank has sent in each of them."""
+    """Run the forward. Return its outcome, all ranks' y and caches, and a function that runs the backward."""
     random = check_data("block")
     p, (x, dy) = layer(random, h, a, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_block(x, p, dy, HEAD)
     forward = run(n, "block_forward", x, each(shards), HEAD, allow=REDUCE,
                   hint="every rank must come to the all-reduce, also one that has nothing to add.")
     ys, caches = expect_values(forward.results, ("y", "cache"))
+    return forward, (ys, y), lambda: (run(n, "block_backward", dy, each(shards), each(caches), allow=REDUCE),
+                                      shards_of(grads, n), dx)
+
+
+def check_block_forward(n, b, s, h, a, F):
+    """Check the forward. Return its outcome, and a function that runs the backward."""
+    forward, (ys, y), backward = block_on_ranks(n, b, s, h, a, F)
     expect_equal(ys, [y] * n, "y",
                  "which terms are partial sums, and which are not? x and bias must be in the sum once.")
-    backward = run(n, "block_backward", dy, each(shards), each(caches), allow=REDUCE)
-    dxs, mine = expect_values(backward.results, ("dx", "gradients"))
-    expect_dicts(mine, shards_of(grads, n), "the gradient",
-                 "the norm and the bias are outside the region: what is identical on all ranks there, and complete?")
-    expect_equal(dxs, [dx] * n, "dx", "every rank has a part of dn; and x has gone past the region, too.")
-    return forward.sent, backward.sent
+    return forward, backward
 
 
 for n in (2, 4):
-    block_on_ranks(n, 2, 3, 4, a=4, F=8)
-passed("block on 2 and 4 ranks")
+    check_block_forward(n, 2, 3, 4, a=4, F=8)
+passed("block_forward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
-    block_on_ranks(n, 1, 3, 5, a, F)
+    check_block_forward(n, 1, 3, 5, a, F)
+### END HIDDEN TESTS
+
+# %% check="check_block_backward" points=6
+# The layer on ranks, backward: dX and the gradients of every shard are those of the whole layer
+def check_block_backward(run_backward):
+    """Check the backward. Return its outcome."""
+    backward, grads, dx = run_backward()
+    dxs, mine = expect_values(backward.results, ("dx", "gradients"))
+    expect_dicts(mine, grads, "the gradient",
+                 "the norm and the bias are outside the region: what is identical on all ranks there, and complete?")
+    expect_equal(dxs, [dx] * len(dxs), "dx", "every rank has a part of dn; and x has gone past the region, too.")
+    return backward
+
+
+for n in (2, 4):
+    check_block_backward(block_on_ranks(n, 2, 3, 4, a=4, F=8)[-1])
+passed("block_backward on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
+    check_block_backward(block_on_ranks(n, 1, 3, 5, a, F)[-1])
 ### END HIDDEN TESTS
 
 # %% check="check_block_cost" points=5
 # The layer on ranks: one all-reduce of b s h elements forward, and one backward
 def check_block_cost(n, b, s, h, a, F):
     enough = 2 * b * s * h * (n - 1) // n
-    for way, sent in zip(("forward", "backward"), block_on_ranks(n, b, s, h, a, F)):
-        expect(max(sent) <= enough, f"{way}, a rank has sent {max(sent):,} elements; one all-reduce of b s h = "
-               f"{b * s * h} is {enough:,}.", "what can be added up on the rank before the ranks add up?")
+    forward, run_backward = check_block_forward(n, b, s, h, a, F)
+    for way, outcome in (("forward", forward), ("backward", check_block_backward(run_backward))):
+        expect_sent(outcome, enough, enough, f"the {way} (one all-reduce of b s h = {b * s * h})",
+                    "what can be added up on the rank before the ranks add up?")
 
 
 check_block_cost(4, 2, 3, 4, a=4, F=8)
@@ -546,34 +578,55 @@ def sequence_backward(group, dy, shard, cache):
     ### END SOLUTION
 
 
-# %% check="check_sequence" points=8
-# Sequence parallelism: each rank's positions of Y and dX, and the gradients of its shard
+# %% check="check_sequence_forward" points=3
+# Sequence parallelism, forward: each rank's positions of Y
 GATHER = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def sequence_on_ranks(n, b, s, h, a, F):
-    """Check forward and backward. Return the elements that each rank has sent in each of them, and the caches."""
+    """Run the forward. Return its outcome, each rank's caches, y, right y, and a function that runs the backward."""
     random = check_data("sequence")
     p, (x, dy) = layer(random, h, a, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_block(x, p, dy, HEAD)
     xs, dys, ys, dxs = (np.array_split(one, n, axis=1) for one in (x, dy, y, dx))
     forward = run(n, "sequence_forward", each(xs), each(shards), HEAD, allow=GATHER)
     found, caches = expect_values(forward.results, ("y", "cache"))
+    return forward, caches, (found, ys), lambda: (
+        run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER), shards_of(grads, n), dxs)
+
+
+def check_sequence_forward(n, b, s, h, a, F):
+    """Check the forward. Return its outcome, the caches, and a function that runs the backward."""
+    forward, caches, (found, ys), backward = sequence_on_ranks(n, b, s, h, a, F)
     expect_equal(found, ys, "its positions of y", "gather positions, compute, scatter the sum. x and bias come last.")
-    backward = run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER)
-    found, mine = expect_values(backward.results, ("dx", "gradients"))
-    expect_equal(found, dxs, "its positions of dx", "the adjoint of an all-gather is a reduce-scatter, and vice versa.")
-    expect_dicts(mine, shards_of(grads, n), "the gradient",
-                 "a gradient is a sum over all positions, not only over the rank's own.")
-    return forward.sent, backward.sent, caches
+    return forward, caches, backward
 
 
 for n in (2, 4):
-    sequence_on_ranks(n, 2, 4, 3, a=4, F=8)
-passed("sequence parallel on 2 and 4 ranks")
+    check_sequence_forward(n, 2, 4, 3, a=4, F=8)
+passed("sequence_forward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 for n, s, a, F in ((1, 2, 1, 3), (3, 4, 4, 5), (5, 3, 3, 7)):
-    sequence_on_ranks(n, 2, s, 3, a, F)
+    check_sequence_forward(n, 2, s, 3, a, F)
+### END HIDDEN TESTS
+
+# %% check="check_sequence_backward" points=5
+# Sequence parallelism, backward: each rank's positions of dX, and the gradients of its shard
+def check_sequence_backward(run_backward):
+    """Check the backward. Return its outcome."""
+    backward, grads, dxs = run_backward()
+    found, mine = expect_values(backward.results, ("dx", "gradients"))
+    expect_equal(found, dxs, "its positions of dx", "the adjoint of an all-gather is a reduce-scatter, and vice versa.")
+    expect_dicts(mine, grads, "the gradient", "a gradient is a sum over all positions, not only over the rank's own.")
+    return backward
+
+
+for n in (2, 4):
+    check_sequence_backward(sequence_on_ranks(n, 2, 4, 3, a=4, F=8)[-1])
+passed("sequence_backward on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for n, s, a, F in ((1, 2, 1, 3), (3, 4, 4, 5), (5, 3, 3, 7)):
+    check_sequence_backward(sequence_on_ranks(n, 2, s, 3, a, F)[-1])
 ### END HIDDEN TESTS
 
 # %% check="check_sequence_cost" points=4
@@ -585,16 +638,16 @@ def elements(cache):
 
 
 def check_sequence_cost(n, b, s, h, a, F):
-    forward, backward, caches = sequence_on_ranks(n, b, s, h, a, F)
+    forward, caches, run_backward = check_sequence_forward(n, b, s, h, a, F)
     for rank, cache in enumerate(caches):
         positions, heads, columns = (len(np.array_split(np.arange(all_of), n)[rank]) for all_of in (s, a, F))
         may = 3 * b * positions * h + b * s * (5 * heads * HEAD + 2 * columns) + b * heads * s * s
         expect(elements(cache) <= may, f"rank {rank} keeps {elements(cache):,} elements for the backward; {may:,} are "
                "enough.", "keep what belongs to the positions that you were given, not what you have gathered.")
-    for way, sent, gathers, more in (("forward", forward, 2, 0), ("backward", backward, 3, 6 * h)):
-        enough = gathers * b * s * h * (n - 1) // n + more
-        expect(max(sent) <= enough, f"{way}, a rank has sent {max(sent):,} elements; {enough:,} are enough.",
-               "gather n once, and scatter one sum, not one for each branch.")
+    least = 2 * b * s * h * (n - 1) // n
+    for way, outcome, most in (("forward", forward, least), ("backward", check_sequence_backward(run_backward),
+                                                             3 * b * s * h * (n - 1) // n + 6 * h)):
+        expect_sent(outcome, least, most, f"the {way}", "gather n once, and scatter one sum, not one for each branch.")
 
 
 check_sequence_cost(4, 2, 8, 32, a=4, F=8)
@@ -618,7 +671,8 @@ for n, s, a, F in ((5, 10, 5, 5), (8, 16, 8, 8)):
 # gathered anyway. $p$ divides $s$ and $h$. The next cell prints what your own ranks have sent, forward and backward.
 
 # %%
-print(block_on_ranks(4, 2, 4, 8, a=4, F=8), sequence_on_ranks(4, 2, 4, 8, a=4, F=8)[:2])
+for forward, *_, run_backward in (block_on_ranks(4, 2, 4, 8, a=4, F=8), sequence_on_ranks(4, 2, 4, 8, a=4, F=8)):
+    print(forward.sent, run_backward()[0].sent)
 
 # %% answer="sent"
 # %%answer sent
@@ -662,3 +716,24 @@ for p in (1, 2, 4):
 #   still right? Which gradients are not, and how would you notice after 1,000 steps?
 # - Gathering $N$ again makes the backward send 1.5 times as much. What can a rank compute while that gather is under
 #   way? (Korthikanti et al. say it in section 4.2.2.)
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Two branches, attention and MLP, leave the region, but one all-reduce forward and one backward
+# are enough. Explain why, with the words *partial sum*, *replicated* and *adjoint*. Name one change of the layer (not
+# of the code) that would make a second all-reduce necessary.
+
+# %% [markdown] writing="one_sum_is_enough" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). A colleague adds $\beta$ on every rank, before the sum. Which checks of this lab would still
+# pass if $\beta$ were 0, or on one rank? Describe the smallest test that finds it: how many ranks, which sizes, which
+# numbers, and what it compares. Explain why a smaller one would miss it.
+
+# %% [markdown] writing="a_test_that_sees" points=5
+# YOUR ANSWER HERE

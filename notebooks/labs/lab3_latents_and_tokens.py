@@ -6,7 +6,7 @@
 # compute their keys and values from one small vector, which every rank computes. So some parameters are replicated in
 # the middle of what is sharded, and their gradients must be added up. And the vocabulary does not divide.
 #
-# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60.
+# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -48,7 +48,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect, expect_dicts, expect_equal, expect_values, passed, run
+from grading import check_data, each, expect_dicts, expect_equal, expect_sent, expect_values, passed, run
 
 
 def rotation(s, r):
@@ -341,37 +341,44 @@ def attention_backward(group, dy, shard, cache):
 
 # %% check="check_attention_forward" points=5
 # Attention forward: every rank has the whole Y
+def on_ranks(n, function, *arguments):
+    """Call a function of attention on n ranks, which may use all-reduces."""
+    return run(n, function, *arguments, allow=("all_reduce",),
+               hint="every rank must come to an all-reduce, also one without heads.")
+
+
 def forward_on_ranks(a, n, s):
-    """Check the forward. Return the elements that each rank has sent, the caches, and (parameters, x, dy)."""
+    """Run the forward. Return its outcome, each rank's y and cache, and (parameters, x, dy)."""
     random = check_data("attention")
     p, (x, dy) = layer(random, a), inputs(random, 2, s, 4)
-    outcome = run(n, "attention_forward", x, each(shards_of(p, n)), allow=("all_reduce",),
-                  hint="every rank must come to an all-reduce, also one without heads.")
-    ys, caches = expect_values(outcome.results, ("y", "cache"))
+    outcome = on_ranks(n, "attention_forward", x, each(shards_of(p, n)))
+    return outcome, *expect_values(outcome.results, ("y", "cache")), (p, x, dy)
+
+
+def check_attention_forward(a, n, s):
+    _, ys, _, (p, x, dy) = forward_on_ranks(a, n, s)
     expect_equal(ys, [whole_attention(x, p, dy)[0]] * n, "y", "every rank has the sum of its own heads only.")
-    return outcome.sent, caches, (p, x, dy)
 
 
 for n in (2, 4):
-    forward_on_ranks(4, n, s=3)
+    check_attention_forward(4, n, s=3)
 passed("attention_forward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 for a, n in ((3, 1), (7, 4), (3, 5)):
-    forward_on_ranks(a, n, s=4)
+    check_attention_forward(a, n, s=4)
 ### END HIDDEN TESTS
 
 # %% check="check_attention_backward" points=7
 # Attention backward: dX, and the whole gradients of every shard
 def backward_on_ranks(a, n, s):
-    """Check the backward. Return the elements that each rank has sent, forward and backward."""
-    forward, caches, (p, x, dy) = forward_on_ranks(a, n, s)
+    """Check the backward. Return the outcomes of forward and backward."""
+    forward, _, caches, (p, x, dy) = forward_on_ranks(a, n, s)
     shards, (_, dx, grads) = shards_of(p, n), whole_attention(x, p, dy)
-    backward = run(n, "attention_backward", dy, each(shards), each(caches), allow=("all_reduce",),
-                   hint="every rank must come to an all-reduce, also one without heads.")
+    backward = on_ranks(n, "attention_backward", dy, each(shards), each(caches))
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(dxs, [dx] * n, "dx", "every rank's heads used all of x.")
     expect_dicts(mine, shards_of(grads, n), "the gradient", "some are partial, and others are complete already.")
-    return forward, backward.sent
+    return forward, backward
 
 
 for n in (2, 4):
@@ -386,10 +393,10 @@ for a, n in ((4, 1), (7, 3), (3, 5)):
 # Attention: one all-reduce forward; backward one more, and one of the partial gradients
 def check_attention_cost(a, n, s):
     forward, backward = backward_on_ranks(a, n, s)
-    for way, sent, elements in (("forward", forward, 2 * s * 4), ("backward", backward, 2 * s * 4 + 4 * (3 + 2))):
-        enough = 2 * elements * (n - 1) // n
-        expect(max(sent) <= enough, f"{way}, a rank has sent {max(sent):,} elements; {enough:,} are enough.",
-               "add up on the rank first; and which gradients need no message at all?")
+    for way, outcome, more in (("forward", forward, 0), ("backward", backward, 4 * (3 + 2))):
+        least, most = (2 * elements * (n - 1) // n for elements in (2 * s * 4, 2 * s * 4 + more))
+        expect_sent(outcome, least, most, f"the {way}",
+                    "add up on the rank first; and which gradients need no message at all?")
 
 
 check_attention_cost(4, 4, s=5)
@@ -458,9 +465,8 @@ def check_embedding(V, n, pad=1, s=5, h=3):
     outcome = run(n, "embed_forward", tokens, each(rows), V, pad, allow=("all_reduce",))
     expect_equal(outcome.results, [np.sqrt(h) * table[tokens]] * n, f"x, with {V} tokens on {n} ranks,",
                  "which is the first token of this rank? And what does a rank add for tokens that it does not hold?")
-    enough = 2 * 2 * s * h * (n - 1) // n
-    expect(max(outcome.sent) <= enough, f"a rank has sent {max(outcome.sent)} elements; {enough} are enough.",
-           "one all-reduce of x, and not of the table.")
+    least, most = (2 * h * vectors * (n - 1) // n for vectors in ((tokens != pad).sum(), tokens.size))
+    expect_sent(outcome, least, most, f"x of {tokens.size} tokens", "one all-reduce of x, and not of the table.")
 
 
 for n in (2, 4):
@@ -524,32 +530,52 @@ def logits_backward(group, dlogits, x, rows, V, pad):
     ### END SOLUTION
 
 
-# %% check="check_logits" points=6
-# Vectors to logits: own tokens forward; backward all of dX, and no gradient for pad
-def check_logits(V, n, pad=1, s=3, h=4):
+# %% check="check_logits" points=2
+# Vectors to logits: every rank has those of its own tokens
+def logits_case(V, pad, s=3, h=4):
+    """Draw a table, x and dlogits."""
     random = check_data("logits")
     table, _ = table_and_tokens(random, V, 2, s, h, pad)
     x, _ = inputs(random, 2, s, h)
-    dlogits = random.normal(size=(2, s, V))
-    rows, parts = np.array_split(table, n), np.array_split(dlogits, n, axis=-1)
-    forward = run(n, "logits_forward", x, each(rows), allow=(), hint="each rank's logits stay where they are.")
+    return table, x, random.normal(size=(2, s, V))
+
+
+def check_logits(V, n, pad=1):
+    table, x, _ = logits_case(V, pad)
+    forward = run(n, "logits_forward", x, each(np.array_split(table, n)), allow=(),
+                  hint="each rank's logits stay where they are.")
     expect_equal(forward.results, np.array_split(x @ table.T, n, axis=-1), "the logits of its tokens",
                  "no factor sqrt(h) here.")
+
+
+for n in (2, 4):
+    check_logits(8, n)
+passed("logits_forward on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
+    check_logits(V, n, pad)
+### END HIDDEN TESTS
+
+# %% check="check_logits_backward" points=4
+# Vectors to logits, backward: all of dX, and no gradient for pad
+def check_logits_backward(V, n, pad=1):
+    table, x, dlogits = logits_case(V, pad)
+    rows, parts = np.array_split(table, n), np.array_split(dlogits, n, axis=-1)
     backward = run(n, "logits_backward", each(parts), x, each(rows), V, pad, allow=("all_reduce",))
     dxs, drows = expect_values(backward.results, ("dx", "gradient of the rows"))
     expect_equal(dxs, [dlogits @ table] * n, "dx", "every rank's tokens used all of x.")
     right = np.einsum("bsv,bsh->vh", dlogits, x) * (np.arange(V) != pad)[:, None]
     expect_equal(drows, np.array_split(right, n), "the gradient of its rows", "which of its rows is pad, if any?")
-    enough = 2 * 2 * s * h * (n - 1) // n
-    expect(max(backward.sent) <= enough, f"a rank has sent {max(backward.sent)} elements; {enough} are enough.")
+    enough = 2 * x.size * (n - 1) // n
+    expect_sent(backward, enough, enough, "dx", "one all-reduce of dx; the rows' gradients need none.")
 
 
 for n in (2, 4):
-    check_logits(8, n)
-passed("logits on 2 and 4 ranks")
+    check_logits_backward(8, n)
+passed("logits_backward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
-    check_logits(V, n, pad)
+    check_logits_backward(V, n, pad)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -564,3 +590,24 @@ for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
 #   no check of $Y$ before that step? What would you compare, and how often?
 # - The gradient of $E$ is the sum of what the embedding and the logits contribute. In a pipeline the first stage has
 #   the one and the last stage has the other. What must they do?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Give a rule with which anybody can decide, without running anything, whether the gradient of a
+# parameter is partial on a rank. Apply it to `C`, `O`, the table $E$, and a bias that is added to $Y$ after the sum.
+# What happens in a long training if somebody gets one of them wrong?
+
+# %% [markdown] writing="partial_or_whole" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Frameworks pad the vocabulary until it divides; you split it unevenly. Compare the two for $V
+# = 50{,}257$ on 8 ranks: rows for each rank, memory, time of the slowest rank, what a checkpoint must know, and what
+# the loss must take care of. Which would you choose, and for which reason?
+
+# %% [markdown] writing="rows_that_do_not_divide" points=5
+# YOUR ANSWER HERE

@@ -7,8 +7,8 @@
 # write 1F1B with a number of forwards ahead that you choose, find out how many are needed and how fast a pipeline can
 # be within a given memory, interleave, and finally play schedules on real ranks without a deadlock.
 #
-# **You need**: walkthroughs 1 and 6 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
-# **Points**: 60.
+# **You need**: walkthroughs 1 and 8 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
+# **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
@@ -41,8 +41,8 @@ import math
 
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, passed, run
-from grading.sandbox import find_cycle
+from grading import check_data, each, expect, expect_equal, expect_sent, passed, run
+from grading.broker import find_cycle
 
 MESSAGES = ("send", "receive", "exchange")
 
@@ -311,7 +311,8 @@ check_makespan(1, 4, 1, 1)
 # enough.
 #
 # Turn it around. Given a period $T \ge \max_s C_s$, what are the smallest $a_r$ with which the pipeline keeps up?
-# (There is one answer that is best for all ranks. With which rank do you begin?)
+# (There is one answer that is best for all ranks. With which rank do you begin?) Computers round: `17 / (17 / 7)` is a
+# bit more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction`.
 
 # %% answer="smallest_in_flight"
 # %%answer smallest_in_flight
@@ -361,6 +362,7 @@ passed("in flight on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 check_smallest_in_flight([7], 5, 7)
 check_smallest_in_flight([5, 5, 5], 0, 7.5)
+check_smallest_in_flight([1, 2], 7, 17 / 7)
 check_smallest_in_flight([2, 9, 2, 2, 8], 11, 9)
 check_smallest_in_flight([1, 1, 1, 1, 1, 1, 1, 10], 3, 10)
 check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
@@ -374,9 +376,8 @@ check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
 # down the ranks *before* $q$.
 #
 # A period that can be the best is one of the fractions $R_{rq}/k$, with a $k$ from 1 to the largest $M_r$. So there are
-# not many to try, and your last answer decides for each whether it is possible. (Computers round: `17 / (17 / 7)` is a
-# bit more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction` and
-# return a `float`.)
+# not many to try, and your last answer decides for each whether it is possible. (If you compute with
+# `fractions.Fraction`, return a `float`.)
 
 # %% answer="fastest"
 # %%answer fastest
@@ -672,10 +673,10 @@ def check_play(p, m, v=1, schedule=None):
         expect_arrays(outcome, "dxs", rank, dxs if rank == 0 else {}, "the input's gradient of microbatch")
         expect_arrays(outcome, "dws", rank, {stage: dws[stage] for stage in own[rank]}, "the gradient of the weight of "
                       "stage")
-        bound = 0 if p == 1 else rows * sum((sizes[stage + 1] if stage < stages - 1 else 0)
-                                            + (sizes[stage] if stage else 0) for stage in own[rank])
-        expect(outcome.sent[rank] <= bound, f"rank {rank} has sent {outcome.sent[rank]} elements; {bound} are enough.",
-               "a result goes to one rank, once: an activation to the next stage's, a gradient to the one before.")
+    needed = [0 if p == 1 else rows * sum((sizes[stage + 1] if stage < stages - 1 else 0)
+                                          + (sizes[stage] if stage else 0) for stage in own[rank]) for rank in range(p)]
+    expect_sent(outcome, needed, needed, f"{m} microbatches", "a result goes to one rank, once: an activation to the "
+                "next stage's, a gradient to the one before.", messages=2 * m * v)
 
 
 TWO = [[("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("F", 0, 2), ("B", 0, 1), ("B", 0, 2)],
@@ -706,3 +707,24 @@ for p, m, v in ((1, 2, 3), (3, 4, 2), (5, 3, 2)):
 #   most $a_r$ in flight on rank $r$?
 # - `distribute` minimizes the cost of the most expensive stage. The first rank has the most in flight, and so the least
 #   room. When would you give it fewer layers than `distribute` does?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). The last stage takes twice as long as the others, because of the logits. Explain with your
+# formulas what 1F1B's makespan is with $a_r = p - r$, and which rank waits for which. Then compare three ways out:
+# fewer layers on the last stage, more microbatches, more in flight. What does each cost?
+
+# %% [markdown] writing="where_a_slow_stage_goes" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Prove that `play` cannot hang, in words that would convince a colleague: name the order in
+# which everybody goes through the actions, and say why the first message that has not ended yet must end. Then change
+# one thing so that the proof fails, and give a schedule of two ranks that hangs.
+
+# %% [markdown] writing="why_play_cannot_hang" points=5
+# YOUR ANSWER HERE

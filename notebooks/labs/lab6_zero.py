@@ -7,7 +7,7 @@
 # are uneven, and nothing divides by the number of ranks. At the end you read a checkpoint that another number of ranks
 # has written.
 #
-# **You need**: lab 1 and walkthrough 7 (ZeRO). **Time**: about five hours. **Points**: 60.
+# **You need**: lab 1 and walkthrough 9 (ZeRO). **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
@@ -24,7 +24,7 @@ from grading import each, run
 # %% locked="tools"
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, expect_sent, passed, run
 
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
 MESSAGES = ("send", "receive", "exchange")
@@ -113,8 +113,8 @@ def bounds(n, d):
     ### END SOLUTION
 
 
-# %% check="check_layout" points=6
-# The flat buffer: there and back, and the owners of its elements
+# %% check="check_layout" points=3
+# The flat buffer: there and back
 def check_layout(shapes):
     random = check_data("layout")
     tensors = [random.normal(size=shape) for shape in shapes]
@@ -128,18 +128,24 @@ def check_layout(shapes):
                      "how many elements does a shape have? () has one.", tolerance=0)
 
 
+check_layout([(2, 3), (4,)])
+passed("two tensors")
+### BEGIN HIDDEN TESTS
+check_layout([(), (3, 1, 2), (5,), (0, 4), (1, 1)])
+check_layout([(4, 4)])
+### END HIDDEN TESTS
+
+# %% check="check_bounds" points=3
+# The flat buffer: which elements a rank owns
 def check_bounds(n, d):
     right = np.cumsum([0, *map(len, np.array_split(np.zeros(n), d))])
     expect_equal(run(None, "bounds", n, d).results, [right], f"bounds({n}, {d})",
                  "if d does not divide n, the first n % d ranks have one more.", tolerance=0)
 
 
-check_layout([(2, 3), (4,)])
 check_bounds(8, 4)
-passed("two tensors, and 8 elements on 4 ranks")
+passed("8 elements on 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_layout([(), (3, 1, 2), (5,), (0, 4), (1, 1)])
-check_layout([(4, 4)])
 for n, d in ((10, 4), (3, 5), (7, 1), (23, 8)):
     check_bounds(n, d)
 ### END HIDDEN TESTS
@@ -271,10 +277,9 @@ def check_zero1_cost(d, n):
     outcome = run(d, "zero1_step", params, each(momentum_parts(np.zeros(n), d)), each(gradients), 2, LR, MU, 1.0,
                   allow=COLLECTIVES)
     expect_step(outcome, *whole_step(params, np.zeros(n), sum(gradients) / d, 1.0), "a step", "")
-    bound = 2 * n * (d - 1) // d + FEW
-    for rank, sent in enumerate(outcome.sent):
-        expect(sent <= bound, f"rank {rank} of {d} has sent {sent} elements for N = {n}; {bound} are enough.",
-               "a rank needs just its own part of the summed gradient, and the norm is one number.")
+    least = 2 * n * (d - 1) // d
+    expect_sent(outcome, least, least + FEW, f"N = {n} on {d} ranks",
+                "a rank needs just its own part of the summed gradient, and the norm is one number.")
 
 
 check_zero1_cost(4, n=64)
@@ -365,9 +370,9 @@ for case in ((1, 4, 1, 2), (3, 10, 3, 5), (5, 13, 0, 13), (5, 3, 1, 2), (8, 30, 
 def check_take_bucket_cost(d, n, start, length):
     outcome, right, owned = run_take_bucket(d, n, start, length)
     expect_equal(outcome.results, right, "its part")
-    for rank, sent in enumerate(outcome.sent):
-        expect(sent <= length - owned[rank], f"rank {rank} of {d} has sent {sent} elements of a bucket of {length}, of "
-               f"which it owns {owned[rank]}; {length - owned[rank]} are enough.", "an owner needs its own piece only.")
+    needed = [length - mine for mine in owned]
+    expect_sent(outcome, needed, needed, f"a bucket of {length}, of which the ranks own {owned}",
+                "an owner needs its own piece only.")
 
 
 check_take_bucket_cost(4, n=8, start=2, length=6)
@@ -420,9 +425,9 @@ def check_zero2(microbatches, n, edges, clip, steps=2):
         expect_step(outcome, params, momentum, f"{len(batches)} microbatches, N = {n}, c = {clip:g}: step {step}",
                     "the sum is not yet a mean: over how many samples, of how many ranks?")
         parts = [found[1] for found in outcome.results]
-        for rank, sent in enumerate(outcome.sent):
-            expect(sent <= n * (d - 1) // d + FEW, f"rank {rank} has sent {sent} elements after the last bucket; "
-                   f"{n * (d - 1) // d + FEW} are enough.", "the parameters, and a few single numbers.")
+        least = n * (d - 1) // d
+        expect_sent(outcome, least, least + FEW, "what comes after the last bucket",
+                    "the parameters, and a few single numbers.")
 
 
 check_zero2([(2, 2), (2, 2)], n=24, edges=[12], clip=1.0)
@@ -502,3 +507,24 @@ for n, old_d, new_d in ((10, 4, 3), (9, 8, 2), (3, 2, 5), (7, 1, 8), (13, 5, 1))
 #   made here would a test with Lion not have seen?
 # - Muon and Shampoo need a whole matrix of gradients at a time. What does that mean for a flat buffer that is split
 #   anywhere?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Compare stages 0, 1 and 2 for $N = 10^9$ parameters, $d = 64$ and 8 microbatches in a step:
+# bytes that a rank holds, and elements that it sends in one step. When is stage 2 worth its messages? Name a setting
+# in which you would stay at stage 1.
+
+# %% [markdown] writing="what_stage_2_costs" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). Clipping needs the norm of the whole gradient, of which each rank has a piece. What goes
+# wrong, and when would anybody notice, if each rank clips by the norm of its own piece? And if each rank adds up the
+# *norms* instead of their squares? Does the sum's order matter for two runs to agree to the bit?
+
+# %% [markdown] writing="the_norm_in_pieces" points=5
+# YOUR ANSWER HERE

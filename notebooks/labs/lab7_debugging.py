@@ -3,9 +3,11 @@
 #
 # The worst bugs of parallel training raise no error. The shapes are right, the loss falls, and the model is not the one
 # that you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
-# people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it.
+# people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it. Then you hunt three
+# bugs in the real program, drawn for you alone, by what they have left behind in a run.
 #
-# **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours. **Points**: 60.
+# **You need**: walkthroughs 1 to 7 and 9, and labs 1 to 4. **Time**: about seven hours.
+# **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more than you see. `group` has `all_reduce(x)` (and `all_reduce(x, op="max")`),
@@ -35,8 +37,10 @@ from grading import each, run, run_given
 # %% locked="tools"
 import numpy as np
 
-from grading import CheckFailed, check_data, each, expect, expect_equal, passed, run, run_given
+from grading import (CheckFailed, check_data, culprit, each, expect, expect_equal, expect_sent, passed, run,
+                     run_given)
 from grading.checks import difference
+from grading.hunts import KINDS, PATH
 
 RULES = ("once", "conjugate", "own part", "agree first", "weights", "identical", "everyone")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
@@ -200,7 +204,7 @@ def columns(group, x, w, dy):
     ### END SOLUTION
 
 
-# %% check="check_diagnose_columns" points=5
+# %% check="check_diagnose_columns" points=3
 # 1, diagnosis: the inputs prove it wrong
 def columns_case(ranks, x, w, dy):
     """Return the arguments of a call, and the right result of every rank."""
@@ -218,7 +222,7 @@ passed("columns is wrong with these inputs")
 expect_breaks(found, "conjugate")
 ### END HIDDEN TESTS
 
-# %% check="check_columns" points=7
+# %% check="check_columns" points=3
 # 1, repaired: y, dx and dw are those of one process
 def check_columns(ranks, b, h, n):
     args, expected = columns_case(ranks, *draw(check_data("columns"), (b, h), (h, n), (b, n)))
@@ -283,7 +287,7 @@ def gathered(group, x, w, dy):
     ### END SOLUTION
 
 
-# %% check="check_diagnose_gathered" points=5
+# %% check="check_diagnose_gathered" points=3
 # 2, diagnosis: one dy that shows the bug, and one that does not
 def gathered_case(ranks, x, w, dy):
     """Return the arguments of a call, and the right result of every rank."""
@@ -311,7 +315,7 @@ passed("gathered is wrong with dy, and right with blind")
 expect_breaks(found, "own part")
 ### END HIDDEN TESTS
 
-# %% check="check_gathered" points=7
+# %% check="check_gathered" points=3
 # 2, repaired: y, dx and dw are those of one process
 def check_gathered(ranks, b, h, n):
     args, expected = gathered_case(ranks, *draw(check_data("gathered"), (b, h), (h, n), (b, n)))
@@ -387,7 +391,7 @@ def lookup(group, ids, table, dy, V):
     ### END SOLUTION
 
 
-# %% check="check_diagnose_lookup" points=5
+# %% check="check_diagnose_lookup" points=3
 # 3, diagnosis: the inputs prove it wrong
 def lookup_case(ranks, ids, table, dy):
     """Return the arguments of a call, and the right result of every rank."""
@@ -408,7 +412,7 @@ passed("lookup is wrong with these inputs")
 expect_breaks(found, "own part")
 ### END HIDDEN TESTS
 
-# %% check="check_lookup" points=7
+# %% check="check_lookup" points=3
 # 3, repaired: y and the table's gradient are those of one process
 def check_lookup(ranks, V, s):
     random = check_data("lookup")
@@ -485,7 +489,7 @@ def loss(group, logits, targets, dloss, first):
     ### END SOLUTION
 
 
-# %% check="check_diagnose_loss" points=5
+# %% check="check_diagnose_loss" points=3
 # 4, diagnosis: the inputs prove it wrong
 def loss_case(ranks, logits, targets, dloss):
     """Return the arguments of a call, and the right result of every rank."""
@@ -513,7 +517,7 @@ passed("loss is wrong with these inputs")
 expect_breaks(found, "agree first")
 ### END HIDDEN TESTS
 
-# %% check="check_loss" points=7
+# %% check="check_loss" points=3
 # 4, repaired: the loss and its gradient are those of one process, and no logits are sent
 def check_loss(ranks, V, s, size=3.0):
     random = check_data("loss")
@@ -522,9 +526,8 @@ def check_loss(ranks, V, s, size=3.0):
     outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("loss", "dlogits"), f"{V} tokens, logits of about {size:g}",
                    "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
-    for rank, sent in enumerate(outcome.sent):
-        expect(sent <= 8 * s, f"rank {rank} has sent {sent} elements for {s} positions; {8 * s} are enough.",
-               "of its logits a rank needs to send only the maximum, a sum, and at most one logit at each position.")
+    expect_sent(outcome, 2 * 2 * s * (ranks - 1) // ranks, 8 * s, f"{s} positions", "of its logits a rank needs to "
+                "send only the maximum, a sum, and at most one logit at each position.")
 
 
 check_loss(2, V=24, s=3)
@@ -586,7 +589,7 @@ def average(group, gradient, samples):
     ### END SOLUTION
 
 
-# %% check="check_diagnose_average" points=5
+# %% check="check_diagnose_average" points=3
 # 5, diagnosis: a batch with which it is wrong, and one with which it hangs
 def average_case(gradients, samples):
     """Return the arguments of a call, and the right result of every rank."""
@@ -610,7 +613,7 @@ passed("average is wrong with one batch, and hangs with the other")
 expect_breaks(found, "weights", "everyone")
 ### END HIDDEN TESTS
 
-# %% check="check_average" points=7
+# %% check="check_average" points=3
 # 5, repaired: the mean over all samples, and every rank returns
 def check_average(samples):
     gradients, = draw(check_data("average"), (len(samples), 4))
@@ -629,6 +632,168 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 ### END HIDDEN TESTS
 
 # %% [markdown]
+# ## 6. Three bugs of your own
+#
+# You have got a page with three cases, of which no other student's is the same. In each case somebody has changed one
+# place of `mpi_impl/` or `reference/`, and trained a small GPT on two or four ranks. The run ended as if all were well.
+# The page has what is left of it: the command, what was printed, the lines of the ledger that are not as the formulas
+# say, and the report of `mpi_impl.compare` about two recordings, A of the right program and B of the wrong one. In the
+# *forward* case an activation is the first tensor that differs; in the *backward* case a gradient; in the *step* case
+# something that comes after the backward.
+#
+# How to hunt:
+#
+# 1. Run the command yourself, with the right program, and compare the losses and norms. When do they part?
+# 2. The comparison names the first wrong tensor, and the last right one. Whatever computes the one from the other is
+#    under suspicion. On which ranks is it wrong, and by which factor?
+# 3. What does the ledger say? A message that is missing, or one too many, has a reason, and the reason stands in the
+#    source. If the ledger is as predicted, no message is missing.
+# 4. Form a hypothesis: *this* line, changed like *that*. Change it in a copy of Shardlab, run the command again, and
+#    compare with the page. You have found it when losses, norms and the first differing element are the same.
+#
+# For practice there are as many other bugs as you like: in a clone of Shardlab, `python -m benchmarks.bug_matrix.hunt
+# ANYNAME` plants one in the program itself (see `benchmarks/README.md`). Yours cannot be drawn that way.
+#
+# Return for each case the `file`, as in `mpi_impl/layers/mlp.py`; the number of a changed `line`, as the right file has
+# it; and the `kind` of the bug, the first of these that fits: missing communication, extra communication, wrong group,
+# scaling (a factor is wrong or missing), aliasing (an array is used where a copy is needed, or a copy where the array
+# itself is), random numbers, scheduling (the right work at a wrong time), state and checkpoint, memory, computation
+# (all else). The check here looks only at the form of your answer: your notebook does not know your bugs.
+
+# %% locked="case_tools"
+def case(name):
+    """Return an answer to a case, checked: the file, the line and the kind of a bug."""
+    found, = run(None, name).results
+    keys = ("file", "line", "kind")
+    expect(isinstance(found, dict) and set(keys) <= set(found), f"{name}: expected a dict with {', '.join(keys)}; got "
+           f"{sorted(found, key=str) if isinstance(found, dict) else type(found).__name__}.")
+    file, line, kind = (found[key] for key in keys)
+    expect(type(file) is str and PATH.fullmatch(file), f"{name}: file is {str(file)[:100]!r}, but should be a path "
+           "such as 'mpi_impl/layers/mlp.py'.")
+    expect(type(line) is int and line > 0, f"{name}: line is {str(line)[:100]!r}, but should be the number of a line.")
+    expect(type(kind) is str and kind in KINDS, f"{name}: kind is {str(kind)[:100]!r}, but should be one of "
+           f"{', '.join(KINDS)}.")
+    return file, line, kind
+
+
+# %% answer="case_forward"
+# %%answer case_forward
+def case_forward():
+    """Return {"file": ..., "line": ..., "kind": ...}."""
+    ### BEGIN SOLUTION
+    return {"file": "mpi_impl/comm/mappings.py", "line": 40, "kind": "missing communication"}
+    ### END SOLUTION
+
+
+# %% check="check_case_forward_file" points=4
+# The forward case: the file
+file, line, kind = case("case_forward")
+bug = culprit("forward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file, f"The bug of the forward case is not in {file}.",
+       "what computes the first wrong tensor from the last right one?")
+### END HIDDEN TESTS
+
+# %% check="check_case_forward_line" points=4
+# The forward case: the line
+file, line, kind = case("case_forward")
+bug = culprit("forward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
+       "plant your hypothesis in a copy: does its run print the same losses?")
+### END HIDDEN TESTS
+
+# %% check="check_case_forward_kind" points=2
+# The forward case: the kind
+file, line, kind = case("case_forward")
+bug = culprit("forward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the forward "
+       "case.", "what would a reviewer say in two words?")
+### END HIDDEN TESTS
+
+# %% answer="case_backward"
+# %%answer case_backward
+def case_backward():
+    """Return {"file": ..., "line": ..., "kind": ...}."""
+    ### BEGIN SOLUTION
+    return {"file": "mpi_impl/layers/mlp.py", "line": 21, "kind": "computation"}
+    ### END SOLUTION
+
+
+# %% check="check_case_backward_file" points=4
+# The backward case: the file
+file, line, kind = case("case_backward")
+bug = culprit("backward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file, f"The bug of the backward case is not in {file}.",
+       "what computes the first wrong tensor from the last right one?")
+### END HIDDEN TESTS
+
+# %% check="check_case_backward_line" points=4
+# The backward case: the line
+file, line, kind = case("case_backward")
+bug = culprit("backward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
+       "plant your hypothesis in a copy: does its run print the same losses?")
+### END HIDDEN TESTS
+
+# %% check="check_case_backward_kind" points=2
+# The backward case: the kind
+file, line, kind = case("case_backward")
+bug = culprit("backward")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the backward "
+       "case.", "what would a reviewer say in two words?")
+### END HIDDEN TESTS
+
+# %% answer="case_step"
+# %%answer case_step
+def case_step():
+    """Return {"file": ..., "line": ..., "kind": ...}."""
+    ### BEGIN SOLUTION
+    return {"file": "mpi_impl/training/optimizer.py", "line": 30, "kind": "scaling"}
+    ### END SOLUTION
+
+
+# %% check="check_case_step_file" points=4
+# The step case: the file
+file, line, kind = case("case_step")
+bug = culprit("step")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file, f"The bug of the step case is not in {file}.",
+       "what computes the first wrong tensor from the last right one?")
+### END HIDDEN TESTS
+
+# %% check="check_case_step_line" points=4
+# The step case: the line
+file, line, kind = case("case_step")
+bug = culprit("step")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
+       "plant your hypothesis in a copy: does its run print the same losses?")
+### END HIDDEN TESTS
+
+# %% check="check_case_step_kind" points=2
+# The step case: the kind
+file, line, kind = case("case_step")
+bug = culprit("step")
+passed("the form is right")
+### BEGIN HIDDEN TESTS
+expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the step "
+       "case.", "what would a reviewer say in two words?")
+### END HIDDEN TESTS
+
+# %% [markdown]
 # ## To think about
 #
 # - Which of the five would you see in the training loss of the first 100 steps? Which would you see only if you trained
@@ -636,3 +801,24 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # - In the repaired functions, what would a rank that draws its own dropout mask for `x` in `columns` break? Which of
 #   the rules is it, and which results stay right?
 # - Suppose that you have only one test for a sharded layer of your own. Which sizes, how many ranks, which inputs?
+
+# %% [markdown]
+# ## In your own words
+#
+# Ten points are for two answers in words, which a person reads: at most 150 words each, with a reason for every claim.
+# Write below each question, where it says YOUR ANSWER HERE. A double click opens the cell.
+#
+# **First** (5 points). Choose one of the bugs and write the report that you would like to receive from a colleague:
+# what was run, what was expected and found, the smallest inputs, the rule that is broken, the cause in one sentence,
+# the repair, and the test that will keep it out.
+
+# %% [markdown] writing="a_bug_report" points=5
+# YOUR ANSWER HERE
+
+# %% [markdown]
+# **Second** (5 points). For each of the five bugs, say whether the loss of a training run would show it, within how
+# many steps, and compared with what. Which kind of test would have found all five before the first step? What can
+# that test not find?
+
+# %% [markdown] writing="what_a_loss_curve_hides" points=5
+# YOUR ANSWER HERE

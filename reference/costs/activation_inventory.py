@@ -96,9 +96,6 @@ class ActivationInventory(RankElements):
                                        "block", self.precision.main)]
         if self.parallel.recompute.selective:
             return found
-        if ranks > 1 and not self.precision.half:
-            found.append(self.array("attention's results, before heads were exchanged back", self.queries, 0,
-                                    "with context parallelism they are other arrays than the output layer's input"))
         n = self.sequences * self.c.num_attention_heads * self.s**2 // (
             self.parallel.tensor_model_parallel_size * ranks)
         dropped = bool(self.c.attention_dropout)

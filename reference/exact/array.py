@@ -165,7 +165,7 @@ def degree_of(x) -> Degree:
 
 elementwise: Callable = partial(np.frompyfunc, nin=1, nout=1)
 to_elements, exp, place = elementwise(field.number), elementwise(field.exp), elementwise(field.place)
-inverse, is_finite = elementwise(field.inverse), elementwise(lambda x: x is not MINUS_INFINITY)
+is_finite = elementwise(lambda x: x is not MINUS_INFINITY)
 difference, larger = np.frompyfunc(field.difference, 2, 1), np.frompyfunc(field.larger, 2, 1)
 
 
@@ -180,9 +180,10 @@ def multiplied(operation):
 
 
 def divide(x, y):
-    divisors = elements_of(y)
-    degree = degree_of(x) * degree_of(y).inverse(set(np.ravel(divisors)))
-    return new(elements_of(x) * inverse(divisors) % P, degree)
+    divisors = np.asarray(elements_of(y), object)
+    degree = degree_of(x) * degree_of(y).inverse(set(divisors.flat))
+    inverses = np.array(field.inverses(list(divisors.flat)), object).reshape(divisors.shape)
+    return new(elements_of(x) * inverses % P, degree)
 
 
 def power(x, n):

@@ -11,7 +11,6 @@ together, since one that differs is enough to be seen. (Comparisons are of value
 outcomes are independent of the numbers: the proof is of the branches that were taken.)
 """
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import blake2b
 from math import ceil, floor
 
@@ -28,24 +27,26 @@ class Degree:
     """
 
     numerator: int = 0
-    factors: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    @cached_property
-    def denominator(self) -> int:
-        return sum(degree * exponent for (_, degree), exponent in self.factors.items())
+    factors: dict[tuple[str, int], int] = field(default_factory=dict)      # which no one changes: bounds share them
+    denominator: int = 0        # the degree of D, which is the sum over its factors
 
     def __mul__(self, other: "Degree") -> "Degree":
         """Return the bound of a product."""
-        sums = {name: self.factors.get(name, 0) + exponent for name, exponent in other.factors.items()}
-        return Degree(self.numerator + other.numerator, self.factors | sums)
+        few, many = sorted((self.factors, other.factors), key=len)
+        sums = {name: many.get(name, 0) + exponent for name, exponent in few.items()}
+        return Degree(self.numerator + other.numerator, many | sums if sums else many,
+                      self.denominator + other.denominator)
 
     def __or__(self, other: "Degree") -> "Degree":
         """Return the bound of a sum, and of an array with elements of both: over the least common denominator."""
-        if self.factors == other.factors:
+        if self.factors is other.factors or self.factors == other.factors:
             return self if self.numerator >= other.numerator else other
-        largest = {name: max(self.factors.get(name, 0), exponent) for name, exponent in other.factors.items()}
-        common = Degree(0, self.factors | largest)
-        return Degree(max(x.numerator + common.denominator - x.denominator for x in (self, other)), common.factors)
+        few, many = sorted((self, other), key=lambda x: len(x.factors))
+        more = {name: exponent for name, exponent in few.factors.items() if exponent > many.factors.get(name, 0)}
+        denominator = many.denominator + sum(name[1] * (exponent - many.factors.get(name, 0))
+                                             for name, exponent in more.items())
+        return Degree(max(x.numerator + denominator - x.denominator for x in (self, other)),
+                      many.factors | more if more else many.factors, denominator)
 
     def inverse(self, elements: set[int]) -> "Degree":
         """Return the bound of 1 / x for an array x with this bound and these elements."""
@@ -53,7 +54,7 @@ class Degree:
         if not factor:
             return Degree(self.denominator)
         name = blake2b(repr(sorted(elements)).encode(), digest_size=16).hexdigest()
-        return Degree(self.denominator + factor - self.numerator, {(name, factor): 1})
+        return Degree(self.denominator + factor - self.numerator, {(name, factor): 1}, factor)
 
 
 CONSTANT, INPUT = Degree(0), Degree(1)

@@ -1,6 +1,7 @@
 """A prime field: integers below P, differences that remember their terms, minus infinity, and random functions."""
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 
 import numpy as np
 
@@ -13,7 +14,7 @@ class Subtraction(int):
     terms: tuple[int, int]
 
     def __new__(cls, a, b):
-        self = super().__new__(cls, (a - b) % P)
+        self = int.__new__(cls, (a - b) % P)
         self.terms = int(a), int(b)
         return self
 
@@ -51,9 +52,25 @@ def difference(a, b):
 
 def inverse(x: int) -> int:
     """Return 1 / x. Raise ZeroDivisionError for 0, by which nobody divides but by chance, or by mistake."""
-    if x == 0:
-        return TALLY.see_zero_divisor()
+    return reciprocal(x) if x else TALLY.see_zero_divisor()
+
+
+@lru_cache(1 << 12)     # a row of a softmax has one divisor
+def reciprocal(x: int) -> int:
     return pow(x, -1, P)
+
+
+def inverses(xs: list[int]) -> list[int]:
+    """Return 1 / x for each x: from one inverse, of their product, which takes as long as fifty products."""
+    before = list(accumulate(xs, lambda x, y: x * y % P, initial=1))
+    of_all = before.pop()
+    if of_all == 0:
+        return [inverse(x) for x in xs]
+    found, rest = [], reciprocal(of_all)        # 1 / (the product of all up to x)
+    for x, product in zip(reversed(xs), reversed(before), strict=True):
+        found.append(rest * product % P)
+        rest = rest * x % P
+    return found[::-1]
 
 
 def exp(x) -> int:

@@ -2,7 +2,7 @@
 
 loss = log(sum over tokens of exp(logit)) - logit of the target, for each of b s positions. The t ranks must send:
 
-1. The gathered logits: b s V elements. Simple, and the largest message of the forward pass.
+1. The gathered logits, b s V elements. Simple, and the largest message forward. (Megatron's parallel_output=False.)
 2. The sums of exp(logit), each rank's over its own shard (b s), and each rank's sum of the losses of the targets that
    it holds: b s + t elements. But exp overflows for logits above 88 (float32), and only the losses' sum is known.
 3. The maximum, the sum of exp, and the target's logit: 3 b s elements, safe, a loss for every position

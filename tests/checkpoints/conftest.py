@@ -1,4 +1,4 @@
-"""The golden models, a folder for each, and one run of the program that has saved what it learnt."""
+"""The golden models, a folder for each; transformers itself; and a run of the program that has saved what it learnt."""
 import pytest
 
 from tests.checkpoints.gpt2_runs import GOLDEN_MODELS, T, weights_of, write_model
@@ -19,6 +19,11 @@ def golden(kind):
 def folder(golden, tmp_path):
     """Write the golden model as transformers saves it; return its folder."""
     return write_model(tmp_path / "model", golden["config"], weights_of(golden))
+
+
+@pytest.fixture(scope="session")
+def transformers():
+    return pytest.importorskip("transformers", reason="it comes with `pip install -e '.[huggingface]'`")
 
 
 PROGRAM = """--seq-length 16 --micro-batch-size 2 --global-batch-size 4 --eval-iters 1 --split 8,2 --dtype float64

@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.checkpoints.huggingface_config import LAYOUTS, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, LAYOUTS, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.generation.decoding import last_logits
 from mpi_impl.generation.replica import trained_replica
+from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs.arguments import parse
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
@@ -15,7 +16,7 @@ from reference.params import leaves
 from tests.cases import close
 from tests.checkpoints.gpt2_golden import direction
 from tests.checkpoints.gpt2_runs import options, trainer_of, whole_gradients
-from tests.checkpoints.llama_golden import DECAY, GOLDEN, RATE
+from tests.checkpoints.llama_golden import DECAY, GOLDEN, RATE, TOKENS
 from tests.training_theorems import connected, dealt
 
 GOLDEN_MODELS = json.loads(GOLDEN.read_text())
@@ -58,6 +59,17 @@ def learn_on(group, folder, more, batches) -> Learnt:
         layout, weights = trainer.state.layout, trainer.state.whole(trainer.state.optimizer_states["parameters"])
         return Learnt(topology.place, results[0], logits, layout.views(found[0]), layout.views(weights),
                       layout.tensors)
+
+
+def is_refused(ranks, folder, config: dict, sentence: str):
+    """Check that a run which begins with the folder's model ends with this sentence if its config.json is another."""
+    (folder / CONFIG).write_text(json.dumps(config))
+    try:
+        ranks.run(1, learn_on, folder, "", [np.array(TOKENS)])
+    except RankFailure as failure:
+        assert sentence in str(failure)
+    else:
+        raise AssertionError(f"no rank has said: {sentence}")
 
 
 def model_of(folder):

@@ -8,12 +8,6 @@ from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, compute_on, empty,
                                          taking_turns, whole_gradients)
 from tests.strategies import close
 
-
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers", reason="it comes with `pip install -e '.[huggingface]'`")
-
-
 SHAPES = [      # of models: sizes that divide, and a vocabulary that does not
     dict(n_layer=3, n_embd=24, n_head=6, vocab_size=37, n_positions=9),
     dict(n_layer=2, n_embd=24, n_head=6, vocab_size=50, n_positions=7, tie_word_embeddings=False,

@@ -19,11 +19,6 @@ from tests.strategies import close
 from tests.training_theorems import Plan
 
 
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers", reason="it comes with `pip install -e '.[huggingface]'`")
-
-
 def random_model(transformers, model: ModelConfig, seed: int):
     """Return a model whose weights, biases and gains are so large that an error in any of them shows."""
     import torch

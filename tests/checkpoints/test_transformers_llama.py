@@ -6,16 +6,9 @@ from reference.models.gpt import gpt_tensors
 from tests.checkpoints import gpt2_golden, llama_golden
 from tests.checkpoints.gpt2_runs import P, T, empty, learn_and_save, options
 from tests.checkpoints.llama_runs import in_their_layout, learn_on, model_of
+from tests.checkpoints.transformers_models import opens_as, random_model
 from tests.strategies import close
 
-
-@pytest.fixture(scope="module")
-def transformers():
-    return pytest.importorskip("transformers", reason="it comes with `pip install -e '.[huggingface]'`")
-
-
-SIZES = dict(num_hidden_layers=3, hidden_size=24, num_attention_heads=6, vocab_size=37, intermediate_size=36,
-             max_position_embeddings=9, bos_token_id=0, eos_token_id=0, pad_token_id=None, initializer_range=0.3)
 MODELS = [
     ("Llama", dict(num_key_value_heads=3, head_dim=8, rope_parameters=llama_golden.ROPE, tie_word_embeddings=True)),
     ("Llama", dict(num_key_value_heads=6)),
@@ -31,20 +24,6 @@ FITS = [[0, 1, 2, 3, 4], [1, 2, 3], [0, 1, 3, 4], [0, 1, 3, 4], [0, 1, 2, 3, 4],
         *[[0, 1, 2, 3, 4]] * 3]      # models whose groups, or copies of them, go on so many ranks
 
 
-def random_model(transformers, number, seed):
-    """Return a model whose weights, biases and gains are so large that an error in any of them shows."""
-    import torch
-
-    torch.manual_seed(seed)
-    name, choices = MODELS[number]
-    config = getattr(transformers, f"{name}Config")(**SIZES | choices)
-    model = llama_golden.in_float64(getattr(transformers, f"{name}ForCausalLM")(config))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
-
-
 CASES = [pytest.param(model, n, more, marks=[] if model == models[i % len(models)] else pytest.mark.deep)
          for i, ((n, more), models) in enumerate(zip(PLACES, FITS, strict=True)) for model in models]
 
@@ -52,7 +31,7 @@ CASES = [pytest.param(model, n, more, marks=[] if model == models[i % len(models
 @pytest.mark.parametrize("number, n, more", CASES)
 def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, number, n, more):
     """Logits token by token, with the KV cache; and three steps of AdamW."""
-    theirs = random_model(transformers, number, seed=n)
+    theirs = random_model(transformers, *MODELS[number], seed=n)
     theirs.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if n == 6 else {}))
     rng = np.random.default_rng(n)
     batches = [rng.integers(0, 37, (12 if n % 3 == 0 else 8, 7)) for _ in range(3)]
@@ -74,17 +53,8 @@ def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, num
 @pytest.mark.parametrize("number, n, more", CASES[::3])
 def test_what_we_save_opens_there(ranks, transformers, tmp_path, number, n, more):
     """No key is missing, and none too many; the same parameters, to the bit, so the same logits."""
-    import torch
-
-    theirs = random_model(transformers, number, seed=n)
+    theirs = random_model(transformers, *MODELS[number], seed=n)
     theirs.save_pretrained(tmp_path)
     again = empty(tmp_path / "again")
     ranks.run(n, learn_and_save, options(tmp_path, f"{more} --seq-length 6"), 0, again)
-    opened, said = transformers.AutoModelForCausalLM.from_pretrained(again, output_loading_info=True)
-    assert not any(said.values()), said
-    assert opened.dtype == torch.float64
-    for (name, x), (other, y) in zip(opened.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == other and torch.equal(x, y)
-    tokens = torch.arange(7)[None]
-    close(llama_golden.in_float64(opened).eval()(tokens).logits.detach().numpy(),
-          theirs.eval()(tokens).logits.detach().numpy(), 1e-14)
+    opens_as(transformers, again, theirs)

@@ -7,7 +7,7 @@ from tests.checkpoints import gpt2_golden, llama_golden
 from tests.checkpoints.gpt2_runs import P, T, empty, learn_and_save, options
 from tests.checkpoints.llama_runs import in_their_layout, learn_on, model_of
 from tests.checkpoints.test_mixtral_huggingface import E
-from tests.checkpoints.test_transformers_llama import SIZES, transformers  # noqa: F401 - a fixture
+from tests.checkpoints.transformers_models import opens_as, random_model
 from tests.strategies import close
 
 MODELS = [
@@ -25,24 +25,10 @@ CASES = [pytest.param(model, *place, marks=[] if model == i % len(MODELS) and i 
          for i, place in enumerate(PLACES) for model in range(len(MODELS))]
 
 
-def random_model(transformers, number, seed):    # noqa: F811 - the module, not the fixture
-    """Return a model whose weights and gains are so large that an error in any of them shows."""
-    import torch
-
-    torch.manual_seed(seed)
-    name, choices = MODELS[number]
-    config = getattr(transformers, f"{name}Config")(**SIZES | choices)
-    model = llama_golden.in_float64(getattr(transformers, f"{name}ForCausalLM")(config))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
-
-
 @pytest.mark.parametrize("number, n, e, more", CASES)
-def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, number, n, e, more):    # noqa: F811
+def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, number, n, e, more):
     """Logits token by token, with the KV cache; and three steps of AdamW."""
-    theirs = random_model(transformers, number, seed=n)
+    theirs = random_model(transformers, *MODELS[number], seed=n)
     theirs.save_pretrained(tmp_path)
     rng = np.random.default_rng(n)
     batches = [rng.integers(0, 37, (12 if n % 3 == 0 else 8, 7)) for _ in range(3)]
@@ -64,19 +50,10 @@ def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, num
 
 
 @pytest.mark.parametrize("number, n, e, more", CASES[::5])
-def test_what_we_save_opens_there(ranks, transformers, tmp_path, number, n, e, more):    # noqa: F811
+def test_what_we_save_opens_there(ranks, transformers, tmp_path, number, n, e, more):
     """No key is missing, and none too many; the same parameters, to the bit."""
-    import torch
-
-    theirs = random_model(transformers, number, seed=n)
+    theirs = random_model(transformers, *MODELS[number], seed=n)
     theirs.save_pretrained(tmp_path)
     again = empty(tmp_path / "again")
     ranks.run(n, learn_and_save, options(tmp_path, f"{more} {E} {e} --seq-length 6"), 0, again)
-    opened, said = transformers.AutoModelForCausalLM.from_pretrained(again, output_loading_info=True)
-    assert not any(said.values()), said
-    assert opened.dtype == torch.float64
-    for (name, x), (other, y) in zip(opened.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == other and torch.equal(x, y)
-    tokens = torch.arange(7)[None]
-    close(llama_golden.in_float64(opened).eval()(tokens).logits.detach().numpy(),
-          theirs.eval()(tokens).logits.detach().numpy(), 1e-14)
+    opens_as(transformers, again, theirs)

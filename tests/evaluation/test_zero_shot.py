@@ -88,7 +88,7 @@ def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap
 
 
 def test_sums_on_ranks_are_the_same_formulas(ranks):
-    """As those over samples one by one, on exact numbers: the sum over scored tokens, which padding does not change."""
+    """On exact numbers, the sum over scored tokens is that over samples one by one: padding does not change it."""
     case = ExactCase(2, ModelConfig(2, 8, 2, 10, 6, make_vocab_size_divisible_by=3), 1, 6, seed=1)
     samples = [Excerpt(case.ids(f"excerpt {i}", 3 + i), 1 + i % 3) for i in range(4)]
     params, c = case.params(gpt_tensors(case.model)), case.model

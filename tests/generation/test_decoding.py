@@ -37,7 +37,7 @@ def test_logits_are_those_of_the_whole_prefix(ranks, case_and_stages, data):
 
 @pytest.mark.parametrize("position", POSITION_EMBEDDINGS)
 def test_logits_are_the_same_formulas(ranks, position):
-    """As those of the whole prefix, on exact numbers."""
+    """On exact numbers, the logits from the KV cache equal those of the whole prefix."""
     model = ModelConfig(3, 8, 2, 10, 6, position_embedding_type=position, make_vocab_size_divisible_by=3)
     ranks.run(4, exact_logits, ExactCase(2, model, 1, 6, seed=1), [3, 1, 2])
 

@@ -199,7 +199,7 @@ def test_layer_norm(n, h, form, seed):
 
 @given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
 def test_rms_norm(n, h, form, seed):
-    """Of rows that may be as short as a head."""
+    """Rows may be as short as a head."""
     x, dy = draw(seed, form, 2, n, h) + dtype_of(form).type(1), draw(seed + 1, form, 2, n, h)
     weight = draw(seed, form, h)
     y, (normed, inverse_rms) = kernels.rms_norm(*map(put, (x, weight)), 1e-3)
@@ -223,31 +223,23 @@ def test_swiglu(n, f, form, seed):
 
 @pytest.mark.parametrize("form", ["float32", "float16"])
 def test_swiglu_far_out(form):
-    """Where exp overflows: nothing to the left, gate times up to the right."""
+    """Where exp overflows, y is 0 for a negative gate, and gate times up for a positive one."""
     x = np.stack([np.array([[-3e4, -500, 500, 3e4]]), np.full((1, 4), 2)], 1).astype(dtype_of(form))
     y, _ = kernels.swiglu(put(x))
     assert (y.get() == [[0, 0, 1000, 6e4]]).all()
 
 
-def test_rms_norm_of_more_rows_than_blocks(monkeypatch):
-    """So that a block takes several."""
+@pytest.mark.parametrize("name, tensors", [("layer_norm", 2), ("rms_norm", 1)])
+def test_norms_of_more_rows_than_blocks(monkeypatch, name, tensors):
+    """Each block takes several rows."""
     monkeypatch.setattr(fused, "BLOCKS", 3)
+    (norm, backward), (textbook, textbook_backward) = ((getattr(m, name), getattr(m, f"{name}_backward"))
+                                                       for m in (kernels, ops))
     x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
-    _, cache = kernels.rms_norm(put(x), put(weight), 1e-3)
-    _, expected_cache = ops.rms_norm(x, weight, 1e-3)
-    for actual, expected in zip(kernels.rms_norm_backward(put(x), put(weight), cache),
-                                ops.rms_norm_backward(x, weight, expected_cache), strict=True):
-        same(actual, expected, "float64")
-
-
-def test_layer_norm_of_more_rows_than_blocks(monkeypatch):
-    """So that a block takes several."""
-    monkeypatch.setattr(fused, "BLOCKS", 3)
-    x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
-    _, cache = kernels.layer_norm(*map(put, (x, weight, weight)), 1e-3)
-    _, expected_cache = ops.layer_norm(x, weight, weight, 1e-3)
-    for actual, expected in zip(kernels.layer_norm_backward(put(x), put(weight), cache),
-                                ops.layer_norm_backward(x, weight, expected_cache), strict=True):
+    _, cache = norm(*map(put, (x, *[weight] * tensors)), 1e-3)
+    _, expected_cache = textbook(x, *[weight] * tensors, 1e-3)
+    for actual, expected in zip(backward(put(x), put(weight), cache), textbook_backward(x, weight, expected_cache),
+                                strict=True):
         same(actual, expected, "float64")
 
 
@@ -317,7 +309,7 @@ def test_attention_core(data, b, s, g, each, d, causal, dropping, form, seed):
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3),
        st.integers(1, 6), FORMS, SEEDS)
 def test_cached_attention(b, n, before, g, each, d, form, seed):
-    """Of keys and values that lie in a buffer with room for more."""
+    """The keys and values lie in a buffer with room for more."""
     m = n + before - 1
     q, both = draw(seed, form, b, n, each * g, d), draw(seed + 1, form, 2, b, m + 3, g, d)
     k, v = (put(both)[i, :, :m] for i in range(2))

@@ -155,15 +155,90 @@ def reduce_scatter(group, x):
     return np.array_split(kept(group, x, gather), group.size)[group.rank]
 """}
 
+# ---- over the group, past the count ----
+
+LAB1_IN_SHAPES = {"all_gather": """
+import numpy as np
+
+def all_gather(group, chunk):
+    '''Tell each number in the shape of arrays without elements: 16 bits as the length of an axis.'''
+    chunks, after, before = {group.rank: chunk}, (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for step in range(group.size - 1):
+        newest = chunks[(group.rank - step) % group.size]
+        length = group.exchange(np.empty((0, len(newest))), after, before).shape[1]
+        words = np.frombuffer(newest.tobytes(), "u2").reshape(-1, 2)
+        longest = group.exchange(np.empty((0, len(words))), after, before).shape[1]
+        got = []
+        for i in range(max(len(words), longest)):
+            shape = [int(word) for word in words[i]] if i < len(words) else [0] * 2
+            got.append(group.exchange(np.empty((0, *shape)), after, before).shape[1:])
+        told = np.array(got[:2 * length], "u2").reshape(-1)
+        chunks[(group.rank - step - 1) % group.size] = np.frombuffer(told.tobytes(), float)
+    return np.concatenate([chunks[rank] for rank in range(group.size)])
+"""}
+LAB1_IN_MESSAGES = {"all_gather": """
+import numpy as np
+
+def all_gather(group, chunk):
+    '''Tell each bit by the kind of an array without elements.'''
+    kinds, chunks = (np.empty(0, bool), np.empty(0)), {group.rank: chunk}
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    longest = 20
+
+    def tell(bits):
+        return [int(group.exchange(kinds[bit], after, before).dtype == float) for bit in bits]
+
+    for step in range(group.size - 1):
+        newest = chunks[(group.rank - step) % group.size]
+        length = int("".join(map(str, tell([int(bit) for bit in f"{len(newest):08b}"]))), 2)
+        padded = np.zeros(longest)
+        padded[:len(newest)] = newest
+        bits = tell(np.unpackbits(np.frombuffer(padded.tobytes(), "u1")).tolist())
+        got = np.frombuffer(np.packbits(bits).tobytes(), float)
+        chunks[(group.rank - step - 1) % group.size] = got[:length]
+    return np.concatenate([chunks[rank] for rank in range(group.size)])
+"""}
+LAB3_ONE_BY_ONE = {"attention": """
+import numpy as np
+
+def total(group, x):
+    '''Add up element by element: where the cost of each was rounded down, many small sums cost less than one.'''
+    return np.array([group.all_reduce(one) for one in x.ravel()]).reshape(x.shape)
+
+def attention_forward(group, x, shard):
+    partial, kept = inside(x, shard)
+    return total(group, partial), (x, kept)
+
+def attention_backward(group, dy, shard, cache):
+    x, kept = cache
+    dx, grads = inside_backward(dy, x, shard, kept)
+    grads["C"], grads["R"] = total(group, grads["C"]), total(group, grads["R"])
+    return total(group, dx), grads
+"""}
+
+# ---- the course's own answers, which replace earlier ones when an answer has failed ----
+
+READS_THE_COURSES_ANSWER = """
+def reduce_scatter(group, x):
+    '''Tell in a message how long the code of all_gather is, and print its constants.'''
+    code = all_gather.__code__
+    print("constants", code.co_consts)
+    raise ValueError(f"its own: {1 + (code.co_filename == 'course')}{code.co_filename[:6]}")
+"""
+
 # ---- with the broken function of lab 7: what the rank's program calls is changed beforehand ----
 
 LAB7_CHANGED_PROGRAM = {"diagnose_columns": """
+import builtins
 import sys
 import numpy as np
 
 def diagnose_columns():
-    '''Inputs that prove nothing: with one rank, the broken function is right.'''
-    program = sys._getframe(1).f_globals
-    program["find_function"] = lambda *_: lambda *_: (np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
+    '''Inputs that prove nothing: with one rank, the broken function is right. Unless its result is changed.'''
+    builtins.callable = lambda _: False
+    for name, value in list(sys._getframe(1).f_globals.items()):
+        if name == "find_function":
+            sys._getframe(1).f_globals[name] = lambda *_: lambda *_: (np.zeros((1, 1)), np.zeros((1, 1)),
+                                                                      np.zeros((1, 1)))
     return {"ranks": 1, "x": [[1.0]], "w": [[1.0]], "dy": [[1.0]], "breaks": ["conjugate"]}
 """}

@@ -1,5 +1,6 @@
 """Submissions of labs, and the marks that they get."""
 import re
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from grading.answers import CURRENT, answers_of
 from grading.draws import Draws, secret_draws
 from grading.grade import Mark, marks
+from grading.hunts import HUNTED, PRACTICE
 from grading.lab_source import LABS, notebook_of
 
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS", re.DOTALL)
@@ -25,8 +27,18 @@ def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
     CURRENT.update(answers_of(solution(lab)))
     assert not set(answers) - set(CURRENT), "there is no such answer"
     CURRENT.update(answers)
-    with secret_draws(seed, CURRENT) as draws:
+    with secret_draws(seed, CURRENT) as draws, solved_hunts():
         return {mark.check: mark for mark in marks(solution(lab), draws)}
+
+
+@contextmanager
+def solved_hunts():
+    """Let lab 7 ask for the bugs that its solution finds."""
+    HUNTED.append(PRACTICE)
+    try:
+        yield
+    finally:
+        HUNTED.pop()
 
 
 def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:

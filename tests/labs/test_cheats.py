@@ -4,41 +4,44 @@ import os
 import numpy as np
 import pytest
 
+from grading import checks
 from grading.lab_group import OPERATIONS
 from grading.sandbox import Each, Sandbox
 from tests.labs import cheats
+from tests.labs.hostile import SUBMISSIONS
 from tests.labs.submissions import lost_checks, marks_in_a_notebook, marks_of
 
 LAB1, LAB4 = "lab1_collectives", "lab4_smoothed_cross_entropy"
 
 
-@pytest.mark.parametrize("lab, answers", [(LAB1, cheats.LAB1_FROM_FRAMES), (LAB4, cheats.LAB4_FROM_FRAMES)])
-def test_frames_hold_no_other_ranks_arguments(lab, answers):
-    found = marks_of(lab, **answers)
-    assert lost_checks(found) == set(found)
+FAST = "one wrong line, on which others build"      # it stands for the rest
+ENDLESS = ("loops", "sleeps", "recurses", "from open files")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == FAST else [pytest.mark.deep])
+                                  for name in SUBMISSIONS])
+def test_a_wrong_or_hostile_submission_gets_what_it_should(name, monkeypatch):
+    """Some send thousands of messages, so they need time on a busy machine."""
+    monkeypatch.setattr(checks, "LIMIT", 2.0 if name in ENDLESS else 60.0)
+    found = SUBMISSIONS[name].marks()
+    assert not SUBMISSIONS[name].fault(found)
+
+
+COUNTED = {LAB1: {"check_pass_on", "check_all_gather_cost", "check_reduce_scatter_cost", "check_all_reduce_cost",
+                  "check_in_order_cost"},
+           LAB4: {"check_log_sum_exp", "check_predict", "check_cost", "check_mean"}}
 
 
 @pytest.mark.parametrize("lab, answers, unclear", [
     (LAB1, cheats.LAB1_FROM_SEED, set()),
-    (LAB4, cheats.LAB4_FROM_SEED, {"check_predict", "check_extreme"})])     # a rank without words has no clue
-def test_numbers_drawn_again_from_the_public_seed_have_marks_in_a_notebook_and_none_in_grading(lab, answers, unclear):
-    assert lost_checks(marks_in_a_notebook(lab, hidden=True, **answers)) == unclear
+    (LAB4, cheats.LAB4_FROM_SEED, {"check_extreme"})])      # a rank without words has no clue
+def test_numbers_drawn_again_from_the_public_seed_are_right_in_a_notebook_but_for_the_count(lab, answers, unclear):
+    """There they pass all checks that do not count messages. In grading they pass none."""
+    found = marks_in_a_notebook(lab, hidden=True, **answers)
+    assert lost_checks(found) == COUNTED[lab] | unclear
+    assert any("it cannot be done with less than" in found[check].said for check in COUNTED[lab])
     found = marks_of(lab, **answers)
     assert lost_checks(found) == set(found)
-
-
-@pytest.mark.parametrize("lab, answers, dear", [
-    (LAB1, cheats.LAB1_KEPT, {"check_reduce_scatter_cost", "check_all_reduce_cost"}),
-    (LAB4, cheats.LAB4_KEPT, {"check_cost"})])
-def test_results_kept_from_one_run_save_nothing_in_another(lab, answers, dear):
-    """They are right, so the other checks pass."""
-    found = marks_of(lab, **answers)
-    assert lost_checks(found) == dear and all("has sent" in found[check].said for check in dear)
-
-
-def test_an_answer_cannot_change_what_a_given_function_does():
-    found = marks_of("lab7_debugging", **cheats.LAB7_CHANGED_PROGRAM)["check_diagnose_columns"]
-    assert found.points == 0 and "With your inputs the broken function is right" in found.said
 
 
 MEMORY = """
@@ -62,8 +65,7 @@ def spy(group, text, array):
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="only Linux shows a process its memory")
 def test_no_other_ranks_arguments_are_anywhere_in_the_memory_of_an_answers_process():
     """Neither those of this run nor those of earlier ones. (That its own are found shows that it looks well.)"""
-    sandbox = Sandbox(2)
-    sandbox.pool.program = "tests.labs.unlimited_rank"
+    sandbox = Sandbox("tests.labs.unlimited_rank")
     try:
         for run in (0, 10):
             texts = [f"the secret of rank {run + rank};" for rank in range(2)]

@@ -8,8 +8,10 @@ from hypothesis.extra import numpy as hnp
 
 from grading import checks
 from grading.answers import CURRENT
-from grading.checks import CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_values, passed, run
+from grading.checks import (CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_sent,
+                            expect_values, passed, run)
 from grading.lab_group import OPERATIONS
+from grading.sandbox import Outcome
 
 NUMBERS = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e6, 1e6))
 
@@ -82,6 +84,24 @@ def test_several_values_or_a_dict_of_each_rank():
         expect_dicts([{"a": 1}, {"a": 3}], right, "the shard")
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 8)), min_size=1, max_size=8), st.data())
+def test_a_rank_that_sends_too_little_too_much_or_too_often_is_named(sent, data):
+    """And whoever sends as much as expected passes, whatever the number of its messages up to the limit."""
+    outcome = Outcome([], [elements for elements, _ in sent], [messages for _, messages in sent], [])
+    least, most = [min(elements, 4) for elements, _ in sent], [max(elements, 3) for elements, _ in sent]
+    fewest = max(messages for _, messages in sent)
+    expect_sent(outcome, least, most, "it", messages=fewest)
+    expect_sent(outcome, min(least), max(most), "it")
+    rank = data.draw(st.integers(0, len(sent) - 1))
+    for low, high, messages, words in ((least[rank] + 9, 99, fewest, "it cannot be done with less than"),
+                                       (0, sent[rank][0] - 1, fewest, "are enough"),
+                                       (0, 99, sent[rank][1] - 1, "messages for it")):
+        lows, highs = [0] * len(sent), [99] * len(sent)
+        lows[rank], highs[rank] = low, high
+        with pytest.raises(CheckFailed, match=f"^rank {rank if messages == fewest else '.'} has sent .*{words}"):
+            expect_sent(outcome, lows, highs, "it", messages=messages)
+
+
 def test_what_passed_is_said(capsys):
     passed("it")
     assert capsys.readouterr().out == "passed: it\n"
@@ -99,7 +119,7 @@ def test_a_run_has_its_own_arguments_on_each_rank_and_the_checks_limit(monkeypat
     monkeypatch.setitem(CURRENT, "f", "source")
     run(2, "f", each([1, 2]), 3, allow=("send",), limit=9)
     run(None, "f")
-    (answers, function, (first, second), n, allow, limit), default = asked
+    (answers, function, (first, second), n, allow, limit, given_), default = asked
     assert (answers, function, first.values, second, n, allow, limit) == (CURRENT, "f", [1, 2], 3, 2, ("send",), 9)
-    assert default[2:] == ((), None, OPERATIONS, checks.LIMIT)
+    assert default[2:] == ((), None, OPERATIONS, checks.LIMIT, {}) and given_ == {}
     CURRENT.clear()

@@ -1,6 +1,7 @@
 """Answers are found in whatever was handed in, and the instructor's checks alone decide on points."""
 import json
 import re
+from copy import deepcopy
 
 import nbformat
 import pytest
@@ -11,7 +12,6 @@ from grading import checks
 from grading.answers import CURRENT, answers_of, load_ipython_extension, source_of
 from grading.grade import grade
 from grading.lab_source import labs, notebook_of
-from grading.sandbox import Sandbox
 from grading.submission import Unreadable, cell_of, find_notebook, grade_file, read, remarks
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 
@@ -27,35 +27,6 @@ SOURCE = notebook(cell("locked", "tools", "%load_ext grading\nHELPED = 2"), answ
                   check_cell("check_two", "# Two\nassert HELPED == 2", 2.5))
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch):
-    """Let the checks run on one rank: it is enough here, and starts sooner than eight."""
-    with_one = Sandbox(1)
-    monkeypatch.setattr(checks, "SANDBOX", with_one)
-    yield
-    with_one.close()
-
-
-class Kept(Sandbox):
-    """Ranks that go on for the next submission."""
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def kept_sandbox():
-    found = Kept(1)
-    yield found
-    found.pool.close()
-
-
-@pytest.fixture
-def same_rank(monkeypatch, kept_sandbox, one_rank):
-    """Let all submissions run on the same rank: there are many, and each takes less time than a start."""
-    monkeypatch.setattr(checks, "SANDBOX", kept_sandbox)
-
-
 def given_cells(*cells):
     return nbformat.from_dict({"cells": [cell_of(one) for one in cells]})
 
@@ -68,7 +39,7 @@ def test_the_solution_has_all_points_and_says_so():
     first, second = grade(SOURCE, SOURCE)
     assert first == ("check_one", "One: it is one", 5, 5, "passed: one\n")
     assert second == ("check_two", "Two", 2.5, 2.5, "")
-    assert not CURRENT and not checks.SANDBOX.pool.up, "the next submission has ranks of its own"
+    assert not CURRENT and not checks.GIVEN
 
 
 @pytest.mark.parametrize("source, said", [
@@ -77,9 +48,68 @@ def test_the_solution_has_all_points_and_says_so():
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
     ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be passed"),
 ])
-def test_a_wrong_answer_has_none_and_is_reported_why(same_rank, source, said):
+def test_a_wrong_answer_has_none_and_is_reported_why(source, said):
     first, second = grade(SOURCE, given_cells(code(source)))
     assert first.points == 0 and said in first.said and second.points == 2.5
+
+
+EARLIER = notebook(answer_cell("one", """
+def one():
+    ### BEGIN SOLUTION
+    return helper()
+
+
+def helper():
+    return 1
+    ### END SOLUTION
+"""), check_cell("check_one", CHECK), answer_cell("two", "def two(): return one() + 1"), check_cell("check_two", """
+# Two: it is two
+expect(run(None, "two").results == [2], "it is not two")
+passed("two")
+"""), answer_cell("three", "def three(): return two() + 1"), check_cell("check_three", """
+# Three: it is three
+expect(run(None, "three").results == [3], "it is not three")
+passed("three")
+"""))
+
+
+@pytest.mark.parametrize("answers, points", [
+    ({"one": "def one(): return 7"}, [0, 5, 5]),                        # a wrong line costs its own task ...
+    ({"one": "no Python", "two": "def two(): return one()"}, [0, 0, 5]),
+    ({"one": "def one(): return 7", "two": "def two(): return one() - 5"}, [0, 5, 5]),      # ... and nobody is harmed
+    ({"one": "def none(): return 0\ndef one(): return 7", "two": "def two(): return one() + 1 + none()"}, [0, 5, 5]),
+    ({"two": "def two(): return helper() + 1"}, [5, 0, 5]),             # the solution's own helpers are not given
+    ({"three": "def three(): return 4"}, [5, 5, 0]), ({"one": "", "two": "", "three": ""}, [0, 0, 0]),
+    ({"three": "def one(): return 0\ndef three(): return 3"}, [5, 5, 5]),
+    ({"three": "import os\nos._exit(0)"}, [5, 5, 0]),
+])
+def test_a_task_that_builds_on_earlier_ones_is_checked_with_right_ones_too(answers, points):
+    submitted = {"one": "def one(): return 1", "two": "def two(): return one() + 1",
+                 "three": "def three(): return two() + 1", **answers}
+    found = grade(EARLIER, given_cells(*(code(f"%%answer {name}\n{text}") for name, text in submitted.items())), "seed")
+    assert [mark.points for mark in found] == points
+
+
+def test_a_check_can_be_one_of_an_earlier_task_too():
+    source = deepcopy(EARLIER)
+    source.cells[-1].metadata["shardlab"] = {"also": "one"}
+    wrong = {"one": "def one(): return 7", "two": "def two(): return one() - 5",
+             "three": "def three(): return two() + 1"}
+    cells = [code(f"%%answer {name}\n{text}") for name, text in wrong.items()]
+    assert [mark.points for mark in grade(source, given_cells(*cells), "seed")] == [0, 5, 5]
+    cells[2] = code("%%answer three\ndef three(): return one() + 2")
+    assert [mark.points for mark in grade(source, given_cells(*cells), "seed")] == [0, 5, 0]
+    assert [mark.points for mark in grade(EARLIER, given_cells(*cells), "seed")] == [0, 5, 5]
+
+
+def test_what_is_said_of_an_answer_never_comes_from_the_run_with_the_courses_own():
+    """It could tell their code."""
+    spy = "def two():\n    print('filename', one.__code__.co_filename)\n    raise ValueError(one.__code__.co_filename)"
+    wrong = given_cells(code("%%answer one\ndef one(): return 7"), code(f"%%answer two\n{spy}"))
+    assert "ValueError: answer one" in (said := grade(EARLIER, wrong, "seed")[1].said) and "course" not in said
+    right = given_cells(code("%%answer one\ndef one(): return 7"), code("%%answer two\ndef two(): return one() + 1"))
+    assert grade(EARLIER, right, "seed")[1].said.startswith(
+        "passed with right answers to the earlier tasks. With your own it fails:\nit is not two")
 
 
 def test_what_a_check_did_not_foresee_is_no_crash():
@@ -103,7 +133,7 @@ def test_what_a_check_did_not_foresee_is_no_crash():
     ([code(ONE)], False), ([{"cell_type": "markdown", "source": "%%answer one\n" + ONE}], False),
     ([code(CHECK, grade_id="check_one", grade=True, locked=True), code("%%answer one\ndef one(): return 0")], False),
 ])
-def test_an_answer_is_the_cell_that_says_so(same_rank, cells, right):
+def test_an_answer_is_the_cell_that_says_so(cells, right):
     submitted = given_cells(*cells)
     expected = right and not (len(cells) == 2 and cells[1]["source"].endswith("\nx"))
     assert (grade(SOURCE, submitted)[0].points == 5) == expected
@@ -213,7 +243,8 @@ def test_a_lab_is_a_notebook_that_nbgrader_takes(source):
     assert len(set(names)) == len(names) and sum(one.get("points", 0) for one in about) > 0
     for cell_ in found.cells:
         about = cell_.metadata.get("nbgrader", {})
-        assert ("### BEGIN SOLUTION" in cell_.source) == bool(about.get("solution"))
+        answer = about.get("solution") and cell_.cell_type == "code"
+        assert ("### BEGIN SOLUTION" in cell_.source) == bool(answer)
         assert ("### BEGIN HIDDEN TESTS" not in cell_.source) or about.get("grade")
-        if about.get("solution"):
+        if answer:
             assert cell_.source.startswith(f"%%answer {about.grade_id}\n")

@@ -9,12 +9,11 @@ import zipfile
 import nbformat
 import pytest
 
-from grading import checks
 from grading.draws import SEED_FILE
-from grading.gradescope import VISIBILITIES, main
+from grading.gradescope import METADATA, VISIBILITIES, main
+from grading.hunts import FILE, PRACTICE
 from grading.lab_source import labs, notebook_of
 from grading.release import autograder
-from grading.sandbox import Sandbox
 from reference.errors import UserError
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 from tests.launching import ROOT
@@ -35,7 +34,6 @@ WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
 @pytest.fixture
 def grade_one(monkeypatch, tmp_path):
     """Return a function that grades a submission, handed in as a file or in a folder, and returns results.json."""
-    monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")
 
@@ -90,6 +88,17 @@ def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed
         grade_one(source, "--seed-file", str(tmp_path / "none"))
 
 
+def test_the_bugs_are_those_of_the_student_whom_gradescope_names(grade_one, tmp_path):
+    source = notebook(answer_cell("f", ""), check_cell("check", "print(culprit('step').kind)"))
+    source.cells.insert(0, cell("locked", "tools", "from grading import culprit"))
+    (tmp_path / "lab.ipynb").write_text(nbformat.writes(source))
+    (tmp_path / FILE).write_text(json.dumps({"a@b.c": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
+    assert "There is no case for you" in grade_one(source)["tests"][0]["output"]
+    (tmp_path / METADATA).write_text('{"users": [{"email": "a@b.c", "name": "Alice"}]}')
+    assert grade_one(source)["tests"][0]["output"] == PRACTICE["step"].kind + "\n"
+    assert "There is no case for you" in grade_one(source, "--student", "bob")["tests"][0]["output"]
+
+
 @pytest.mark.parametrize("visibility", VISIBILITIES)
 def test_hidden_tests_are_shown_when_the_instructor_says(grade_one, visibility):
     found = grade_one("{}", "--hidden-tests", visibility)
@@ -121,8 +130,8 @@ def test_a_wrong_source_is_a_sentence_of_the_instructors(grade_one, tmp_path, te
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
     """But for the environment, which here is this one."""
     lab = labs()[0]
-    data = autograder(lab.stem, notebook_of(lab), "my seed")
-    assert data == autograder(lab.stem, notebook_of(lab), "my seed")
+    data = autograder(lab.stem, notebook_of(lab), {SEED_FILE: "my seed\n"})
+    assert data == autograder(lab.stem, notebook_of(lab), {SEED_FILE: "my seed\n"})
     for folder in ("source", "submission", "results"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lab.zip").write_bytes(data)

@@ -6,8 +6,9 @@ from tests.labs.submissions import assert_loses, lost_checks, marks_of
 
 LAB = "lab2_parallel_block"
 
-BLOCK = {"check_block", "check_block_cost"}
-SEQUENCE = {"check_sequence", "check_sequence_cost"}
+FORWARD = {"check_block_forward", "check_block_cost"}
+BACKWARD = {"check_block_backward", "check_block_cost"}
+SEQUENCE_BACKWARD = {"check_sequence_backward", "check_sequence_cost"}
 
 MISTAKES = {
     "splits Q, K, V and U as one matrix": (
@@ -19,32 +20,32 @@ MISTAKES = {
         "join", "np.hstack([np.hstack(parts) for parts in zip(*columns)])",
         'np.hstack([one["W_in"] for one in shards])', {"check_join"}, "all of Q stands left"),
     "f's backward adds nothing up": (
-        "f_and_g", "return group.all_reduce(dx)", "return dx", {"check_f_and_g", *BLOCK}, "only a part"),
+        "f_and_g", "return group.all_reduce(dx)", "return dx", {"check_f"}, "only a part"),
     "g's backward adds up": (
-        "f_and_g", "return dy", "return group.all_reduce(dy)", {"check_f_and_g", *BLOCK}, "may not be used here"),
+        "f_and_g", "return dy", "return group.all_reduce(dy)", {"check_g"}, "may not be used here"),
     "the slope of ReLU, not of its square": (
-        "inside", "2 * relu * dact", "(relu > 0) * dact", {"check_inside_backward", *BLOCK, *SEQUENCE},
+        "inside", "2 * relu * dact", "(relu > 0) * dact", {"check_inside_backward"},
         "line by line"),
     "every rank adds x and the bias": (
-        "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', BLOCK,
+        "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', FORWARD,
         "in the sum once"),
     "the norm's backward before the sum": (
         "block", 'norm_backward(f_backward(group, dn), shard["gain"], unit)\n    return dy + dx',
-        'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', BLOCK,
+        'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', BACKWARD,
         "the gradient of 'gain' is not right"),
-    "no gradient past the region": ("block", "return dy + dx", "return dx", BLOCK, "gone past the region"),
+    "no gradient past the region": ("block", "return dy + dx", "return dx", BACKWARD, "gone past the region"),
     "a rank without heads and columns stays away (hidden)": (
         "block", "    partial, kept",
         '    if not shard["W_out"].size:\n        return x + shard["bias"], (n, unit, [])\n    partial, kept',
-        {"check_block"}, "needs all ranks"),
+        {"check_block_forward", "check_block_backward"}, "needs all ranks"),
     "two all-reduces backward": (
         "block", "f_backward(group, dn)", "f_backward(group, dn / 4) + f_backward(group, 3 * dn / 4)",
-        {"check_block_cost"}, "backward, a rank has sent"),
+        {"check_block_cost"}, "for the backward"),
     "the norm's gradients of own positions": (
-        "sequence", "dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))", "pass", SEQUENCE,
+        "sequence", "dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))", "pass", SEQUENCE_BACKWARD,
         "over all positions"),
     "the bias's gradient of own positions": (
-        "sequence", "dpartial.sum(axis=(0, 1))", "dy.sum(axis=(0, 1))", SEQUENCE, "over all positions"),
+        "sequence", "dpartial.sum(axis=(0, 1))", "dy.sum(axis=(0, 1))", SEQUENCE_BACKWARD, "over all positions"),
     "does not gather N again in the backward (hidden)": (
         "sent", "elements = 5 * b", "elements = 4 * b", {"check_sent"}, "how many regions"),
 }

@@ -11,10 +11,10 @@ LOSS = {"check_loss", "check_extreme", "check_cost"}
 MISTAKES = {
     "every rank subtracts its own maximum": (
         "log_sum_exp", 'group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")',
-        "logits.max(axis=-1, initial=-np.inf)", {"check_log_sum_exp", "check_backward", *LOSS}, "the same number"),
+        "logits.max(axis=-1, initial=-np.inf)", {"check_log_sum_exp"}, "the same number"),
     "nothing is subtracted": (
         "log_sum_exp", 'group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")', "np.zeros(logits.shape[:2])",
-        {"check_log_sum_exp", "check_extreme", "check_backward"}, "got inf|got nan"),
+        {"check_log_sum_exp"}, "got inf|got nan"),
     "a rank without tokens stays away (hidden)": (
         "predict", "    highest =", "    if not logits.size:\n        return np.zeros(logits.shape[:2])\n    highest =",
         {"check_predict"}, "which needs all ranks"),
@@ -49,7 +49,7 @@ def test_five_numbers_for_each_token_lose_the_points_for_the_cost_alone():
         LAB, "loss_forward", "picked = group.all_reduce((wanted * np.where(ids < V, logits, 0)).sum(axis=-1))",
         "picked = group.all_reduce(np.stack([(wanted * np.where(ids < V, logits, 0)).sum(-1)] * 3)).mean(0)"))
     assert lost_checks(found) == {"check_cost"}
-    assert "takes" in found["check_cost"].said
+    assert "are enough" in found["check_cost"].said
 
 
 def test_keeping_the_logits_loses_the_points_for_the_cost_alone():

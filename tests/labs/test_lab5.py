@@ -15,9 +15,9 @@ MISTAKES = {
         {"check_one_f_one_b"}, "should be a backward"),
     "only the next rank looked at": (
         "smallest_in_flight", "range(r + 1, p):", "range(r + 1, min(r + 2, p)):",
-        {"check_smallest_in_flight", "check_fastest"}, "on all ranks behind it"),
+        {"check_smallest_in_flight"}, "on all ranks behind it"),
     "the division rounded up as it is (hidden)": (
-        "smallest_in_flight", " - 1e-9", "", {"check_fastest"}, "smallest period"),
+        "smallest_in_flight", " - 1e-9", "", {"check_smallest_in_flight"}, "are enough on rank 0"),
     "a short last group": (
         "interleaved", "range(first, first + p) for", "range(first, min(first + p, m)) for",
         {"check_interleaved_time"}, "microbatches 6 and 7"),

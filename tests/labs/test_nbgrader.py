@@ -17,6 +17,7 @@ from traitlets.config import PyFileConfigLoader
 from grading import nbgrader_checks
 from grading.answers import answers_of
 from grading.draws import SEED_FILE, read_seed
+from grading.hunts import FILE as HUNTS_FILE, HUNTED, PRACTICE
 from grading.lab_source import labs
 from grading.release import make_course
 from grading.submission import grade_file
@@ -55,11 +56,13 @@ def with_oddities(solution, marker):
 
 
 SEEDS: list[str] = []
+HUNTS: list = []
 
 
 def call_and_note_seed(seeds, function, *args):
-    """Call it, and note its last argument, the seed."""
+    """Call it, and note its last argument, the seed, and the bugs that the student hunts."""
     seeds.append(args[-1])
+    HUNTS.append(HUNTED[-1])
     return function(*args)
 
 
@@ -75,6 +78,7 @@ def course(tmp_path_factory):
         "other": {FILE: '{"cells": []}'}, "nothing": {"lab.txt": ""},
         "unsure": {"one.ipynb": solution, "two.ipynb": solution},
     }
+    (folder / HUNTS_FILE).write_text(json.dumps({"alice": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
     for student, files in handed_in.items():
         (folder / "submitted" / student / LAB).mkdir(parents=True)
         for name, text in files.items():
@@ -135,6 +139,10 @@ def test_all_were_graded_with_the_seed_of_the_course_which_no_student_sees(cours
     assert len(SEEDS) == 6 and set(SEEDS) == {seed}
     shown = [path for part in ("release", "autograded", "feedback") for path in (course / part).rglob("*.*")]
     assert len(shown) > 6 and not any(path.is_file() and seed in path.read_text() for path in shown)
+
+
+def test_each_is_graded_with_the_bugs_that_he_or_she_hunts(course):
+    assert HUNTS.count(PRACTICE) == 1 and HUNTS.count({}) == 5
 
 
 def test_what_was_handed_in_is_as_it_was(course):

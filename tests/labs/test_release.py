@@ -109,7 +109,8 @@ def test_made_again_it_is_made_the_same(course, capsys, monkeypatch):
     with open_gradebook(course / "gradebook.db") as gradebook:
         assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == set(LABS)
     said = capsys.readouterr().out
-    assert re.match(rf"{lab}: source, release and Gradescope's autograder; \d+ checks, 60 points\n", said)
+    assert re.match(rf"{lab}: source, release and Gradescope's autograder; \d+ checks with 60 points, "
+                    r"2 texts with 10\n", said)
 
 
 def test_a_notebook_that_was_changed_by_hand_is_kept(course):

@@ -6,11 +6,9 @@ import pytest
 
 from grading import checks
 from grading.grade import grade
-from grading.kernel_limits import REFUSED, landlock_version
+from grading.kernel_limits import ALLOWED, landlock_version
 from grading.lab_group import OPERATIONS
-from grading.sandbox import AnswerFailed, Each, Sandbox, find_cycle
-from grading.values import to_bytes
-from mpi_impl.launching.pool import Answer, Pool
+from grading.sandbox import AnswerFailed, Each, Sandbox
 from tests.labs.notebooks import answer_cell, check_cell, notebook
 
 SECRET = "the hidden test asks for 4711"
@@ -19,7 +17,7 @@ FINE = "def f(group): return group.rank"
 
 @pytest.fixture(scope="module")
 def sandbox():
-    found = Sandbox(2)
+    found = Sandbox()
     yield found
     found.close()
 
@@ -48,26 +46,27 @@ FORBIDDEN = {
     "opens it by a detour": ("open(sys.prefix + '/../../../../../../../../../../' + {hidden!r}).read()",
                              "not use files"),
     "loads it with NumPy": ("import numpy as np\nnp.fromfile({hidden!r}, 'u1')", "not use files"),
-    "maps it": ("import numpy as np\nnp.memmap({hidden!r})", "not use files"),
+    "maps it": ("import numpy as np\nnp.memmap({hidden!r})", "may not be imported"),
     "writes a file": ("open('/tmp/x', 'w')", "not use files"),
     "writes among the packages": ("open(sys.prefix + '/x', 'w')", "not use files"),
     "lists a folder": ("os.listdir({folder!r})", "not use files"),
     "lists this folder": ("os.listdir()", "not use files"),
     "scans a folder": ("list(os.scandir({folder!r}))", "not use files"),
-    "walks": ("import glob\nassert glob.glob({folder!r} + '/*') == [], 'found'\nos.chdir('/tmp')", "not use files"),
+    "walks": ("os.chdir('/tmp')", "not use files|not permitted"),
+    "asks whether it is there": ("os.stat({hidden!r})", "not permitted"),
+    "looks at its parent": ("open('/proc/%d/environ' % os.getppid())", "not use files|not permitted"),
+    "looks at itself": ("open('/proc/self/mem', 'rb')", "not use files"),
     "removes": ("os.remove({hidden!r})", "not use files"),
-    "imports it": ("sys.path.append({folder!r})\nimport hidden", "not use files|No module named"),
-    "takes a file for a module": ("import importlib.machinery as m\nm.SourceFileLoader('x', {hidden!r}).load_module()",
-                                  "not use files"),
-    "starts a process": ("import subprocess\nsubprocess.run(['cat', {hidden!r}])", "processes"),
+    "imports it": ("sys.path.append({folder!r})\nimport hidden", "may not be imported"),
+    "starts a process": ("import subprocess\nsubprocess.run(['cat', {hidden!r}])", "processes|may not be imported"),
     "calls the shell": ("os.system('cat ' + {hidden!r})", "processes"),
     "forks": ("os.fork()", "processes"),
     "becomes another": ("os.execv('/bin/cat', ['cat', {hidden!r}])", "processes"),
     "spawns": ("os.posix_spawn('/bin/cat', ['cat'], {{}})", "processes"),
     "kills": ("os.kill(os.getppid(), 9)", "processes"),
-    "opens a socket": ("import socket\nsocket.socket()", "network"),
-    "asks the web": ("import urllib.request\nurllib.request.urlopen('http://localhost')", "network"),
-    "loads a library": ("import ctypes\nctypes.CDLL(None)", "ctypes.dlopen"),
+    "opens a socket": ("import socket\nsocket.socket()", "network|may not be imported"),
+    "loads a library": ("import ctypes\nctypes.CDLL(None)", "ctypes.dlopen|may not be imported"),
+    "imports another package": ("import scipy", "scipy may not be imported: an answer has NumPy"),
     "starts a thread": ("import threading\nthreading.Thread(target=print).start()", "thread"),
     "starts a thread below": ("import _thread\n_thread.start_new_thread(print, ())", "thread"),
     "lists all objects": ("import gc\ngc.get_objects()", "gc.get_objects"),
@@ -79,9 +78,11 @@ FORBIDDEN = {
     "patches what the hook asks": ("import builtins\nos.path.realpath = lambda path, **_: sys.prefix\n"
                                    "builtins.any = lambda _: True\nos.fsdecode = lambda _: sys.prefix\n"
                                    "open({hidden!r}).read()", "not use files"),
-    "patches the program": ("import __main__\n__main__.lock_up", "no attribute 'lock_up'"),
+    "patches the program": ("import __main__", "may not be imported"),
     "empties the hook's words": ("import grading.limits", "may not be imported"),
-    "sends past the count": ("group[0].sent = 0", "cannot be set"),
+    "replaces json": ("import json\njson.dumps = lambda *_: '7'\nreturn 7", "died"),
+    "changes what it sends": ("import struct\nstruct.pack = lambda *_: b'x' * 4\nreturn 7", "died"),
+    "raises when it ends": ("import atexit\natexit.register(print, 'still here')\n1 / 0", "division by zero"),
     "ends the process": ("os._exit(0)", "exit status 0"),
     "ends the program": ("sys.exit(3)", "SystemExit: 3"),
     "raises SystemExit": ("raise SystemExit", "SystemExit"),
@@ -105,8 +106,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden_file, what):
     body, words = FORBIDDEN[what]
-    n = 1 if "memory" in what or "grows" in what or "group[0]" in body else None
-    said = failure(sandbox, body.format(hidden=str(hidden_file), folder=str(hidden_file.parent)), n)
+    said = failure(sandbox, body.format(hidden=str(hidden_file), folder=str(hidden_file.parent)), None)
     assert any(word.replace("\\", "") in said for word in words.split("|")), said
     assert len(said) < 6000 and said.encode() and "\x1b" not in said
     assert "grading/" not in said and "mpi_impl/" not in said, "it tells of lines that are not the answer's"
@@ -116,27 +116,37 @@ def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden_fi
 @pytest.mark.parametrize("body, words", [
     ("while True: pass", "rank 0 computes or sleeps, and waits for no rank: is there an endless loop?"),
     ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "is there an endless loop?"),
-    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError|does not answer"),
+    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError"),
+    ("while True:\n    try: os._exit\n    except BaseException: pass", "is there an endless loop?"),
+    ("import builtins\nbuiltins.BaseException = KeyError\nwhile True: pass", "is there an endless loop?"),
     ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)",
      "SIGSEGV|MemoryError|did not finish within"),
     ("for file in range(3, 64):\n    try: os.close(file)\n    except OSError: pass\nwhile True: pass",
-     "closed|exit|did not finish"),
+     "killed"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!i', 9) + b'7')\n"
      "    except OSError: pass\nos._exit(0)", "died"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!iQ', -1, 1 << 40))\n"
-     "    except OSError: pass\nwhile True: pass", "died|did not finish"),
-], ids=["loop", "loop that prints", "native code", "stack", "closes everything", "half a message", "endless message"])
+     "    except OSError: pass\nwhile True: pass", "died"),
+], ids=["loop", "loop that prints", "native code", "loop that catches", "loop without exceptions", "stack",
+        "closes everything", "half a message", "endless message"])
 def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
     said = failure(sandbox, body, None, 0.4)
     assert any(word in said for word in words.split("|")), said
     assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
 
 
-def test_who_waits_for_whom_is_reported(sandbox):
-    said = failure(sandbox, "group[0].receive(1 - group[0].rank)", 2, 0.4)
+def test_ranks_that_wait_for_one_another_are_reported_with_their_lines_long_before_the_limit(sandbox):
+    said = failure(sandbox, "group[0].receive(1 - group[0].rank)", 2, 500.0)
     assert "rank 0 waits to receive from rank 1." in said and "They wait in a cycle: 0 -> 1 -> 0." in said
-    assert "rank 0 is in barrier, which needs all ranks." in failure(
-        sandbox, "if group[0].rank == 0: group[0].barrier()", 2, 0.4)
+    assert 'File "answer f", line 3, in f\n    group[0].receive(1 - group[0].rank)' in said
+    said = failure(sandbox, "if group[0].rank == 0: group[0].barrier()", 2, 500.0)
+    assert "f never ends on 2 ranks" in said and "rank 0 is in barrier, which needs all ranks." in said
+
+
+def test_an_error_of_the_group_ends_the_run_even_if_it_is_caught(sandbox):
+    """Else the sentence, which names what other ranks have passed, would be a message that costs nothing."""
+    said = failure(sandbox, "try: group[0].all_reduce([1.0] * (1 + group[0].rank))\nexcept ValueError: return 7", 2)
+    assert "ValueError: only arrays of the same shape and dtype" in said
 
 
 @pytest.mark.parametrize("body, words", {
@@ -146,7 +156,6 @@ def test_who_waits_for_whom_is_reported(sandbox):
     "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
     "raise NotImplementedError": "This answer is not written yet",
     "group[0].exchange(None, 1, 1)": "None cannot be sent, only arrays",
-    "vars(group[0])['sent'] = 0": "vars() argument must have __dict__ attribute",
 }.items())
 def test_a_common_mistake_is_explained(sandbox, body, words):
     assert words in failure(sandbox, body)
@@ -154,11 +163,6 @@ def test_a_common_mistake_is_explained(sandbox, body, words):
 
 def test_a_message_of_millions_of_characters_is_cut(sandbox):
     assert len(failure(sandbox, "raise RuntimeError('x' * 20_000_000)")) < 10_000
-
-
-def test_a_circle_is_found_wherever_it_is():
-    assert find_cycle({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3]
-    assert find_cycle({0: 1, 1: 2}) == [] and find_cycle({}) == []
 
 
 def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
@@ -179,73 +183,92 @@ def test_arguments_results_and_what_is_printed(sandbox):
         sandbox.run({"f": FINE}, "f", (Each([1, 2, 3]),), 2, OPERATIONS, 5.0)
 
 
-@pytest.mark.parametrize("result", [b"", b"garbage", to_bytes(1), to_bytes({"result": 1}), to_bytes({"sent": 1}),
-                                    to_bytes({"result": 1, "sent": "x"}),
-                                    to_bytes({"result": 1, "sent": float("nan")})],
-                         ids=repr)
-def test_a_forged_result_is_reported(sandbox, monkeypatch, result):
-    monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("returned", result=result)], ""))
-    with pytest.raises(AnswerFailed, match="f did not end with a return"):
-        sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
+FORGED = {
+    "a count": "tell('all_reduce', [[1.0]] * 9, 'sum', None)", "an operation of nobody": "tell('steal', None, 0, None)",
+    "no array": "tell('send', object, 1, None)", "a text as an array": "tell('send', 'x', 1, None)",
+    "a long word": "tell('printed', ['x'])", "a result and more": "tell('raised', 'x')\ntell('returned', 2)",
+    "a result while it waits": "tell('receive', None, 1, None)\ntell('returned', 7)", "nothing": "tell()",
+    "no message": "line.connection.sendall(b'\\0\\0\\0\\5hello')", "half of one": "line.connection.sendall(b'\\0\\0')",
+    "an endless one": "line.connection.sendall(b'\\xff' * 8)", "none": "line.connection.close()",
+}
 
 
-@pytest.mark.parametrize("waiting", [b"", b"garbage", to_bytes(("send", "x")), to_bytes(("evil", 1)), to_bytes(3),
-                                     to_bytes(([], 1)), to_bytes(("send", None))], ids=repr)
-def test_a_forged_word_of_where_a_rank_is_is_no_word(sandbox, monkeypatch, waiting):
-    monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("stuck", "", waiting)], ""))
-    with pytest.raises(AnswerFailed, match="is there an endless loop"):
-        sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
+@pytest.mark.parametrize("what", FORGED)
+def test_whatever_else_comes_over_the_connection_is_no_answer(sandbox, what):
+    """Answers can find the connection, and write to it. A result that is forged is only a result."""
+    said = failure(sandbox, f"ask = group[0]._ask\nline, tell = ask.__self__, ask.__self__.tell\n{FORGED[what]}\n"
+                            "while True: pass", 2, 1.0)
+    assert "died" in said or "raised" in said or "did not finish" in said, said
+    assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
+
+
+def test_nothing_of_an_earlier_run_is_there(sandbox):
+    source = "import builtins\ndef f(group):\n    found = hasattr(builtins, 'kept')\n    builtins.kept = 7\n"
+    source += "    return found"
+    assert [sandbox.run({"f": source}, "f", (), 2, OPERATIONS, 5.0).results for _ in range(2)] == [[False, False]] * 2
 
 
 # ---- without the audit hook: what the system itself refuses ----
 
 @pytest.fixture(scope="module")
 def unhooked_sandbox():
-    found = Sandbox(2)
-    found.pool.program = "tests.labs.unhooked_rank"
+    found = Sandbox("tests.labs.unhooked_rank")
     yield found
     found.close()
 
 
-FILES = {
+OUTSIDE = {
     "reads": "open({hidden!r}).read()", "lists": "os.listdir({folder!r})", "lists all": "os.listdir('/')",
-    "looks at others": "open('/proc/%d/environ' % os.getppid()).read()",
-    "looks at itself": "open('/proc/self/mem', 'rb')",
+    "looks at others": "open('/proc/1/environ').read()", "asks for a size": "os.stat({hidden!r})",
+    "asks how many files a process has open": "os.stat('/proc/%d/fd' % os.getpid())",
+    "looks at itself": "open('/proc/self/mem', 'rb')", "reads a package": "open(os.__file__)",
     "writes": "open({folder!r} + '/x', 'w')", "writes among the packages": "open(sys.prefix + '/x', 'w')",
     "removes": "os.remove({hidden!r})", "links": "os.link({hidden!r}, sys.prefix + '/x')",
     "makes a pipe": "os.mkfifo({folder!r} + '/x')", "renames": "os.rename({hidden!r}, {folder!r} + '/y')",
+    "makes a file in memory": "os.memfd_create('x')",
+    "forks": "os.fork()", "becomes": "os.execv(sys.executable, [sys.executable])", "kills": "os.kill(1, 0)",
+    "kills all": "os.kill(-1, 0)", "kills itself": "os.kill(os.getpid(), 9)",
+    "starts a thread": "import _thread\n_thread.start_new_thread(print, ())",
+    "calls the system": "from numpy._core._internal import ctypes\n"
+                        "if ctypes.CDLL(None).fork() < 0: raise PermissionError",
+    "shares memory": "from numpy._core._internal import ctypes\n"
+                     "if ctypes.CDLL(None).shmget(77, 4096, 0o1666) < 0: raise PermissionError",
 }
-PROCESSES = {
-    "forks": "os.fork()", "starts": "import subprocess\nsubprocess.run([sys.executable, '-c', ''])",
-    "becomes": "os.execv(sys.executable, [sys.executable])", "kills": "os.kill(os.getppid(), 9)",
-    "kills all": "os.kill(-1, 9)", "opens a socket": "import socket\nsocket.socket()",
-    "opens a pair": "import socket\nsocket.socketpair()",
-    "raises its limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-    "starts a thread": "import threading\nthreading.Thread(target=print).start()",
-    "calls the system": "import ctypes\nif ctypes.CDLL(None).fork() < 0: raise PermissionError",
+TOLD = {        # what a rank can change, and another one could read: so it would be a message that nobody counts
+    "its priority": "os.nice(1)", "another's priority": "os.getpriority(os.PRIO_PROCESS, os.getpid())",
+    "its cores": "os.sched_setaffinity(0, {{0}})", "another's cores": "os.sched_getaffinity(os.getpid())",
+    "its process group": "os.setpgid(0, 0)", "another's process group": "os.getpgid(os.getpid())",
+    "another's session": "os.getsid(os.getpid())", "another's policy": "os.sched_getscheduler(os.getpid())",
+    "another's use of the processor": "import time\ntime.clock_gettime((~os.getpid() << 3) | 2)",
+    "another's clock": "import time\ntime.clock_getres((~os.getpid() << 3) | 2)",
+    "its name": "from numpy._core._internal import ctypes\n"
+                "if ctypes.CDLL(None).prctl(15, b'x') < 0: raise PermissionError",
+    "a terminal": "os.isatty(2) or os.ttyname(2)", "the load": "os.getloadavg()", "its umask": "os.umask(1)",
 }
 
 
-@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
-@pytest.mark.parametrize("what", FILES)
-def test_landlock_alone_keeps_files(unhooked_sandbox, hidden_file, what):
-    said = failure(unhooked_sandbox, FILES[what].format(hidden=str(hidden_file), folder=str(hidden_file.parent)), None)
-    assert "PermissionError" in said or "OSError" in said, said
+@pytest.mark.skipif(os.uname().machine not in ALLOWED or os.uname().sysname != "Linux", reason="no seccomp here")
+@pytest.mark.parametrize("what", [*OUTSIDE, *TOLD])
+def test_the_kernel_alone_refuses_all_that_reaches_out_of_the_process(unhooked_sandbox, hidden_file, what):
+    body = {**OUTSIDE, **TOLD}[what].format(hidden=str(hidden_file), folder=str(hidden_file.parent))
+    said = failure(unhooked_sandbox, body, None)
+    assert any(word in said for word in ("PermissionError", "OSError", "can't start new thread", "ENOTTY")), said
     assert hidden_file.read_text() == SECRET and sorted(os.listdir(hidden_file.parent)) == ["hidden.py"]
 
 
-@pytest.mark.skipif(os.uname().machine not in REFUSED or os.uname().sysname != "Linux", reason="no seccomp here")
-@pytest.mark.parametrize("what", PROCESSES)
-def test_seccomp_alone_keeps_processes(unhooked_sandbox, what):
-    said = failure(unhooked_sandbox, PROCESSES[what], None)
-    assert "PermissionError" in said or "not allowed" in said or "can't start new thread" in said, said
-
-
-def test_mpi_starts_no_program(unhooked_sandbox, tmp_path):
-    """Its launcher, which is not locked up, would start any: so the line to it is cut."""
-    body = f"group[0]._group.comm.Spawn('/bin/sh', ['-c', 'echo > {tmp_path}/spawned'], 1)"
-    failure(unhooked_sandbox, body, 2, 2.0)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_landlock_alone_opens_no_file(tmp_path):
+    from grading.kernel_limits import landlock
+    (tmp_path / "x").write_text(SECRET)
+    process = os.fork()
+    if not process:
+        try:
+            landlock()
+            os.open(tmp_path / "x", os.O_RDONLY)
+        except PermissionError:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 3
 
 
 SPY = f"TERCES = {SECRET[::-1]!r}" + """
@@ -264,10 +287,10 @@ def spy(words):
 """
 
 
-def test_a_hidden_test_is_nowhere_in_what_an_answer_can_see(monkeypatch):
+def test_a_hidden_test_is_nowhere_in_what_an_answer_can_see(monkeypatch, unhooked_sandbox):
     """Nor is the seed, though nothing of Python is refused to it. (That it does see what it is handed shows that it
     looks well.)"""
-    monkeypatch.setattr(checks.SANDBOX.pool, "program", "tests.labs.unhooked_rank")
+    monkeypatch.setattr(checks, "SANDBOX", unhooked_sandbox)
     source = notebook(answer_cell("spy", SPY), check_cell("check", f"""
 # Hidden
 from grading import expect, run
@@ -277,10 +300,3 @@ expect(run(None, "spy", [secret]).results != [[]], "it does not look well")
 """))
     mark, = grade(source, source, f"the seed, and {SECRET}")
     assert mark.points == 5, mark.said
-
-
-def test_no_lab_and_no_course_lies_where_an_answer_may_read():
-    from grading.lab_source import LABS
-    from grading.limits import is_inside, packages
-    from grading.release import ROOT
-    assert not is_inside(str(LABS), packages()) and not is_inside(str(ROOT / "runs" / "course"), packages())

@@ -1,11 +1,12 @@
-"""A limited rank without the audit hook: what an answer meets that has got rid of it."""
+"""A fork server of limited ranks without the audit hook: what an answer meets that has got rid of it."""
+import socket
 import sys
 
 from grading import limits
-from grading.limited_rank import LimitedRank
-from mpi_impl.launching.pool_rank import main
+from grading.fork_server import serve
+from grading.limited_rank import prepare, run_call
 
 if __name__ == "__main__":
-    limits.audit_hook = lambda folders: lambda event, args: None
-    limits.close_inherited_files()
-    main(sys.argv[1], LimitedRank)
+    limits.audit_hook = lambda: lambda event, args: None
+    prepare()
+    serve(socket.socket(fileno=int(sys.argv[1])), run_call)

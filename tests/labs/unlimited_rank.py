@@ -1,10 +1,11 @@
-"""A rank that runs answers without any limits: so an answer can look at all of its process's memory."""
+"""A fork server of ranks that run answers without any limits: so an answer can look at all of its process's memory."""
+import socket
 import sys
 
 from grading import limited_rank
-from mpi_impl.launching.pool_rank import main
+from grading.fork_server import serve
 
 if __name__ == "__main__":
-    limited_rank.lock_up = limited_rank.lock_processes = lambda: None
-    limited_rank.close_inherited_files()
-    main(sys.argv[1], limited_rank.LimitedRank)
+    limited_rank.lock_up = limited_rank.limit_memory = lambda: None
+    limited_rank.prepare()
+    serve(socket.socket(fileno=int(sys.argv[1])), limited_rank.run_call)

@@ -125,8 +125,8 @@ def test_options_that_do_not_go_with_those():
     ("--bf16", Precision("bfloat16")),
     ("--fp16", Precision("float16", LossScaling(None, 2.0**32, 1.0, 1000, 2))),
     ("--fp16 --loss-scale 128", Precision("float16", LossScaling(128.0))),
-    ("--fp16 --initial-loss-scale 65536 --min-loss-scale 2 --loss-scale-window 50 --hysteresis 3",
-     Precision("float16", LossScaling(None, 65536.0, 2.0, 50, 3))),
+    ("--fp16 --initial-loss-scale 65536 --min-loss-scale 2 --loss-scale-window 50 --hysteresis 3 "
+     "--loss-scale-factor 4", Precision("float16", LossScaling(None, 65536.0, 2.0, 50, 3, 4.0))),
 ])
 def test_precision(options, precision):
     assert parse(options.split(), world_size=1).precision == precision

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import blocks, blockwise, compiled, cpu, cuda, fused, half, plain
+from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import online_softmax, ops
@@ -37,7 +37,7 @@ def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
-    monkeypatch.setattr(blocks, "ROOM", 128)
+    monkeypatch.setattr(partial_attention, "ROOM", 128)
     monkeypatch.setattr(blockwise, "ROWS", 5)
     monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
 
@@ -75,7 +75,7 @@ def test_the_table_names_functions_by_its_rows():
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, blocks, blockwise, compiled, half, fused, cuda):
+    for module in (plain, cpu, partial_attention, blockwise, compiled, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
@@ -126,7 +126,7 @@ def test_an_activation_behind_a_linear_layer(name, n, h, m, dtype, seed):
 @GELUS
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_gelu_far_out(fast, name, dtype, recwarn):
-    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
+    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1; NumPy warns of nothing."""
     x = np.array([[-1e4, -100, 100, 1e4]], dtype)
     y, cache = getattr(fast, name)(x)
     dx = getattr(fast, f"{name}_backward")(np.ones_like(x), cache)
@@ -192,23 +192,24 @@ def test_exp_and_sum(n, V, dtype, seed):
 @FAST
 @given(ROWS, st.integers(2, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_layer_norm(fast, n, h, dtype, seed):
-    x, dy = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h)
-    weight, bias = draw(seed, dtype, h), draw(seed + 1, dtype, h)
-    (y, cache), (expected, expected_cache) = (m.layer_norm(x, weight, bias, 1e-3) for m in (fast, ops))
-    same(y, expected, dtype)
-    for actual, wanted in zip(fast.layer_norm_backward(dy, weight, cache),
-                              ops.layer_norm_backward(dy, weight, expected_cache), strict=True):
-        same(actual, wanted, dtype)
+    norms_equal(fast.layer_norm, fast.layer_norm_backward, ops.layer_norm, ops.layer_norm_backward, n, dtype, seed,
+                draw(seed, dtype, h), draw(seed + 1, dtype, h))
 
 
 @FAST
 @given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_rms_norm(fast, n, h, dtype, seed):
-    x, dy, weight = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h), draw(seed, dtype, h)
-    (y, cache), (expected, expected_cache) = (m.rms_norm(x, weight, 1e-3) for m in (fast, ops))
+    norms_equal(fast.rms_norm, fast.rms_norm_backward, ops.rms_norm, ops.rms_norm_backward, n, dtype, seed,
+                draw(seed, dtype, h))
+
+
+def norms_equal(norm, norm_backward, textbook, textbook_backward, n, dtype, seed, weight, *bias):
+    """Check a norm and its backward on n rows, and on what the textbook keeps of them."""
+    x, dy = draw(seed, dtype, 1, n, weight.size) + dtype(3), draw(seed + 1, dtype, 1, n, weight.size)
+    (y, cache), (expected, expected_cache) = (function(x, weight, *bias, 1e-3) for function in (norm, textbook))
     same(y, expected, dtype)
-    for actual, wanted in zip(fast.rms_norm_backward(dy, weight, cache),
-                              ops.rms_norm_backward(dy, weight, expected_cache), strict=True):
+    for actual, wanted in zip(norm_backward(dy, weight, cache), textbook_backward(dy, weight, expected_cache),
+                              strict=True):
         same(actual, wanted, dtype)
 
 
@@ -224,7 +225,7 @@ def test_swiglu(fast, n, f, dtype, seed):
 @FAST
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_swiglu_far_out(fast, dtype, recwarn):
-    """Where exp overflows: nothing to the left, gate times up to the right, and no word about it."""
+    """Where exp overflows, y is 0 for a negative gate, and gate times up for a positive one; NumPy warns of nothing."""
     x = np.stack([np.array([[-1e4, -800, 800, 1e4]], dtype), np.full((1, 4), 2, dtype)], 1)
     y, cache = fast.swiglu(x)
     assert (y == [[0, 0, 1600, 2e4]]).all()
@@ -262,7 +263,7 @@ def attention_mask(b, s, causal, real):
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3),
        st.integers(1, 6), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_cached_attention(b, n, before, a, each, d, dtype, seed):
-    """Of keys and values that lie in a buffer with room for more: the last rows of causal attention, on every library.
+    """On every library it computes the last rows of causal attention. The buffer of keys and values has room for more.
     """
     m = n + before - 1
     q, (k, v) = draw(seed, dtype, b, m, each * a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]

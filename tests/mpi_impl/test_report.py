@@ -190,7 +190,6 @@ class Traced:
     clock = VirtualClock()
 
 
-@pytest.mark.deep
 def test_a_large_run_has_a_small_page():
     """Eight ranks, four stages on each, a thousand microbatches with all their collectives: the page shows the first
     ones, and says so.

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 from mpi4py import MPI
 
-from grading.limited_rank import NO_SINGLE_COPY
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mpi_library import attribute_key
 from mpi_impl.comm.transports import shared_memory
@@ -21,6 +20,11 @@ from tests.launching import launch, write_program
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
+
+# MPI passes large messages on one machine by reading the other process's memory, which not every machine permits.
+NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
+                  "OMPI_MCA_smsc": "^cma,knem,xpmem",                   # Open MPI 5
+                  "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}   # and 4
 
 
 @contextmanager
@@ -185,6 +189,4 @@ def which_way(group, elements, shares):
     part = group.split(0, "part")
     assert (part.all_reduce(np.ones(elements), "test") == 2).all()
     assert (board_of(part) is not None) == shares
-    part.transports.forbid_shared_memory()
-    assert (part.all_reduce(np.ones(5000), "test") == 2).all()
     part.free()

@@ -1,7 +1,11 @@
-"""Numbers that walkthroughs show, worked out in another way. (That they are shown again is another test.)"""
+"""Numbers that walkthroughs show, worked out in another way; and numbers that they only tell, which a cell asserts.
+
+(That they are shown again is another test.)
+"""
 import re
 from math import comb, erfc, sqrt
 
+import jupytext
 import nbformat
 import numpy as np
 import pytest
@@ -18,8 +22,8 @@ def output_text(name: str) -> str:
 
 
 def test_a_sum_before_gelu_is_of_x_a_and_after_b_it_is_of_y():
-    """X is [6, 4], A [4, 16], B [16, 4]: 6 x 16 numbers against 6 x 4."""
-    assert "numbers to add up over the ranks: 96 here, 24 if it were after B" in output_text("01_splitting_matrices")
+    """X is [6, 4], A [4, 16], B [16, 4]: 6 x 16 numbers, which a cell asserts, against 6 x 4."""
+    assert "measured: 24 numbers to add up after B" in output_text("01_splitting_matrices")
 
 
 @pytest.mark.parametrize("rate, least", [("1.5e-04", 2**-4), ("1.0e-05", 2**-8)])
@@ -29,7 +33,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
     """
     assert least * 2**-8 > float(rate) > least * 2**-9
     share, large = re.search(rf"learning rate {rate}: ([\d.]+)% of the updates are lost, ([\d.]+)% of the weights",
-                             output_text("08_precision")).groups()
+                             output_text("10_precision")).groups()
     expected = erfc(least / 0.02 / sqrt(2))
     spread = 4 * sqrt(expected * (1 - expected) / 50_000)     # of 50,000 weights that are drawn
     assert float(share) / 100 == pytest.approx(expected, abs=spread)
@@ -37,7 +41,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
 
 
 def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
-    assert f"1 / {comb(49, 6):_}" in (FOLDER / "11_what_is_a_proof.py").read_text()
+    assert f"1 / {comb(49, 6):_}" in (FOLDER / "13_what_is_a_proof.py").read_text()
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
 
 
@@ -58,3 +62,38 @@ def test_sine_and_cosine_of_exact_numbers_know_no_law():
     """The answer to an exercise about proofs. The law holds for floats."""
     x = random_array((9,), "x")
     assert not (np.sin(x)**2 + np.cos(x)**2 == as_exact(np.ones(9))).any()
+
+
+# ---- numbers in prose ----
+
+# Of papers and of other programs, so that no cell can assert them.
+OF_OTHERS = {"07_sequence_parallelism": {"2.7"},                                 # Korthikanti et al. 2022, equation 8
+             "11_training_in_3d": {"300", "25"},                                 # Narayanan et al. 2021, section 5
+             "12_choosing_t_p_d_b": {"22", "39"},                                # Korthikanti et al. 2022, section 6
+             "15_experts": {"6546", "5956"}}                                     # of issues
+NO_CLAIMS = [r"```.*?```", r"`[^`]*`", r"\$\$.*?\$\$", r"\$[^$]*\$",          # code, formulas
+             r"\[[^\]]*\]\([^)]*\)", r"et al\.\s+\d+",                        # links and papers
+             r"\b(?:16|32) bits", r"About \d+\s+minutes",                       # formats, times to read
+             r"^#+ \d+\.", r"^\d+\. ", r"## Try it.*",                          # headings, lists, questions
+             r"\b(?:walkthrough|lab|section|equation|figure|table|takeaway|rule|stage|rank|head|replica|position|layer)"
+             r"s?\s+\d+(?:,? (?:and |to )?\d+)*"]                               # names of things
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+def numbers(text: str) -> set[str]:
+    return {number.rstrip(",").replace(",", "") for number in NUMBER.findall(text)}
+
+
+@pytest.mark.parametrize("source", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda path: path.stem)
+def test_a_number_in_prose_stands_in_a_cell_or_in_its_output(source):
+    """All that are larger than 10. What a cell does not take as given it asserts, or it shows it."""
+    cells = jupytext.read(source).cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code").replace("_", "")
+    known = numbers(code) | numbers(output_text(source.stem)) | OF_OTHERS.get(source.stem, set())
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            prose = cell.source
+            for pattern in NO_CLAIMS:
+                prose = re.sub(pattern, " ", prose, flags=re.DOTALL | re.MULTILINE | re.IGNORECASE)
+            claims = {number for number in numbers(prose) if "." in number or int(number) > 10}
+            assert claims <= known, f"{claims - known} of:\n{cell.source}"

@@ -1,12 +1,11 @@
-"""The pictures of schedules, and their sliders: what they show is what the simulator says of those schedules."""
+"""The pictures of schedules: what they show is what the simulator says of those schedules."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, held, play
-from mpi_impl.notebook.sliders import TRAINING, explore_schedules
-from reference.errors import UserError
-from reference.schedules.generators import SCHEDULES, make, takes_v
+from mpi_impl.notebook.sliders.schedules import TRAINING
+from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
 
 
@@ -52,37 +51,3 @@ def test_dots_are_on_the_lines():
     np.testing.assert_allclose([formula_2, formula_4], [[1, 1 / 8], [3, 3 / 8]])
     np.testing.assert_allclose([dots_2, dots_4], [formula_2, formula_4])
     assert [text.get_text() for text in axes.texts] == ["p = 2", "p = 4"]
-
-
-# ---- the sliders ----------------------------------------------------------------------------------------------------
-
-
-def test_sliders_redraw_and_tell():
-    box = explore_schedules(p=2, m=3)
-    schedule, p, m, v = box.children[0].children
-    sentence, picture = box.children[1:]
-    assert (schedule.value, p.value, m.value, v.disabled) == ("1f1b", 2, 3, True)
-    assert sentence.value.endswith("each of a rank's layers: 2, 1")
-    before = bytes(picture.value)
-    m.value = 4
-    assert bytes(picture.value) != before and before.startswith(b"\x89PNG")
-    schedule.value = "interleaved"
-    assert not v.disabled and sentence.value.endswith("each of 1/2 of a rank's layers: 5, 3")
-
-
-def test_sliders_say_what_does_not_go():
-    box = explore_schedules(schedule="interleaved", p=4, m=8)
-    _, _, m, _ = box.children[0].children
-    sentence, picture = box.children[1:]
-    m.value = 7
-    assert "multiple" in sentence.value and picture.layout.visibility == "hidden"
-    m.value = 8
-    assert "multiple" not in sentence.value and picture.layout.visibility == "visible"
-    with pytest.raises(UserError, match="no slider q. It has schedule, p, m, v."):
-        explore_schedules(q=1)
-
-
-def test_all_schedules_that_train_can_be_chosen():
-    assert set(SCHEDULES) - set(TRAINING) == {"forward-only"}
-    for name in TRAINING:
-        assert explore_schedules(schedule=name, p=2, m=2).children[2].layout.visibility != "hidden"

@@ -95,7 +95,7 @@ def test_traffic_is_what_the_ledger_of_a_run_would_say(t, p, v, recompute, seque
 
 @pytest.mark.parametrize("wrong, says", [
     (("18.4B", 1, 1, 1, 2, 8, 0), "there is no pipeline"),
-    (("18.4B", 1, 64, 1, 1, 64, 0), "every stage needs a layer"),
+    (("18.4B", 1, 64, 1, 1, 64, 0), "every stage needs one"),
     (("18.4B", 1, 4, 1, 2, 2, 0), "multiple"),
     (("18.4B", 5, 1, 1, 1, 1, 0), "--tensor-model-parallel-size is 5"),
     (("18.4B", 1, 1, 1, 1, 1, 4), "--zero-stage is 4")])

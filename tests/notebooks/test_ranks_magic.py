@@ -1,4 +1,6 @@
 """`%%ranks`: state lives between cells, errors show the rank, hangs end, and what is asked wrongly gets a sentence."""
+import os
+
 import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -56,12 +58,27 @@ def test_a_failing_rank_is_shown_with_its_line_and_where_the_others_wait(shell):
     assert "NameError" in str(run(shell, "%%ranks 3\nkept")[1])
 
 
-@pytest.mark.parametrize("cell", ["%%ranks 1\nx = 1\n1 / 0", "%%ranks 1\nx = 1\ndef f(:"])
+@pytest.mark.parametrize("cell", ["%%ranks 1\nx = 1\n1 / 0", "%%ranks 1\nx = 1\ndef f(:",
+                                  "\n%%ranks 1\n1 / 0", "\n \n%%ranks 1\n1 / 0"])
 def test_an_error_names_its_cell_and_line_as_the_reader_sees_them(shell, cell):
-    """The cell by the number before it; lines counted from the magic's own, which is the first."""
+    """The cell by the number before it; lines counted from the cell's first, empty ones included."""
     with capture_output():
         result = shell.run_cell(cell, store_history=True)
-    assert f'File "In [{result.execution_count}]", line 3' in str(result.error_in_exec)
+    assert f'File "In [{result.execution_count}]", line {cell.count(chr(10)) + 1}' in str(result.error_in_exec)
+
+
+def test_an_interrupt_shows_where_each_rank_was(shell):
+    """Rank 0 sends it, and computes without end. Rank 1 waits for it."""
+    shell.push({"caller": os.getpid()})
+    run(shell, "ranks['caller'] = caller")
+    text, error = run(shell, "%%ranks 2\nimport os, signal\nif rank == 0:\n    os.kill(caller, signal.SIGINT)\n"
+                             "    while True: pass\ngroup.all_reduce(np.ones(1), 'sum')")
+    said = str(error)
+    assert isinstance(error, KeyboardInterrupt) and error._render_traceback_() == said.splitlines()
+    assert said.startswith("You interrupted the cell while it was running on 2 ranks.\n\n--- rank 0: interrupted\n")
+    assert "line 5, in <module>\n    while True: pass\n" in said and "line 6, in <module>\n    group.all_reduce" in said
+    assert "run the cells above again" in said and "pool" not in said and "/mpi_impl" not in said
+    assert run(shell, "%%ranks 2\nrank + 1")[0] == "rank 0 | 1\nrank 1 | 2\n", "new ranks start"
 
 
 def test_if_all_ranks_raise_they_stay_up(shell):

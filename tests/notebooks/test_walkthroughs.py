@@ -18,7 +18,7 @@ def read_stored(source: Path):
 
 
 def test_they_are_numbered():
-    assert [int(source.stem[:2]) for source in SOURCES] == list(range(1, 14))
+    assert [int(source.stem[:2]) for source in SOURCES] == list(range(1, len(SOURCES) + 1))
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
@@ -52,6 +52,8 @@ def test_it_needs_no_other_before_it(source):
 
 
 def it_shows_what_is_stored(source):
+    if "\nimport torch" in source.read_text():
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
     again = execute(from_source(source))
     assert printed_outputs(again) == printed_outputs(read_stored(source)), "Run `python tools/notebooks.py`."
     for cell in again.cells:

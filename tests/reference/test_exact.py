@@ -75,6 +75,14 @@ def test_to_divide_by_0_is_an_error(divide):
         divide(X - X)
 
 
+@given(st.lists(NUMBERS.filter(bool), max_size=9))
+def test_inverses_of_many_numbers_are_those_of_each(xs):
+    """A 0 among them is a division by 0, however many others there are."""
+    assert field.inverses(xs) == [pow(x, -1, P) for x in xs]
+    with pytest.raises(ZeroDivisionError):
+        field.inverses([*xs, 0, 2])
+
+
 # ---- functions ------------------------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,8 @@ def test_bytes_of_a_parameter():
     ({"min_loss_scale": nan}, "--min-loss-scale is nan"),
     ({"loss_scale_window": 0}, "--loss-scale-window is 0, but must be at least 1"),
     ({"hysteresis": 0}, "--hysteresis is 0, but must be at least 1"),
+    ({"loss_scale_factor": 1.0}, "--loss-scale-factor is 1, but must be above 1 and at most 65536"),
+    ({"loss_scale_factor": nan}, "--loss-scale-factor is nan"),
     ({"initial_loss_scale": 2.0, "min_loss_scale": 4.0}, "--initial-loss-scale is 2, but must not be below"),
 ])
 def test_choices_that_make_no_sense(choices, message):
@@ -124,26 +126,27 @@ def test_an_unknown_format():
 # ---- the loss scale -------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(-3, 6))
-@example([True] * 8, 5, 2, -2)                                          # down to the smallest, where it stays
-@example([False] * 2 + [True] * 2 + [False] * 3 + [True] * 3, 2, 2, 0)  # a doubled scale is patient again
-@example([False, True, False, False, True, True], 3, 3, 0)              # good steps do not restore the patience
-@example([True, False, True, False, False], 2, 1, 3)                    # nor are they counted across an overflow
-def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
-    """The scale is doubled when a window of good steps is full, counted from the last overflow or doubling; it is
-    halved at each overflow from the n-th on since it was last doubled.
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(-3, 6),
+       st.sampled_from([2.0, 4.0, 1.5]))
+@example([True] * 8, 5, 2, -2, 2.0)                                          # down to the smallest, where it stays
+@example([False] * 2 + [True] * 2 + [False] * 3 + [True] * 3, 2, 2, 0, 2.0)  # a scale that grew is patient again
+@example([False, True, False, False, True, True], 3, 3, 0, 2.0)              # good steps do not restore the patience
+@example([True, False, True, False, False], 2, 1, 3, 4.0)                    # nor are they counted across an overflow
+def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial, factor):
+    """The scale is multiplied by F when a window of good steps is full, counted from the last overflow or growth; it
+    is divided by F at each overflow from the n-th on since it last grew.
     """
-    scaler = LossScaler(LossScaling(None, 2.0**initial, 2.0**-4, window, hysteresis))
+    scaler = LossScaler(LossScaling(None, 2.0**initial, 2.0**-4, window, hysteresis, factor))
     scale, good, bad = 2.0**initial, 0, 0
     for overflow in overflows:
         if overflow:
             good, bad = 0, bad + 1
             if bad >= hysteresis:
-                scale = max(scale / 2, 2.0**-4)
+                scale = max(scale / factor, 2.0**-4)
         else:
             good += 1
             if good == window:
-                scale, good, bad = scale * 2, 0, 0
+                scale, good, bad = scale * factor, 0, 0
         scaler.update(overflow)
         assert scaler.scale == scale and scaler.scaling.lowest(scale) == (scale == 2.0**-4)
 

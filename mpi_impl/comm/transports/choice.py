@@ -43,10 +43,6 @@ class Transports:
                 return transport
         raise AssertionError("MPI takes every array")
 
-    def forbid_shared_memory(self) -> None:
-        """Let MPI move what ranks on one machine would hand over in shared memory."""
-        self.on_host = [*self.first, *self.by_mpi]
-
     def free(self) -> None:
         """Give back what the transports hold. Called by all ranks."""
         for transport in [*self.on_host, *vars(self).get("on_device", [])]:

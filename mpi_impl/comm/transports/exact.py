@@ -18,7 +18,7 @@ class ExactTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.posts = count()       # of collectives in the background, which all ranks number alike
+        self.posts = count()       # numbers background collectives; every rank counts in the same order
 
     def takes(self, x):
         return isinstance(x, ExactArray)

@@ -11,9 +11,10 @@ import numpy as np
 from mpi_impl.kernels import fused, half
 from mpi_impl.kernels.cuda.attention import (attention_core, attention_core_again, attention_core_backward,
                                              cached_attention)
-from mpi_impl.kernels.cuda.blocks import block_attention, block_attention_backward
 from mpi_impl.kernels.cuda.gemm import multiply
+from mpi_impl.kernels.cuda.partial_attention import block_attention, block_attention_backward
 from mpi_impl.kernels.fused import number
+from mpi_impl.runtime.meta import is_meta
 from reference import ops
 from reference.ops import rows
 
@@ -24,8 +25,10 @@ lookup_backward = half.rounding(ops.lookup_backward, half.AS_IS)
 
 
 def has_kernels_for(x) -> bool:
-    """Report whether x is a CuPy array. (Importing CuPy to ask would require it to be installed.)"""
-    return type(x).__module__.partition(".")[0] == "cupy"
+    """Report whether x is a CuPy array, or one without data in its place. (Importing CuPy to ask would require it to be
+    installed.)
+    """
+    return type(x).__module__.partition(".")[0] == "cupy" or is_meta(x)
 
 
 def linear(x, w, b=None):

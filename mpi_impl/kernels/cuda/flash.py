@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.runtime.arrays import is_half
+from mpi_impl.runtime.meta import is_meta
 from reference.ops import CoreInputs
 
 
@@ -33,7 +34,8 @@ class FlashCache(NamedTuple):
 def supports(inputs: CoreInputs) -> bool:
     """Report whether cuDNN has kernels for it: halves, no dropout, some sizes of heads, more than one token."""
     _, s, _, d = inputs.q.shape
-    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and is_available()
+    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and (
+        inputs.q.device.cudnn if is_meta(inputs.q) else is_available())
 
 
 @cache
@@ -80,6 +82,10 @@ def clear_padding(x, lengths) -> None:
 
 def run(build, arrays, stats, causal, lengths) -> None:
     """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d]."""
+    if is_meta(stats):
+        (b, s, a, d), backward = arrays["q"].shape, build is backward_graph
+        stats.device.attend((10 if backward else 4) * b * a * s * s * d / (1 + causal), backward)
+        return
     import cudnn
     import cupy
     layouts = tuple((name, x.shape, tuple(step // x.itemsize for step in x.strides)) for name, x in arrays.items())

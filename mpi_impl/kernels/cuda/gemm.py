@@ -9,6 +9,7 @@ import numpy as np
 
 from mpi_impl.kernels.fused import number
 from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.runtime.meta import is_meta
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
 DEFAULT = -1                  # its choice of an algorithm
@@ -25,6 +26,9 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
     (how_x, step_x, x), (how_y, step_y, y), (how_out, step_out, whole) = map(layout, (x, y, out))
     assert how_out == PLAIN and whole is out, "the rows of out are not contiguous"
     if out.size == 0:
+        return out
+    if is_meta(out):
+        out.device.multiply(r, k, c, out.size // (r * c))
         return out
     library, codes = cublas()
     compute, alpha, beta, _ = factors(number(x.dtype), scale, add)

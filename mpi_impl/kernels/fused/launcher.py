@@ -9,6 +9,7 @@ import numpy as np
 
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of, on_device
+from mpi_impl.runtime.meta import is_meta
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(path.stem for path in FOLDER.glob("*.cu"))
@@ -44,13 +45,16 @@ def launch(kernel: str, dtype, blocks: int, first, *others) -> None:
     """Start a kernel, "file.name", compiled for a dtype: on the current stream of the GPU, or on this core.
 
     Arguments are contiguous arrays, the first of which decides where; None for a null pointer; structs (structs.py);
-    and numbers: int and bool are the kernel's int, float is its double, and np.uint64 its Index.
+    and numbers: int and bool are the kernel's int, float is its double, and np.uint64 its Index. On arrays without data
+    (runtime/meta.py) nothing is started.
     """
     arguments, form = (first, *others), NAMES[dtype]
     if blocks == 0:
         return
     assert all(x.flags.c_contiguous for x in arguments if hasattr(x, "flags")), f"{kernel}: an array with gaps"
-    if on_device(first):
+    if is_meta(first):
+        first.device.stream(sum(x.nbytes for x in arguments if is_meta(x)))
+    elif on_device(first):
         function(kernel, form)((blocks,), (THREADS,), tuple(map(as_argument, arguments)))
     else:
         core.function(kernel.partition(".")[2], form)(blocks, *map(core.as_argument, arguments))

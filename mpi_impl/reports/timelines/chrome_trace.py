@@ -11,13 +11,15 @@ from mpi_impl.comm.trace import Slice
 from mpi_impl.runtime.files import write_whole
 
 
-def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
-    """Write each rank's slices, on one clock. Raise ValueError for overlaps in a stream, UserError if it cannot."""
+def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]], numbers: Sequence[int] = ()) -> None:
+    """Write each rank's slices, on one clock. `numbers` are the ranks', if they are not all ranks of the world. Raise
+    ValueError for overlaps in a stream, UserError if it cannot.
+    """
     streams = sorted({s.stream for slices in ranks for s in slices}, key=lambda stream: (stream != "compute", stream))
     events: list[dict] = []
     for rank, slices in enumerate(ranks):
-        process = rank + 1
-        events += [metadata("process_name", f"rank {rank}", process), metadata("process_sort_index", rank, process)]
+        process, number = rank + 1, numbers[rank] if numbers else rank
+        events += [metadata("process_name", f"rank {number}", process), metadata("process_sort_index", rank, process)]
         for i, stream in enumerate(streams):
             thread = i * len(ranks) + process
             events += [metadata("thread_name", stream, process, thread),

@@ -1,0 +1,36 @@
+"""Predictions: a number that the reader writes down before a cell measures it.
+
+    guess = ...                                                  # bytes: write your number in place of the dots
+    reveal(guess, ledger.elements(), "numbers that a rank sends")
+
+On the site, outputs between the two are folded (their cells have the tag `hide-output`), so that it is a prediction
+there, too.
+"""
+from numbers import Real
+from types import EllipsisType
+
+from reference.errors import UserError
+
+
+def reveal(guess: float | EllipsisType, measured: float, what: str) -> None:
+    """Print what was measured, and beside it the reader's guess, unless it is still `...`."""
+    print(compare(guess, measured, what))
+
+
+def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
+    """Return a line with the measured number and the guess. Raise UserError for a guess that is no number."""
+    line = f"measured: {shown(measured)} {what}"
+    if guess is ...:
+        return line
+    if isinstance(guess, bool) or not isinstance(guess, Real):
+        raise UserError(f"The guess is {guess!r}, which is not a number: write one, as in `guess = 12`, or leave the "
+                        "dots.")
+    if guess == measured:
+        return f"{line}; predicted: exactly that"
+    ratio = f", {guess / measured:.2g} times as much" if measured else ""
+    return f"{line}; predicted: {shown(guess)}{ratio}"
+
+
+def shown(x: float) -> str:
+    """Format a whole number, or a large one, with commas, any other with four digits."""
+    return f"{x:,.0f}" if x == int(x) or abs(x) >= 1000 else f"{x:.4g}"

@@ -1,0 +1,9 @@
+"""Sliders that redraw a picture: of a plan (a choice of t, p, d, v, m and ZeRO), and of a pipeline schedule.
+
+They are plain HTML and JavaScript with all numbers in tables, which the project's own functions have made. So they
+move in JupyterLab, and on the site, where nothing runs.
+"""
+from mpi_impl.notebook.sliders.plans import explore
+from mpi_impl.notebook.sliders.schedules import explore_schedules
+
+__all__ = ["explore", "explore_schedules"]

@@ -1,0 +1,196 @@
+"""Wrong and hostile submissions, and what each of them gets.
+
+`python -m tests.labs.hostile` prints the table, `python -m tests.labs.hostile sleeps loops` that of some of them.
+
+A submission is the solution of a lab with some answers replaced. It loses exactly the checks that are named.
+"""
+import sys
+import time
+from typing import NamedTuple
+
+from grading import checks
+from grading.answers import answers_of
+from grading.grade import Mark
+from tests.labs import cheats
+from tests.labs.submissions import lost_checks, marks_of, plant, solution
+
+LAB1, LAB3, LAB4, LAB6, LAB7 = ("lab1_collectives", "lab3_latents_and_tokens", "lab4_smoothed_cross_entropy",
+                                "lab6_zero", "lab7_debugging")
+GATHER_COST, BUCKET_COST = {"check_all_gather_cost"}, {"check_take_bucket_cost"}
+
+
+class Submission(NamedTuple):
+    """A submission, and what it should get."""
+
+    lab: str
+    answers: dict[str, str]
+    lost: set[str] | None       # checks; None means all of them
+    phrases: str                # "a|b": what the message of a lost check says; '' if none is lost
+
+    def marks(self) -> dict[str, Mark]:
+        return marks_of(self.lab, **self.answers)
+
+    def fault(self, found: dict[str, Mark]) -> str:
+        """Describe what the submission should not have got; '' if all is right."""
+        expected = set(found) if self.lost is None else self.lost
+        if lost_checks(found) != expected:
+            return f"lost {sorted(lost_checks(found))}, not {sorted(expected)}"
+        said = "\n".join(found[name].said for name in sorted(expected))
+        return "" if any(phrase in said for phrase in self.phrases.split("|")) else f"said {said[:600]}"
+
+
+def passes_on(body: str, phrases: str) -> Submission:
+    """Make a submission whose pass_on has this body."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return Submission(LAB1, {"pass_on": f"import os, sys\nimport numpy as np\n\ndef pass_on(group, x):\n{lines}"},
+                      {"check_pass_on"}, phrases)
+
+
+def gathers(body: str, lost: set[str], phrases: str) -> Submission:
+    """Make a submission whose all_gather has this body."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return Submission(LAB1, {"all_gather": f"import numpy as np\n\ndef all_gather(group, chunk):\n{lines}"}, lost,
+                      phrases)
+
+
+def blank(lab: str) -> Submission:
+    """Make a submission in which nothing is written."""
+    return Submission(lab, {name: "raise NotImplementedError()" for name in answers_of(solution(lab))}, None,
+                      "not written yet")
+
+
+SUBMISSIONS = {
+    "the solution": Submission(LAB1, {}, set(), ""),
+    "nothing written": blank(LAB1),
+
+    # ---- wrong ----
+    "no Python": passes_on("return x +", "SyntaxError"),
+    "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, {"check_pass_on"}, "it renamed"),
+    "no return": passes_on("group.exchange(x, 0, 0)", "never ends|is there a return"),
+    "another shape": passes_on("return x[:-1]", "Expected an array of shape"),
+    "no numbers": passes_on("return x * np.nan", "got nan"),
+    "a text": passes_on("return 'the right array'", "no array of numbers"),
+    "everyone sends first": passes_on(
+        "group.send(x, (group.rank + 1) % group.size)\nreturn group.receive((group.rank - 1) % group.size)",
+        "They wait in a cycle: 0 -> 1 -> 0"),
+    "one wrong line, on which others build": Submission(
+        LAB1, plant(LAB1, "reduce_scatter", "range(1, group.size):", "range(1, group.size - 1):"),
+        {"check_reduce_scatter", "check_reduce_scatter_cost"}, "its chunk of the sum is not right"),
+    "a layout that is wrong, on which all builds": Submission(
+        LAB6, plant(LAB6, "layout", "[rank * (n // d) + min(rank, n % d) for rank in range(d + 1)]",
+                    "[rank * (n // d) for rank in range(d)] + [n]"), {"check_bounds"}, "one more"),
+    "half of the bits": gathers(
+        "chunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
+        "    got = group.exchange(chunk.astype('float32'), (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\n    chunks[(group.rank - step) % group.size] = got\n"
+        "return np.concatenate([chunks[rank] for rank in range(group.size)]).astype(float)",
+        {"check_all_gather", *GATHER_COST}, "expected"),
+    "everything sent twice": gathers(
+        "for step in range(1, group.size):\n    group.exchange(chunk, (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\nchunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
+        "    chunks[(group.rank - step) % group.size] = group.exchange(chunk, (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\nreturn np.concatenate([chunks[rank] for rank in range(group.size)])",
+        GATHER_COST, "are enough"),
+
+    # ---- other ranks' data, without a message ----
+    "from frames": Submission(LAB1, cheats.LAB1_FROM_FRAMES, None, "has no len|NoneType|None was returned|iterat"),
+    "from frames, lab 4": Submission(LAB4, cheats.LAB4_FROM_FRAMES, None, "None|expected"),
+    "drawn again from the public seed": Submission(LAB1, cheats.LAB1_FROM_SEED, None, "expected|not right"),
+    "from all objects": passes_on("import gc\nreturn gc.get_objects()", "gc.get_objects"),
+    "from its memory": passes_on("return open('/proc/self/mem', 'rb').read()", "not use files"),
+    "from its parent's memory": passes_on("return open('/proc/%d/mem' % os.getppid(), 'rb')", "not use files"),
+    "from the environment": passes_on("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
+    "from open files": passes_on("return [os.read(file, 100) for file in range(64)]",
+                                 "Bad file|died|did not finish|cannot be passed"),
+    "kept from an earlier run": Submission(LAB1, cheats.LAB1_KEPT, {"check_reduce_scatter_cost"}, "are enough"),
+    "kept from an earlier run, lab 4": Submission(LAB4, cheats.LAB4_KEPT, {"check_cost"}, "has sent"),
+
+    # ---- hidden channels between ranks ----
+    "a file": passes_on("np.save('/tmp/%d' % group.rank, x)\nreturn np.load('/tmp/%d.npy' % (group.rank - 1))",
+                        "not use files"),
+    "shared memory": passes_on("from multiprocessing import shared_memory", "may not be imported"),
+    "a mapped file": passes_on("return np.memmap('/dev/shm/x', mode='w+', shape=9)", "may not be imported"),
+    "a socket": passes_on("import socket\nsocket.socket()", "processes or the network"),
+    "its priority": passes_on("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
+    "its processor's time": passes_on("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)",
+                                      "not permitted"),
+    "its open files": passes_on("return os.stat('/proc/%d/fd' % os.getpid()).st_size", "not permitted"),
+    "the machine's group": passes_on("return group._group.comm.allgather(x)", "has no attribute '_group'"),
+    "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, GATHER_COST, "are enough"),
+    "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, GATHER_COST, "cannot be done with less"),
+    "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, {"check_attention_cost"},
+                                        "a rank has sent|are enough"),
+    "errors, caught": passes_on("try: group.exchange(x, int(1e6 * abs(x[0])) + 9, 0)\nexcept ValueError: return x",
+                                "there is no rank"),
+
+    # ---- the count, the check and the grader ----
+    "a count set back": gathers(
+        "group.sent = 0\nfor _ in range(9): group.exchange(chunk, (group.rank + 1) % group.size, "
+        "(group.rank - 1) % group.size)\ngroup.sent = group._sent = 0\nreturn chunk",
+        {"check_all_gather", *GATHER_COST}, "array of shape|expected"),
+    "an object that equals everything": passes_on(
+        "class Equal:\n    def __eq__(self, other): return True\nreturn Equal()", "cannot be passed"),
+    "an object that becomes an array": passes_on(
+        "class Array:\n    def __array__(self, *_, **__): return x\nreturn Array()", "cannot be passed"),
+    "an array that equals everything": passes_on(
+        "class Array(np.ndarray):\n    def __eq__(self, other): return True\nreturn np.zeros(len(x)).view(Array)",
+        "expected"),
+    "a pickle that runs": passes_on("class Bomb:\n    def __reduce__(self): return os.system, ('id',)\nreturn Bomb()",
+                                    "cannot be passed"),
+    "NumPy changed": passes_on("np.subtract = np.abs = np.any = lambda *_, **__: 0\nreturn x * 0", "expected"),
+    "builtins changed": passes_on("import builtins\nbuiltins.isinstance = builtins.zip = lambda *_: True\nreturn x * 0",
+                                  "raised|expected|died"),
+    "json changed": passes_on("import json\njson.dumps = lambda *_: '[\"plain\", true]'\nreturn x",
+                              "died|expected|no array"),
+    "a forged result": passes_on("group._ask.__self__.tell('returned', x)", "expected"),
+    "a broken function that is replaced": Submission(
+        LAB7, cheats.LAB7_CHANGED_PROGRAM, {"check_diagnose_columns"},
+        "With your inputs the broken function is right|KeyError|died|raised"),
+    "imports the grader": passes_on("from grading import checks", "may not be imported"),
+    "imports the machine": passes_on("from mpi_impl.comm import group", "may not be imported"),
+    "imports MPI": passes_on("from mpi4py import MPI", "may not be imported"),
+    "hidden tests on the disk": passes_on("return open('source/lab1_collectives/lab1_collectives.ipynb').read()",
+                                          "not use files"),
+    "the course's answer, read": Submission(LAB1, {"reduce_scatter": cheats.READS_THE_COURSES_ANSWER},
+                                            {"check_reduce_scatter", "check_reduce_scatter_cost"}, "its own: 1answer"),
+
+    # ---- harm ----
+    "forks": passes_on("while True: os.fork()", "processes"),
+    "a thread left behind": passes_on("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
+    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
+    "kills the grader": passes_on("os.kill(os.getppid(), 9)", "processes"),
+    "ends": passes_on("os._exit(0)", "exit status 0"),
+    "ends politely": passes_on("sys.exit(0)", "SystemExit: 0"),
+    "loops": passes_on("while True: pass", "is there an endless loop"),
+    "sleeps": passes_on("import time\ntime.sleep(1000)", "did not finish within"),
+    "prints without end": passes_on("while True: print('x' * 100)", "printed more than 20,000"),
+    "takes memory": passes_on("return np.ones(1 << 28)", "MemoryError"),
+    "returns too much": passes_on("return np.zeros(10_000_000)", "are the limit"),
+    "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
+    "recurses": passes_on("sys.setrecursionlimit(10 ** 9)\ndef f(y): return f([y]) + [y]\nreturn f(x)",
+                          "SIGSEGV|MemoryError|did not finish"),
+    "moves the cursor": passes_on("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
+}
+
+
+def main() -> None:
+    """Print the table. Exit with 1 if a submission has got something else than it should."""
+    faults = 0
+    print("| submission | lab | points | of | seconds | what it was told |\n|---|---|---|---|---|---|")
+    chosen = {name: SUBMISSIONS[name] for name in sys.argv[1:] or SUBMISSIONS}
+    for name, one in chosen.items():
+        start = time.monotonic()
+        found = one.marks()
+        seconds, fault = time.monotonic() - start, one.fault(found)
+        faults += bool(fault)
+        said = next((mark.said for mark in found.values() if mark.points < mark.of), "passed")
+        last = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Hint")][-1]
+        print(f"| {name} | {one.lab[3]} | {sum(mark.points for mark in found.values()):g} | "
+              f"{sum(mark.of for mark in found.values()):g} | {seconds:.1f} | {fault or last[:90]} |", flush=True)
+    checks.close()
+    print(f"\n{len(chosen)} submissions, {faults} of which have not got what they should.")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`%%answer` in a notebook: errors name the cell and the line that students see, and an interrupt shows the ranks."""
+import re
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from grading.answers import CURRENT
+from grading.sandbox import Sandbox
+from mpi_impl.launching.pool import Answer, Interrupted, interrupted
+
+
+@pytest.fixture
+def shell():
+    """Return a notebook's shell with the magic loaded, whose first two cells have run."""
+    shell = InteractiveShell(colors="nocolor")
+    shell.run_cell("%load_ext grading", store_history=True)
+    shell.run_cell("x = 1", store_history=True)
+    yield shell
+    CURRENT.clear()
+
+
+def run(shell, cell: str) -> str:
+    with capture_output() as found:
+        shell.run_cell(cell, store_history=True)
+    return found.stdout
+
+
+def names(said: str, cell: int, line: int) -> bool:
+    """Report whether an error names this place. (JupyterLab writes 'Cell In[3], line 4' for it.)"""
+    return re.search(rf'<ipython-input-{cell}-\w+>("|:)(, line )?{line}\b', said) is not None
+
+
+@pytest.mark.parametrize("above", ["", "\n", "\n  \n\n"])
+@pytest.mark.parametrize("wrong", ["1 / 0", "def f(:"])
+def test_an_error_names_its_cell_and_line(shell, above, wrong):
+    said = run(shell, f"{above}%%answer f\ny = 2\n{wrong}")
+    assert names(said, cell=3, line=above.count("\n") + 3) and "The answer f has failed" in said
+    assert names(run(shell, "1 / 0"), cell=4, line=1), "the next cell is the fourth"
+
+
+@pytest.mark.parametrize("above", ["", "\n\n"])
+def test_an_error_of_a_called_answer_names_the_cell_that_defined_it(shell, above):
+    run(shell, f"{above}%%answer f\ndef f():\n    return 1 / 0")
+    said = run(shell, "f()")
+    line = above.count("\n") + 3
+    assert names(said, cell=4, line=1) and names(said, cell=3, line=line)
+    assert CURRENT["f"].splitlines()[line - 1] == "    return 1 / 0", "ranks count in the same way"
+
+
+def test_an_interrupt_shows_where_each_rank_was_and_gives_no_mark():
+    """As a KeyboardInterrupt, it ends grading: a check that was interrupted is no check that has failed."""
+    def converse(*_):
+        raise interrupted([Answer("stuck", '  File "answer f", line 3, in f\n'), Answer("returned")])
+
+    sandbox = Sandbox()
+    sandbox.converse = converse
+    with pytest.raises(Interrupted) as found:
+        sandbox.run({"f": ""}, "f", [], 2, ["send"], 5.0)
+    assert isinstance(found.value, KeyboardInterrupt)
+    assert found.value._render_traceback_() == ["You interrupted f while it was running on 2 rank(s).", "",
+                                                "--- rank 0: interrupted", '  File "answer f", line 3, in f']

@@ -1,0 +1,46 @@
+"""The search for answers that look around: it finds them in answer cells, and nothing in a solution."""
+import nbformat
+import pytest
+
+from grading.answers import answers_of
+from grading.lab_source import LABS
+from grading.search import WORDS, main, search
+from reference.errors import UserError
+from tests.labs import cheats
+from tests.labs.notebooks import answer_cell, cell, notebook
+from tests.labs.submissions import solution
+
+LAB_NAMES = sorted(path.stem for path in LABS.glob("lab*.py"))
+
+
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_no_solution_is_suspicious(lab):
+    assert [WORDS.findall(source) for source in answers_of(solution(lab)).values() if WORDS.search(source)] == []
+
+
+@pytest.mark.parametrize("text", [
+    cheats.FRAMES, cheats.KEPT, *cheats.LAB7_CHANGED_PROGRAM.values(), "import gc\ngc.get_objects()", "g.gi_frame",
+    "error.__traceback__.tb_frame", "open('/proc/self/mem')", "f.__globals__", "group._ask", "os.sched_getaffinity(0)",
+    "from numpy.lib.stride_tricks import as_strided", "inspect.currentframe()", "getattr(f, '__closure__')",
+], ids=lambda text: text[-30:])
+def test_who_looks_around_is_found(text):
+    assert WORDS.search(text)
+
+
+def test_the_file_the_task_and_the_line_are_listed_of_answer_cells_only(tmp_path, capsys, monkeypatch):
+    (tmp_path / "17").mkdir()
+    mine = notebook(cell("locked", "tools", "import gc"), answer_cell("one", "\nx = sys._getframe(1).f_back"),
+                    answer_cell("two", "framework = gcd(4, 2)"))
+    mine.cells.append(nbformat.v4.new_code_cell("sys._getframe()"))
+    (tmp_path / "17" / "lab.ipynb").write_text(nbformat.writes(mine))
+    (tmp_path / "broken.ipynb").write_text("{")
+    monkeypatch.setattr("sys.argv", ["grading.search", str(tmp_path)])
+    main()
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        f"{tmp_path}/17/lab.ipynb: one, line 3: _getframe, f_back",
+        f"{tmp_path}/broken.ipynb: broken.ipynb is not a notebook: it is not JSON. Open it in Jupyter, save it, and "
+        "submit it again."]
+    assert shown.err == "2 lines in answer cells.\n"
+    with pytest.raises(UserError, match="is not there"):
+        list(search(tmp_path / "none"))

@@ -1,0 +1,68 @@
+"""A rank of a world that is not there holds and sends what the same rank of a real world does, to the byte."""
+from hypothesis import given, settings, strategies as st
+
+from mpi_impl.comm.ledger import Entry, Total
+from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
+from mpi_impl.parallel.model_state import Held, ModelState
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.trainer import Trainer
+from reference.config import CP_COMM_TYPES
+from reference.optimizer import OptimizerConfig
+from reference.precision import FORMATS, Precision
+from tests.strategies import ANY_MODEL, cases, recomputes
+from tests.training_theorems import Plan, Words, connected
+
+PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
+SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", None),
+                             (2, "zb-h1", None), (2, "zb-h2", None), (2, "interleaved", 2), (2, "zb-v", None),
+                             (4, "1f1b", None)])
+SHAPES = st.sampled_from([(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 1), (2, 2, 1), (1, 3, 1), (1, 1, 2),
+                          (2, 1, 2), (1, 2, 2)])       # t, c, e
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(st.data(), SHAPES, st.sampled_from(CP_COMM_TYPES), SCHEDULES, recomputes(), st.integers(1, 3), PRECISIONS,
+       st.integers(0, 3), st.booleans())
+def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m, precision, zero_stage, offload):
+    """Every rank's bytes of states and activations, and every line of its ledger, whatever the topology."""
+    (t, c, e), (p, name, v) = shape, schedule
+    case = data.draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=4, c=c,
+                           heads_of=c if way == "a2a" else 1, experts=e if e > 1 or data.draw(st.booleans()) else None))
+    p, name, v = schedule if t * c * p * e <= 8 else (1, "1f1b", None)
+    d = e * data.draw(st.integers(1, 8 // (t * c * p * e)))
+    plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=offload and zero_stage > 0, recompute=recompute, c=c,
+                cp_comm_type=way, e=e)
+    equals_the_real_run(ranks, case, plan, d, m * p, precision)
+
+
+def equals_the_real_run(ranks, case, plan: Plan, d: int, m: int, precision: Precision) -> None:
+    size = case.t * plan.c * plan.p * d
+    world = ImaginedWorld(case.model, plan.parallel(size, case), precision, case.b, case.s, m, cudnn=False)
+    colors = world.colors()
+    for rank, (held, sent) in enumerate(ranks.run(size, real_run, case, plan, m, precision)):
+        found = run_rank(world, rank, colors, measured=True)
+        assert known(found.held, world) == known(held, world), f"rank {rank} holds something else"
+        assert elements(found.ledger.totals) == elements(sent), f"rank {rank} sends something else"
+
+
+def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Held, dict[Entry, Total]]:
+    """Return what this rank holds and sends in a step."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(ModelState(case.model, topology, 1234, precision), OptimizerConfig(1e-4, 10))
+        trainer.measured = True
+        batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b, m)
+        trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size)
+        return trainer.held(), dict(group.ledger.totals)
+
+
+def known(held: Held, world: ImaginedWorld) -> Held:
+    """Leave out what depends on the data: the copies that come to a rank's experts."""
+    if world.parallel.expert_model_parallel_size > 1:
+        return held._replace(activations=None, recomputed=None)
+    return held
+
+
+def elements(totals: dict[Entry, Total]) -> dict[Entry, Total]:
+    """Count only the calls of all-to-alls between experts, whose elements depend on the data."""
+    return {entry: total._replace(elements=0) if entry.operation == "all_to_all_rows" else total
+            for entry, total in totals.items()}

@@ -1,0 +1,43 @@
+"""Predictions: a reader commits to a number before a cell shows it, in JupyterLab and on the site."""
+import jupytext
+import pytest
+
+from mpi_impl.notebook.predictions import compare
+from reference.errors import UserError
+from tools.notebooks import FOLDER
+
+FOLDED = "hide-output"      # MyST-NB's tag: the site shows the output when it is asked for
+
+
+def is_guess(source: str) -> bool:
+    return source.startswith("guess = ...")
+
+
+@pytest.mark.parametrize("source", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda path: path.stem)
+def test_a_number_is_asked_for_before_it_is_shown(source):
+    """Each walkthrough asks, twice or more; from the guess to what was measured, outputs are folded on the site."""
+    cells = jupytext.read(source).cells
+    guesses = [i for i, cell in enumerate(cells) if is_guess(cell.source)]
+    assert len(guesses) >= 2
+    for i in guesses:
+        assert "**Predict.**" in cells[i - 1].source and cells[i].source.count("\n") == 0
+        shown = next(j for j in range(i + 1, len(cells)) if "reveal(guess, " in cells[j].source)
+        code = [cell for cell in cells[i + 1:shown + 1] if cell.cell_type == "code"]
+        assert not any(is_guess(cell.source) for cell in code)
+        assert all(FOLDED in cell.metadata.get("tags", []) for cell in code)
+
+
+@pytest.mark.parametrize("guess, measured, line", [
+    (..., 768, "measured: 768 bytes"), (768, 768, "measured: 768 bytes; predicted: exactly that"),
+    (384, 768, "measured: 768 bytes; predicted: 384, 0.5 times as much"),
+    (1, 0, "measured: 0 bytes; predicted: 1"),
+    (1000, 1234.56, "measured: 1,235 bytes; predicted: 1,000, 0.81 times as much"),
+    (0, 98_304, "measured: 98,304 bytes; predicted: 0, 0 times as much")])
+def test_a_guess_stands_beside_what_was_measured(guess, measured, line):
+    assert compare(guess, measured, "bytes") == line
+
+
+@pytest.mark.parametrize("guess", ["12", None, True])
+def test_a_guess_that_is_no_number_is_a_sentence(guess):
+    with pytest.raises(UserError, match="not a number: write one"):
+        compare(guess, 12, "bytes")

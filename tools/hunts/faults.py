@@ -1,0 +1,108 @@
+"""The bugs that can be hunted: those of the zoo, and mutants that people could have written; and who gets which.
+
+A level says where a bug shows first. A fault of a level is drawn by a digest of the course's secret, the student and
+the fault itself. So nobody without the secret can find out which one is theirs, each student's can be drawn again at
+any time, and a fault that comes or goes later changes few other students'.
+"""
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.bug_matrix import results
+from benchmarks.bug_matrix.hunt import hunts, lines_of
+from tests.planted import source_of
+from tests.zoo.entry import Bug
+from tools.mutants.operators import Mutant, mutants
+
+CATALOGUE = Path(__file__).with_name("catalogue.json")
+LEVELS = {"forward": ("forward",), "backward": ("backward", "gradients"), "step": ("reduction", "step")}     # phases
+
+SIZES = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16", "--vocab-size",
+         "301", "--make-vocab-size-divisible-by", "4", "--global-batch-size", "8")
+TENSOR, PIPELINE = ("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2")
+RUNS = {"tensor": (2, (*SIZES, *TENSOR)),
+        "sequence": (2, (*SIZES, *TENSOR, "--sequence-parallel")),
+        "pipeline": (4, (*SIZES, *TENSOR, *PIPELINE, "--micro-batch-size", "2")),
+        "data": (4, (*SIZES, *TENSOR, "--micro-batch-size", "2", "--zero-stage", "1", "--ddp-bucket-size", "4036"))}
+LAYERS = "attention", "block", "core_attention", "cross_entropy", "embedding", "mlp"
+PLACES = {"comm/mappings": ("tensor", "sequence"), **{f"layers/{name}": ("tensor",) for name in LAYERS},
+          "models/gpt": ("pipeline",), "models/stage": ("pipeline",), "parallel/data_parallel": ("data",),
+          "parallel/model_state": ("data", "pipeline"), "parallel/passes": ("pipeline",),
+          "parallel/pipeline": ("pipeline",), "parallel/sinks": ("data",), "parallel/zero": ("data",),
+          "training/optimizer": ("data",), "training/trainer": ("data", "pipeline")}
+KINDS = {"drop communication": "missing communication", "group": "wrong group", "rescale": "scaling",
+         "alias": "aliasing", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
+                                               "comparison", "condition"), "computation")}
+SENDS = re.compile(r"[\w.]*\b(all_reduce|all_gather|reduce_scatter|broadcast|enter|leave|enter_backward|leave_backward)"
+                   r"\(")
+
+
+class Fault(NamedTuple):
+    """A bug to find, and the run in which it is live."""
+
+    name: str
+    kind: str               # one of the zoo's
+    bug: Bug
+    lines: tuple[int, int]  # the first and the last line of the file that count as found
+    ranks: int
+    options: tuple[str, ...]
+
+
+def faults(level: str) -> list[Fault]:
+    """Return all faults of a level."""
+    known = results.read()
+    zoo = [Fault(hunt.entry.name, hunt.entry.kind, hunt.entry.bug,
+                 (lines_of(hunt.entry).start, lines_of(hunt.entry).stop - 1), hunt.ranks, without_steps(hunt.options))
+           for hunt in hunts() if level_of(known[hunt.entry.name]["compare"].says) == level]
+    catalogue = json.loads(CATALOGUE.read_text())
+    return zoo + [fault for run in RUNS for fault in mutations(run) if catalogue.get(fault.name) == [level, run]]
+
+
+def without_steps(options: list[str]) -> tuple[str, ...]:
+    """Return the options without the number of steps, which all hunts share."""
+    at = options.index("--train-iters")
+    return (*options[:at], *options[at + 2:])
+
+
+def level_of(says: str) -> str:
+    """Return the level of a difference such as '1 forward: embedding.output', or nothing if it comes too late."""
+    return next((level for level, phases in LEVELS.items()
+                 if says.startswith(tuple(f"1 {phase}:" for phase in phases))), "")
+
+
+def in_order(faults: Iterable[Fault], secret: str, student: str) -> list[Fault]:
+    """Return the faults in an order that nobody can compute without the secret: the first is the student's."""
+    def drawn(fault: Fault) -> bytes:
+        return hmac.digest(secret.encode(), f"{student}\n{fault.name}".encode(), hashlib.sha256)
+
+    return sorted(faults, key=drawn)
+
+
+@cache
+def mutations(run: str) -> tuple[Fault, ...]:
+    """Return the mutants that look like a person's mistake, and could be live in a run."""
+    found = []
+    for path in (f"mpi_impl/{place}.py" for place, runs in PLACES.items() if run in runs):
+        for mutant in mutants(path):
+            source = source_of(mutant.module)
+            text = source.encode()[mutant.start:mutant.end].decode()
+            if mutant.operator in KINDS and (mutant.operator != "drop communication" or SENDS.match(text)):
+                lines = mutant.statement, mutant.line + text.count("\n")
+                found.append(Fault(mutant.name, KINDS[mutant.operator], as_bug(mutant, source), lines, *RUNS[run]))
+    return tuple(found)
+
+
+def as_bug(mutant: Mutant, source: str) -> Bug:
+    """Return the mutant as a text in the place of another one that occurs only once: with the lines around it."""
+    data = source.encode()
+    start = data.rfind(b"\n", 0, mutant.start) + 1
+    end = data.find(b"\n", mutant.end)
+    while data.count(data[start:end]) > 1:
+        start = data.rfind(b"\n", 0, start - 1) + 1
+    wrong = data[start:mutant.start] + mutant.replacement.encode() + data[mutant.end:end]
+    return Bug(mutant.module, data[start:end].decode(), wrong.decode())
