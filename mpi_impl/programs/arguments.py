@@ -66,7 +66,9 @@ def experts_config(args) -> ExpertsConfig | None:
         raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
                         "has the whole batch in one: it drops others, so --verify would compare two different runs. "
                         "Leave one of the two out.")
-    return filled(ExpertsConfig, args)
+    k = args.moe_router_topk
+    return filled(ExpertsConfig, args,
+                  moe_router_topk=min(ExpertsConfig.moe_router_topk, args.num_experts) if k is None else k)
 
 
 def in_other_words(args) -> dict[str, Any]:

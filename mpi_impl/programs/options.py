@@ -46,7 +46,8 @@ class ExpertsOptions:
     """Mixture of experts."""
 
     num_experts: int | None = option_field(None, "in the MLP's place (default: none)", "E")
-    moe_router_topk: int = option_field(ExpertsConfig.moe_router_topk, "experts that compute a token", "K")
+    moe_router_topk: int | None = option_field(
+        None, f"experts that compute a token (default: {ExpertsConfig.moe_router_topk}, or the only one)", "K")
     moe_router_pre_softmax: bool = option_field(
         False, "weights are softmax over all experts, not over the K chosen ones alone")
     moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "N")
