@@ -5,16 +5,16 @@
     mpirun -np 8 python -m mpi_impl.evaluate --task race --data-path RACE --load BERT --tensor-model-parallel-size 2
         --epochs 3 --lr 2e-5 --lr-warmup-fraction 0.06 --micro-batch-size 4 --global-batch-size 32
 """
+from collections.abc import Callable
 from functools import partial
 
 from mpi_impl.evaluation.arguments import parse
-from mpi_impl.evaluation.fine_tuning import FineTuning
-from mpi_impl.evaluation.zero_shot import LastWords, Perplexity, ZeroShot
+from mpi_impl.evaluation.protocol import fine_tuning
+from mpi_impl.evaluation.zero_shot import LastWords, Perplexity
 from mpi_impl.launching.entry import run
 from mpi_impl.programs.program import run_program
 
-PROGRAMS: dict[str, type[ZeroShot] | type[FineTuning]] = {
-    "wikitext103": Perplexity, "lambada": LastWords, "race": FineTuning}
+PROGRAMS: dict[str, Callable] = {"wikitext103": Perplexity, "lambada": LastWords, "race": fine_tuning}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from reference.models.model import sequences_of
 # Options that the tuned weights depend on, which are saved with them.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden_dropout", "attention_dropout", "lr",
              "fp16", "bf16")
+QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges says so once, in a sentence
 
 
 class FineTuning(Program):
@@ -103,14 +105,18 @@ class FineTuning(Program):
                  f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
         self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
                  f"the test; {self.length.iterations:,} iterations")
-        with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
-            self.train()
-            self.ask("test")
+        self.train()
+        self.ask("test")
         if self.args.save:
             self.save()
 
-    def train(self) -> None:
-        """Do all steps; after each epoch, and the last step, ask the validation part's questions."""
+    @QUIET
+    def train(self) -> float:
+        """Do all steps; after each epoch, and the last step, ask the validation part's questions.
+
+        Returns the last of these accuracies, or nan if there is no step.
+        """
+        accuracy = nan
         for iteration in range(1, self.length.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
@@ -119,12 +125,14 @@ class FineTuning(Program):
             self.metrics.step(iteration, result, time.perf_counter() - began)
             stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
             if self.length.ends_epoch(iteration) or stop:
-                self.ask("validation")
+                accuracy = self.ask("validation")
             if stop:
                 break
+        return accuracy
 
-    def ask(self, part: str) -> None:
-        """Ask all questions of a part, each level's separately."""
+    @QUIET
+    def ask(self, part: str) -> float:
+        """Ask all questions of a part, each level's separately, and return the accuracy."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
         found = [self.right.over(name, n, report_progress(n, f"questions of {name}", self.say))
@@ -137,6 +145,7 @@ class FineTuning(Program):
         levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
         self.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
                  f"{sum(right):,} of {sum(asked):,} right")
+        return accuracy
 
     def save(self) -> None:
         """Save the tuned model, with its tokenizer beside it."""

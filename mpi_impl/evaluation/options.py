@@ -5,6 +5,7 @@ from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
 from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
                                        ReportOptions, TrainingOptions)
+from reference.config import require_positive
 from reference.precision import FORMATS
 
 EPOCHS = 3      # unless --epochs or --train-iters is given
@@ -57,6 +58,13 @@ class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, Parallel
         None, "passes through the questions, each followed by those of the validation part (default: "
         f"{EPOCHS}; 0: the model is tuned already)", "N")
     lr: float = same_option(TrainingOptions, "lr", 2e-5)
+    tune_lr: tuple[float, ...] | None = option_field(
+        None, "try these learning rates, and keep the one that is best on the validation part", "LR")
+    tune_global_batch_size: tuple[int, ...] | None = option_field(
+        None, "try these batch sizes, each with every learning rate", "B")
+    seeds: int = option_field(
+        1, "tune so often, with the best rate and batch size and with seeds from --seed on, and print the median", "N",
+        check=require_positive)
     train_iters: int | None = same_option(TrainingOptions, "train_iters", None)
     hidden_dropout: float = same_option(ModelOptions, "hidden_dropout", ModelOptions.hidden_dropout)
     attention_dropout: float = same_option(ModelOptions, "attention_dropout", ModelOptions.attention_dropout)

@@ -1,7 +1,9 @@
 """RACE on ranks: tuning equals that of one process, step by step, in the tuned model's answers, too; and it learns what
 can be learnt.
 """
+import re
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -191,6 +193,26 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
     assert accuracies(row, "test") == [1, 1, 1]
 
 
+def test_the_protocol_takes_the_best_rate_and_the_median_of_seeds(ranks, race, tmp_path, capfd):
+    """Each run is the one that the options would have made alone; the rate that learns nothing is not the best."""
+    data, _, _, root, _ = race
+    common = ["--data-path", data, "--load", root, *TUNING, "--seq-length", 24, "--train-iters", 4]
+    ranks.run(2, evaluate, [*map(str, ["--task", "race", "--dtype", "float64", *common, "--tune-lr", 1e-9, 0.01,
+                                       "--tune-global-batch-size", 2, 4, "--seeds", 6, *split(2)])])
+    text = capfd.readouterr().out
+    said = {name: float(found) for name, found in
+            re.findall(r"^(lr .*, seed \d+) \| validation accuracy ([\d.]+)%$", text, re.MULTILINE)}
+    assert len(said) == 4 + 5
+    best, middle = re.search(r"^(lr .*) \| median validation accuracy over 6 seeds ([\d.]+)%", text, re.M).groups()
+    first = {name: found for name, found in said.items() if name.endswith("seed 3")}
+    assert len(set(first.values())) >= 3 and first[f"{best}, seed 3"] == max(first.values()) > min(first.values())
+    assert float(middle) == median(said[f"{best}, seed {seed}"] for seed in range(3, 9))
+    lr, batch = re.fullmatch(r"lr (.*), batch (\d+)", best).groups()
+    *_, row, _ = metrics(ranks, 2, tmp_path / "metrics", "race", *common, "--lr", lr, "--global-batch-size", batch,
+                         "--seed", 5, *split(2))
+    assert said[f"{best}, seed 5"] == round(100 * row["validation_accuracy"], 2)
+
+
 @pytest.mark.parametrize("questions, batch, iterations, ends", [
     (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, set()),
     (10, 4, 1, {1})])
@@ -214,6 +236,10 @@ BAD = [
     (["--save", __file__], f"{__file__} is a file, where a folder is needed"),
     (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"), (["--exit-interval", "0"], "--exit-interval is"),
     (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for a loss over tokens"),
+    (["--seeds", "2", "--save", "runs/none"], "--save runs/none is for one run"),
+    (["--seeds", "2", "--epochs", "0"], "compare runs that learn"), (["--seeds", "0"], "--seeds is 0"),
+    (["--tune-global-batch-size", "4", "5"], "--global-batch-size is 5, but must be a multiple of"),
+    (["--tune-lr", "0.1", "-1"], "--lr is -1"),
 ]
 
 
