@@ -100,8 +100,8 @@ def random_numbers(seed: int, what: str, shape, exact: bool = False):
 
 @dataclass(frozen=True)
 class Plan:
-    """The parallelism of a case beside t: the pipeline, the replicas, the states that each keeps, and c ranks for the
-    positions of each sample.
+    """The parallelism of a case beside t: the pipeline, the replicas, the states that each keeps, c ranks for the
+    positions of each sample, e for the experts, and the instances of hybrid sharding.
     """
 
     p: int = 1
@@ -115,6 +115,7 @@ class Plan:
     c: int = 1
     cp_comm_type: str = "p2p"
     e: int = 1
+    instances: int = 1
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
         return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
@@ -124,7 +125,8 @@ class Plan:
                                         cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
                                         keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
                                         context_parallel_size=self.c, cp_comm_type=self.cp_comm_type,
-                                        expert_model_parallel_size=self.e)
+                                        expert_model_parallel_size=self.e,
+                                        num_distributed_optimizer_instances=self.instances)
 
 
 def take(batch, samples: slice):

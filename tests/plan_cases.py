@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware, Link, Passes
 from reference.costs.plans import Plan
+from tests.strategies import instances
 
 FREE = Link(latency=0.0, bandwidth=1e40)
 
@@ -30,15 +31,17 @@ def model_of(L: int, a: int = 4, head: int = 8, s: int = 16, V: int = 96) -> Mod
 @st.composite
 def plans(draw, even: bool = False, most_m: int = 5):
     """Draw plans of a small GPT: any t, p, d, v, m and b. With `even`, all stages have the same number of layers."""
-    t, p, d, b = (draw(st.sampled_from(some)) for some in ((1, 2, 4), (1, 2, 3, 4), (1, 2, 3), (1, 2)))
+    t, p, d, b = (draw(st.sampled_from(some)) for some in ((1, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), (1, 2)))
     v = draw(st.sampled_from((None, 2, 3))) if p > 1 else None
     groups = draw(st.integers(1, most_m))
     m = groups * p if v else draw(st.integers(1, most_m * p))
     stages = p * (v or 1)
     L = stages * draw(st.integers(1, 2)) if even else draw(st.integers(stages, 2 * stages + 1))
     sharded = t > 1 and draw(st.booleans())
+    stage = draw(st.integers(0, 3 if d > 1 else 0))
     parallel = ParallelConfig(
-        t, p, d, "interleaved" if v else "1f1b", v, zero_stage=draw(st.integers(0, 3 if d > 1 else 0)),
+        t, p, d, "interleaved" if v else "1f1b", v, zero_stage=stage,
+        num_distributed_optimizer_instances=draw(instances(d, stage)),
         sequence_parallel=sharded, keep_gathered_inputs=sharded and draw(st.booleans()),
         scatter_gather_tensors_in_pipeline=sharded or draw(st.booleans()),
         recompute=Recompute(draw(st.sampled_from(RECOMPUTE))))

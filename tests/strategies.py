@@ -7,12 +7,17 @@ from reference.config import ARCHITECTURES, NORMALIZATIONS, ExpertsConfig, Model
 from reference.ops import ACTIVATIONS
 from tests.cases import Case, ExactCase, close, trees_close
 
-__all__ = ["ANY_MODEL", "SIZES", "Case", "ExactCase", "cases", "close", "recomputes", "trees_close"]
+__all__ = ["ANY_MODEL", "SIZES", "Case", "ExactCase", "cases", "close", "instances", "recomputes", "trees_close"]
 
 ANY_MODEL = tuple(ARCHITECTURES)
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8])
 FIXED = {"activation", "hidden_size", "num_attention_heads"}     # where these are given, no model is a Llama
 PAIRS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]      # of dimensions of a head, and how many of them rope turns
+
+
+def instances(replicas: int, zero_stage: int):
+    """Draw the number of instances of hybrid sharding: any divisor of the replicas, with ZeRO."""
+    return st.sampled_from([n for n in range(1, replicas + 1) if replicas % n == 0] if zero_stage else [1])
 
 
 @st.composite

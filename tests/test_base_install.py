@@ -8,8 +8,9 @@ from tests.base_install import base_environment, lacking
 from tests.launching import ROOT
 
 # Modules that serve notebooks, and so need what only the extra `notebook` brings.
-OF_NOTEBOOKS = {"mpi_impl.notebook", "grading.canvas", "grading.gradescope", "grading.lab_source",
-                "grading.nbgrader_checks", "grading.release", "grading.search", "grading.submission"}
+OF_NOTEBOOKS = {"mpi_impl.notebook", "grading.bundle", "grading.canvas", "grading.gradescope", "grading.lab_source",
+                "grading.model_answers", "grading.nbgrader_checks", "grading.release", "grading.search",
+                "grading.submission"}
 
 IMPORT_ALL = """\
 import importlib, pkgutil

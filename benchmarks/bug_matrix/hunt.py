@@ -95,6 +95,8 @@ def options_of(setting: BugSetting) -> list[str]:
               "cpu_offload": plan.cpu_offload}
     if plan.zero_stage:
         values["zero_stage"] = plan.zero_stage
+    if plan.instances > 1:
+        values["num_distributed_optimizer_instances"] = plan.instances
     if plan.recompute.granularity != "none":
         values["recompute_granularity"] = plan.recompute.granularity
     if plan.recompute.granularity == "full":

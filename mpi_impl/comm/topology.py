@@ -27,6 +27,17 @@ With d = 4, p = e = 2: data       [0 1 2 3][4 5 6 7]
                        expert     [0 1][2 3][4 5][6 7]
                        expert replicas  [0 2][1 3][4 6][5 7]
                        holders    [0 1 4 5][2 3 6 7]
+
+Hybrid sharding divides the replicas into several instances, each of neighbours that shard a copy of the model's states.
+So the gathering of parameters stays inside a server, if the instance does.
+
+With t = 2, d = 4 in 2 instances:
+                       data       [0 2 4 6][1 3 5 7]
+                       shards     [0 2][1 3][4 6][5 7]
+                       instances  [0 4][1 5][2 6][3 7]
+                       tensor     [0 1][2 3][4 5][6 7]
+                       pipeline   [0][1][2][3][4][5][6][7]
+                       model      [0 1][2 3][4 5][6 7]
 """
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -72,6 +83,8 @@ class Topology:
     expert: Group | None    # the e ranks to which experts are dealt out; None: e = 1
     expert_replicas: Group  # the c d / e ranks that hold the same experts; with e = 1, `replicas` itself
     holders: Group  # the t x p x e ranks that hold one replica with all experts; with e = 1, `model` itself
+    shards: Group   # the ranks that shard one copy of the model's states (ZeRO); without hybrid sharding, `replicas`
+    instances: Group | None   # the ranks with the same shard of those copies; None without hybrid sharding
     embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
     place: Place
     copies: dict[int, Group] = field(default_factory=dict)    # what `neighbours` has made
@@ -109,6 +122,7 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
                     context=world.split(at.tensor + t * (at.data + d * at.pipeline), "context") if c > 1 else None,
                     data=data, replicas=replicas, pipeline=pipeline, model=model,
                     **expert_groups(world, config, at, replica, replicas, model),
+                    **sharding_groups(world, config, at, replica, replicas),
                     embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
@@ -125,11 +139,23 @@ def expert_groups(world: Group, config: ParallelConfig, at: Place, replica: int,
             "holders": world.split(among, "holders")}
 
 
+def sharding_groups(world: Group, config: ParallelConfig, at: Place, replica: int, replicas: Group) -> dict[str, Any]:
+    """Form the groups of hybrid sharding."""
+    instances, n = config.num_distributed_optimizer_instances, config.instance_size
+    if instances == 1:
+        return {"shards": replicas, "instances": None}
+    (among, own), shard = divmod(replica, n), at.tensor + config.tensor_model_parallel_size * at.pipeline
+    return {"shards": world.split(among + instances * shard, "shards"),
+            "instances": world.split(own + n * shard, "instances")}
+
+
 def disconnect(topology: Topology) -> None:
     """Free the groups that `connect` formed."""
     between = (topology.context, topology.replicas) if topology.context else ()
     if topology.expert:
         between = (*between, topology.expert, topology.expert_replicas, topology.holders)
+    if topology.instances:
+        between = (*between, topology.shards, topology.instances)
     for group in (topology.tensor, *between, topology.data, topology.pipeline, topology.model, topology.embedding,
                   *topology.copies.values()):
         if group is not None:

@@ -21,8 +21,10 @@ def introduction(world: ImaginedWorld) -> str:
     sizes = {"t": p.tensor_model_parallel_size, "c": p.context_parallel_size, "p": p.pipeline_model_parallel_size,
              "d": p.data_parallel_size, "e": p.expert_model_parallel_size}
     shape = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in "tpd")
+    n = p.num_distributed_optimizer_instances
+    zero = f"ZeRO {p.zero_stage}" + (f" in {n} instances" if n > 1 else "")
     return (f"{parameters(c):,} parameters in {world.precision.compute} on {p.world_size:,} ranks that are not there: "
-            f"{shape}, {p.pipeline_schedule}, ZeRO {p.zero_stage}, recompute {p.recompute.granularity}; a step is "
+            f"{shape}, {p.pipeline_schedule}, {zero}, recompute {p.recompute.granularity}; a step is "
             f"{world.microbatches:,} x {world.micro_batch_size} samples of {world.seq_length:,} tokens on each replica")
 
 

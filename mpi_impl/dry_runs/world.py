@@ -42,16 +42,16 @@ def rank_at(place: Place, c: ParallelConfig) -> int:
 
 def ranks_to_match(c: ParallelConfig) -> list[int]:
     """Return all ranks of one pipeline; and of the other groups of its first and last rank the first two, the last, and
-    those where the experts of one replica begin again.
+    those where the experts of one replica, or the shards of one instance, begin again.
     """
     sizes = Place(c.tensor_model_parallel_size, c.context_parallel_size, c.data_parallel_size,
                   c.pipeline_model_parallel_size)
     found = {rank_at(Place(0, 0, 0, stage), c) for stage in range(sizes.pipeline)}
     for stage in (0, sizes.pipeline - 1):
         for axis in ("tensor", "context", "data"):
-            n, e = getattr(sizes, axis), c.expert_model_parallel_size
-            found |= {rank_at(Place(0, 0, 0, stage)._replace(**{axis: i}), c) for i in (1, e - 1, e, n - 1)
-                      if 0 <= i < n}
+            n, e, shards = getattr(sizes, axis), c.expert_model_parallel_size, c.instance_size
+            found |= {rank_at(Place(0, 0, 0, stage)._replace(**{axis: i}), c)
+                      for i in (1, e - 1, e, shards - 1, shards, n - 1) if 0 <= i < n}
     return sorted(found)
 
 

@@ -2,61 +2,31 @@
 
 Every figure is computed by `step_time` and `memory` of reference/costs/ from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
-same one. A profile has a few numbers that were fitted to its papers; no row has any of its own. Where a paper does not
-give a number of a run (b and v, in the second one), it is the one that makes the run fastest.
+same one. A profile has a few numbers that were fitted to its papers; no row has any of its own. From table 2 of the
+second paper only the ZeRO-3 runs of the smaller model were used for that. dgx-h100 (h100_runs.py) was fitted to no
+run. Where a paper does not give a number of a run (b and v, in the second one), it is the one that makes the run
+fastest.
 
 It takes one process, and some seconds.
 """
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
+from mpi_impl.experiments.h100_runs import h100_tables
+from mpi_impl.experiments.published_rows import Row, Share, Table, describe
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
 from reference.costs.layer_time import layer, sizes_of
 from reference.costs.plans import Plan
-from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED,
-                                       ZERO, PublishedRun, Recomputed, Scaled)
+from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, TABLE_2,
+                                       V100_REACHED, ZERO, Compared, PublishedRun, Recomputed, Scaled)
 from reference.costs.step_time import flops_per_second, step_time
 from reference.parallel.model_states import model_states
 
 FULL = Recompute("full")        # as the first two papers, in all runs
-
-
-class Row(NamedTuple):
-    """A figure of a paper, and our prediction of it."""
-
-    name: str
-    published: float
-    found: float
-    allowed: float      # how far off ours may be: in points, or as a share
-
-    @property
-    def meets(self) -> bool:
-        return abs(self.off) <= self.allowed
-
-    @property
-    def off(self) -> float:
-        return self.found - self.published
-
-
-class Share(Row):
-    """A row whose error is relative to the published figure."""
-
-    @property
-    def off(self) -> float:
-        return self.found / self.published - 1
-
-
-class Table(NamedTuple):
-    title: str
-    unit: str           # "%" for shares of one
-    rows: Sequence[Row]
-    why: str = ""       # the reason for a row that is off by more
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -78,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def study() -> list[Table]:
     v100, a100 = load("dgx-2h"), load("dgx-a100")
     return [*(table(v100) for table in (one_gpu, weak_scaling, replicated_scaling, strong_scaling, heads)),
-            *(table(a100) for table in (end_to_end, layer_overheads, iterations)), *map(zero_memory, ZERO)]
+            *(table(a100) for table in (end_to_end, beside_zero_3, zero_3, zero_3_larger, layer_overheads, iterations)),
+            *map(zero_memory, ZERO), *h100_tables(load("dgx-h100"))]
 
 
 # ---- Shoeybi et al. 2019 --------------------------------------------------------------------------------------------
@@ -171,6 +142,36 @@ def plans(run: PublishedRun) -> Iterator[Plan]:
                                                  None if v == 1 else v, recompute=FULL), m, b)
 
 
+def beside_zero_3(hardware: Hardware) -> Table:
+    """Compare PTD-P's rows of table 2, by the v that makes a step fastest: the paper does not print it."""
+    rows = [compared(run, (Plan(run.model, ParallelConfig(
+        run.t, run.p, d, "1f1b" if v == 1 else "interleaved", None if v == 1 else v, recompute=FULL), run.B // d, run.b)
+        for v in divisors(run.L // run.p) if run.B // d % run.p == 0), hardware, 0.06)
+        for run in TABLE_2 if run.t > 1 for d in [run.gpus // (run.t * run.p)]]
+    return Table("Narayanan et al. 2021, table 2: TFLOP/s of a GPU, PTD-P (not used for the profile)", "", rows)
+
+
+def zero_3(hardware: Hardware) -> Table:
+    rows = sharded_rows("174.6", hardware, 0.03)
+    return Table("Narayanan et al. 2021, table 2: ZeRO-3 alone, 174.6B (sets two numbers of the profile)", "", rows)
+
+
+def zero_3_larger(hardware: Hardware) -> Table:
+    rows = sharded_rows("529.6", hardware, 0.12)
+    return Table("Narayanan et al. 2021, table 2: ZeRO-3 alone, 529.6B (not used for the profile)", "", rows)
+
+
+def sharded_rows(billions: str, hardware: Hardware, allowed: float) -> list[Row]:
+    """Compare the rows without model parallelism: one microbatch for each of n replicas."""
+    return [compared(run, [Plan(run.model, ParallelConfig(1, 1, run.gpus, zero_stage=3, recompute=FULL), 1, run.b)],
+                     hardware, allowed) for run in TABLE_2 if run.t == 1 and run.billions == billions]
+
+
+def compared(run: Compared, possible: Iterable[Plan], hardware: Hardware, allowed: float) -> Row:
+    found = max(rate(plan, hardware) for plan in possible)
+    return Share(f"{run.billions}B, n {run.gpus}, b {run.b}", run.teraflops, found / 1e12, allowed)
+
+
 # ---- Korthikanti et al. 2022 ----------------------------------------------------------------------------------------
 
 
@@ -210,21 +211,6 @@ def zero_memory(stage: int) -> Table:
     return Table(f"Rajbhandari et al. 2020, table 1: GB a device, 7.5B parameters, stage {stage}", "", [
         Share(f"d = {d}", published, sum(model_states(7_500_000_000, d, stage)) / 1e9, 0.03)
         for d, published in ZERO[stage].items()])
-
-
-# ---- output ---------------------------------------------------------------------------------------------------------
-
-
-def describe(table: Table) -> str:
-    rows = [["", "paper", "ours", "off by", "allowed"]]
-    for row in table.rows:
-        percent, share = table.unit == "%", isinstance(row, Share)
-        figures = [f"{x:.1%}" if percent else f"{x:,.4g}" for x in (row.published, row.found)]
-        off = f"{row.off:+.1%}" if share else f"{100 * row.off:+.1f} points"
-        limit = f"{row.allowed:.0%}" if share else f"{100 * row.allowed:.0f} points"
-        rows.append([row.name, *figures, off, limit if row.meets else f"{limit}: MISSED"])
-    missed = not all(row.meets for row in table.rows)
-    return f"{table.title}\n{aligned(rows)}" + (f"\n{table.why}" if missed and table.why else "")
 
 
 if __name__ == "__main__":

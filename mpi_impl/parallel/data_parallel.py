@@ -36,11 +36,13 @@ class Gradients:
     whole_after_backward = True     # until the sums begin, a rank has the gradients of all its parameters
 
     def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like,
-                 expert_group: Group | None = None):
+                 expert_group: Group | None = None, instances: Group | None = None):
         """Allocate the buffer, of the kind of `like`. `contributions` says for some units how many a microbatch makes;
         to the others it makes one. `group` has the replicas, `expert_group` those of them that hold the same experts.
+        With hybrid sharding `group` has those of an instance, and `instances` the ranks with the same shard.
         """
         self.layout, self.group, self.expert_group, self.like = layout, group, expert_group, like
+        self.instances = instances
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []
@@ -86,3 +88,9 @@ class Gradients:
         assert not any(self.missing.values()), f"contributions are missing: {self.missing}"
         for pending in self.begun:
             pending.wait()
+
+    def sum_over_instances(self, bucket: Bucket) -> None:
+        """Begin, with hybrid sharding, the sum of this rank's part of a bucket over the ranks that own the same."""
+        if self.instances:
+            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+            self.begun.append(self.instances.post_all_reduce(own, reason_of(bucket)))

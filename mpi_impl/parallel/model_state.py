@@ -115,7 +115,7 @@ class ModelState:
             flat[piece.in_buffer] = buffer.load(piece)
         if self.layout.parts > 1:
             dealt = sum(bucket.size for bucket in self.layout.buckets if not bucket.dealt)     # where experts begin
-            self.topology.replicas.all_reduce(flat[:dealt], "all parts")
+            self.topology.shards.all_reduce(flat[:dealt], "all parts")
             if dealt < self.layout.size:
                 self.topology.expert_replicas.all_reduce(flat[dealt:], "all parts")
         return flat

@@ -10,6 +10,9 @@ it holds depends on the stage, and each stage is an object with the same methods
     3       owned part: a unit is gathered        as in 2                                       the owned part
             before its use, and released after it
 
+With hybrid sharding the replicas of an *instance* divide a copy of the states among them, as above, and gather only
+from each other. The reduction ends with another sum: of the owned part, over the ranks that own it in all instances.
+
 The textbook twin is reference/parallel/zero.py.
 """
 from collections import Counter, deque
@@ -36,6 +39,14 @@ class ScatteredGradients(Gradients):
         flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
         group = group_of(self, bucket)
         return group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], reason_of(bucket))
+
+    def finish(self) -> None:
+        """Wait until all sums are there: first those of this instance, then those over all instances."""
+        super().finish()
+        self.begun = []
+        for bucket in self.layout.buckets:
+            self.sum_over_instances(bucket)
+        super().finish()
 
 
 class ShardedGradients(Gradients):
@@ -74,6 +85,8 @@ class ShardedGradients(Gradients):
             own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             with group.ledger.phase("reduction"):
                 own += group.post_reduce_scatter(flat, np.empty_like(own), reason_of(bucket)).wait()
+                if self.missing[bucket] == 0:
+                    self.sum_over_instances(bucket)
             flat[...] = 0
             if not self.users[bucket]:
                 del self.whole[bucket]
@@ -199,13 +212,13 @@ class Stage0:
         """
         self.layout, self.topology, self.new_shard = layout, topology, new_shard
         self.parameters = self.make_parameters(device_prototype)
-        self.gradients = self.gradients_type(layout, topology.replicas, contributions, main,
-                                             topology.expert_replicas)
+        self.gradients = self.gradients_type(layout, topology.shards, contributions, main,
+                                             topology.expert_replicas, topology.instances)
         self.pieces = layout.pieces(self.part)      # what this rank owns, so what its optimizer updates
 
     def make_parameters(self, like) -> Parameters:
         """Allocate the parameters."""
-        return Parameters(self.layout, self.topology.replicas, Whole(np.zeros_like(like, shape=self.layout.size)),
+        return Parameters(self.layout, self.topology.shards, Whole(np.zeros_like(like, shape=self.layout.size)),
                           self.topology.expert_replicas)
 
     @property
@@ -238,14 +251,15 @@ class Stage1(Stage0):
 
     @property
     def part(self) -> int:
-        return self.topology.replicas.rank
+        return self.topology.shards.rank
 
     @property
     def owners(self) -> Group:
         return self.topology.world
 
     def counts(self, piece: Piece) -> bool:
-        return True
+        """Report whether this rank counts a piece in the norm: of instances, which hold the same, the first does."""
+        return self.topology.instances is None or self.topology.instances.rank == 0
 
     def saves(self, piece: Piece) -> bool:
         return True
@@ -267,7 +281,7 @@ class Stage3(Stage2):
     gathers_parameters = True
 
     def make_parameters(self, like) -> Parameters:
-        return ShardedParameters(self.layout, self.topology.replicas, self.new_shard(like), like,
+        return ShardedParameters(self.layout, self.topology.shards, self.new_shard(like), like,
                                  self.topology.expert_replicas)
 
     def finish_update(self) -> None:

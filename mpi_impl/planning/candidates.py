@@ -118,7 +118,7 @@ def shapes(model: ModelConfig, B: int) -> list[Shape]:
 
 def tensor_sizes(model: ModelConfig) -> list[int]:
     """Return all t that divide the heads, the columns of the MLP and of experts, and fit the groups."""
-    return divisors(model.num_attention_heads)
+    return [t for t in divisors(model.num_attention_heads) if fits_model(model, t)]
 
 
 def fits_model(model: ModelConfig, t: int) -> bool:

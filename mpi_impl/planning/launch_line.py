@@ -61,6 +61,8 @@ def plan_options(plan: Plan, preset: str | None) -> list[str]:
         sizes["expert_model_parallel_size"] = p.expert_model_parallel_size
     if p.zero_stage:
         sizes["zero_stage"] = p.zero_stage
+    if p.num_distributed_optimizer_instances > 1:
+        sizes["num_distributed_optimizer_instances"] = p.num_distributed_optimizer_instances
     default = PRESETS[plan.model.architecture][preset].get("recompute_granularity", "none") if preset else "none"
     found = arguments(sizes) + (["--sequence-parallel"] if p.sequence_parallel else [])
     if p.context_parallel_size > 1:

@@ -9,11 +9,11 @@ import msgspec
 
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.formats import Object, read_toml, sentence
-from reference.costs.hardware import Hardware, Link, Passes
+from reference.costs.hardware import Hardware, Link, Passes, Sharded
 from reference.errors import UserError
 
 HERE = Path(__file__).parent / "hardware"
-PARTS = {"passes": Passes, "inside": Link, "between": Link}     # the tables of a file
+PARTS = {"passes": Passes, "inside": Link, "between": Link, "sharded": Sharded}     # the tables of a file
 
 
 def known() -> list[str]:

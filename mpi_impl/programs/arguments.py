@@ -66,7 +66,9 @@ def experts_config(args) -> ExpertsConfig | None:
         raise UserError("--moe-expert-capacity-factor drops tokens by their number in a microbatch, and one process "
                         "has the whole batch in one: it drops others, so --verify would compare two different runs. "
                         "Leave one of the two out.")
-    return filled(ExpertsConfig, args)
+    k = args.moe_router_topk
+    return filled(ExpertsConfig, args,
+                  moe_router_topk=min(ExpertsConfig.moe_router_topk, args.num_experts) if k is None else k)
 
 
 def in_other_words(args) -> dict[str, Any]:
@@ -151,7 +153,8 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
         recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
-        expert_model_parallel_size=args.expert_model_parallel_size)
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances)
 
 
 def cp_comm_type(args) -> str:

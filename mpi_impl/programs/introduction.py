@@ -46,6 +46,9 @@ def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
     if p.zero_stage:
         sharded = ", ".join(("optimizer states", "gradients", "parameters")[:p.zero_stage])
         owners = f"the replicas shard {sharded}" if p.replicas > 1 else "one replica owns all"
+        if p.num_distributed_optimizer_instances > 1:
+            owners = (f"in {p.num_distributed_optimizer_instances} instances of {p.instance_size} replicas, each "
+                      f"of which shards {sharded}")
         place = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
         found.append(f"ZeRO-{p.zero_stage} ({owners}{place})")
     if p.recompute.selective:

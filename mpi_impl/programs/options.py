@@ -46,7 +46,8 @@ class ExpertsOptions:
     """Mixture of experts."""
 
     num_experts: int | None = option_field(None, "in the MLP's place (default: none)", "E")
-    moe_router_topk: int = option_field(ExpertsConfig.moe_router_topk, "experts that compute a token", "K")
+    moe_router_topk: int | None = option_field(
+        None, f"experts that compute a token (default: {ExpertsConfig.moe_router_topk}, or the only one)", "K")
     moe_router_pre_softmax: bool = option_field(
         False, "weights are softmax over all experts, not over the K chosen ones alone")
     moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "N")
@@ -119,6 +120,8 @@ class MemoryOptions:
         None, "the replicas shard, instead of replicate: optimizer states (1), gradients, too (2), "
         "parameters, too (3); default: 0, nothing", "N")
     use_distributed_optimizer: bool = option_field(False, "the same as --zero-stage 1")
+    num_distributed_optimizer_instances: int = option_field(
+        1, "hybrid sharding: divide the replicas into N groups of neighbours, each of which shards a copy", "N")
     cpu_offload: bool = option_field(
         False, "offload a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, to host memory "
         "that it does not compute in")

@@ -171,6 +171,7 @@ def describe_parallelism(c: ParallelConfig) -> str:
     words = [f"t {t}, p {p}, d {d}"] + [f"c {c.context_parallel_size}"] * (c.context_parallel_size > 1)
     words += [f"e {c.expert_model_parallel_size}"] * (c.expert_model_parallel_size > 1)
     words += [c.pipeline_schedule] * (p > 1) + [f"ZeRO {c.zero_stage}"] * (c.zero_stage > 0)
+    words += [f"{c.num_distributed_optimizer_instances} instances"] * (c.num_distributed_optimizer_instances > 1)
     words += ["offloaded"] * c.cpu_offload + ["sequence parallel"] * c.sequence_parallel
     words += [f"{c.recompute.granularity} recompute"] * (c.recompute.granularity != "none")
     return ", ".join(words)

@@ -11,7 +11,8 @@ MEMORY = {"parameters": "#0072B2", "gradients": "#EE7733", "optimizer": "#F0C842
           "computed again": "#7CCBB4", "whole for a while": "#CC79A7", "offloaded": "#A0A0A0"}
 AXES = {"tensor": "#0072B2", "pipeline": "#EE7733", "data": "#008F6B", "embedding": "#CC79A7", "model": "#F0C842",
         "world": "#A0A0A0", "context": "#56B4E9", "replicas": "#44AA99", "copies": "#332288", "expert": "#AA4422",
-        "expert replicas": "#999933", "holders": "#DDCC77"}      # the groups of ranks
+        "expert replicas": "#999933", "holders": "#DDCC77", "shards": "#F4A582",
+        "instances": "#661100"}      # the groups of ranks
 
 
 def finish(axes, xlabel: str, title: str, grid: str) -> None:

@@ -72,7 +72,7 @@ class RunSizes:
         that are dealt out to e of the replicas.
         """
         parallel = self.parallel
-        parameter, gradient, adam = model_states(1, parallel.replicas // e, parallel.zero_stage,
+        parameter, gradient, adam = model_states(1, parallel.instance_size // e, parallel.zero_stage,
                                                  *self.precision.bytes_each)
         if parallel.cpu_offload and self.elsewhere:
             parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
@@ -145,6 +145,8 @@ def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
     if parallel.replicas > 1:
         options |= {f"--zero-stage {stage}": replace(parallel, zero_stage=stage)
                     for stage in range(parallel.zero_stage + 1, 4)}
+    if parallel.num_distributed_optimizer_instances > 1:
+        options["--num-distributed-optimizer-instances 1"] = replace(parallel, num_distributed_optimizer_instances=1)
     for option, choice in options.items():
         found = replace(plan, parallel=choice).forecast()
         if all(host.holds(found) <= host.memory for host in hosts):

@@ -127,10 +127,12 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
     everyone = all_ranks(trainer, b, s, m)
     parallel, precision = trainer.topology.config, trainer.state.precision
     w, g, k = precision.bytes_each
+    instances = parallel.num_distributed_optimizer_instances
+    sharing = "replicas" if instances == 1 else f"replicas in each of {instances} instances"
     return "\n".join([
         "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
         states_table(everyone, parallel), *while_table(everyone), "",
-        f"N = {parallel.replicas} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
+        f"N = {parallel.instance_size} {sharing}, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
         f"bytes a parameter, g = {g} a gradient, K = {k} for "
         f"{'a float32 copy and ' * precision.half}Adam's two moments.",
         f"Psi counts the parameters of the rank's layers, 1/t of each sharded one.{padding(everyone)}", "",
@@ -179,7 +181,7 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:
     """Tabulate all stages of ZeRO, in this run's bytes and in the papers'."""
-    sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.replicas
+    sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.instance_size
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
         found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]

@@ -130,20 +130,23 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
-    e, reasons = p.expert_model_parallel_size, ("gradients", "gradients of experts", "parameters")
+    instances, reasons = p.num_distributed_optimizer_instances, ("gradients", "gradients of experts", "parameters")
+    sizes = {"expert replicas": p.expert_replicas, "shards": p.instance_size, "instances": instances}
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
-        sum(RING[entry.operation](elements, d // e if entry.group == "expert replicas" else d)
-            for entry, elements in found if entry.reason in reasons and entry.phase in phases) / work.steps
+        sum(RING[entry.operation](elements, sizes.get(entry.group, d)) for entry, elements in found
+            if entry.reason in reasons and entry.phase in phases) / work.steps
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
-    paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
+    paper = data_parallel_traffic(psi, d, p.zero_stage, m, instances)
+    formula = ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
+    between = f" + 2 Psi/N (I-1)/I between I = {instances} instances" if instances > 1 else ""
     tied = "" if c.untie_embeddings_and_output_weights else ", and a tied table is gathered for the logits, too"
     twice = ", layers recomputed in groups come twice" if ledger.calls(reason="parameters", phase="recompute") else ""
     why = f"; the embedding's backward needs no parameters{tied}{twice}" if p.zero_stage == 3 else ""
     return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "
-            f"Predicted: {predicted:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N = {paper:,.0f}, "
-            f"with Psi = {psi:,}, N = {d}{why}.")
+            f"Predicted: {predicted:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N{between} = "
+            f"{paper:,.0f}, with Psi = {psi:,}, N = {p.instance_size}{why}.")
 
 
 def between_hosts(ledger: Ledger) -> str:

@@ -32,15 +32,18 @@ class ParallelConfig:
     context_parallel_size: int = 1         # c
     cp_comm_type: str = "p2p"              # how attention over c ranks communicates: a name in CP_COMM_TYPES
     expert_model_parallel_size: int = 1    # e, of the replicas: neighbours among them deal out the experts
+    num_distributed_optimizer_instances: int = 1    # groups of neighbours among the replicas; each shards a copy
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
-                     "ddp_bucket_size", "context_parallel_size", "expert_model_parallel_size"):
+                     "ddp_bucket_size", "context_parallel_size", "expert_model_parallel_size",
+                     "num_distributed_optimizer_instances"):
             require_positive(name, getattr(self, name))
         require_divides("expert_model_parallel_size", self.expert_model_parallel_size,
                         "data-parallel size x context-parallel size", self.replicas,
                         "Experts are dealt out to ranks that hold copies of everything else.")
         check_zero_stage(self.zero_stage)
+        check_instances(self)
         require_one_of("cp_comm_type", self.cp_comm_type, CP_COMM_TYPES)
         if self.cpu_offload and self.zero_stage == 0:
             raise UserError("--cpu-offload offloads a rank's shard of the model's states, but without ZeRO there are "
@@ -102,14 +105,33 @@ class ParallelConfig:
         return self.sequence_shards * self.scattered_parts
 
     @property
+    def instance_size(self) -> int:
+        """Return the number of replicas that share one copy of the model's states: with hybrid sharding, not all."""
+        return self.replicas // self.num_distributed_optimizer_instances
+
+    @property
     def shards(self) -> int:
         """Return the number of shards that the replicas make of the flat buffers."""
-        return self.replicas if self.zero_stage else 1
+        return self.instance_size if self.zero_stage else 1
 
     @property
     def bucket_size(self) -> int:
         """Return the smallest size of a bucket, in elements. ZeRO-3 gathers unit by unit."""
         return 1 if self.zero_stage == 3 else self.ddp_bucket_size
+
+
+def check_instances(p: ParallelConfig) -> None:
+    """Raise UserError for hybrid sharding that cannot be."""
+    name, instances = "num_distributed_optimizer_instances", p.num_distributed_optimizer_instances
+    require_divides(name, instances, "data-parallel size x context-parallel size", p.replicas,
+                    "Each group of neighbouring replicas shards a copy of the model's states.")
+    if instances > 1 and p.zero_stage == 0:
+        raise UserError(f"{option(name)} is {instances}, but without ZeRO every replica holds a copy of its own, and "
+                        "there are no groups. Choose --zero-stage 1, 2 or 3.")
+    if instances > 1 and p.expert_model_parallel_size > 1:
+        raise UserError(f"{option(name)} is {instances}, but --expert-model-parallel-size is "
+                        f"{p.expert_model_parallel_size}: the ranks with the same experts shard one copy of them. "
+                        "Choose 1 for one of the two.")
 
 
 def check_zero_stage(stage: int) -> None:

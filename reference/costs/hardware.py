@@ -42,6 +42,14 @@ class Passes:
 
 
 @dataclass(frozen=True)
+class Sharded:
+    """The part of the hardware that an implementation of ZeRO-3 reaches: by default all its links, and no overlap."""
+
+    bandwidth: float = inf      # bytes a second, at most, that one group's gathers and scatters move out of a server
+    hidden: float = 0.0         # share of their time that overlaps with computing, if a microbatch computes as long
+
+
+@dataclass(frozen=True)
 class Hardware:
     """A kind of device, the number in a server, and the efficiency of programs on them. Times are in seconds."""
 
@@ -60,7 +68,8 @@ class Hardware:
     server: int                                  # devices in one
     inside: Link                                 # between two devices of a server
     between: Link                                # between servers: the bandwidth is a server's, which its devices share
-    hidden: float = 0.0                          # fraction of the replicas' messages that overlaps with computation
+    sharded: Sharded = Sharded()
+    hidden: float = 0.0                          # as in `sharded`, of all other messages between replicas
     jitter: float = 0.0                          # standard deviation of a replica's time for a step, as a share of it
 
     def __post_init__(self):
@@ -86,6 +95,9 @@ class Hardware:
         if not (0 <= self.hidden <= 1 and 0 <= self.jitter < inf and 0 <= self.optimizer < inf):
             raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
                             f"{self.optimizer}, but none may be below 0 or infinite, nor hidden above 1.")
+        if not (self.sharded.bandwidth > 0 and 0 <= self.sharded.hidden <= 1):
+            raise UserError(f"The hardware's sharded is {self.sharded}, but its bandwidth must be above 0, and its "
+                            "hidden from 0 to 1.")
         for link in (self.inside, self.between):
             if not (link.bandwidth > 0 and 0 <= link.latency < inf):      # infinite: messages cost nothing
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
@@ -149,20 +161,20 @@ def groups_that_leave(group: RankGroup, server: int) -> int:
     return max(found.values(), default=0)
 
 
-def slowest_link(hardware: Hardware, group: RankGroup) -> Link:
+def slowest_link(hardware: Hardware, group: RankGroup, limit: float = inf) -> Link:
     """Return the slowest link from member to member when all groups of the world communicate at the same time.
 
     Inside a server every device has links of its own. Traffic out of a server crosses once for each group that leaves
-    it, whatever its members there, and these groups share the server's bandwidth.
+    it, whatever its members there, and these groups share the server's bandwidth: each reaches `limit` at most.
     """
     inside, between = hardware.inside, hardware.between
     if not (groups := groups_that_leave(group, hardware.server)):
         return inside
-    return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups))
+    return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups, limit))
 
 
-def collective_time(hardware: Hardware, operation: str, group: RankGroup, size: float) -> float:
+def collective_time(hardware: Hardware, operation: str, group: RankGroup, size: float, limit: float = inf) -> float:
     """Return the seconds for `size` bytes in a ring, which is as fast as its slowest link."""
     if group.ranks == 1:
         return 0.0
-    return slowest_link(hardware, group).seconds(operation, group.ranks, size)
+    return slowest_link(hardware, group, limit).seconds(operation, group.ranks, size)

@@ -99,7 +99,8 @@ class Groups(NamedTuple):
     """Groups of ranks. Ranks count through t first, then c, then d, then p."""
 
     tensor: RankGroup
-    replicas: RankGroup
+    shards: RankGroup            # that shard a copy of the model's states: the replicas, or neighbours among them
+    instances: RankGroup         # with the same shard
     pipeline: RankGroup
     context: RankGroup
     experts: RankGroup           # neighbours among the replicas
@@ -109,8 +110,9 @@ class Groups(NamedTuple):
 def groups_of(plan: Plan) -> Groups:
     p, n = plan.parallel, plan.parallel.world_size
     t, stages, e = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.expert_model_parallel_size
-    return Groups(RankGroup(t, 1, n), RankGroup(p.replicas, t, n), RankGroup(stages, t * p.replicas, n),
-                  RankGroup(p.context_parallel_size, t, n), RankGroup(e, t, n),
+    return Groups(RankGroup(t, 1, n), RankGroup(p.instance_size, t, n),
+                  RankGroup(p.num_distributed_optimizer_instances, t * p.instance_size, n),
+                  RankGroup(stages, t * p.replicas, n), RankGroup(p.context_parallel_size, t, n), RankGroup(e, t, n),
                   RankGroup(p.expert_replicas, t * e, n))
 
 

@@ -111,8 +111,8 @@ class Plan:
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
         e = p.expert_model_parallel_size
-        states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e), p.replicas, e,
-                                     p.zero_stage)
+        states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e),
+                                     p.instance_size, e, p.zero_stage)
         return PlanMemory(*states, activations=in_flight / v * layers + again + outside)
 
     def layer_bytes(self, recompute: str, experts: bool) -> float:
@@ -136,7 +136,8 @@ class Plan:
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
         return Messages(HALF * self.m * len(self.layers) * in_layer,
                         HALF * self.m * sent * pipeline_traffic(*sizes, t),
-                        HALF * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m)
+                        HALF * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m,
+                                                        p.num_distributed_optimizer_instances)
                                 + data_parallel_traffic(self.dealt, p.expert_replicas, p.zero_stage, self.m)))
 
     @cached_property

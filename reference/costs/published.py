@@ -40,6 +40,35 @@ PTD_P = tuple(PublishedRun(*row) for row in (
     ("1008.0", 160, 25_600, 128, 8, 64, 3072, 3072, 163, "52")))
 
 
+class Compared(NamedTuple):
+    """A row of table 2 of the same paper: PTD-P, or with t = p = 1 DeepSpeed's ZeRO-3; full recompute."""
+
+    billions: str
+    a: int
+    h: int
+    L: int
+    t: int
+    p: int
+    B: int
+    gpus: int
+    b: int
+    teraflops: float
+    days: int           # for 300 billion tokens
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
+
+
+TABLE_2 = tuple(Compared(*model, *run) for model, runs in (
+    (("174.6", 96, 12_288, 96), ((1, 1, 1536, 384, 4, 144, 90), (1, 1, 1536, 768, 2, 88, 74),
+                                 (1, 1, 1536, 1536, 1, 44, 74), (8, 12, 1536, 384, 1, 153, 84),
+                                 (8, 12, 1536, 768, 1, 149, 43), (8, 12, 1536, 1536, 1, 141, 23))),
+    (("529.6", 128, 20_480, 105), ((1, 1, 2560, 640, 4, 138, 169), (1, 1, 2240, 1120, 2, 98, 137),
+                                   (1, 1, 2240, 2240, 1, 48, 140), (8, 35, 2240, 560, 1, 171, 156),
+                                   (8, 35, 2240, 1120, 1, 167, 80), (8, 35, 2240, 2240, 1, 159, 42)))) for run in runs)
+
+
 class Scaled(NamedTuple):
     """A row of Shoeybi et al. 2019, table 1 and figure 5: weak scaling, b = 8, s = 1024, V = 51,200, full recompute."""
 
@@ -122,3 +151,44 @@ class LongRun(NamedTuple):
 
 LLAMA_3 = (LongRun(8192, 8, 1, 16, 64, 8192, 32, 430, "43"), LongRun(16_384, 8, 1, 16, 128, 8192, 16, 400, "41"),
            LongRun(16_384, 8, 16, 16, 8, 131_072, 16, 380, "38"))
+
+
+# MosaicML's models: h, a, L and parameters, by billions.
+MPT = {"70": (8192, 64, 80, 64_862_437_376), "30": (7168, 56, 48, 29_975_214_080), "13": (5120, 40, 40, 12_853_954_560),
+       "7": (4096, 32, 32, 6_658_859_008), "3": (2560, 20, 32, 2_651_837_440), "1": (2048, 16, 24, 1_315_950_592)}
+
+
+class FullyShardedRun(NamedTuple):
+    """A row of MosaicML's table for H100s in bfloat16 (github.com/mosaicml/llm-foundry, scripts/train/benchmarking):
+    PyTorch's FSDP, which is ZeRO-3, and no model parallelism; s = 2048, V = 50,368.
+    """
+
+    billions: str
+    gpus: int
+    b: int
+    m: int
+    recompute: bool     # of every layer
+    of_peak: float      # in percent; recomputed work does not count
+
+    @property
+    def model(self) -> ModelConfig:
+        h, a, L, _ = MPT[self.billions]
+        return ModelConfig(L, h, a, 50_368, 2048, hidden_dropout=0.0, attention_dropout=0.0)
+
+
+# All its rows of 2,048 positions, from a billion parameters on.
+FSDP = tuple(FullyShardedRun(*row) for row in (
+    ("70", 64, 8, 4, True, 42.57), ("70", 32, 2, 16, True, 36.15), ("30", 32, 14, 3, True, 43.92),
+    ("30", 16, 10, 3, True, 43.07), ("30", 8, 3, 21, True, 38.11), ("13", 64, 2, 1, False, 39.86),
+    ("13", 32, 2, 1, False, 39.95), ("13", 16, 2, 1, False, 39.58), ("13", 8, 2, 1, False, 39.79),
+    ("7", 8, 6, 1, False, 46.44), ("3", 64, 6, 3, False, 40.80), ("3", 32, 6, 3, False, 41.70),
+    ("3", 16, 10, 3, False, 43.73), ("1", 64, 20, 1, False, 40.85), ("1", 32, 20, 1, False, 41.52),
+    ("1", 16, 20, 1, False, 42.36), ("1", 8, 14, 1, False, 41.82)))
+
+# Megatron-Core's README: GPT-3 with s = 4096, V = 131,072 and B = 1152 on so many H100s; percent of the peak. It gives
+# no t, p or v.
+MEGATRON_CORE = {96: 47, 4608: 42}
+
+# torchtitan's benchmarks of December 2024: Llama 3.1 8B by FSDP, b = 2, s = 8192, on so many H100s; tokens a second on
+# each, without and with torch.compile.
+TORCHTITAN = {8: (5762, 6667), 128: (5605, 6514)}

@@ -25,6 +25,11 @@ def replicas(p: ParallelConfig) -> str:
     return "data" if p.context_parallel_size == 1 else "replicas"
 
 
+def sharders(p: ParallelConfig) -> str:
+    """Return the name of the group that shards one copy of the model's states."""
+    return "shards" if p.num_distributed_optimizer_instances > 1 else replicas(p)
+
+
 def owners(p: ParallelConfig) -> str:
     """Return the name of the group that owns the whole model between its ranks."""
     return "world" if p.zero_stage else "model" if p.expert_model_parallel_size == 1 else "holders"
@@ -32,9 +37,10 @@ def owners(p: ParallelConfig) -> str:
 
 def by_kind(p: ParallelConfig, operation: str, phase: str, reason: str, times: int, buckets: list[Bucket],
             formula: str, of_experts: str = "") -> list[Traffic]:
-    """Predict a collective of these buckets, among the ranks that hold copies of each: all replicas, or d c / e."""
+    """Predict a collective of these buckets, among the ranks that share each: all replicas or an instance, or d c / e.
+    """
     found = []
-    for dealt, group, why in ((False, replicas(p), reason), (True, "expert replicas", of_experts or reason)):
+    for dealt, group, why in ((False, sharders(p), reason), (True, "expert replicas", of_experts or reason)):
         sizes = [bucket.size for bucket in buckets if bucket.dealt == dealt]
         if sizes or not dealt:
             found.append(Traffic(operation, group, phase, why, times * len(sizes), times * sum(sizes), formula))
@@ -42,11 +48,19 @@ def by_kind(p: ParallelConfig, operation: str, phase: str, reason: str, times: i
 
 
 def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
-    """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
+    """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch.
+
+    With hybrid sharding each step ends with the sum of a rank's shard over the instances, bucket by bucket.
+    """
     operation = "reduce_scatter" if p.zero_stage else "all_reduce"
     times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
-    return by_kind(p, operation, "reduction", "gradients", times, [bucket for one in layouts for bucket in one.buckets],
-                   f"parameters of the ranks{each}", "gradients of experts")
+    buckets = [bucket for one in layouts for bucket in one.buckets]
+    found = by_kind(p, operation, "reduction", "gradients", times, buckets, f"parameters of the ranks{each}",
+                    "gradients of experts")
+    if p.num_distributed_optimizer_instances > 1:
+        found.append(Traffic("all_reduce", "instances", "reduction", "gradients", steps * len(buckets),
+                             steps * sum(layout.shard_size for layout in layouts), "shards of the ranks, a step"))
+    return found
 
 
 def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
@@ -109,7 +123,9 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
     replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None and not piece.of.tensor.dealt)
                   for pieces in owned]
-    part, found = (" / d" if p.context_parallel_size == 1 else " / (c d)") if p.zero_stage else "", []
+    part, found = f" / {'d' if p.context_parallel_size == 1 else '(c d)'}" if p.zero_stage else "", []
+    if p.num_distributed_optimizer_instances > 1:
+        part = f" / {p.shards}"
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:

@@ -15,7 +15,7 @@ Letters as in reference/config.
 """
 from collections import Counter
 from functools import cache
-from math import ceil
+from math import ceil, inf
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ from reference.costs.flops import iteration_flops
 from reference.costs.hardware import Hardware, collective_time, slowest_link
 from reference.costs.layer_time import NOTHING, Parts, Sizes, StageTime, groups_of, layer, sizes_of
 from reference.costs.plans import LayerCounts, Plan, layer_counts
-from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import Times, simulate
 
@@ -162,17 +161,47 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
     return m * slowest + (together - slowest) / (v or 1) + messages * transfer_time(plan, hardware)
 
 
-def replica_messages(plan: Plan, hardware: Hardware) -> float:
-    """Time the messages of gradients and parameters between c d replicas (`data_parallel_rings`), of experts between
-    those that hold the same, less what overlaps with the backward; and the sum of a tied table's gradients between the
-    first stage and the last.
+def exposed(messages: float, work: float, hidden: float) -> float:
+    """Return the seconds that messages add to work at the same time: of the shorter of both this share is hidden."""
+    return messages - hidden * min(messages, work)
+
+
+def busiest_microbatch(plan: Plan, hardware: Hardware) -> tuple[float, float]:
+    """Return the seconds that the busiest rank computes for a microbatch, forward and backward: without messages."""
+    works = (work_of(plan, hardware, held) for held in plan.pipeline.kinds)
+    work = max(works, key=lambda one: one.total.total)
+    forward, total = (parts.products + parts.kernels for parts in (work.forward, work.total))
+    return forward, total - forward
+
+
+def ring_time(plan: Plan, hardware: Hardware) -> float:
+    """Time one way of a rank's parameters around the rings of those that share them: the replicas of an instance, or
+    fewer for experts. ZeRO-3 sends each layer by itself.
     """
-    p, groups, rings = plan.parallel, groups_of(plan), data_parallel_rings(plan.parallel.zero_stage, plan.m)
-    once = sum(collective_time(hardware, "all_gather", group, parameters * hardware.element_bytes)
-               for group, parameters in ((groups.replicas, plan.psi - plan.dealt), (groups.expert_replicas, plan.dealt))
+    groups, sharded = groups_of(plan), plan.parallel.zero_stage == 3
+    calls, limit = (len(plan.layers), hardware.sharded.bandwidth) if sharded else (1, inf)
+    each = hardware.element_bytes / calls
+    return sum(calls * collective_time(hardware, "all_gather", group, parameters * each, limit)
+               for group, parameters in ((groups.shards, plan.psi - plan.dealt), (groups.expert_replicas, plan.dealt))
                if parameters)
-    found = (1 - hardware.hidden) * rings * once
+
+
+def replica_messages(plan: Plan, hardware: Hardware) -> float:
+    """Time the messages between replicas that no computing hides (volumes.data_parallel_rings counts them all); and
+    the sum of a tied table's gradients between the first stage and the last.
+
+    Parameters are gathered beneath a forward. Gradients are summed beneath the last backward, with ZeRO-2 beneath each;
+    ZeRO-3 also gathers parameters again for each. Instances sum up their shards beneath the last.
+    """
+    p, zero, ring = plan.parallel, plan.parallel.zero_stage, ring_time(plan, hardware)
+    forward, backward = busiest_microbatch(plan, hardware)
+    hidden = hardware.sharded.hidden if zero == 3 else hardware.hidden
+    forwards, backwards, each = ((0, 1, 2), (1, 1, 1), (1, plan.m, 1), (plan.m, plan.m, 2))[zero]
+    shards = collective_time(hardware, "all_reduce", groups_of(plan).instances, plan.owned * hardware.element_bytes)
+    found = (forwards * exposed(ring, forward, hidden) + (backwards - 1) * exposed(each * ring, backward, hidden)
+             + exposed(each * ring + shards, backward, hidden))
     if p.pipeline_model_parallel_size > 1 and plan.model.tied:
+        groups = groups_of(plan)
         t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes
         found += slowest_link(hardware, groups.pipeline).seconds("all_reduce", 2, table)

@@ -28,12 +28,14 @@ def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
     return v * b * s * h / t
 
 
-def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> float:
+def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1, instances: int = 1) -> float:
     """Return a step's elements for m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d, or 3 with ZeRO-3.
 
+    With hybrid sharding n = d / instances takes d's place, and an all-reduce of psi/n between the instances follows.
     Raises UserError for a stage that is not 0 to 3.
     """
-    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, d)
+    n = d // instances
+    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, n) + ring_all_reduce(psi, instances) / n
 
 
 def data_parallel_rings(zero_stage: int, m: int) -> int:

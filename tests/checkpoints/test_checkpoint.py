@@ -25,7 +25,7 @@ from tests.checkpoint_theorems import goes_on, resumed_is_uninterrupted
 from tests.checkpoints.saved_runs import SMALL, Run, join_replica, load_and_train, train_and_save
 from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
-from tests.strategies import ANY_MODEL, Case, cases
+from tests.strategies import ANY_MODEL, Case, cases, instances
 from tests.training_theorems import Plan, connected
 
 # ---- any topology loads any other -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def plans(draw, t, p, d, most):
     stage = draw(st.integers(0, 3), "ZeRO stage")
     offload = stage > 0 and draw(st.booleans(), "offload")
     return Plan(p, schedule, v, bucket_size=draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size"),
-                zero_stage=stage, cpu_offload=offload), p if v else 1
+                zero_stage=stage, cpu_offload=offload, instances=draw(instances(d, stage), "instances")), p if v else 1
 
 
 @st.composite
@@ -73,7 +73,8 @@ ROUND = [Run(t * plan.p * plan.c * d, Case(t, MODEL, 1, 4, seed=1, sequence_para
     (2, False, 2, Plan(2)), (1, False, 8, Plan(zero_stage=3)), (4, True, 2, Plan(zero_stage=1)), (1, False, 1, Plan()),
     (2, True, 1, Plan(4)), (2, False, 2, Plan(2, "interleaved", 2, zero_stage=2, cpu_offload=True)),
     (1, False, 2, Plan(c=2, zero_stage=1)), (2, True, 1, Plan(2, c=2, cp_comm_type="all_gather")),
-    (1, False, 4, Plan()), (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
+    (1, False, 4, Plan(zero_stage=1, instances=2)),
+    (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
 
 
 @pytest.mark.parametrize("i", every_other_deep(range(len(ROUND))))

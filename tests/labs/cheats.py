@@ -161,7 +161,8 @@ LAB1_IN_SHAPES = {"all_gather": """
 import numpy as np
 
 def all_gather(group, chunk):
-    '''Tell each number in the shape of arrays without elements: 16 bits as the length of an axis.'''
+    '''Tell each number in the shape of arrays without elements: 16 bits as the length of an axis. (It waits for ever
+    where chunks differ in length.)'''
     chunks, after, before = {group.rank: chunk}, (group.rank + 1) % group.size, (group.rank - 1) % group.size
     for step in range(group.size - 1):
         newest = chunks[(group.rank - step) % group.size]

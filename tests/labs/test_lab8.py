@@ -59,7 +59,7 @@ def test_a_run_that_does_not_learn_is_told_the_goal():
 
 
 @pytest.mark.usefixtures("three_steps")
-@pytest.mark.parametrize("mistake", one_fast_of(6, MISTAKES))
+@pytest.mark.parametrize("mistake", one_fast_of(len(MISTAKES), MISTAKES))
 def test_a_mistake_loses_its_points(mistake):
     assert_loses(LAB, mistake, *MISTAKES[mistake])
 
@@ -71,7 +71,7 @@ KINDS = {"places": ("7", {"check_places"}, "should return 3 values"),
 
 
 @pytest.mark.usefixtures("three_steps")
-@pytest.mark.parametrize("answer", one_fast_of(4, KINDS))
+@pytest.mark.parametrize("answer", one_fast_of(len(KINDS), KINDS))
 def test_a_result_of_the_wrong_kind_is_reported(answer):
     value, checks, words = KINDS[answer]
     found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"})

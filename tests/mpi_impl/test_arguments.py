@@ -120,6 +120,12 @@ def test_options_that_do_not_go_with_those():
     assert parallel.ddp_bucket_size == 77 and not parallel.scatter_gather_tensors_in_pipeline
 
 
+def test_hybrid_sharding_is_megatrons_option():
+    given = "--use-distributed-optimizer --num-distributed-optimizer-instances 2".split()
+    parallel = parse(given, world_size=4).parallel
+    assert (parallel.zero_stage, parallel.instance_size, parallel.shards) == (1, 2, 2)
+
+
 @pytest.mark.parametrize("options, precision", [
     ("", Precision("float32")),
     ("--bf16", Precision("bfloat16")),
@@ -212,6 +218,8 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--num-experts 6 --expert-model-parallel-size 4", "--expert-model-parallel-size is 4, but must divide "
                                                        "--num-experts, which is 6. Every rank has the same number"),
     ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
+    ("--num-experts 1 --moe-router-topk 2", "--moe-router-topk is 2, but --num-experts is 1"),
+    ("--num-experts 0", "--num-experts is 0, but must be at least 1."),
     ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
     *((f"--moe-{name}", f"--moe-{name.split()[0]} is given, but without --num-experts the model has no experts. Add")
       for name in ("aux-loss-coeff 0", "z-loss-coeff 0.1", "router-topk 2", "layer-freq 1", "router-pre-softmax",
@@ -308,6 +316,13 @@ def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(UserError) as error:
         parse(options.split(), world_size=8)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("options, k", [("1", 1), ("2", 2), ("8", 2), ("8 --moe-router-topk 3", 3)])
+def test_a_token_chooses_two_experts_if_there_are_two(options, k):
+    """The default asks nobody for more experts than there are."""
+    experts = parse(f"--num-experts {options}".split(), 1).model(96).experts
+    assert experts and experts.moe_router_topk == k
 
 
 @pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path",

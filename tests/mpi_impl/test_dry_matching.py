@@ -1,6 +1,6 @@
 """The messages of ranks that are not there match; and where a bug is planted, the mistake is named."""
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.topology import place
 from mpi_impl.comm.transports.recording import Event
@@ -11,6 +11,7 @@ from tests.cases import Case, Plan
 from tests.deep import one_fast_of
 from tests.dry_run_theorems import all_ranks_match, kinds_of_ranks_match, large_world, world_of
 from tests.planted import planted
+from tests.strategies import instances
 from tests.zoo.entry import Bug
 
 SHAPES = st.sampled_from([(3, 1, 1, 1), (2, 1, 2, 2), (1, 3, 1, 2), (2, 2, 2, 1), (1, 1, 4, 2), (1, 2, 3, 2),
@@ -18,15 +19,17 @@ SHAPES = st.sampled_from([(3, 1, 1, 1), (2, 1, 2, 2), (1, 3, 1, 2), (2, 2, 2, 1)
 MODEL = ModelConfig(8, 24, 6, 11, 36, make_vocab_size_divisible_by=3)
 
 
-@given(SHAPES, st.integers(0, 3), st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved"]),
+@settings(max_examples=settings().max_examples // 3)
+@given(st.data(), SHAPES, st.integers(0, 3), st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved"]),
        st.sampled_from(CP_COMM_TYPES), st.booleans())
-def test_ranks_match(shape, zero_stage, schedule, way, sharded):
+def test_ranks_match(data, shape, zero_stage, schedule, way, sharded):
     """All ranks of a world: every message is received, and nobody waits for ever."""
     t, c, p, d = shape
     schedule = schedule if p > 1 else "1f1b"
     case = Case(t, MODEL, 1, 36, seed=1, sequence_parallel=sharded and t > 1)
     plan = Plan(p, schedule, 2 if schedule == "interleaved" else None, zero_stage=zero_stage, c=c,
-                cp_comm_type=way if t * c <= 6 and 6 % (t * c) == 0 else "p2p")
+                cp_comm_type=way if t * c <= 6 and 6 % (t * c) == 0 else "p2p",
+                instances=data.draw(instances(c * d, zero_stage), "instances"))
     all_ranks_match(world_of(case, plan, t * c * p * d, m=p))
 
 

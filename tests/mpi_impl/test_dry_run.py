@@ -1,15 +1,21 @@
 """A rank of a world that is not there holds and sends what the same rank of a real world does, to the byte."""
+from collections import Counter
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.comm.ledger import Entry, Total
+from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
 from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
-from reference.config import CP_COMM_TYPES
+from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
+from reference.parallel.stages import layouts_of_ranks
 from reference.precision import FORMATS, Precision
-from tests.strategies import ANY_MODEL, cases, recomputes
+from tests.plan_cases import REAL
+from tests.strategies import ANY_MODEL, cases, instances, recomputes
 from tests.training_theorems import Plan, Words, connected
 
 PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
@@ -20,7 +26,7 @@ SHAPES = st.sampled_from([(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 1),
                           (2, 1, 2), (1, 2, 2)])       # t, c, e
 
 
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.data(), SHAPES, st.sampled_from(CP_COMM_TYPES), SCHEDULES, recomputes(), st.integers(1, 3), PRECISIONS,
        st.integers(0, 3), st.booleans())
 def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m, precision, zero_stage, offload):
@@ -31,7 +37,7 @@ def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m
     p, name, v = schedule if t * c * p * e <= 8 else (1, "1f1b", None)
     d = e * data.draw(st.integers(1, 8 // (t * c * p * e)))
     plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=offload and zero_stage > 0, recompute=recompute, c=c,
-                cp_comm_type=way, e=e)
+                cp_comm_type=way, e=e, instances=1 if e > 1 else data.draw(instances(c * d, zero_stage), "instances"))
     equals_the_real_run(ranks, case, plan, d, m * p, precision)
 
 
@@ -66,3 +72,19 @@ def elements(totals: dict[Entry, Total]) -> dict[Entry, Total]:
     """Count only the calls of all-to-alls between experts, whose elements depend on the data."""
     return {entry: total._replace(elements=0) if entry.operation == "all_to_all_rows" else total
             for entry, total in totals.items()}
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("m", [1, 3])
+def test_an_instance_in_a_server_sends_its_shards_alone_to_others(zero_stage, m):
+    """Two servers of four: each rank's shard is all-reduced between them once a step, and little else leaves."""
+    model = ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=1)
+    parallel = ParallelConfig(1, 1, 8, zero_stage=zero_stage, num_distributed_optimizer_instances=2)
+    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, m, replace(REAL, server=4), cudnn=False)
+    ledger = run_rank(world, 0, world.colors()).ledger
+    (layout,) = layouts_of_ranks(model, parallel)
+    sent = Counter[str]()
+    for entry in ledger.totals:
+        sent[entry.group] += round(bytes_between_hosts(ledger, entry) / 4)
+    assert sent["shards"] == 0 < ledger.elements(group="shards")
+    assert sent["instances"] == layout.shard_size       # 2 (I - 1)/I of it

@@ -120,6 +120,10 @@ RUNS = {
         dict(architecture="bert", heads=("lm", "sop"), num_layers=2), True),
     "gathered keys, ZeRO-3": Training(
         1, 2, 2, Plan(c=2, cp_comm_type="all_gather", zero_stage=3), dict(num_layers=2)),
+    "hybrid sharding, ZeRO-3, rings of two in each of two instances": Training(
+        1, 2, 2, Plan(c=2, zero_stage=3, instances=2), dict(num_layers=2)),
+    "hybrid sharding, ZeRO-1, two instances, a pipeline": Training(
+        1, 4, 2, Plan(2, bucket_size=100, zero_stage=1, instances=2), dict(num_layers=2)),
     "experts dealt out to two, sequence parallel": Training(
         2, 4, 1, Plan(zero_stage=1, bucket_size=100, e=2), dict(experts=EXPERTS, num_layers=2), True),
     "experts dealt out to four of two, a ring of two, ZeRO-3": Training(
@@ -149,6 +153,7 @@ def test_every_choice_is_met():
     assert {plan.schedule for plan in plans} == SCHEDULES.keys() - {"forward-only"}
     assert {plan.zero_stage for plan in plans} == set(range(4))
     assert {plan.cp_comm_type for plan in plans if plan.c > 1} == set(CP_COMM_TYPES)
+    assert {plan.instances > 1 for plan in plans} == {False, True}
     assert {plan.recompute.granularity for plan in plans} == set(RECOMPUTE)
     assert {plan.recompute.method for plan in plans} == {"uniform", "block"}
     assert {(c.architecture, c.heads) for c in models} == {(name, each) for name in ARCHITECTURES

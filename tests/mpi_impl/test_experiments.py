@@ -2,7 +2,8 @@
 import numpy as np
 import pytest
 
-from mpi_impl.experiments import layer_norm_order, stale_weights
+from mpi_impl.comm.trace import Slice
+from mpi_impl.experiments import layer_norm_order, prefetch, stale_weights
 from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, batches, final, table
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
@@ -77,3 +78,38 @@ def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
     ("--lr inf", "inf is not a finite number"), ("--plot /nowhere/at/all.png", "cannot be written")])
 def test_what_stale_weights_refuses(ranks, options, said):
     assert said in ranks.run(2, refusal, stale_weights.show, options.split())[0]
+
+
+def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
+    """Without it every gather is waited for from its beginning. Both ways compute the same, to the bit."""
+    plot = tmp_path / "prefetch.png"
+    options = f"--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5 --plot {plot}"
+    ranks.run(2, prefetch.show, options.split())
+    rows = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("0.5 ")]
+    assert [row[1] for row in rows] == ["no", "yes"] and plot.read_bytes().startswith(b"\x89PNG")
+    assert rows[0][3:] == ["0%"] * 4 and rows[1][4] == rows[1][6] == "67%"
+    assert all(0 < float(share.rstrip("%")) <= 67 for share in (rows[1][3], rows[1][5]))
+    args = prefetch.PrefetchOptions(num_layers=2, hidden_size=16, steps=2)
+    late, early = ([step.loss for step in ranks.run(2, prefetch.train, args, early, 1e-3)[0]]
+                   for early in (False, True))
+    assert late == early and late[0] != late[1]
+
+
+@pytest.mark.parametrize("wanted, waits, expected", [
+    (10.0, [], 4.0), (3.0, [], 1.0), (2.0, [], 0.0), (1.0, [], 0.0), (10.0, [(0.0, 3.0), (5.0, 7.0)], 2.0),
+    (4.0, [(3.0, 9.0)], 1.0)])
+def test_what_of_a_gather_is_hidden(wanted, waits, expected):
+    """The time from 2 to 6 that the rank computes: until it wants the unit, less its waits for something else."""
+    slices = [Slice("communication", "gradients", "communication", *each) for each in waits]
+    assert prefetch.hidden(prefetch.Gather("blocks.0", 2.0, 6.0, wanted), slices) == expected
+
+
+@pytest.mark.parametrize("options, said", [
+    ("--steps 0", "--steps is 0, but must be at least 1."), ("--message-time 1 0", "--message-time is 1 0, but each"),
+    ("--plot /nowhere/at/all.png", "cannot be written")])
+def test_what_prefetch_refuses(ranks, options, said):
+    assert said in ranks.run(2, refusal, prefetch.show, options.split())[0]
+
+
+def test_a_rank_alone_has_nothing_to_prefetch(ranks):
+    assert "Start at least 2 ranks." in ranks.run(1, refusal, prefetch.show, [])[0]

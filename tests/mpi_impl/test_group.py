@@ -20,7 +20,7 @@ from reference.errors import UserError
 from reference.precision import FORMATS
 from tests.rank_theorems import as_is
 from tests.spy import SpyArray, to_host
-from tests.strategies import close
+from tests.strategies import close, instances
 from tests.training_theorems import connected
 
 RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
@@ -142,7 +142,7 @@ def look_for_hosts(group):
 
 def test_groups_of_eight_ranks(ranks):
     """t = 2, d = 4: pairs of neighbours hold one model, even and odd ranks hold the same shards."""
-    found = ranks.run(8, members, 2, 1)
+    found = ranks.run(8, members, ParallelConfig(2, 1, 4))
     assert [each["tensor"] for each in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5], [6, 7], [6, 7]]
     assert [each["data"] for each in found] == [[0, 2, 4, 6], [1, 3, 5, 7]] * 4
     assert [each["model"] for each in found] == [each["tensor"] for each in found]
@@ -152,10 +152,13 @@ def test_groups_of_eight_ranks(ranks):
 def test_the_table_of_topology(ranks):
     """Each table in the docstring of mpi_impl/comm/topology.py: names and members."""
     tables = topology_module.__doc__.split("With ")[1:]
-    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2", "d = 4, p = e = 2"]
-    for table, sizes, others in zip(tables, [(2, 2, 1), (2, 1, 2), (1, 2, 1, 2)],
-                                    [{"embedding"}, set(), {"embedding"}]):
-        found = ranks.run(8, members, *sizes)
+    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2", "d = 4, p = e = 2",
+                                                               "t = 2, d = 4 in 2 instances"]
+    configs = [ParallelConfig(2, 2, 2), ParallelConfig(2, 1, 2, context_parallel_size=2),
+               ParallelConfig(1, 2, 4, expert_model_parallel_size=2),
+               ParallelConfig(2, 1, 4, zero_stage=1, num_distributed_optimizer_instances=2)]
+    for table, config, others in zip(tables, configs, [{"embedding"}, set(), {"embedding"}, set()]):
+        found = ranks.run(8, members, config)
         for name, line in re.findall(r" {9}([a-z][a-z ]*?|data) +((?:\[[\d ]+\])+)", table.replace(":", " " * 20)):
             groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", line)]
             assert [each.pop(name) for each in found] == [
@@ -173,8 +176,10 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
     c = data.draw(st.integers(1, 8 // (t * p)), "c")
     d = data.draw(st.integers(1, 8 // (t * p * c)), "d")
     e = data.draw(st.sampled_from([n for n in range(1, c * d + 1) if c * d % n == 0]), "e")
-    config = ParallelConfig(t, p, d, context_parallel_size=c, expert_model_parallel_size=e)
-    for rank, found in enumerate(ranks.run(t * p * c * d, members, t, p, c, e)):
+    hybrid = data.draw(instances(c * d, zero_stage=1), "instances") if e == 1 else 1
+    config = ParallelConfig(t, p, d, context_parallel_size=c, expert_model_parallel_size=e, zero_stage=1,
+                            num_distributed_optimizer_instances=hybrid)
+    for rank, found in enumerate(ranks.run(t * p * c * d, members, config)):
         assert all(senders.members(rank, name, config) == group for name, group in found.items())
         ends = [found["pipeline"][0], found["pipeline"][-1]]
         assert found["pipeline"] == [rank % (t * c * d) + t * c * d * stage for stage in range(p)]
@@ -183,15 +188,19 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
         replicas = found.get("replicas", found["data"])
         assert len(replicas) == c * d and set(replicas) & set(found["model"]) == {rank}
         assert set(found["data"]) | set(found.get("context", [])) <= set(replicas)
+        if hybrid > 1:      # neighbours among the replicas, and their counterparts
+            shards, n = found["shards"], c * d // hybrid
+            assert shards in [replicas[first:first + n] for first in range(0, c * d, n)]
+            assert found["instances"] == replicas[shards.index(rank)::n]
 
 
-def members(group, t, p, c=1, e=1):
+def members(group, parallel):
     """Return the world ranks in each of this rank's groups, by the groups' names."""
-    parallel = ParallelConfig.for_world(group.size, t, p, context_parallel_size=c, expert_model_parallel_size=e)
     with connected(group, parallel) as topology:
         me, found = np.array([group.rank]), {}
         for part in (topology.tensor, topology.context, topology.data, topology.replicas, topology.pipeline,
-                     topology.model, topology.embedding, topology.expert, topology.expert_replicas, topology.holders):
+                     topology.model, topology.embedding, topology.expert, topology.expert_replicas, topology.holders,
+                     topology.shards, topology.instances):
             if part is not None:
                 found[part.name] = part.all_gather(me, 0, "test").tolist()
                 assert found[part.name][part.rank] == group.rank

@@ -58,6 +58,15 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, prec
         assert len(one.compared) == 7 + (one.expected.unreduced is not None)
 
 
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_an_instance_holds_what_as_many_replicas_hold(ranks, zero_stage):
+    """Hybrid sharding on four replicas, two in each instance, takes the memory of ZeRO on two."""
+    case, plan = Case(1, ModelConfig(2, 8, 2, 11, 4), b=2, s=4, seed=1), Plan(bucket_size=100, zero_stage=zero_stage)
+    expected = ranks.run(2, memory_of_a_run, case, plan, 1, FLOAT32)
+    found = ranks.run(4, memory_of_a_run, case, replace(plan, instances=2), 1, FLOAT32)
+    assert found == 2 * expected and all(one.as_predicted for one in found)
+
+
 @pytest.mark.parametrize("recompute", [Recompute(), Recompute("selective")], ids=lambda r: r.granularity)
 @pytest.mark.parametrize("way", CP_COMM_TYPES)
 def test_every_way_to_attend_over_ranks(ranks, way, recompute):

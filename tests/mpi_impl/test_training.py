@@ -8,7 +8,7 @@ from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
-from tests.strategies import ANY_MODEL, Case, cases, recomputes
+from tests.strategies import ANY_MODEL, Case, cases, instances, recomputes
 from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
@@ -36,7 +36,8 @@ def runs(draw, least_c=1, experts=False):
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
-                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1)
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1,
+                1 if e else draw(instances(c * d, stage), "instances"))
     return t * p * c * d, case, m, plan
 
 
@@ -155,6 +156,10 @@ KNOWN = {
         3, bucket_size=1 << 30, zero_stage=1)),
     "a GPT interleaved, ZeRO-2, its sequence cut": (2, 2, 2, ("gpt", ("lm",)), True, Plan(
         2, "interleaved", 1, bucket_size=7, zero_stage=2, recompute=Recompute("selective"))),
+    "a GPT, ZeRO-1 in each of two instances, its sequence cut": (2, 1, 4, ("gpt", ("lm",)), True, Plan(
+        bucket_size=300, zero_stage=1, instances=2)),
+    "a BERT, ZeRO-3 in each of three instances, a pipeline": (1, 2, 3, ("bert", ("lm", "sop")), False, Plan(
+        2, zero_stage=3, instances=3)),
     "a GPT that keeps what was gathered, without a pipeline": (2, 1, 1, ("gpt", ("lm",)), True, Plan()),
     "a GPT whose results are sent whole": (3, 2, 1, ("gpt", ("lm",)), False, Plan(2, scatter_gather=False)),
     "a GPT whose keys travel around a ring of three": (1, 2, 1, ("gpt", ("lm",)), False, Plan(

@@ -65,7 +65,7 @@ def batch_of(trainer, case, m, step=0):
 # ---- the stages -----------------------------------------------------------------------------------------------------
 
 REPORTS = re.compile(  # and options
-    "(demos|notebook|planning|programs|proof|reports)/|plan.py|recording/completeness.py")
+    "(demos|dry_runs|experiments|notebook|planning|programs|proof|reports)/|plan.py|recording/completeness.py")
 
 
 def test_the_stage_is_chosen_in_one_place():

@@ -71,7 +71,8 @@ def test_an_interrupt_shows_where_each_rank_was(shell):
     """Rank 0 sends it, and computes without end. Rank 1 waits for it."""
     shell.push({"caller": os.getpid()})
     run(shell, "ranks['caller'] = caller")
-    text, error = run(shell, "%%ranks 2\nimport os, signal\nif rank == 0:\n    os.kill(caller, signal.SIGINT)\n"
+    text, error = run(shell, "%%ranks 2\nimport os, signal, time\nif rank == 0:\n"
+                             "    time.sleep(1); os.kill(caller, signal.SIGINT)\n"
                              "    while True: pass\ngroup.all_reduce(np.ones(1), 'sum')")
     said = str(error)
     assert isinstance(error, KeyboardInterrupt) and error._render_traceback_() == said.splitlines()

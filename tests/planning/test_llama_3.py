@@ -30,9 +30,9 @@ def test_a_row_holds_together(run):
     assert abs(100 * run.teraflops * 1e12 / H100_PEAK - float(run.of_peak)) < 1
 
 
-@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.03, -0.08))), ids=IDS)
+@pytest.mark.parametrize("run, off", list(zip(LLAMA_3, (0.00, -0.04, -0.08))), ids=IDS)
 def test_the_share_of_the_peak(run, off):
-    """Ours is as far off as stated: 431, 388 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
+    """Ours is as far off as stated: 430, 386 and 350 TFLOP/s. All of attention's core counts, as in the other papers;
     in the last row it is most of the work, and if the paper counts half of it for the mask, ours is 250, 34 % off.
     """
     found = max(flops_per_second(plan, step_time(plan, H100).total)
@@ -73,9 +73,25 @@ def test_a_long_sequence_needs_context_parallelism():
 
 @pytest.mark.deep
 def test_the_planner_prefers_context_parallelism_for_a_long_sequence():
+    """With c = 1 the best plan has t = 128, and takes more than twice as long."""
     run = LLAMA_3[-1]
     found = PlanSearch(run.model, run.gpus, run.d * run.samples, H100)
-    assert found.best[0].shape[3] > 1 and all(one.shape[3] > 1 for one in found.fitting)
+    alone = next(one for one in found.fitting if one.shape[3] == 1)
+    assert found.best[0].shape == (16, 2, 16, 32) and alone.shape[0] == 128
+    assert alone.seconds > 2 * found.best[0].seconds
+
+
+def test_4096_ranks_do_not_gather_a_whole_model_for_nothing():
+    """The three plans of docs/planning.md. Without the latency of each layer's ring, and if computing hid 80 % of all
+    messages, however long, the last would be the fastest.
+    """
+    run, seconds = LLAMA_3[-1], []
+    for t, p, d, zero, v, m, b in ((16, 2, 16, 2, 63, 4, 2), (8, 2, 32, 3, 63, 2, 2), (4, 1, 128, 3, None, 1, 1)):
+        plan = Plan(run.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
+                                              sequence_parallel=True, context_parallel_size=32), m, b)
+        assert sum(plan.memory) < H100.memory - H100.reserved
+        seconds.append(step_time(plan, H100).total)
+    assert seconds == pytest.approx([15.7, 16.0, 25.9], abs=0.06)
 
 
 def test_messages_of_a_ring_hide_behind_long_blocks_and_not_behind_short_ones():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.planning.profiles import HERE, hardware_of, known, load, save
-from reference.costs.hardware import Link
+from reference.costs.hardware import Link, Sharded
 from reference.errors import UserError
 from tests.plan_cases import REAL
 
@@ -24,6 +24,16 @@ def test_those_that_come_along_say_where_they_are_from(name):
     assert shares == sorted(shares) and found.between.bandwidth / found.server <= found.inside.bandwidth
 
 
+def test_a_profile_says_nothing_of_zero_3_or_all(tmp_path):
+    """Without a table for it, ZeRO-3 has all links and no overlap; so a saved profile reads back the infinite limit."""
+    found = read()
+    found.pop("sharded")
+    plain = hardware_of("mine", found)
+    assert plain.sharded == Sharded(float("inf"), 0.0)
+    save(plain, str(tmp_path / "mine.toml"))
+    assert load(str(tmp_path / "mine.toml")) == plain
+
+
 @given(numbers=st.lists(NUMBERS, min_size=6, max_size=6), about=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
        server=st.integers(1, 100))
 def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server):
@@ -31,7 +41,8 @@ def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server)
     peak, bandwidth, optimizer, late, outside, inside = numbers
     path = tmp_path_factory.getbasetemp() / "mine.toml"
     hardware = replace(REAL, name="mine", about=about, peak=peak, bandwidth=bandwidth, optimizer=optimizer,
-                       server=server, between=Link(late, peak), passes=replace(REAL.passes, outside=(outside, inside)))
+                       server=server, sharded=Sharded(inside, 0.25), between=Link(late, peak),
+                       passes=replace(REAL.passes, outside=(outside, inside)))
     save(hardware, str(path))
     assert load(str(path)) == hardware
 
@@ -64,6 +75,9 @@ def read(name="dgx-a100") -> dict:
     (lambda f: f["inside"].pop("latency") and f["inside"].update(delay=1), "inside.delay means nothing there"),
     (lambda f: f["between"].update(bandwidth="10"), r"at `\$.between.bandwidth`"),
     (lambda f: f["between"].update(latency=float("inf")), "a latency not below"),
+    (lambda f: f["sharded"].update(hidden=1.5), "sharded is .* its hidden from 0 to 1"),
+    (lambda f: f["sharded"].update(bandwidth=0.0), "its bandwidth must be above 0"),
+    (lambda f: f["sharded"].update(overlap=0.7), "sharded.overlap means nothing there; it may have bandwidth, hidden"),
     (lambda f: f["passes"].pop("scores"), "missing required field `scores`"),
     (lambda f: f["passes"].update(scores=[1]), r"length 2, got 1, at `\$.passes.scores`")])
 def test_what_makes_no_sense_is_told_in_a_sentence(change, says):

@@ -67,6 +67,12 @@ def test_t_must_divide_the_sequence_for_sequence_parallelism(s, t):
 @pytest.mark.parametrize("make, sentence", [
     (lambda: ParallelConfig(zero_stage=4), "--zero-stage is 4, but must be 0 (nothing is sharded)"),
     (lambda: ParallelConfig(cpu_offload=True), "without ZeRO there are no shards"),
+    (lambda: ParallelConfig(1, 1, 4, num_distributed_optimizer_instances=2),
+     "--num-distributed-optimizer-instances is 2, but without ZeRO every replica holds a copy of its own"),
+    (lambda: ParallelConfig(1, 1, 4, zero_stage=1, num_distributed_optimizer_instances=3),
+     "--num-distributed-optimizer-instances is 3, but must divide"),
+    (lambda: ParallelConfig(1, 1, 4, zero_stage=1, expert_model_parallel_size=2, num_distributed_optimizer_instances=2),
+     "--num-distributed-optimizer-instances is 2, but --expert-model-parallel-size is 2"),
     (lambda: ParallelConfig(sequence_parallel=True), "but --tensor-model-parallel-size is 1"),
     (lambda: ParallelConfig(2, keep_gathered_inputs=True), "--keep-gathered-inputs needs --sequence-parallel"),
     (lambda: Recompute("all"), "--recompute-granularity is 'all', but must be one of none, selective, full."),

@@ -345,6 +345,17 @@ def test_traffic_of_data_parallelism(psi, d):
             k * psi * (d - 1) for k in (2, 2, m + 1, 3 * m)]
 
 
+@given(psi=SIZE, n=st.integers(1, 16), instances=st.integers(1, 8), m=st.integers(1, 4))
+def test_traffic_of_hybrid_sharding(psi, n, instances, m):
+    """ZeRO inside groups of n, then an all-reduce of a shard between them. Reduced once, it sends as much as without
+    groups, but of 2 psi only 2 psi/n leaves the group."""
+    d = n * instances
+    for stage in (1, 2, 3):
+        inside, found = (data_parallel_traffic(psi, *sizes) for sizes in ((n, stage, m), (d, stage, m, instances)))
+        assert found - inside == pytest.approx(ring_all_reduce(psi / n, instances))
+    assert data_parallel_traffic(psi, d, 1, m, instances) == pytest.approx(data_parallel_traffic(psi, d))
+
+
 @pytest.mark.parametrize("stage", [-1, 4])
 def test_an_unknown_zero_stage_is_a_sentence(stage):
     with pytest.raises(UserError, match=f"--zero-stage is {stage}, but must be 0"):

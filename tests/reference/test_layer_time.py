@@ -88,8 +88,11 @@ def test_groups_count_through_t_c_d_and_p():
                    parallel=replace(plan.parallel, expert_model_parallel_size=4))
     found = groups_of(plan)
     assert {name: (one.ranks, one.stride) for name, one in found._asdict().items()} == {
-        "tensor": (2, 1), "context": (4, 2), "replicas": (8, 2), "pipeline": (2, 16), "experts": (4, 2),
-        "expert_replicas": (2, 8)}
+        "tensor": (2, 1), "context": (4, 2), "shards": (8, 2), "instances": (1, 16), "pipeline": (2, 16),
+        "experts": (4, 2), "expert_replicas": (2, 8)}
+    hybrid = replace(plan.parallel, expert_model_parallel_size=1, zero_stage=1, num_distributed_optimizer_instances=2)
+    found = groups_of(replace(plan, parallel=hybrid))
+    assert [(one.ranks, one.stride) for one in (found.shards, found.instances)] == [(4, 2), (2, 8)]
 
 
 @given(dealt_plans(experts=True))

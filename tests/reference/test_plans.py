@@ -28,7 +28,7 @@ def held(plan, rank: int) -> float:
     kept, whole = (sum(layer_activations(c, plan.b, s, t, p.sequence_parallel, one))
                    for one in (p.recompute.granularity, "none"))
     stages = activations_in_flight(schedule_of(p, plan.m))[rank]
-    found = sum(model_states(psi, p.data_parallel_size, p.zero_stage))
+    found = sum(model_states(psi, p.instance_size, p.zero_stage))
     found += stages * len(layers) / (p.virtual_pipeline_size or 1) * kept + whole - kept
     if rank == 0:
         found += (last + 1) * plan.b * s * c.hidden_size / t          # dropout's masks after the embedding
@@ -75,9 +75,10 @@ def test_messages_are_those_of_the_first_rank(plan):
 @given(plans())
 def test_parameters_are_the_elements_of_the_first_ranks_buffer(plan):
     """The optimizer moves 1/d of them with ZeRO."""
-    layout, *_ = layouts_of_ranks(plan.model, replace(plan.parallel, zero_stage=0))
+    unsharded = replace(plan.parallel, zero_stage=0, num_distributed_optimizer_instances=1)
+    layout, *_ = layouts_of_ranks(plan.model, unsharded)
     assert plan.psi == layout.size
-    assert plan.owned * (plan.parallel.data_parallel_size if plan.parallel.zero_stage else 1) == plan.psi
+    assert plan.owned * plan.parallel.shards == plan.psi
 
 
 @given(plans())

@@ -12,7 +12,7 @@ from reference.comm.ring import ring_all_gather
 from reference.config import RECOMPUTE, ParallelConfig, Recompute
 from reference.costs import layer_time, step_time as module
 from reference.costs.flops import forward_flops, iteration_flops
-from reference.costs.hardware import Link
+from reference.costs.hardware import Link, Sharded
 from reference.costs.layer_time import NOTHING, Parts, groups_of, layer, sizes_of
 from reference.costs.plans import Plan
 from reference.costs.step_time import (StepTime, closed_form_makespan, flops_of_step, flops_per_second, played_makespan,
@@ -171,15 +171,52 @@ def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
     assert transfer_time(plan, replace(IDEAL, inside=LINK, between=LINK, server=10**6)) == pytest.approx(expected)
 
 
+def table_messages(plan) -> float:
+    """Return the elements that the sum of a tied table's two copies sends: it never overlaps."""
+    p, c = plan.parallel, plan.model
+    return c.vocab_size // p.tensor_model_parallel_size * c.hidden_size * (p.pipeline_model_parallel_size > 1)
+
+
 @given(plans(), st.floats(0, 1))
 def test_replicas_send_what_zero_sends_less_the_overlap(plan, hidden):
-    """The sum of a tied table's two copies never overlaps."""
-    p, c = plan.parallel, plan.model
-    hardware = replace(IDEAL, inside=LINK, between=LINK, server=10**6, hidden=hidden)
-    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m)
-    if p.pipeline_model_parallel_size > 1:
-        sent += c.vocab_size // p.tensor_model_parallel_size * c.hidden_size
-    assert replica_messages(plan, hardware) == pytest.approx(sent * 2 / LINK.bandwidth)
+    """Where computing takes longer than messages. ZeRO-3's overlap is a number of its own."""
+    p = plan.parallel
+    hardware = replace(IDEAL, peak=1.0, inside=LINK, between=LINK, server=10**6, hidden=1 - hidden)
+    hardware = replace(hardware, **{"sharded": Sharded(hidden=hidden)} if p.zero_stage == 3 else {"hidden": hidden})
+    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m,
+                                                p.num_distributed_optimizer_instances)
+    assert replica_messages(plan, hardware) == pytest.approx((sent + table_messages(plan)) * 2 / LINK.bandwidth)
+
+
+@given(plans(), st.floats(0, 1))
+def test_no_message_hides_behind_more_than_there_is_to_compute(plan, hidden):
+    """Where messages take longer, a share of the computing hides them: of the last backward, and with ZeRO-1 of a
+    forward; with ZeRO-2 of all backwards and a forward; with ZeRO-3 of everything.
+    """
+    p, m = replace(plan.parallel, pipeline_schedule="1f1b", virtual_pipeline_size=None,
+                   num_distributed_optimizer_instances=1), plan.m
+    assume(p.data_parallel_size > 1)
+    plan = replace(plan, parallel=p)
+    busiest = max(stage_works(plan, IDEAL), key=lambda work: work.total.products)
+    forward, whole = busiest.forward.products, busiest.total.products
+    slow = Link(0.0, data_parallel_traffic(plan.psi, p.data_parallel_size) / (100 * m * whole))
+    hardware = replace(IDEAL, inside=slow, between=slow, server=10**6, hidden=hidden, sharded=Sharded(hidden=hidden))
+    sent = data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, m) + table_messages(plan)
+    works = (whole - forward, whole, m * (whole - forward) + forward, m * whole)
+    assert sent * 2 / slow.bandwidth - replica_messages(plan, hardware) == pytest.approx(hidden * works[p.zero_stage],
+                                                                                      rel=1e-6, abs=1e-6 * whole)
+
+
+def test_only_zero_3_sends_layers_one_by_one_and_reaches_what_its_implementation_does():
+    """Two layers on each of 4 ranks, in servers of 2: 3 turns for each layer and gather, and the limit outside."""
+    late = replace(IDEAL, server=2, between=Link(1.0, 1e40), sharded=Sharded(bandwidth=7.0))
+    plan = Plan(model_of(2), ParallelConfig(1, 1, 4), 1)
+    seconds = [replica_messages(replace(plan, parallel=replace(plan.parallel, zero_stage=zero)), late)
+               for zero in range(4)]
+    assert seconds[:3] == pytest.approx([6, 6, 6])
+    assert seconds[3] == pytest.approx(3 * (2 * 3 + 2 * plan.psi * 3 / 4 / 7))
+    alone = replace(plan, parallel=ParallelConfig(1, 1, 2, zero_stage=3))
+    assert replica_messages(alone, late) == pytest.approx(0)
 
 
 @given(plans(), st.sampled_from((2, 4, 8, 10**6)))
@@ -198,11 +235,12 @@ def test_only_messages_that_leave_a_server_go_between_servers(plan, server):
 
 @given(plans())
 def test_groups_are_the_lines_of_the_world(plan):
-    """Ranks count through t first, then d, then p."""
+    """Ranks count through t first, then d, of which an instance has neighbours, then p."""
     p = plan.parallel
-    sizes = p.pipeline_model_parallel_size, p.data_parallel_size, p.tensor_model_parallel_size
-    world = np.arange(p.world_size).reshape(sizes)
-    for group, line in zip(groups_of(plan), (world[0, 0], world[0, :, 0], world[:, 0, 0])):
+    world = np.arange(p.world_size).reshape(p.pipeline_model_parallel_size, p.num_distributed_optimizer_instances,
+                                            p.instance_size, p.tensor_model_parallel_size)
+    lines = world[0, 0, 0], world[0, 0, :, 0], world[0, :, 0, 0], world[:, 0, 0, 0]
+    for group, line in zip(groups_of(plan), lines):
         assert list(range(0, group.ranks * group.stride, group.stride)) == line.tolist()
         assert group.world == p.world_size
 
@@ -260,7 +298,7 @@ def test_a_step_is_the_sum_of_its_parts(plan, closed):
     calm = step_time(plan, replace(REAL, jitter=0.0), closed)
     busiest = max(rank_works(plan, REAL), key=sum)
     makespan = max(plan.m * sum(busiest), (closed_form_makespan if closed else played_makespan)(plan, REAL))
-    optimizer = plan.psi / (p.data_parallel_size if p.zero_stage else 1) * REAL.optimizer / REAL.bandwidth
+    optimizer = plan.psi / p.shards * REAL.optimizer / REAL.bandwidth
     assert calm.optimizer == pytest.approx(optimizer)
     assert calm.total == pytest.approx(makespan + replica_messages(plan, REAL) + optimizer)
     assert found.total == pytest.approx(calm.total * (1 + REAL.jitter * slowest_of(p.data_parallel_size)))
@@ -299,11 +337,15 @@ def test_one_replica_does_not_wait():
 def test_no_part_of_the_hardware_is_left_out():
     """Every number of a profile, but those of memory and its names, changes the time of some step."""
     plan = Plan(model_of(6), ParallelConfig(2, 3, 2), 4)
-    base = step_time(plan, REAL)
+    sharded = replace(plan, parallel=ParallelConfig(2, 3, 4, zero_stage=3))
+    base, slower = (step_time(one, REAL) for one in (plan, sharded))
+    for change in (Sharded(bandwidth=1e9), Sharded(hidden=0.5)):
+        assert step_time(sharded, replace(REAL, sharded=change)) != slower
+        assert step_time(plan, replace(REAL, sharded=change)) == base
     changes = {"efficiency": ((8.0, 0.2),), "attention": (0.5, 0.6), "overhead": (1e-6, 1e-6), "inside": FREE,
                "between": FREE, "server": 16, "passes": replace(REAL.passes, scores=(9.0, 9.0))}
     for field in fields(REAL):
-        if field.name not in ("name", "about", "memory", "reserved"):
+        if field.name not in ("name", "about", "memory", "reserved", "sharded"):
             value = changes.get(field.name, 2 * getattr(REAL, field.name) if field.name not in changes else None)
             assert step_time(plan, replace(REAL, **{field.name: value})) != base, field.name
     assert isinstance(base, StepTime)

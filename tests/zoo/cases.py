@@ -75,6 +75,11 @@ def zero(stage: int, **choices) -> Theorem:
     return small(d=2, zero_stage=stage, **choices)
 
 
+def hybrid(stage: int) -> Theorem:
+    """Return the same for four replicas, of which each two shard the states."""
+    return small(d=4, zero_stage=stage, instances=2)
+
+
 def trained_bert(p=1, d=1, m=2, model=BERT, b=2, layers=3, **choices) -> Theorem:
     """Return the same for a BERT, on the ranks of a pipeline and of replicas."""
     name, ranks, (case, *args) = trained(p=p, d=d, m=m, layers=layers, **choices)

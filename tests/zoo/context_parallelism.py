@@ -29,7 +29,7 @@ ENTRIES = [
     Entry("gradients summed over data-parallel ranks alone", "wrong group", "CP", "after NVIDIA/Megatron-LM #673",
           "The sum over replicas keeps the group that it had before positions were dealt out, so context ranks drift "
           "apart.",
-          Bug("mpi_impl.parallel.zero", "self.gradients = self.gradients_type(layout, topology.replicas,",
+          Bug("mpi_impl.parallel.zero", "self.gradients = self.gradients_type(layout, topology.shards,",
               "self.gradients = self.gradients_type(layout, topology.data,"),
           small(c=2)),
     Entry("a ring's backward with its own keys", "computation", "CP", "huggingface/diffusers #14265",

@@ -39,7 +39,7 @@ ENTRIES = [
           small(d=2)),
     Entry("gradients summed over the model's ranks", "wrong group", "DP", "after NVIDIA/Megatron-LM #7452",
           "The sum over replicas takes the global group, which is right until t is 2.",
-          Bug("mpi_impl.parallel.zero", "self.gradients = self.gradients_type(layout, topology.replicas,",
+          Bug("mpi_impl.parallel.zero", "self.gradients = self.gradients_type(layout, topology.shards,",
               "self.gradients = self.gradients_type(layout, topology.world,"),
           small(d=2, t=2)),
     Entry("gradients summed before the last microbatch",

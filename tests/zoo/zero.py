@@ -1,5 +1,5 @@
 """Mistakes of ZeRO: replicas that divide optimizer states, gradients and parameters among them."""
-from tests.zoo.cases import Recompute, observed, zero
+from tests.zoo.cases import Recompute, hybrid, observed, zero
 from tests.zoo.entry import Bug, Entry
 
 ENTRIES = [
@@ -20,8 +20,8 @@ ENTRIES = [
           zero(1)),
     Entry("another replica's part moved", "wrong group", "ZeRO", "classic",
           "A rank updates the part that its neighbour owns, with gradients that have not been summed.",
-          Bug("mpi_impl.parallel.zero", "return self.topology.replicas.rank\n",
-              "return (self.topology.replicas.rank + 1) % self.topology.replicas.size\n"),
+          Bug("mpi_impl.parallel.zero", "return self.topology.shards.rank\n",
+              "return (self.topology.shards.rank + 1) % self.topology.shards.size\n"),
           zero(1)),
     Entry("the first part on every replica", "computation", "ZeRO", "classic",
           "Every replica stores the beginning of a bucket, which is right on the first.",
@@ -52,6 +52,20 @@ ENTRIES = [
           "The norm is summed over the ranks of one model, though with ZeRO each replica has only a part of it.",
           Bug("mpi_impl.training.trainer", "state.zero.owners", "self.topology.model"),
           zero(1)),
+    Entry("the norm over all instances", "wrong group", "ZeRO", "ByteDance-Seed/VeOmni #184",
+          "The norm is summed over all replicas, as without hybrid sharding, though each instance has the whole model.",
+          Bug("mpi_impl.parallel.zero",
+              "return self.topology.instances is None or self.topology.instances.rank == 0", "return True"),
+          hybrid(1)),
+    Entry("shards not summed over the instances", "missing communication", "ZeRO", "classic",
+          "The reduce-scatter is over the group that shards, which all replicas belong to only without instances.",
+          Bug("mpi_impl.parallel.data_parallel", "        if self.instances:\n", "        if False:\n"),
+          hybrid(3)),
+    Entry("shards summed over the instances after every microbatch", "extra communication", "ZeRO",
+          "after NVIDIA/Megatron-LM #6660",
+          "A shard with the sum of the microbatches so far is all-reduced, so that the first ones count several times.",
+          Bug("mpi_impl.parallel.zero", "if self.missing[bucket] == 0:", "if True:"),
+          hybrid(2)),
     Entry("all pieces with the moments of the first", "computation", "ZeRO", "classic",
           "The offset of a piece in the shard is forgotten, so that all use the first moments.",
           Bug("mpi_impl.parallel.buffers", "return piece.in_shard", "return slice(0, piece.size)"),

@@ -460,12 +460,13 @@ show(0);
 // ---- the traffic ----------------------------------------------------------------------------------------------------
 
 const axes = data.colors.axes, letters = {tensor: "T", pipeline: "P", data: "D", embedding: "E", model: "M", world: "W",
-  context: "C", replicas: "R", copies: "K", expert: "X", "expert replicas": "Y", holders: "H"};
+  context: "C", replicas: "R", copies: "K", expert: "X", "expert replicas": "Y", holders: "H", shards: "S", instances: "I"};
 const meaning = {tensor: "ranks that share layers", pipeline: "stages of a model", data: "replicas",
   embedding: "first and last stage, which share a table", model: "one replica", world: "all ranks",
   context: "ranks with other positions of the same samples", replicas: "copies of the same parameters",
   copies: "ranks with the same heads of keys", expert: "ranks to which experts are dealt out",
-  "expert replicas": "copies of the same experts", holders: "one replica with all its experts"};
+  "expert replicas": "copies of the same experts", holders: "one replica with all its experts",
+  shards: "shards of one copy", instances: "the same shard of other copies"};
 const {reasons, rows: sent} = data.sent, groups = [...new Set(reasons.map(one => one[0]))];
 for (const group of groups) key($("axes"), axes[group], letters[group], `${group}: ${meaning[group]}`);
 add($("reason"), "option", {value: ""}, "all reasons");

@@ -160,6 +160,7 @@ def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str,
                       "embedding": 0 in layers, "head": c.num_layers - 1 in layers,
                       "groups": {name: members(rank, name, p) for name in (
                           "tensor", "pipeline", "data", *["context", "replicas"] * (p.context_parallel_size > 1),
+                          *["shards", "instances"] * (p.num_distributed_optimizer_instances > 1),
                           *["expert", "expert replicas"] * (p.expert_model_parallel_size > 1))}})
     return found
 

@@ -52,6 +52,11 @@ def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
             return [rank_at(at._replace(data=i), c) for i in range(c.data_parallel_size)]
         case "replicas":
             return [in_replica(at, i, c) for i in range(c.replicas)]
+        case "shards":
+            n = c.instance_size
+            return [in_replica(at, i, c) for i in range(replica // n * n, replica // n * n + n)]
+        case "instances":
+            return [in_replica(at, i, c) for i in range(replica % c.instance_size, c.replicas, c.instance_size)]
         case "expert":
             return [in_replica(at, i, c) for i in range(replica // e * e, replica // e * e + e)]
         case "expert replicas":
