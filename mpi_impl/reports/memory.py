@@ -1,13 +1,16 @@
 """The bytes that each rank holds: measured, by the papers' formulas, and by our ActivationInventory."""
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from mpi_impl.models.stage import turns
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
+from reference.models.stage import LayersCache
 from reference.parallel.model_states import model_states, states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of
 from reference.precision import Precision
@@ -68,10 +71,17 @@ def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
 
 
 def gathered_bytes(trainer: Trainer) -> int:
-    """Return ZeRO-3's peak of whole parameters: a layer and the next, or the tables of the embedding and the logits."""
-    if trainer.topology.config.zero_stage < 3:
+    """Return ZeRO-3's peak of whole parameters: a layer and the one that is used next, or the tables of the embedding
+    and the logits. In a backward with recompute the next one is not always a neighbour.
+    """
+    config = trainer.topology.config
+    if config.zero_stage < 3:
         return 0
     steps = [names for layers in trainer.state.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
+    for layers in trainer.state.stages.values():
+        kept = [LayersCache(group, None if again else {}, None) for group, again in config.recompute.groups(layers)]
+        order = [f"blocks.{layer}" for each in reversed(kept) for layer in turns(each)]
+        steps += map(list, pairwise(order))
     buckets_of = trainer.state.layout.buckets_of
     return trainer.state.device_prototype.itemsize * max(
         sum(bucket.size for name in names for bucket in buckets_of(name)) for names in steps)

@@ -24,6 +24,8 @@ EXPERTS = replace(MODEL, experts=zoo.experts.EXPERTS.experts)
 # By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
 # so that adding them several times is seen in the second iteration.
 FOUND = {
+    "the norm over all instances": "1 step: gradient norm",
+    "shards not summed over the instances": "1 reduction: final_layernorm.bias",
     "f without its all-reduce": "1 backward: final_layernorm.output",
     "g without its all-reduce": "1 forward: embedding.output",
     "g all-reduces backward too": "1 backward: blocks.3.mlp.partial",
@@ -180,6 +182,7 @@ ENDS = "the run ends in an error, before there is anything to compare"
 MEMORY = "what is computed is right: it is only held too long, or not early enough"
 EVALUATION = "an evaluation is not recorded"
 NOT_FOUND = {
+    "shards summed over the instances after every microbatch": "each replica has a single microbatch",
     "a gathered output scattered by the wrong rank": "a GPT gathers no layer's output",
     "the row-parallel bias added t times": "a GPT's layers add their biases themselves",
     "columns summed where they should be gathered": "a GPT gathers no layer's output",
