@@ -17,7 +17,7 @@ settings.register_profile("brief", settings.get_profile("fast"), max_examples=6)
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the tests marked deep too, and draw many more examples")
-    parser.addoption("--brief", action="store_true", help="draw half as many examples: for every push, which draws others")
+    parser.addoption("--brief", action="store_true", help="draw half as many examples, as CI does")
     parser.addoption("--cuda", action="store_true", help="run the tests of tests/gpu on this machine's GPUs")
 
 
