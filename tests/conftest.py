@@ -1,5 +1,6 @@
 """Fixtures and options of all tests: a pool of ranks, and the number of examples that hypothesis draws."""
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,13 @@ settings.register_profile("brief", settings.get_profile("fast"), max_examples=6)
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the tests marked deep too, and draw many more examples")
-    parser.addoption("--brief", action="store_true", help="draw half as many examples, as CI does")
+    parser.addoption("--brief", action="store_true", help="a third of the tests, drawn by chance, with half the examples")
     parser.addoption("--cuda", action="store_true", help="run the tests of tests/gpu on this machine's GPUs")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "deep: a test that takes long, and runs only with --deep")
+    os.environ.setdefault("SHARDLAB_TEST_THIRD", str(random.randrange(3)))      # workers inherit it
     if config.getoption("cuda"):
         os.environ["SHARDLAB_TEST_CUDA"] = "1"
     settings.load_profile("deep" if config.getoption("deep") else "brief" if config.getoption("brief") else "fast")
@@ -55,6 +57,8 @@ def pytest_collection_modifyitems(config, items):
         deep = [item for item in items if item.get_closest_marker("deep")]
         items[:] = [item for item in items if item not in deep]
         config.hook.pytest_deselected(items=deep)
+    if config.getoption("brief"):
+        items[:] = items[int(os.environ["SHARDLAB_TEST_THIRD"])::3]
 
 
 @pytest.fixture(scope="session")
