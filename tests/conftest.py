@@ -18,7 +18,7 @@ settings.register_profile("brief", settings.get_profile("fast"), max_examples=6)
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the tests marked deep too, and draw many more examples")
-    parser.addoption("--brief", action="store_true", help="a third of the tests, drawn by chance, with half the examples")
+    parser.addoption("--brief", action="store_true", help="a third of the tests, by chance, with half the examples")
     parser.addoption("--cuda", action="store_true", help="run the tests of tests/gpu on this machine's GPUs")
 
 
