@@ -1,6 +1,5 @@
 """Fixtures and options of all tests: a pool of ranks, and the number of examples that hypothesis draws."""
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,18 @@ from tests.small_pools import SmallPools
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("fast", max_examples=12, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("deep", settings.get_profile("fast"), max_examples=400)
-settings.register_profile("brief", settings.get_profile("fast"), max_examples=6)
 
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the tests marked deep too, and draw many more examples")
-    parser.addoption("--brief", action="store_true", help="a third of the tests, by chance, with half the examples")
     parser.addoption("--cuda", action="store_true", help="run the tests of tests/gpu on this machine's GPUs")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "deep: a test that takes long, and runs only with --deep")
-    os.environ.setdefault("SHARDLAB_TEST_THIRD", str(random.randrange(3)))      # workers inherit it
     if config.getoption("cuda"):
         os.environ["SHARDLAB_TEST_CUDA"] = "1"
-    settings.load_profile("deep" if config.getoption("deep") else "brief" if config.getoption("brief") else "fast")
+    settings.load_profile("deep" if config.getoption("deep") else "fast")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)     # of hundreds of processes, one compiles a module for all
     # A pair of ranks has a core each, and so would spin while it waits: but two workers share the cores.
     os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
@@ -57,8 +53,6 @@ def pytest_collection_modifyitems(config, items):
         deep = [item for item in items if item.get_closest_marker("deep")]
         items[:] = [item for item in items if item not in deep]
         config.hook.pytest_deselected(items=deep)
-    if config.getoption("brief"):
-        items[:] = items[int(os.environ["SHARDLAB_TEST_THIRD"])::3]
 
 
 @pytest.fixture(scope="session")
