@@ -6,7 +6,6 @@ from grading.answers import load_ipython_extension
 from grading.checks import (CheckFailed, each, expect, expect_dicts, expect_equal, expect_sent, expect_values, passed,
                             run, run_given)
 from grading.draws import check_data
-from grading.hunts import culprit
 
-__all__ = ["CheckFailed", "check_data", "culprit", "each", "expect", "expect_dicts", "expect_equal", "expect_sent",
+__all__ = ["CheckFailed", "check_data", "each", "expect", "expect_dicts", "expect_equal", "expect_sent",
            "expect_values", "load_ipython_extension", "passed", "run", "run_given"]

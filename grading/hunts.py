@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from grading.checks import CheckFailed
+from grading.checks import CheckFailed, expect
 from grading.draws import GRADED
 from mpi_impl.runtime.files import reading
 from reference.errors import UserError
@@ -71,3 +71,24 @@ def culprit(level: str) -> Culprit | None:
     if not HUNTED or level not in HUNTED[-1]:
         raise CheckFailed("There is no case for you in this course's file of hunts: tell your instructor.")
     return HUNTED[-1][level]
+
+
+def expect_file(level: str, file: str) -> None:
+    """Check the file of a case. Raises CheckFailed."""
+    bug = culprit(level)
+    expect(bug is None or file == bug.file, f"The bug of the {level} case is not in {file}.",
+           "what computes the first wrong tensor from the last right one?")
+
+
+def expect_line(level: str, file: str, line: int) -> None:
+    """Check the line of a case. Raises CheckFailed."""
+    bug = culprit(level)
+    expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
+           "plant your hypothesis in a copy: does its run print the same losses?")
+
+
+def expect_kind(level: str, file: str, kind: str) -> None:
+    """Check the kind of a case's bug. Raises CheckFailed."""
+    bug = culprit(level)
+    expect(bug is None or file == bug.file and kind == bug.kind,
+           f"{file} has no bug of the kind '{kind}' in the {level} case.", "what would a reviewer say in two words?")

@@ -125,8 +125,8 @@ draw_masks(drawn())
 # Many programs begin with `seed + rank`, so that ranks draw different numbers. Inside that does no harm. Outside, two
 # ranks that should hold the same array keep different elements of it.
 #
-# **Predict.** A fifth of the elements is dropped. Of an array that two ranks should hold alike, which share of the
-# elements is kept by one of them and dropped by the other?
+# **Predict.** A fifth of the elements is dropped. If two ranks drop elements of the same array independently, what
+# share of the elements is kept by one rank and dropped by the other?
 
 # %%
 guess = ...                # as a share: 0.5 is half of the elements

@@ -37,10 +37,9 @@ from grading import each, run, run_given
 # %% locked="tools"
 import numpy as np
 
-from grading import (CheckFailed, check_data, culprit, each, expect, expect_equal, expect_sent, passed, run,
-                     run_given)
+from grading import CheckFailed, check_data, each, expect, expect_equal, expect_sent, passed, run, run_given
 from grading.checks import difference
-from grading.hunts import KINDS, PATH
+from grading.hunts import KINDS, PATH, expect_file, expect_kind, expect_line
 
 RULES = ("once", "conjugate", "own part", "agree first", "weights", "identical", "everyone")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
@@ -687,32 +686,26 @@ def case_forward():
 
 # %% check="check_case_forward_file" points=4
 # The forward case: the file
-file, line, kind = case("case_forward")
-bug = culprit("forward")
+file, _, _ = case("case_forward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file, f"The bug of the forward case is not in {file}.",
-       "what computes the first wrong tensor from the last right one?")
+expect_file("forward", file)
 ### END HIDDEN TESTS
 
 # %% check="check_case_forward_line" points=4
 # The forward case: the line
-file, line, kind = case("case_forward")
-bug = culprit("forward")
+file, line, _ = case("case_forward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
-       "plant your hypothesis in a copy: does its run print the same losses?")
+expect_line("forward", file, line)
 ### END HIDDEN TESTS
 
 # %% check="check_case_forward_kind" points=2
 # The forward case: the kind
-file, line, kind = case("case_forward")
-bug = culprit("forward")
+file, _, kind = case("case_forward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the forward "
-       "case.", "what would a reviewer say in two words?")
+expect_kind("forward", file, kind)
 ### END HIDDEN TESTS
 
 # %% answer="case_backward"
@@ -726,32 +719,26 @@ def case_backward():
 
 # %% check="check_case_backward_file" points=4
 # The backward case: the file
-file, line, kind = case("case_backward")
-bug = culprit("backward")
+file, _, _ = case("case_backward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file, f"The bug of the backward case is not in {file}.",
-       "what computes the first wrong tensor from the last right one?")
+expect_file("backward", file)
 ### END HIDDEN TESTS
 
 # %% check="check_case_backward_line" points=4
 # The backward case: the line
-file, line, kind = case("case_backward")
-bug = culprit("backward")
+file, line, _ = case("case_backward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
-       "plant your hypothesis in a copy: does its run print the same losses?")
+expect_line("backward", file, line)
 ### END HIDDEN TESTS
 
 # %% check="check_case_backward_kind" points=2
 # The backward case: the kind
-file, line, kind = case("case_backward")
-bug = culprit("backward")
+file, _, kind = case("case_backward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the backward "
-       "case.", "what would a reviewer say in two words?")
+expect_kind("backward", file, kind)
 ### END HIDDEN TESTS
 
 # %% answer="case_step"
@@ -765,32 +752,26 @@ def case_step():
 
 # %% check="check_case_step_file" points=4
 # The step case: the file
-file, line, kind = case("case_step")
-bug = culprit("step")
+file, _, _ = case("case_step")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file, f"The bug of the step case is not in {file}.",
-       "what computes the first wrong tensor from the last right one?")
+expect_file("step", file)
 ### END HIDDEN TESTS
 
 # %% check="check_case_step_line" points=4
 # The step case: the line
-file, line, kind = case("case_step")
-bug = culprit("step")
+file, line, _ = case("case_step")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and bug.first <= line <= bug.last, f"Line {line} of {file} is as it was.",
-       "plant your hypothesis in a copy: does its run print the same losses?")
+expect_line("step", file, line)
 ### END HIDDEN TESTS
 
 # %% check="check_case_step_kind" points=2
 # The step case: the kind
-file, line, kind = case("case_step")
-bug = culprit("step")
+file, _, kind = case("case_step")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect(bug is None or file == bug.file and kind == bug.kind, f"{file} has no bug of the kind '{kind}' in the step "
-       "case.", "what would a reviewer say in two words?")
+expect_kind("step", file, kind)
 ### END HIDDEN TESTS
 
 # %% [markdown]

@@ -49,7 +49,7 @@ def test_an_error_of_a_called_answer_names_the_cell_that_defined_it(shell, above
 
 
 def test_an_interrupt_shows_where_each_rank_was_and_gives_no_mark():
-    """As a KeyboardInterrupt, it ends grading: a check that was interrupted is no check that has failed."""
+    """Grading ends, too: a check that was interrupted has not failed."""
     def converse(*_):
         raise interrupted([Answer("stuck", '  File "answer f", line 3, in f\n'), Answer("returned")])
 

@@ -64,7 +64,7 @@ def test_no_hidden_test_and_no_page_of_the_instructors_is_in_it(files):
 
 
 def test_all_that_its_packages_import_is_in_it(files):
-    """Of the three packages; `grading` has only some of its modules there."""
+    """The bundle leaves out some modules of `grading`; none that it keeps may import one of those."""
     for name, text in files.items():
         for module in re.findall(r"^\s*(?:from|import) ((?:grading|mpi_impl|reference)[\w.]*)", text, re.MULTILINE):
             path = f"shardlab/{module.replace('.', '/')}"
@@ -90,7 +90,7 @@ def test_its_run_sh_has_the_students_commands_only(archive, tmp_path):
 
 
 def test_jupyterlab_hides_what_students_do_not_need(files, monkeypatch):
-    """As JupyterLab reads its settings: extensions that are there, and no question about news."""
+    """JupyterLab's own reader finds the settings: hidden extensions exist, and news are not asked about."""
     folder = "shardlab/notebooks/.jupyter"
     assert f'JUPYTER_CONFIG_PATH="$root/{folder.removeprefix("shardlab/")}' in files["shardlab/run.sh"]
     assert f"{folder}/labconfig/page_config.json" in files

@@ -90,7 +90,7 @@ def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed
 
 def test_the_bugs_are_those_of_the_student_whom_gradescope_names(grade_one, tmp_path):
     source = notebook(answer_cell("f", ""), check_cell("check", "print(culprit('step').kind)"))
-    source.cells.insert(0, cell("locked", "tools", "from grading import culprit"))
+    source.cells.insert(0, cell("locked", "tools", "from grading.hunts import culprit"))
     (tmp_path / "lab.ipynb").write_text(nbformat.writes(source))
     (tmp_path / FILE).write_text(json.dumps({"a@b.c": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
     assert "There is no case for you" in grade_one(source)["tests"][0]["output"]

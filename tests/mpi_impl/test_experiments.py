@@ -65,7 +65,7 @@ def test_stale_weights_are_compared_over_the_same_microbatches(ranks, tmp_path, 
 
 
 def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
-    """As the simulator's 1F1B has it, with a step after another."""
+    """The simulator's time for 1F1B, once for each step."""
     args = stale_weights.StaleWeightsOptions(stages=3, microbatches=12, flush_after=4)
     for way in stale_weights.WAYS:
         m = stale_weights.step_of(way, args)
