@@ -77,15 +77,13 @@ class ModelState:
 
         Tied logits use the embedding's table, on the first and the last stage. All layers may share one block.
         """
-        first, last = has_embedding(tensors), has_head(tensors, self.model)
+        first, last, pipeline = has_embedding(tensors), has_head(tensors, self.model), self.topology.pipeline
         self.contributions = {"embedding.word": 2} if self.model.tied and first and last else {}
         self.embedding_group = self.topology.embedding if self.model.tied and first != last else None
         self.copies = {"embedding.word"} if self.embedding_group and last else set()
-        self.block_group = None
-        if self.model.share_layers:
-            self.contributions[SHARED_BLOCK] = len(tensors.blocks)
-            self.block_group = self.topology.pipeline if self.topology.pipeline.size > 1 else None
-            self.copies |= {SHARED_BLOCK} if self.topology.pipeline.rank > 0 else set()
+        self.block_group = pipeline if self.model.share_layers and pipeline.size > 1 else None
+        self.contributions |= {SHARED_BLOCK: len(tensors.blocks)} if self.model.share_layers else {}
+        self.copies |= {SHARED_BLOCK} if self.block_group and pipeline.rank > 0 else set()
 
     # ---- buffers ----
 
@@ -130,9 +128,10 @@ class ModelState:
     def reduce_gradients(self) -> None:
         """Wait for the sums over the replicas, and sum what other ranks have a part of, though each holds the tensor.
 
-        Two stages use the tied word table, and all of them a shared block. With sequence parallelism every tensor-parallel rank has applied norms,
-        routers, biases of row-parallel layers and positions to its own part of the sequence. (Experts see all of it.)
-        With fewer heads of keys and values than ranks, neighbours have used copies of the same head for other queries.
+        Two stages use the tied word table, and all stages a shared block. With sequence parallelism every
+        tensor-parallel rank has applied norms, routers, biases of row-parallel layers and positions to its own part of
+        the sequence. (Experts see all of it.) With fewer heads of keys and values than ranks, neighbours have used
+        copies of the same head for other queries.
         """
         self.gradients.finish()
         for group, reason, unit in ((self.embedding_group, "tied embedding", "embedding.word"),

@@ -58,9 +58,9 @@ class ModelConfig:
         self.check_attention()
         self.check_mlp()
         if self.share_layers and self.experts and self.experts.moe_layer_freq > 1:
-            raise UserError(f"--share-layers gives all layers one block of parameters, but with --moe-layer-freq "
-                            f"{self.experts.moe_layer_freq} only some layers have experts, and others an MLP. Leave one "
-                            "of the two out.")
+            raise UserError("--share-layers gives all layers one block of parameters, but with --moe-layer-freq "
+                            f"{self.experts.moe_layer_freq} only some layers have experts, and others an MLP. Leave "
+                            "one of the two out.")
         require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
         require_one_of("normalization", self.normalization, NORMALIZATIONS)

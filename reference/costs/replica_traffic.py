@@ -115,9 +115,9 @@ def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
 def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int, replica: int) -> list[Traffic]:
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
-    The first and the last stage share a tied table, if they are on two ranks, and all stages a shared block. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
-    queries. A replica sums only its own elements.
+    The first and the last stage share a tied table, if they are on two ranks, and layers that share their parameters
+    make all stages share a block. With sequence parallelism, tensors that are replicated over t have seen a shard of
+    the sequence. Copies of one shard have been used for other heads of queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]

@@ -6,9 +6,6 @@ has the head, which differs from model to model (gpt.py, bert.py). Every model's
 
 Logits use the word table of the embedding unless the config unties them. A last stage that is not also the first
 holds a copy of that tied table, under the same name, `embedding.word`: its gradient is the sum over both copies.
-
-With `share_layers` all layers use one block, `blocks.shared` (ALBERT: Lan et al. 2019, section 3.1). Its gradient is the
-sum over the layers, and with several stages, each of which has a copy, over the stages.
 """
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.layer_context import LayerContext
-from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
-                                    sharded_block_forward)
+from reference.layers.block import block_backward, block_forward, sharded_block_backward, sharded_block_forward
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
-from reference.params import Shared, tree_map
+from reference.models.blocks import blocks_tensors, gradients_of_blocks, join_blocks
 from reference.rope import rotary_cos_sin
 
 
@@ -57,8 +53,7 @@ def stage_tensors(c, layers):
     first, last = 0 in layers, c.num_layers - 1 in layers
     everything = embedding_tensors(c)
     embedding = everything if first else Embedding(everything.word if last and c.tied else None, None)
-    blocks = {layer: block_tensors(c, layer) for layer in layers}
-    return {"embedding": embedding, "blocks": Shared(tuple(layers), blocks[layers[0]]) if c.share_layers else blocks}
+    return {"embedding": embedding, "blocks": blocks_tensors(c, layers)}
 
 
 def stage_of(p, layers):
@@ -67,13 +62,10 @@ def stage_of(p, layers):
 
 
 def join_stages(parts):
-    """Return the whole model from ranks that hold different layers of it, with the first stage's copy of a tied table.
-    """
+    """Return the whole model from ranks that hold different layers, with the first stage's copy of a tied table."""
     first, last = (next(p for p in parts if held(p) is not None)
                    for held in (lambda p: p.blocks.get(0), lambda p: p.final_layernorm))
-    blocks = dict(sorted((layer, block) for p in parts for layer, block in p.blocks.items()))
-    shared = isinstance(first.blocks, Shared)
-    return replace(last, embedding=first.embedding, blocks=replace(first.blocks, layers=tuple(blocks)) if shared else blocks)
+    return replace(last, embedding=first.embedding, blocks=join_blocks([p.blocks for p in parts]))
 
 
 def has_embedding(p):
@@ -116,7 +108,7 @@ def backbone_backward(dy, p, cache, c):
         blocks |= grads
     if has_embedding(p):
         dy, embedding = None, embedding_backward(dy, p.embedding, cache.embedding)
-    return dy, embedding, sum_shared(blocks, p.blocks)
+    return dy, embedding, gradients_of_blocks(p.blocks, blocks)
 
 
 def blocks_forward(x, layers, p, c, context, keep=True):
@@ -131,8 +123,7 @@ def blocks_forward(x, layers, p, c, context, keep=True):
 
 
 def layers_backward(dy, p, kept, cache, c):
-    """Map dy [b, s, h] to dx through layers whose caches were kept, or are computed again; return gradients by layer.
-    """
+    """Map dy [b, s, h] to dx and to gradients by layer: of layers whose caches were kept, or are computed again."""
     layers, caches, x = kept
     if caches is None:
         _, caches = blocks_forward(x, layers, p, c, cache.context)
@@ -140,14 +131,6 @@ def layers_backward(dy, p, kept, cache, c):
     for layer in reversed(layers):
         dy, grads[layer] = block_backward(dy, p.blocks[layer], caches[layer], c)
     return dy, grads
-
-
-def sum_shared(grads, blocks):
-    """Return the gradients of a stage's blocks from those of its layers: of a block that all use, the sum."""
-    in_order = {layer: grads[layer] for layer in blocks}
-    if not isinstance(blocks, Shared):
-        return in_order
-    return replace(blocks, shared=tree_map(lambda *uses: sum(uses[1:], uses[0]), *in_order.values()))
 
 
 def add_table(embedding, dtable):
@@ -194,7 +177,7 @@ def sharded_backbone_backward(dxs, shards, cache, c, region):
             for rank, grad in enumerate(grads):
                 blocks[rank][layer] = grad
     return (sharded_embedding_backward(dxs, [p.embedding for p in shards], cache.embedding, region),
-            [sum_shared(grads, p.blocks) for grads, p in zip(blocks, shards)])
+            [gradients_of_blocks(p.blocks, grads) for p, grads in zip(shards, blocks)])
 
 
 def sharded_blocks_forward(xs, layers, shards, c, region, context, keep=True):

@@ -9,6 +9,7 @@ import numpy as np
 
 from reference.batches import number_of_tokens
 from reference.layer_context import AuxiliaryLosses, LayerContext
+from reference.models.blocks import sum_of_trees
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
 from reference.params import Shared, leaves, tree_map, with_names
@@ -75,5 +76,5 @@ def tie(grads):
     grads = [p if p.embedding.word is None else replace(p, embedding=replace(p.embedding, word=total)) for p in grads]
     if not isinstance(grads[0].blocks, Shared):
         return grads
-    block = tree_map(lambda *each: sum(each[1:], each[0]), *(p.blocks.shared for p in grads))
-    return [replace(p, blocks=replace(p.blocks, shared=block)) for p in grads]
+    block = sum_of_trees([p.blocks.shared for p in grads])
+    return [replace(p, blocks=Shared(p.blocks.layers, block)) for p in grads]
