@@ -114,7 +114,7 @@ class Observer(ABC):
                     self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
     def see_factors(self, grad, x, dy) -> None:
-        """See x^T dy, which is added to a weight's gradient. (Of a shared block's, nothing says whose layer's it is.)"""
+        """See x^T dy, which is added to a weight's gradient. (Of a shared block, it tells no layer.)"""
         name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
         unit = unit_of(name)
         if unit == SHARED_BLOCK:

@@ -6,7 +6,7 @@ ENTRIES = [
     Entry("the tied table's gradients not summed", "missing communication", "PP", "after NVIDIA/Megatron-LM #656",
           "The first and the last stage have a copy of the word table each, and half of its gradient: without the "
           "sum the copies come untied.",
-          Bug("mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
+          Bug("mpi_impl.parallel.model_state", '(self.embedding_group, "tied embedding",', '(None, "tied embedding",'),
           trained()),
     Entry("the tied table's gradients averaged", "scaling", "PP", "after paiml/entrenar #314",
           "The gradients of the two copies are averaged, as replicas' are, though each is a part of a sum.",
