@@ -60,7 +60,7 @@ def draw_shared_layers(path: str, losses: dict, layers: int, limits: dict[str, f
         draw_band(axes, np.arange(1, curves.shape[1] + 1) * SMOOTHED, curves, color, kind)
     for name, loss in limits.items():
         axes.axhline(loss, color="0.5", linestyle=":", linewidth=1)
-        axes.text(0, loss, name, color="0.4", ha="left", va="bottom", fontsize=9)
+        axes.text(curves.shape[1] * SMOOTHED, loss, name, color="0.4", ha="right", va="bottom", fontsize=9)
     axes.set_ylim(0, 1.15 * max(limits.values()))
     axes.set_xlabel("iteration")
     axes.set_ylabel("loss, nats")

@@ -45,7 +45,7 @@ class SharedLayersOptions:
     """The models, their training and its picture."""
 
     num_layers: int = option_field(4, metavar="L")
-    seeds: int = option_field(5, "how many models of each kind")
+    seeds: int = option_field(3, "how many models of each kind")
     train_iters: int = option_field(800, metavar="N")
     lr: float = option_field(3e-3, "the same for all")
     plot: str = option_field("shared_layers.png", metavar="F")

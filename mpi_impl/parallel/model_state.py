@@ -57,7 +57,8 @@ class ModelState:
         self.stages_of_ranks = stages_of_ranks(model, topology.config)
         self.stages = self.stages_of_ranks[topology.place.pipeline]
         tensors = model_tensors(model, layers_of_rank(self.stages))
-        self.find_copies(tensors)
+        self.tie_word_table(tensors)
+        self.share_block(tensors)
         # Their tensors: where they lie, what this rank holds of them, and what it owns.
         self.layout = layout_of(tensors, topology.config)
         self.zero = STAGES[topology.config.zero_stage](self.layout, topology, self.device_prototype, self.main,
@@ -71,18 +72,24 @@ class ModelState:
             {stage: stage_of(units, layers) for stage, layers in self.stages.items()}
             for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
 
-    def find_copies(self, tensors) -> None:
-        """Find out which units are used several times: on this rank, in which case a microbatch contributes to them as
-        often; or on several ranks, whose copies' gradients are summed. Only the first copy counts in the norm.
+    def tie_word_table(self, tensors) -> None:
+        """Find out who shares the word table: tied logits use the embedding's, so the first and the last stage do.
 
-        Tied logits use the embedding's table, on the first and the last stage. All layers may share one block.
+        If both are on one rank, the table gets two contributions a microbatch. If they are on two, each has a copy: the
+        copies' gradients are summed over `embedding_group`, and only the first counts in the norm.
         """
-        first, last, pipeline = has_embedding(tensors), has_head(tensors, self.model), self.topology.pipeline
+        first, last = has_embedding(tensors), has_head(tensors, self.model)
         self.contributions = {"embedding.word": 2} if self.model.tied and first and last else {}
         self.embedding_group = self.topology.embedding if self.model.tied and first != last else None
         self.copies = {"embedding.word"} if self.embedding_group and last else set()
-        self.block_group = pipeline if self.model.share_layers and pipeline.size > 1 else None
-        self.contributions |= {SHARED_BLOCK: len(tensors.blocks)} if self.model.share_layers else {}
+
+    def share_block(self, tensors) -> None:
+        """Find out who shares a block of all layers: it gets a contribution from each of this rank's layers, and every
+        rank of the pipeline has a copy of it.
+        """
+        shares, pipeline = self.model.share_layers, self.topology.pipeline
+        self.contributions |= {SHARED_BLOCK: len(tensors.blocks)} if shares else {}
+        self.block_group = pipeline if shares and pipeline.size > 1 else None
         self.copies |= {SHARED_BLOCK} if self.block_group and pipeline.rank > 0 else set()
 
     # ---- buffers ----
@@ -134,10 +141,12 @@ class ModelState:
         copies of the same head for other queries.
         """
         self.gradients.finish()
-        for group, reason, unit in ((self.embedding_group, "tied embedding", "embedding.word"),
-                                    (self.block_group, "shared block", SHARED_BLOCK)):
-            if group:
-                self.sum_pieces(group, reason, [piece for piece in self.pieces if unit_of(piece.of.name) == unit])
+        if self.embedding_group:
+            self.sum_pieces(self.embedding_group, "tied embedding",
+                            [piece for piece in self.pieces if piece.of.name == "embedding.word"])
+        if self.block_group:
+            self.sum_pieces(self.block_group, "shared block",
+                            [piece for piece in self.pieces if unit_of(piece.of.name) == SHARED_BLOCK])
         if self.topology.config.sequence_parallel:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
                             [piece for piece in self.pieces
