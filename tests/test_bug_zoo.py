@@ -48,7 +48,7 @@ def test_ranks_catch_the_bug(ranks, holds, name):
     """By a mistake's consequences, not because the wrong text is no program."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
     holds(theorem)
-    failure = assert_fails(ranks, theorem.ranks, bug, theorem.function, *theorem.args, timeout=10)
+    failure = assert_fails(ranks, theorem.ranks, bug, theorem.function, *theorem.args, timeout=5)
     assert not re.search("NameError|UnboundLocalError|positional argument", str(failure)), failure
 
 
