@@ -37,7 +37,7 @@ def holds(ranks):
     def assert_once(theorem: Theorem) -> None:
         call = pickle_call(theorem.function, (theorem.ranks, theorem.args))
         if call not in known:
-            ranks.run(theorem.ranks, theorem.function, *theorem.args, timeout=10)
+            ranks.run(theorem.ranks, theorem.function, *theorem.args, timeout=60)
             known.add(call)
 
     return assert_once
