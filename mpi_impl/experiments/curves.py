@@ -52,7 +52,7 @@ def draw_stale_weights(path: str, losses: dict, times: dict, chance: float) -> N
 
 
 def draw_shared_layers(path: str, losses: dict, layers: int, limits: dict[str, float]) -> None:
-    """Draw the losses [iterations] by Run (shared_layers.py), between the limits, each with its name."""
+    """Draw the losses [iterations] by SharingRun (shared_layers.py), between the limits, each with its name."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     for kind, color in zip(dict.fromkeys(run.kind for run in losses), ("#1f77b4", "#d62728", "#7f7f7f")):

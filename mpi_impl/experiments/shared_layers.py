@@ -51,7 +51,7 @@ class SharedLayersOptions:
     plot: str = option_field("shared_layers.png", metavar="F")
 
 
-class Run(NamedTuple):
+class SharingRun(NamedTuple):
     """A model to train."""
 
     kind: str
@@ -69,7 +69,7 @@ class Result(NamedTuple):
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parse_options(argv)
     ranks.broadcast_object(lambda: check_outputs(args))
-    runs = [Run(kind, seed) for seed in range(args.seeds) for kind in KINDS]
+    runs = [SharingRun(kind, seed) for seed in range(args.seeds) for kind in KINDS]
     topology = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig())
     results = do_all(ranks, runs, lambda one: train(one, args, topology),
                      lambda one, found: f"{one.kind:<24}, seed {one.seed}: final loss {final(found.losses):.3f}")
@@ -101,7 +101,7 @@ def model_of(kind: str, layers: int) -> ModelConfig:
             "one layer": replace(model, num_layers=1)}[kind]
 
 
-def train(one: Run, args: SharedLayersOptions, topology: Topology) -> Result:
+def train(one: SharingRun, args: SharedLayersOptions, topology: Topology) -> Result:
     """Train a model, and find the bytes that it needs."""
     optimizer = OptimizerConfig(args.lr, args.train_iters, lr_warmup_iters=int(WARMUP * args.train_iters))
     state = ModelState(model_of(one.kind, args.num_layers), topology, one.seed, Precision("float32"))
@@ -123,7 +123,7 @@ def batches(seed: int) -> Iterator[GPTBatch]:
         yield GPTBatch(numbers[:, :-1], numbers[:, 1:])
 
 
-def table(results: dict[Run, Result], args: SharedLayersOptions) -> str:
+def table(results: dict[SharingRun, Result], args: SharedLayersOptions) -> str:
     """Return a table of each kind's size, memory and work, and of the median and the spread of its loss."""
     rows = [["", "parameters", "states, bytes", "activations, bytes", "FLOPs of a step", "final loss: median", "least",
              "most"]]
