@@ -162,7 +162,8 @@ class LossScaler:
 
     A step whose gradients overflow is skipped: no weight moves. From the n-th such step on (n is the hysteresis) the
     scale is divided by a factor F each time; after a window of steps without overflow it is multiplied by F, and the
-    patience restored. F is 2; powers of 2 only move a gradient's exponent, and any other factor rounds its digits.
+    patience restored. F is 2 by default. A power of 2 only moves a gradient's exponent; any other factor rounds its
+    digits.
     """
 
     def __init__(self, scaling: LossScaling):

@@ -68,6 +68,12 @@ def place(rank: int, c: ParallelConfig) -> Place:
     return Place(tensor, context, data, pipeline)
 
 
+def rank_at(at: Place, c: ParallelConfig) -> int:
+    """Return the rank at a place: the inverse of `place`."""
+    replica = at.context + c.context_parallel_size * at.data
+    return at.tensor + c.tensor_model_parallel_size * (replica + c.replicas * at.pipeline)
+
+
 @dataclass(frozen=True)
 class Topology:
     """The groups of one rank."""

@@ -5,6 +5,7 @@ your head; then reduce, gather and scatter, for which one rank works alone; then
 explains why the others cost less (Patarasuk and Yuan 2009).
 """
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,16 +35,39 @@ n - 1 results, while the others wait. In a ring every rank works all the time, a
 """
 
 COSTS = """\
-What moved, on each rank. Here N = {N} numbers of {itemsize} bytes, on n = {ranks}. In a ring a rank sends a piece, N/n
-numbers, in each of n - 1 steps: N (n-1)/n. An all-gather does the same, so an all-reduce sends 2 N (n-1)/n, and never
-more than 2 N, on any number of ranks. (In a broadcast around the ring the last rank has nobody to send to: this is the
-mean.)"""
+What moved: collectives on each rank, sends on rank 0. Here N = {N} numbers of {itemsize} bytes, on n = {ranks}. In a
+ring a rank sends a piece, N/n numbers, in each of n - 1 steps: N (n-1)/n. An all-gather does the same, so an all-reduce
+sends 2 N (n-1)/n, and never more than 2 N, on any number of ranks. (In a broadcast around the ring the last rank has
+nobody to send to: this is the mean.)"""
+
+
+class CollectiveResults(NamedTuple):
+    """The results of all operations on this rank; None where another rank has the result."""
+
+    copy: Any           # of rank 0's array
+    piece: Any          # of the sum
+    joined: Any         # the pieces of all ranks
+    total: Any
+    at_root: Any        # the sum by sends and receives
+    gathered: Any
+    scattered: Any
+    sent: list          # around the ring
+    kept: Any
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     N, n = ELEMENTS.parse(argv, ranks.size), ranks.size
     say(ranks, INTRODUCTION.format(ranks=count(n)))
     x = np.arange(1, N + 1) + ranks.rank * (10 if N < 10 else 100)      # the leading digits show the rank
+    results = compute(ranks, x)
+    say_collectives(ranks, x, results)
+    say_by_hand(ranks, results)
+    say(ranks, f"\n{COSTS.format(N=N, itemsize=x.itemsize, ranks=count(n))}\n{traffic_table(ranks.ledger)}\n")
+    compare(ranks, x, results)
+
+
+def compute(ranks: Group, x) -> CollectiveResults:
+    """Apply each operation to the ranks' arrays x [N]."""
     with ranks.ledger.phase("collective"):
         copy = ranks.broadcast(x.copy(), "rank 0's array")
         piece = ranks.reduce_scatter(x, 0, "pieces of the sum")
@@ -55,41 +79,52 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         scattered = scatter_by_hand(ranks, x)
     with ranks.ledger.phase("by hand"):
         sent, kept = ring_reduce_scatter(ranks, x)
+    return CollectiveResults(copy, piece, joined, total, at_root, gathered, scattered, sent, kept)
 
-    wide = len(str(total.max()))
-    before, of_sum = numbers(x, wide), numbers(total, wide)
+
+def say_collectives(ranks: Group, x, results: CollectiveResults) -> None:
+    """Print each rank's array before and after each collective."""
+    piece, wide = results.piece, width(results)
+    before, of_sum = numbers(x, wide), numbers(results.total, wide)
     mine = f"{span(ranks.rank * len(piece), (ranks.rank + 1) * len(piece), 'element')}: {numbers(piece, wide)}"
     say(ranks, "Broadcast. Every rank gets rank 0's array:")
-    say_aligned(ranks, before, "->", numbers(copy, wide))
+    say_aligned(ranks, before, "->", numbers(results.copy, wide))
     say(ranks, "\nReduce-scatter. The arrays are added up, and each rank gets its piece of the sum:")
     say_aligned(ranks, before, "->", mine)
     say(ranks, "\nAll-gather. Every rank gets all pieces, joined in rank order:")
-    say_aligned(ranks, mine, "->", numbers(joined, wide))
+    say_aligned(ranks, mine, "->", numbers(results.joined, wide))
     say(ranks, "\nAll-reduce. Every rank gets the sum. It is the last two, one after the other:")
     say_aligned(ranks, before, "->", of_sum)
+
+
+def say_by_hand(ranks: Group, results: CollectiveResults) -> None:
+    """Print the results of the operations made of sends and receives, and the steps of the ring."""
+    n, wide = ranks.size, width(results)
     say(ranks, "\nReduce, gather and scatter, by hand. The sum is on rank 0 only, and so are the joined pieces of the "
                "sum; and it is\nrank 0's array that is scattered. What the others get or give passes through rank 0:")
     say_aligned(ranks, *(f"{what}: {'nothing' if x is None else numbers(x, wide, SHOWN // 2)}" for what, x in
-                         (("reduce", at_root), ("gather", gathered), ("scatter", scattered))))
+                         (("reduce", results.at_root), ("gather", results.gathered), ("scatter", results.scattered))))
     say(ranks, f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
                "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")
     few = max(1, 2 * SHOWN // n)
-    steps = [f"{numbers(one, wide, few)}," for one in sent[:SHOWN]] + ["...,"] * (n - 1 > SHOWN)
-    say_aligned(ranks, "sends", *(steps or ["nothing,"]), f"keeps {numbers(kept, wide, few)}")
-    say(ranks, f"\n{COSTS.format(N=N, itemsize=x.itemsize, ranks=count(n))}\n{traffic_table(ranks.ledger)}\n")
+    steps = [f"{numbers(one, wide, few)}," for one in results.sent[:SHOWN]] + ["...,"] * (n - 1 > SHOWN)
+    say_aligned(ranks, "sends", *(steps or ["nothing,"]), f"keeps {numbers(results.kept, wide, few)}")
 
+
+def compare(ranks: Group, x, results: CollectiveResults) -> None:
+    """Compare this rank's results with the textbook's."""
     check, xs = Check(), ranks.allgather_objects(x)
     pieces = textbook.reduce_scatter(xs, 0)
-    check.equal("broadcast", copy, textbook.broadcast(xs)[ranks.rank])
-    check.equal("reduce-scatter", piece, pieces[ranks.rank])
-    check.equal("all-gather", joined, textbook.all_gather(pieces, 0)[ranks.rank])
-    check.equal("all-reduce", total, textbook.all_reduce(xs)[ranks.rank])
-    for name, found, expected in (("reduce", at_root, textbook.reduce(xs)[ranks.rank]),
-                                  ("gather", gathered, textbook.gather(pieces, 0)[ranks.rank])):
+    check.equal("broadcast", results.copy, textbook.broadcast(xs)[ranks.rank])
+    check.equal("reduce-scatter", results.piece, pieces[ranks.rank])
+    check.equal("all-gather", results.joined, textbook.all_gather(pieces, 0)[ranks.rank])
+    check.equal("all-reduce", results.total, textbook.all_reduce(xs)[ranks.rank])
+    for name, found, expected in (("reduce", results.at_root, textbook.reduce(xs)[ranks.rank]),
+                                  ("gather", results.gathered, textbook.gather(pieces, 0)[ranks.rank])):
         if ranks.rank == 0:
             check.equal(name, found, expected)
-    check.equal("scatter", scattered, textbook.scatter(xs, 0)[ranks.rank])
-    check.equal("the ring", kept, pieces[ranks.rank])
+    check.equal("scatter", results.scattered, textbook.scatter(xs, 0)[ranks.rank])
+    check.equal("the ring", results.kept, pieces[ranks.rank])
     check.conclude(ranks)
 
 
@@ -143,6 +178,11 @@ def ring_reduce_scatter(ranks: Group, x):
         sent.append(pieces[outgoing])
         pieces[incoming] += arrived
     return sent, pieces[ranks.rank]
+
+
+def width(results: CollectiveResults) -> int:
+    """Return how many characters the largest number has."""
+    return len(str(results.total.max()))
 
 
 def numbers(x, wide: int, few: int = SHOWN) -> str:

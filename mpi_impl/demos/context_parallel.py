@@ -33,8 +33,8 @@ SAMPLES, HEAD_SIZE, CHUNK, WORDS, SEED = 2, 4, 2, 11, 1
 INTRODUCTION = """\
 With context parallelism {ranks} (processes, each with memory of its own) have the same texts and the same weights,
 but each has different positions: two of 2 c chunks. All but attention works as if these positions were the whole text,
-if it knows where they are: for rope, position tables, dropout's masks, and the targets at the end of each chunk. The
-gradients of all ranks are summed, as those of replicas are. Attention needs the keys and values of other ranks:
+as long as it knows where they are: for rope, position tables, dropout's masks, and the targets at the end of each
+chunk. The gradients of all ranks are summed, as those of replicas are. Attention needs the keys and values of others:
 
   p2p         keys and values travel around the ring of ranks, block by block, while blocks are computed
   all_gather  every rank gets all keys and values in one go

@@ -4,6 +4,7 @@ It shows which rank holds which experts, what each token's router chooses, how m
 rank to each, and back, and whose gradient is complete already (Lepikhin et al. 2020, 2006.16668, section 3).
 """
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,15 @@ weights. Nothing is dropped: an expert has as many rows as come, or none.
 """
 
 
+class Computed(NamedTuple):
+    """The results on this rank."""
+
+    y: Any
+    dx: Any
+    balance: float      # the load-balancing loss of all ranks
+    grads: Any          # of this rank's experts, and of the router, summed over all ranks
+
+
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="mpi_impl.demos.experts", description="Show how experts are dealt out to the ranks.")
     parser.add_argument("--experts-per-rank", type=int, default=2, metavar="N", help="(default: 2)")
@@ -49,48 +59,67 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = deal(whole, tensors, n)[ranks.rank]
     x, dy = np.random.default_rng(1).normal(size=(2, n, 1, POSITIONS, HIDDEN_SIZE))       # of all ranks: a sample each
-    first, alone = ranks.rank * each, ranks.split(ranks.rank, "alone")       # no rank shares the layers of another
+    alone = ranks.split(ranks.rank, "alone")       # no rank shares the layers of another
     inside = TensorParallelRegion(alone, ranks)
+    say_owned(ranks, mine, each)
 
-    say(ranks, f"Who owns what: h = {HIDDEN_SIZE}, a router {shape(whole.router)} on every rank, and")
-    say_aligned(ranks, f"{span(first, first + each, 'expert')},", f"A {shape(mine.experts.w_in)},",
-                f"B {shape(mine.experts.w_out)}")
-
-    own, together = (AuxiliaryLosses(n, n * POSITIONS) for _ in range(2))
+    own, grads = AuxiliaryLosses(n, n * POSITIONS), tree_map(np.zeros_like, mine)
     with ranks.ledger.phase("forward"):
         y, cache = experts_forward(x[ranks.rank], mine, c, inside, LayerContext(auxiliary=own))
-    say(ranks, "\nForward. The experts of each rank's tokens, the most probable first:")
-    say_each(ranks, "  ".join(" ".join(map(str, ids)) for ids in cache.routing.ids[0].tolist()))
-    say(ranks, "Copies that travel, from the rank of the row to the rank of the column:\n" +
-        table_of(rows_between_ranks(cache.order.counts)))
-    say(ranks, "So the matrices of the experts have these numbers of rows:")
-    rows = cache.order.counts.sum(0)[first:first + each]
-    say_aligned(ranks, f"{' '.join(map(str, rows))},", f"and Y {shape(y)}: {first_elements(y)}")
     balance = sum(ranks.allgather_objects(own.total[0]))
-    say(ranks, f"The load-balancing loss is {balance:.3f}, the mean over all sequences. With even choices it is 1.")
-
-    grads = tree_map(np.zeros_like, mine)
+    say_forward(ranks, cache, y, each, balance)
     with ranks.ledger.phase("backward"):
         dx = experts_backward(dy[ranks.rank].copy(), mine, cache, c, grads, ImmediateSink(), inside)
-    say(ranks, "\nBackward, from a random dY. An expert has seen all ranks' tokens, so its gradient is complete. A "
-               "router\nhas seen its rank's, and its gradient is a part of a sum:")
-    say_each(ranks, f"of the router {first_elements(grads.router)}; of A {first_elements(grads.experts.w_in)}")
+    say_backward(ranks, grads)
     with ranks.ledger.phase("reduction"):
         ranks.all_reduce(grads.router, "gradients")
     sent = Ledger()
     sent.totals |= {entry: total for entry, total in ranks.ledger.totals.items() if entry.group != alone.name}
     say(ranks, f"\nWhat rank 0 sent. How many copies travel depends on the data:\n{traffic_table(sent)}\n")
     alone.free()
+    compare(ranks, c, whole, (x, dy), Computed(y, dx, balance, grads))
 
-    check = Check()
-    whole_y, whole_cache = textbook.experts_forward(x[:, 0], whole, c, LayerContext(auxiliary=together))
-    whole_dx, whole_grads = textbook.experts_backward(dy[:, 0], whole, whole_cache, c)
-    check.equal("Y", y, whole_y[ranks.rank:ranks.rank + 1])
-    check.equal("dX", dx, whole_dx[ranks.rank:ranks.rank + 1])
-    check.equal("the load-balancing loss", balance, together.total[0])
-    for name, found in vars(grads.experts).items():
-        check.equal("every expert's gradient", found, getattr(whole_grads.experts, name)[first:first + each])
-    check.equal("the router's", grads.router, whole_grads.router)
+
+def say_owned(ranks: Group, mine, each: int) -> None:
+    """Print which experts are on which rank."""
+    first = ranks.rank * each
+    say(ranks, f"Who owns what: h = {HIDDEN_SIZE}, a router {shape(mine.router)} on every rank, and")
+    say_aligned(ranks, f"{span(first, first + each, 'expert')},", f"A {shape(mine.experts.w_in)},",
+                f"B {shape(mine.experts.w_out)}")
+
+
+def say_forward(ranks: Group, cache, y, each: int, balance: float) -> None:
+    """Print the choices of the routers, the copies that travel, and how even the choices are."""
+    say(ranks, "\nForward. The experts of each rank's tokens, the most probable first:")
+    say_each(ranks, "  ".join(" ".join(map(str, ids)) for ids in cache.routing.ids[0].tolist()))
+    say(ranks, "Copies that travel, from the rank of the row to the rank of the column:\n" +
+        table_of(rows_between_ranks(cache.order.counts)))
+    say(ranks, "So the matrices of the experts have these numbers of rows:")
+    rows = cache.order.counts.sum(0)[ranks.rank * each:(ranks.rank + 1) * each]
+    say_aligned(ranks, f"{' '.join(map(str, rows))},", f"and Y {shape(y)}: {first_elements(y)}")
+    say(ranks, f"The load-balancing loss is {balance:.3f}, the mean over all sequences. With even choices it is 1.")
+
+
+def say_backward(ranks: Group, grads) -> None:
+    """Print the gradients of each rank, of which only the experts' are complete."""
+    say(ranks, "\nBackward, from a random dY. An expert has seen all ranks' tokens, so its gradient is complete. A "
+               "router\nhas seen its rank's, and its gradient is a part of a sum:")
+    say_each(ranks, f"of the router {first_elements(grads.router)}; of A {first_elements(grads.experts.w_in)}")
+
+
+def compare(ranks: Group, c: ModelConfig, whole, samples, computed: Computed) -> None:
+    """Compare this rank's results with the textbook's."""
+    (x, dy), n, check = samples, ranks.size, Check()
+    together, mine = AuxiliaryLosses(n, n * POSITIONS), slice(ranks.rank, ranks.rank + 1)
+    y, cache = textbook.experts_forward(x[:, 0], whole, c, LayerContext(auxiliary=together))
+    dx, grads = textbook.experts_backward(dy[:, 0], whole, cache, c)
+    check.equal("Y", computed.y, y[mine])
+    check.equal("dX", computed.dx, dx[mine])
+    check.equal("the load-balancing loss", computed.balance, together.total[0])
+    for name, found in vars(computed.grads.experts).items():
+        first = ranks.rank * len(found)
+        check.equal("every expert's gradient", found, getattr(grads.experts, name)[first:first + len(found)])
+    check.equal("the router's", computed.grads.router, grads.router)
     check.conclude(ranks)
 
 

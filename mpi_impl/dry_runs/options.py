@@ -76,7 +76,8 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     check_shapes(a)
     words = a.vocab_size or VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
     world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
-                  a.seq_length, settings.microbatches, profiles.load(a.hardware), optimizer=settings.optimizer)
+                          a.seq_length, settings.microbatches, profiles.load(a.hardware),
+                          optimizer=settings.optimizer)
     return DryRunRequest(world, a.rank, a.trace, [option(name) for name in given if name in WITHOUT_EFFECT])
 
 
@@ -90,6 +91,6 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
 def check_shapes(args) -> None:
     """Raise UserError where the shapes of arrays depend on their data, which nobody knows."""
     if args.moe_expert_capacity_factor is not None:
-        raise UserError("--moe-expert-capacity-factor drops as many tokens as the data says, but a dry run has no "
-                        "data: it takes every expert for chosen as often as any other, and then none is dropped. "
-                        "Leave it out.")
+        raise UserError("--moe-expert-capacity-factor drops a number of tokens that depends on the data, but a dry run "
+                        "has no data: it takes every expert for chosen as often as any other, and then none is "
+                        "dropped. Leave it out.")

@@ -5,7 +5,7 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from mpi_impl.comm.topology import Place
+from mpi_impl.comm.topology import Place, rank_at
 from mpi_impl.comm.trace import Slice
 from mpi_impl.dry_runs.matching import match
 from mpi_impl.dry_runs.rank import ImaginedWorld, RankRun, run_rank
@@ -32,12 +32,6 @@ def kinds_of_ranks(world: ImaginedWorld) -> list[Kind]:
     for rank, stages in enumerate(stages_of_ranks(world.model, world.parallel)):
         found.setdefault(layer_counts(world.model, layers_of_rank(stages)), []).append(rank)
     return [Kind(*one) for one in found.items()]
-
-
-def rank_at(place: Place, c: ParallelConfig) -> int:
-    """Return the rank at a place: the inverse of topology.place."""
-    ranks = place.data + c.data_parallel_size * place.pipeline
-    return place.tensor + c.tensor_model_parallel_size * (place.context + c.context_parallel_size * ranks)
 
 
 def ranks_to_match(c: ParallelConfig) -> list[int]:

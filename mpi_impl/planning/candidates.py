@@ -183,11 +183,11 @@ def check(job: PlanSearch) -> None:
     if job.n not in possible:
         near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
         raise UserError(
-            f"--num-gpus is {job.n}, which is {shape_words(job.model)} in no way: t must be one of "
+            f"--num-gpus is {job.n}, but no {shape_words(job.model)} gives {job.n}: t must be one of "
             f"{', '.join(map(str, tensor_sizes(job.model)))}, p can be at most --num-layers, "
             f"{job.model.num_layers}, and d must divide --global-batch-size, {job.B}"
-            f"{', and 2c --seq-length' * is_long(job.model)}. The nearest numbers "
-            f"that are: {', '.join(map(str, near))}.")
+            f"{', and 2c --seq-length' * is_long(job.model)}. The nearest "
+            f"possible numbers: {', '.join(map(str, near))}.")
     if not job.plans:
         raise UserError(f"--global-batch-size is {job.B}, but the schedule of every plan would have more than "
                         f"{MOST_ACTIONS:,} forwards, of microbatches of at most {MOST_B} samples. Choose a smaller "

@@ -91,8 +91,7 @@ class Plan:
     def owned(self) -> float:
         """Return the number of parameters that its optimizer moves."""
         p = self.parallel
-        return (self.psi - self.dealt) / p.shards + self.dealt / (
-            p.expert_replicas if p.zero_stage else 1)
+        return (self.psi - self.dealt) / p.shards + self.dealt / (p.expert_replicas if p.zero_stage else 1)
 
     @property
     def memory(self) -> PlanMemory:
@@ -166,10 +165,10 @@ def layer_counts(model: ModelConfig, layers: Collection[int]) -> LayerCounts:
 class LayerPlacement(NamedTuple):
     """The placement of layers."""
 
-    stages: list[dict[int, range]]               # for each rank, the layers of its stages
-    first: list[int]                             # layers of the first rank
-    last: list[int]                              # and of the last
-    kinds: Counter["LayerCounts"]                       # of ranks
+    stages: list[dict[int, range]]    # for each rank, the layers of its stages
+    first: list[int]                  # layers of the first rank
+    last: list[int]                   # and of the last
+    kinds: Counter[LayerCounts]       # of ranks
 
 
 @cache

@@ -1,4 +1,5 @@
 """Tables of the papers, as they print them: measurements, which no formula gives."""
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
@@ -8,7 +9,20 @@ H100_PEAK = 989e12
 V100_REACHED = 39e12    # FLOP/s of Megatron's baseline, on one GPU
 
 
-class PublishedRun(NamedTuple):
+class RunOfGPT:
+    """A run of a GPT with s = 2048 and V = 51,200."""
+
+    a: int
+    h: int
+    L: int
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
+
+
+@dataclass(frozen=True)
+class PublishedRun(RunOfGPT):
     """A row of Narayanan et al. 2021, table 1: s = 2048, V = 51,200, with full recompute."""
 
     billions: str       # of parameters
@@ -21,10 +35,6 @@ class PublishedRun(NamedTuple):
     B: int
     teraflops: float    # that each GPU reached: FLOP/s / 10^12
     of_peak: str        # in percent
-
-    @property
-    def model(self) -> ModelConfig:
-        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -40,7 +50,8 @@ PTD_P = tuple(PublishedRun(*row) for row in (
     ("1008.0", 160, 25_600, 128, 8, 64, 3072, 3072, 163, "52")))
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared(RunOfGPT):
     """A row of table 2 of the same paper: PTD-P, or with t = p = 1 DeepSpeed's ZeRO-3; full recompute."""
 
     billions: str
@@ -54,10 +65,6 @@ class Compared(NamedTuple):
     b: int
     teraflops: float
     days: int           # for 300 billion tokens
-
-    @property
-    def model(self) -> ModelConfig:
-        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
 
 
 TABLE_2 = tuple(Compared(*model, *run) for model, runs in (
@@ -98,7 +105,8 @@ ZERO = {1: {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
         3: {1: 120, 4: 30, 16: 7.5, 64: 1.88, 256: 0.47, 1024: 0.12}}
 
 
-class Recomputed(NamedTuple):
+@dataclass(frozen=True)
+class Recomputed(RunOfGPT):
     """A row of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, d = 1. Seconds of an iteration."""
 
     billions: str
@@ -111,10 +119,6 @@ class Recomputed(NamedTuple):
     b: int
     full: float        # with full recompute
     selective: float   # with selective recompute and sequence parallelism
-
-    @property
-    def model(self) -> ModelConfig:
-        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
 
 
 KORTHIKANTI = (Recomputed("22", 64, 6144, 48, 1, None, 4, 4, 1.42, 1.10),

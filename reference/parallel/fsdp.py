@@ -10,7 +10,8 @@ the d replicas. Only while a unit computes do its parameters exist whole:
 
 What PyTorch calls sharding strategies are choices of n and of when a unit is freed:
 
-    strategy         n      freed after the forward    elements sent for psi parameters, over (n - 1)/n
+                                                       elements that a rank sends, for psi parameters
+    strategy         n      freed after the forward    (where n > 1, times (n - 1)/n)
     NO_SHARD         1      (nothing to free)          2 psi (d - 1)/d: the gradients' all-reduce, as by DDP
     SHARD_GRAD_OP    d      no                         2 psi: gathered once, reduce-scattered once
     FULL_SHARD       d      yes                        3 psi: gathered twice

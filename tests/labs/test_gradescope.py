@@ -11,11 +11,12 @@ import pytest
 
 from grading.draws import SEED_FILE
 from grading.gradescope import METADATA, VISIBILITIES, main
-from grading.hunts import FILE, PRACTICE
+from grading.hunts import FILE
 from grading.lab_source import labs, notebook_of
 from grading.release import autograder
 from reference.errors import UserError
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
+from tests.labs.submissions import PRACTICE
 from tests.launching import ROOT
 
 SOURCE = notebook(answer_cell("one", "def one():\n    return 1"), check_cell("seen", """

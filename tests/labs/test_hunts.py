@@ -10,11 +10,11 @@ from grading.answers import CURRENT, answers_of
 from grading.draws import SEED_FILE, secret_draws
 from grading.grade import marks
 from grading.gradescope import names_of_student
-from grading.hunts import FILE, KINDS, LEVELS, PRACTICE, Culprit, hunted_by, read
+from grading.hunts import FILE, KINDS, LEVELS, Culprit, hunted_by, read
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.labs.notebooks import notebook
-from tests.labs.submissions import SEED, solution
+from tests.labs.submissions import PRACTICE, SEED, solution
 from tests.planted import buggy_codes, changed_codes, source_of
 from tests.small_pools import SmallPools
 from tools.hunts import __main__ as program, faults as all_faults

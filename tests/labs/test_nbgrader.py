@@ -17,10 +17,11 @@ from traitlets.config import PyFileConfigLoader
 from grading import nbgrader_checks
 from grading.answers import answers_of
 from grading.draws import SEED_FILE, read_seed
-from grading.hunts import FILE as HUNTS_FILE, HUNTED, PRACTICE
+from grading.hunts import FILE as HUNTS_FILE, HUNTED
 from grading.lab_source import labs
 from grading.release import make_course
 from grading.submission import grade_file
+from tests.labs.submissions import PRACTICE
 
 LAB = labs()[0].stem
 FILE = f"{LAB}.ipynb"

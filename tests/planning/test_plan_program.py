@@ -151,7 +151,7 @@ def test_the_picture_is_a_file(tmp_path, capsys):
     (f"{SMALL} --num-gpus 0", "--num-gpus is 0"), (f"{SMALL} --global-batch-size 0", "--global-batch-size is 0"),
     (f"{SMALL} --vocab-size 0", "--vocab-size is 0"), (f"{SMALL} --best 0", "--best is 0, but must be at least 1"),
     (f"{SMALL} --best 11", "at most 10"), (f"{SMALL} --hardware dgx-1", "'dgx-1', but must be dgx-2h"),
-    (f"{SMALL} --preset gpt2-8.3", "Did you mean gpt2-8.3b"), (f"{SMALL} --num-gpus 11", "in no way"),
+    (f"{SMALL} --preset gpt2-8.3", "Did you mean gpt2-8.3b"), (f"{SMALL} --num-gpus 11", "but no t x p x d gives"),
     (f"{SMALL} --num-gpu 11", "Did you mean --num-gpus"), (f"{SMALL} --plot plans.doc", "must be a file that ends in"),
     ("--preset gpt2-8.3b --num-gpus 1 --global-batch-size 8", "With --num-gpus 2 one fits"),
     (f"{SMALL} --num-layers 100000", "--num-layers is 100,000, but must be at most 10,000"),
@@ -168,5 +168,5 @@ def test_the_sentence_is_all_that_is_said_and_the_status_is_2():
     job = subprocess.run([sys.executable, "-m", "mpi_impl.plan", *SMALL.split(), "--num-gpus", "11"],
                          capture_output=True, text=True, timeout=60)
     assert (job.returncode, job.stdout) == (2, "")
-    assert job.stderr.startswith("error: --num-gpus is 11, which is t x p x d in no way")
+    assert job.stderr.startswith("error: --num-gpus is 11, but no t x p x d gives 11:")
     assert job.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.comm.topology import Place, place
+from mpi_impl.comm.topology import Place, place, rank_at
 from reference.config import ParallelConfig
 from reference.parallel.stages import schedule_of
 from reference.schedules.actions import Send, lower
@@ -25,12 +25,6 @@ class Sent(NamedTuple):
     phase: str
     reason: str
     bytes: float
-
-
-def rank_at(at: Place, c: ParallelConfig) -> int:
-    """Return the rank at a place: the inverse of `place`."""
-    replica = at.context + c.context_parallel_size * at.data
-    return at.tensor + c.tensor_model_parallel_size * (replica + c.replicas * at.pipeline)
 
 
 def in_replica(at: Place, replica: int, c: ParallelConfig) -> int:
