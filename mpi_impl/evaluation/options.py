@@ -63,7 +63,8 @@ class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, Parallel
     tune_global_batch_size: tuple[int, ...] | None = option_field(
         None, "try these batch sizes, each with every learning rate", "B")
     seeds: int = option_field(
-        1, "the number of tunings, with the best rate and batch size and seeds from --seed on; the median is printed", "N",
+        1, "the number of tunings with the best rate and batch size, and with seeds from --seed on, whose median is "
+        "printed", "N",
         check=require_positive)
     train_iters: int | None = same_option(TrainingOptions, "train_iters", None)
     hidden_dropout: float = same_option(ModelOptions, "hidden_dropout", ModelOptions.hidden_dropout)
