@@ -13,7 +13,7 @@ from a seed that counts for nothing else.
 
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from reference.precision import Precision
 
 LAYERS, HIDDEN, HEADS, POSITIONS = 1, 32, 2, 32             # s last
 WARMUP = 10                                                 # steps
-EVALUATED, EVERY = 64, 0.03     # samples of an evaluation, always the same; the share of steps from one to the next
+EVALUATED, EVERY = 256, 0.05    # samples of an evaluation, always the same; steps from one to the next, as a share
 NEARLY_HALF = 0.6               # of the steps: what twice the batch may leave
 
 
@@ -45,8 +45,8 @@ NEARLY_HALF = 0.6               # of the steps: what twice the batch may leave
 class BatchSizeOptions:
     """The batches, the loss to reach and the picture."""
 
-    batch_size: tuple[int, ...] = option_field((1, 2, 4, 8, 16, 32, 64, 128, 256), "(default: 1 2 4 ... 256)", "B")
-    loss: float = option_field(2.7, "the validation loss to reach, nats a byte")
+    batch_size: tuple[int, ...] = option_field((1, 2, 4, 8, 16, 32, 64, 128), "(default: 1 2 4 ... 128)", "B")
+    loss: float = option_field(2.5, "the validation loss to reach, nats a byte")
     lr: tuple[float, ...] = option_field((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "rates to choose from", "R")
     seeds: int = option_field(3, "runs of each batch size")
     max_steps: int = option_field(6000, "after which a run is given up", "N")
@@ -55,11 +55,11 @@ class BatchSizeOptions:
 
 
 class BatchRun(NamedTuple):
-    """A model to train. Seed 0 chooses the rate, the others count."""
+    """A model to train."""
 
     batch_size: int
     lr: float
-    seed: int
+    seed: int       # 0 chooses the rate, the others count
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
@@ -68,13 +68,13 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     text = read_text()
     with each_alone(ranks) as topology:
         count = partial(steps_to_loss, text=text, topology=topology, args=args)
-        tried = do_all(ranks, [BatchRun(b, lr, 0) for b in sorted(args.batch_size) for lr in args.lr], count, tell)
-        best = best_rates(tried)
-        counted = do_all(ranks, [BatchRun(b, lr, seed) for b, lr in best.items()
-                                 for seed in range(1, args.seeds + 1)], count, tell)
+        best = do_all(ranks, sorted(args.batch_size), partial(best_rate, count=count, args=args),
+                      lambda b, lr: f"batch of {b:>3}: rate {lr:g}")
+        counted = do_all(ranks, [BatchRun(b, lr, seed) for b, lr in best.items() for seed in range(1, args.seeds + 1)],
+                         lambda one: count(one, most_steps(one.batch_size, args)), tell)
     if ranks.rank == 0:
-        steps = steps_of(counted)
-        print(f"\n{table(steps, best, args)}\n\n{conclusions(steps, args)}\n")
+        steps = by_batch_size(counted)
+        print(f"\n{table(steps, best, args)}\n\n{conclusions(steps)}\n")
         from mpi_impl.experiments.size_pictures import draw_batch_size  # matplotlib takes a second to import
         draw_batch_size(args.plot, steps, hyperbola(steps), args.loss)
         print(f"steps drawn in {args.plot}", flush=True)
@@ -92,15 +92,31 @@ def parse_options(argv: Sequence[str] | None) -> BatchSizeOptions:
     return args
 
 
-def steps_to_loss(one: BatchRun, text: Text, topology: Topology, args: BatchSizeOptions) -> float:
-    """Return after how many steps the loss was reached; infinite if it was not."""
+def best_rate(batch_size: int, count: Callable[[BatchRun, int], float], args: BatchSizeOptions) -> float:
+    """Choose the rate with the fewest steps. No run goes on for longer than the best one before it."""
+    best, fewest = min(args.lr), most_steps(batch_size, args)
+    for lr in sorted(args.lr):
+        steps = count(BatchRun(batch_size, lr, 0), fewest)
+        if steps < fewest:
+            best, fewest = lr, int(steps)
+    return best
+
+
+def most_steps(batch_size: int, args: BatchSizeOptions) -> int:
+    """Return after how many steps a run that has not reached the loss is given up."""
+    return max(1, min(args.max_steps, args.max_samples // batch_size))
+
+
+def steps_to_loss(one: BatchRun, limit: int, text: Text, topology: Topology, args: BatchSizeOptions) -> float:
+    """Return after how many steps the loss was reached; infinite if it was not within the limit."""
     model = ModelConfig(LAYERS, HIDDEN, HEADS, BYTES, POSITIONS, init_method_std=0.05, hidden_dropout=0,
                         attention_dropout=0, make_vocab_size_divisible_by=1)
-    optimizer = OptimizerConfig(one.lr, args.max_steps, lr_decay_style="constant", lr_warmup_iters=WARMUP)
+    optimizer = OptimizerConfig(one.lr, limit, lr_decay_style="constant", lr_warmup_iters=WARMUP)
     trainer = Trainer(ModelState(model, topology, one.seed, Precision("float32")), optimizer)
-    rng, unseen = np.random.default_rng(one.seed), gpt_batch(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
+    rng, unseen = (np.random.default_rng(one.seed),
+                   gpt_batch(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS))
     evaluation = 1
-    for step in range(1, min(args.max_steps, args.max_samples // one.batch_size) + 1):
+    for step in range(1, limit + 1):
         with np.errstate(all="ignore"):
             trainer.step([gpt_batch(text.training, rng, one.batch_size, POSITIONS)], one.batch_size)
             if step == evaluation:
@@ -111,20 +127,11 @@ def steps_to_loss(one: BatchRun, text: Text, topology: Topology, args: BatchSize
 
 
 def tell(one: BatchRun, steps: float) -> str:
-    return f"batch of {one.batch_size:>3}, rate {one.lr:g}, seed {one.seed}: {in_words(steps)}"
+    reached = f"{steps:,} steps" if np.isfinite(steps) else "not reached"
+    return f"batch of {one.batch_size:>3}, seed {one.seed}: {reached}"
 
 
-def in_words(steps: float) -> str:
-    return f"{steps:,} steps" if np.isfinite(steps) else "not reached"
-
-
-def best_rates(tried: dict[BatchRun, float]) -> dict[int, float]:
-    """Choose the rate with the fewest steps for each batch size; the smallest of equals."""
-    return {b: min((steps, one.lr) for one, steps in tried.items() if one.batch_size == b)[1]
-            for b in sorted({one.batch_size for one in tried})}
-
-
-def steps_of(counted: dict[BatchRun, float]) -> dict[int, list[float]]:
+def by_batch_size(counted: dict[BatchRun, float]) -> dict[int, list[float]]:
     """Return the steps over the seeds, sorted, for each batch size from the smallest."""
     return {b: sorted(steps for one, steps in counted.items() if one.batch_size == b)
             for b in sorted({one.batch_size for one in counted})}
@@ -170,7 +177,7 @@ def table(steps: dict[int, list[float]], best: dict[int, float], args: BatchSize
             "have not reached the loss count as inf.")
 
 
-def conclusions(steps: dict[int, list[float]], args: BatchSizeOptions) -> str:
+def conclusions(steps: dict[int, list[float]]) -> str:
     """Say up to where doubling the batch nearly halves the steps, and what it does at the end."""
     shares, found = doublings(steps), medians(steps)
     if not shares:

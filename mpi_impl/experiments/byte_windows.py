@@ -1,4 +1,4 @@
-"""Windows of a text's bytes, as batches for a GPT or a BERT. The text is the source of Python's own standard library."""
+"""Windows of bytes, as batches for a GPT or a BERT. The text is the source of Python's own standard library."""
 from typing import NamedTuple
 
 import numpy as np

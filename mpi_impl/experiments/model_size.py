@@ -1,10 +1,10 @@
 """The reason to want larger models: `mpirun -np 2 python -m mpi_impl.experiments.model_size`.
 
 Shoeybi et al. 2019 trained GPTs of 355 million to 8.3 billion parameters and BERTs of 336 million to 3.9 billion, each
-family for the same iterations on the same text, and found that each larger model reaches a lower validation loss
-(figures 6 and 7). This experiment is a small one: GPTs and BERTs that differ in their hidden size only, and, as there,
-in the number of heads, since a head keeps its size. They learn the bytes of Python's own standard library, and are
-evaluated on files of it that they have not seen.
+family on the same text, and found that each larger model reaches a lower validation loss (figure 6, section 5.3). This
+experiment is a small one: GPTs and BERTs that differ in their hidden size only, and, as there, in the number of heads,
+since a head keeps its size. They learn the bytes of Python's own standard library, and are evaluated on files of it
+that they have not seen.
 
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
+from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
 from mpi_impl.launching.entry import run
@@ -108,7 +109,8 @@ def train(one: SizeRun, text: Text, topology: Topology, args: ModelSizeOptions) 
     model, batch_of = model_of(one.architecture, one.hidden_size), BATCHES[one.architecture]
     optimizer = OptimizerConfig(args.lr, args.train_iters, lr_warmup_iters=int(WARMUP * args.train_iters))
     trainer = Trainer(ModelState(model, topology, one.seed, Precision("float32")), optimizer)
-    rng, unseen = np.random.default_rng(one.seed), batch_of(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
+    rng, unseen = (np.random.default_rng(one.seed),
+                   batch_of(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS))
     every = max(1, args.train_iters // EVALUATIONS)
     iterations, losses = list[int](), list[float]()
     for i in range(1, args.train_iters + 1):
@@ -134,8 +136,8 @@ def table(curves: dict[SizeRun, Curve]) -> str:
                          f"{np.median(losses):.3f}", f"{losses[0]:.3f}", f"{losses[-1]:.3f}"])
     iterations = next(iter(curves.values())).iterations[-1]
     return (f"{aligned(rows)}\nAll models have {LAYERS} layers and heads of size {HEAD_SIZE}, and have seen "
-            f"{iterations * SAMPLES * POSITIONS:,} bytes in {iterations:,} iterations. The loss is in nats a byte; for "
-            "BERT\nit is that of masked bytes.")
+            f"{iterations * SAMPLES * POSITIONS:,} bytes in {format_count(iterations, 'iteration')}.\nThe loss is in nats "
+            "a byte; for BERT it is that of masked bytes.")
 
 
 def conclusions(curves: dict[SizeRun, Curve]) -> str:
@@ -155,7 +157,7 @@ def conclusion(name: str, losses: dict[int, list[float]]) -> str:
     medians = ", ".join(f"{np.median(found):.3f}" for found in losses.values())
     apart = all(losses[large][-1] < losses[small][0] for small, large in pairs)
     return (f"{name}: each larger model has a lower loss ({medians}), " +
-            ("and its worst seed is better than the best of the next smaller model." if apart else
+            ("and its worst seed is better than the next smaller model's best." if apart else
              "but the spreads of their seeds overlap."))
 
 

@@ -6,7 +6,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpi_impl.experiments import batch_size, model_size
+from mpi_impl.experiments import model_size
 from mpi_impl.runtime.pictures import save
 from reference.costs.parameters import parameters
 
@@ -21,10 +21,10 @@ def draw_model_size(path: str, curves: dict) -> None:
         sizes = model_size.finals(curves, architecture)
         for size, color in zip(sizes, colormaps["viridis"](np.linspace(0.85, 0.1, len(sizes)))):
             of_size = [curve for one, curve in curves.items() if one[:2] == (architecture, size)]
-            seen = of_size[0].iterations * model_size.SAMPLES * model_size.POSITIONS
+            seen = of_size[0].iterations * model_size.SAMPLES * model_size.POSITIONS / 1000
             draw_band(axes, seen, np.array([curve.losses for curve in of_size]), color, f"h = {size}")
         axes.set_title(f"{name}: validation loss")
-        axes.set_xlabel("bytes of text seen")
+        axes.set_xlabel("thousand bytes of text seen")
         axes.legend(loc="upper right", frameon=False)
     for (architecture, name), color in zip(model_size.NAMES.items(), (GPT, BERT)):
         sizes = model_size.finals(curves, architecture)
@@ -34,6 +34,7 @@ def draw_model_size(path: str, curves: dict) -> None:
     panels[-1].set_xlabel("parameters")
     panels[-1].set_xscale("log")
     panels[-1].legend(loc="upper right", frameon=False)
+    panels[0].set_ylim(top=1.2 * max(curve.final for curve in curves.values()))     # what comes first is far above
     panels[0].set_ylabel("nats a byte; for BERT of the masked ones")
     save(figure, path)
 
