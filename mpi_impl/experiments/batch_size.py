@@ -8,10 +8,10 @@ McCandlish et al. 2018 (equation 2.11) describe it by two numbers, the fewest st
     (steps / fewest steps - 1) (samples / fewest samples - 1) = 1
 
 This experiment counts the steps that a small GPT needs to reach a given validation loss on the bytes of Python's own
-standard library, for batches of 1, 2, 4 ... samples. For each batch size the rate is the best of a few, chosen by runs
-from a seed that counts for nothing else.
+standard library, for batches of 1, 2, 4 ... samples. For each batch size the rate is the best of a few: the one whose
+median over the seeds is least.
 
-Each rank trains one model at a time. The result does not depend on the number of ranks.
+Each rank measures one batch size at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
+from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
 from mpi_impl.launching.entry import run
@@ -38,6 +39,7 @@ from reference.precision import Precision
 LAYERS, HIDDEN, HEADS, POSITIONS = 1, 32, 2, 32             # s last
 WARMUP = 10                                                 # steps
 EVALUATED, EVERY = 256, 0.05    # samples of an evaluation, always the same; steps from one to the next, as a share
+PATIENCE = 2                    # times the steps of the best rate so far
 NEARLY_HALF = 0.6               # of the steps: what twice the batch may leave
 
 
@@ -59,7 +61,18 @@ class BatchRun(NamedTuple):
 
     batch_size: int
     lr: float
-    seed: int       # 0 chooses the rate, the others count
+    seed: int
+
+
+class Measured(NamedTuple):
+    """The best rate for a batch size, and the steps of its runs, sorted."""
+
+    lr: float
+    steps: list[float]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.steps))
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
@@ -68,13 +81,10 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     text = read_text()
     with each_alone(ranks) as topology:
         count = partial(steps_to_loss, text=text, topology=topology, args=args)
-        best = do_all(ranks, sorted(args.batch_size), partial(best_rate, count=count, args=args),
-                      lambda b, lr: f"batch of {b:>3}: rate {lr:g}")
-        counted = do_all(ranks, [BatchRun(b, lr, seed) for b, lr in best.items() for seed in range(1, args.seeds + 1)],
-                         lambda one: count(one, most_steps(one.batch_size, args)), tell)
+        measured = do_all(ranks, sorted(args.batch_size), partial(measure, count=count, args=args), tell)
     if ranks.rank == 0:
-        steps = by_batch_size(counted)
-        print(f"\n{table(steps, best, args)}\n\n{conclusions(steps)}\n")
+        steps = {b: found.steps for b, found in measured.items()}
+        print(f"\n{table(measured, args)}\n\n{conclusions(steps)}\n")
         from mpi_impl.experiments.size_pictures import draw_batch_size  # matplotlib takes a second to import
         draw_batch_size(args.plot, steps, hyperbola(steps), args.loss)
         print(f"steps drawn in {args.plot}", flush=True)
@@ -92,13 +102,13 @@ def parse_options(argv: Sequence[str] | None) -> BatchSizeOptions:
     return args
 
 
-def best_rate(batch_size: int, count: Callable[[BatchRun, int], float], args: BatchSizeOptions) -> float:
-    """Choose the rate with the fewest steps. No run goes on for longer than the best one before it."""
-    best, fewest = min(args.lr), most_steps(batch_size, args)
+def measure(batch_size: int, count: Callable[[BatchRun, int], float], args: BatchSizeOptions) -> Measured:
+    """Find the rate with the least median over the seeds. A run that takes twice the best median so far is given up."""
+    best, limit = Measured(min(args.lr), [np.inf] * args.seeds), most_steps(batch_size, args)
     for lr in sorted(args.lr):
-        steps = count(BatchRun(batch_size, lr, 0), fewest)
-        if steps < fewest:
-            best, fewest = lr, int(steps)
+        found = Measured(lr, sorted(count(BatchRun(batch_size, lr, seed), limit) for seed in range(args.seeds)))
+        if found.median < best.median:
+            best, limit = found, min(limit, int(PATIENCE * found.median))
     return best
 
 
@@ -126,15 +136,8 @@ def steps_to_loss(one: BatchRun, limit: int, text: Text, topology: Topology, arg
     return np.inf
 
 
-def tell(one: BatchRun, steps: float) -> str:
-    reached = f"{steps:,} steps" if np.isfinite(steps) else "not reached"
-    return f"batch of {one.batch_size:>3}, seed {one.seed}: {reached}"
-
-
-def by_batch_size(counted: dict[BatchRun, float]) -> dict[int, list[float]]:
-    """Return the steps over the seeds, sorted, for each batch size from the smallest."""
-    return {b: sorted(steps for one, steps in counted.items() if one.batch_size == b)
-            for b in sorted({one.batch_size for one in counted})}
+def tell(batch_size: int, found: Measured) -> str:
+    return f"batch of {batch_size:>3}: rate {found.lr:g}, {found.steps[0]:,.0f} to {found.steps[-1]:,.0f} steps"
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------
@@ -164,17 +167,17 @@ def hyperbola(steps: dict[int, list[float]]) -> tuple[float, float] | None:
     return tuple(fewest.tolist()) if (fewest > 0).all() else None
 
 
-def table(steps: dict[int, list[float]], best: dict[int, float], args: BatchSizeOptions) -> str:
-    shares = doublings(steps)
+def table(measured: dict[int, Measured], args: BatchSizeOptions) -> str:
+    shares = doublings({b: found.steps for b, found in measured.items()})
     rows = [["batch", "rate", "steps: median", "least", "most", "of half the batch's", "samples"]]
-    for b, several in steps.items():
-        median = float(np.median(several))
-        rows.append([f"{b:,}", f"{best[b]:g}", *(f"{x:,.0f}" for x in (median, several[0], several[-1])),
-                     f"{shares[b // 2]:.0%}" if b % 2 == 0 and b // 2 in shares else "", f"{median * b:,.0f}"])
+    for b, found in measured.items():
+        rows.append([f"{b:,}", f"{found.lr:g}", *(f"{x:,.0f}" for x in (found.median, found.steps[0], found.steps[-1])),
+                     f"{shares[b // 2]:.0%}" if b % 2 == 0 and b // 2 in shares else "", f"{found.median * b:,.0f}"])
+    rates = ", ".join(f"{rate:g}" for rate in sorted(args.lr))
     return (f"{aligned(rows, left=())}\nSteps until the validation loss is {args.loss:g} nats a byte, over "
-            f"{args.seeds} seeds, with the best of the rates {', '.join(f'{rate:g}' for rate in sorted(args.lr))}.\n"
-            f"A sample has {POSITIONS} bytes. Runs of {args.max_steps:,} steps or {args.max_samples:,} samples that "
-            "have not reached the loss count as inf.")
+            f"{format_count(args.seeds, 'seed')}, with the best of the rates {rates}.\nA sample has {POSITIONS} bytes. A "
+            f"run counts as inf after {args.max_steps:,} steps, {args.max_samples:,} samples, or {PATIENCE} times the "
+            "best rate's steps.")
 
 
 def conclusions(steps: dict[int, list[float]]) -> str:
@@ -184,7 +187,7 @@ def conclusions(steps: dict[int, list[float]]) -> str:
         return "No batch size and its double have both reached the loss, so there is nothing to compare."
     enough = next((b for b, share in shares.items() if share > NEARLY_HALF), None)
     first, last = min(shares), max(shares)
-    said = []
+    said = list[str]()
     if enough is None:
         said.append(f"Every doubling leaves at most {NEARLY_HALF:.0%} of the steps, so no batch here is too large.")
     else:
@@ -194,15 +197,15 @@ def conclusions(steps: dict[int, list[float]]) -> str:
         said.append(f"Doubling a batch of {enough} no longer halves them: {2 * enough} samples need "
                     f"{shares[enough]:.0%} of its steps.")
         if last > enough:
-            said.append(f"Doubling {last} leaves {shares[last]:.0%}.")
+            said.append(f"\nDoubling {last} leaves {shares[last]:.0%}.")
     samples = {b: b * median for b, median in found.items()}
     least, most = min(samples, key=samples.__getitem__), max(found)
     said.append(f"The fewest samples are those of batch size {least}; batch size {most} needs "
                 f"{samples[most] / samples[least]:.1f} times as many.")
     if fewest := hyperbola(steps):
         said.append(f"\nMcCandlish's curve through the medians: {fewest[0]:,.0f} steps + {fewest[1]:,.0f} samples / B. "
-                    f"At B = {fewest[1] / fewest[0]:,.0f}, the critical batch size, a run needs twice the fewest "
-                    "steps\nand twice the fewest samples.")
+                    f"\nAt B = {fewest[1] / fewest[0]:,.0f}, the critical batch size, a run needs twice the "
+                    "fewest steps and twice the fewest samples.")
     return " ".join(said).replace(" \n", "\n")
 
 

@@ -40,7 +40,7 @@ BATCHES = {"gpt": gpt_batch, "bert": bert_batch}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSizeOptions:
+class FamilyOptions:
     """The models, their training and its picture."""
 
     hidden_size: tuple[int, ...] = option_field((16, 32, 64), "(default: 16 32 64)", "H")
@@ -87,9 +87,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.allgather_objects(None)
 
 
-def parse_options(argv: Sequence[str] | None) -> ModelSizeOptions:
+def parse_options(argv: Sequence[str] | None) -> FamilyOptions:
     description = "Train narrow and wide GPTs and BERTs on the same text."
-    args = ModelSizeOptions(**parse_given("mpi_impl.experiments.model_size", description, ModelSizeOptions, argv))
+    args = FamilyOptions(**parse_given("mpi_impl.experiments.model_size", description, FamilyOptions, argv))
     for name in ("seeds", "train_iters"):
         require_positive(name, getattr(args, name))
     for size in args.hidden_size:
@@ -104,7 +104,7 @@ def model_of(architecture: str, hidden_size: int) -> ModelConfig:
                        make_vocab_size_divisible_by=1)
 
 
-def train(one: SizeRun, text: Text, topology: Topology, args: ModelSizeOptions) -> Curve:
+def train(one: SizeRun, text: Text, topology: Topology, args: FamilyOptions) -> Curve:
     """Train a model, and evaluate it from time to time. Models with the same seed see the same batches."""
     model, batch_of = model_of(one.architecture, one.hidden_size), BATCHES[one.architecture]
     optimizer = OptimizerConfig(args.lr, args.train_iters, lr_warmup_iters=int(WARMUP * args.train_iters))
@@ -136,8 +136,8 @@ def table(curves: dict[SizeRun, Curve]) -> str:
                          f"{np.median(losses):.3f}", f"{losses[0]:.3f}", f"{losses[-1]:.3f}"])
     iterations = next(iter(curves.values())).iterations[-1]
     return (f"{aligned(rows)}\nAll models have {LAYERS} layers and heads of size {HEAD_SIZE}, and have seen "
-            f"{iterations * SAMPLES * POSITIONS:,} bytes in {format_count(iterations, 'iteration')}.\nThe loss is in nats "
-            "a byte; for BERT it is that of masked bytes.")
+            f"{iterations * SAMPLES * POSITIONS:,} bytes in {format_count(iterations, 'iteration')}.\n"
+            "The loss is in nats a byte; for BERT it is that of masked bytes.")
 
 
 def conclusions(curves: dict[SizeRun, Curve]) -> str:

@@ -64,7 +64,7 @@ def draw_batch_size(path: str, steps: dict, fewest: tuple[float, float] | None, 
         axes.set_ylabel(what)
     if reached:
         left.legend(loc="upper right", frameon=False)
-    figure.suptitle("A batch of twice the size: half the steps at first, hardly fewer at last")
+    figure.suptitle("What a batch of twice the size saves, and what it costs")
     save(figure, path)
 
 
