@@ -175,9 +175,9 @@ def table(measured: dict[int, Measured], args: BatchSizeOptions) -> str:
                      f"{shares[b // 2]:.0%}" if b % 2 == 0 and b // 2 in shares else "", f"{found.median * b:,.0f}"])
     rates = ", ".join(f"{rate:g}" for rate in sorted(args.lr))
     return (f"{aligned(rows, left=())}\nSteps until the validation loss is {args.loss:g} nats a byte, over "
-            f"{format_count(args.seeds, 'seed')}, with the best of the rates {rates}.\nA sample has {POSITIONS} bytes. A "
-            f"run counts as inf after {args.max_steps:,} steps, {args.max_samples:,} samples, or {PATIENCE} times the "
-            "best rate's steps.")
+            f"{format_count(args.seeds, 'seed')}, with the best of the rates {rates}.\n"
+            f"A sample has {POSITIONS} bytes. A run counts as inf after {args.max_steps:,} steps, {args.max_samples:,} "
+            f"samples, or {PATIENCE} times the best rate's steps.")
 
 
 def conclusions(steps: dict[int, list[float]]) -> str:
