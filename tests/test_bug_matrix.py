@@ -42,6 +42,7 @@ def test_detectors_tell_what_is_known(small_pools, clean, name):
                      for detector in NAMES}
 
 
+@pytest.mark.deep
 def test_a_change_that_is_no_bug_is_seen_by_nobody(small_pools, clean):
     """No detector cries wolf, and all are asked."""
     harmless = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)",

@@ -245,7 +245,7 @@ def one_rank(ranks):
     return cache(lambda model: record(ranks, 1, case(model=model)))
 
 
-@pytest.mark.parametrize("name", one_fast_of(12, FOUND))
+@pytest.mark.parametrize("name", one_fast_of(24, FOUND))
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
     n, of, *others = topology_of(name)
     buggy = record(ranks, n, of, *others, bug=zoo.BY_NAME[name].bug, steps=int(FOUND[name][0]))

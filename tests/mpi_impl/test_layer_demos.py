@@ -11,6 +11,7 @@ from reference.errors import UserError
 from reference.layers.experts import experts_tensors
 from reference.layers.router import route
 from reference.params import initialize
+from tests.deep import every_other_deep
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
@@ -327,7 +328,8 @@ BUGS = [        # demo, what its check says, the bug
 ]
 
 
-@pytest.mark.parametrize("name, sentence, bug", BUGS, ids=[f"{name}: {what}" for name, what, _ in BUGS])
+@pytest.mark.parametrize("name, sentence, bug", every_other_deep(BUGS),
+                         ids=[f"{name}: {what}" for name, what, _ in BUGS])
 def test_the_check_can_fail(ranks, name, sentence, bug):
     """A bug in a layer, a region or the demo raises AssertionError on the ranks, with a sentence that names it."""
     assert_caught(ranks, 3, bug, show, name)

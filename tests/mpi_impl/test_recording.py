@@ -39,7 +39,7 @@ PLANS = {
     "gathered keys": (4, case(2, cut=True), Plan(c=2, cp_comm_type="all_gather")),
     "exchanged heads": (4, case(2), Plan(c=2, cp_comm_type="a2a", zero_stage=1)),
 }
-DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
+DEEP = ("tensor", "selective", "interleaved", "replicas", "ZeRO-2", "ZeRO-3", "gathered keys")
 
 
 # ---- observed -------------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.deep import one_fast_of
 from tests.notebooks.one_kernel import one_kernel
 from tools.notebooks import FOLDER, execute, from_source, printed_outputs
 
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
+LONG = (2, 4, 6, 8, 9, 10, 11, 12, 15)      # walkthroughs that train or draw for many seconds
 
 
 def read_stored(source: Path):
@@ -38,7 +38,9 @@ def kernel():
         yield
 
 
-@pytest.mark.parametrize("source", one_fast_of(3, SOURCES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", [
+    pytest.param(source, marks=[pytest.mark.deep] if int(source.stem[:2]) in LONG else []) for source in SOURCES],
+                         ids=lambda path: path.stem)
 def test_it_runs_and_shows_what_is_stored(kernel, source):
     """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""
     it_shows_what_is_stored(source)

@@ -53,14 +53,15 @@ class Fault(NamedTuple):
     options: tuple[str, ...]
 
 
-def faults(level: str) -> list[Fault]:
+@cache
+def faults(level: str) -> tuple[Fault, ...]:
     """Return all faults of a level."""
     known = results.read()
-    zoo = [Fault(hunt.entry.name, hunt.entry.kind, hunt.entry.bug,
+    zoo = (Fault(hunt.entry.name, hunt.entry.kind, hunt.entry.bug,
                  (lines_of(hunt.entry).start, lines_of(hunt.entry).stop - 1), hunt.ranks, without_steps(hunt.options))
-           for hunt in hunts() if level_of(known[hunt.entry.name]["compare"].says) == level]
+           for hunt in hunts() if level_of(known[hunt.entry.name]["compare"].says) == level)
     catalogue = json.loads(CATALOGUE.read_text())
-    return zoo + [fault for run in RUNS for fault in mutations(run) if catalogue.get(fault.name) == [level, run]]
+    return (*zoo, *(fault for run in RUNS for fault in mutations(run) if catalogue.get(fault.name) == [level, run]))
 
 
 def without_steps(options: list[str]) -> tuple[str, ...]:
