@@ -165,7 +165,7 @@ def conclusions(trained: dict[Run, Trained], ranks: int) -> str:
             said.append(f"In the {order} order {many} layers are {'worse' if worse else 'better'} than {few}: "
                         f"{deep:.3f} and {shallow:.3f}.")
             if worse and order == "rearranged":
-                said.append(forecast(trained, few, many, ranks))
+                said.append(forecast(trained, few, many, shallow, ranks))
     return "\n".join(said)
 
 
@@ -180,19 +180,19 @@ def compare_orders(layers: int, rearranged: list[float], original: list[float]) 
             + (f" In the {other} order {stuck} of {len(original)} are not below chance." if stuck else ""))
 
 
-def forecast(trained: dict[Run, Trained], few: int, many: int, ranks: int) -> str:
-    """Say how long the deep models, rearranged, would take to what the shallow ones have reached.
+def forecast(trained: dict[Run, Trained], few: int, many: int, aim: float, ranks: int) -> str:
+    """Say how long the deep models, rearranged, would take to `aim`, the loss that the shallow ones have reached.
 
     They need as many times more iterations for it as for the loss that they did reach.
     """
     shallow, deep = (np.median([found.losses for one, found in trained.items()
                                 if (one.layers, one.order) == (layers, "rearranged")], 0) for layers in (few, many))
-    iterations, aim, reached = len(deep), final(shallow), final(deep)
+    iterations, reached = len(deep), final(deep)
     if is_stuck(reached):
         return f"The {many} layers have not begun to learn in {iterations:,} iterations; give them more."
     window = max(1, int(LAST * iterations))
     means = np.convolve(shallow, np.full(window, 1 / window), "valid")      # as `final`, after each iteration
-    earlier = window + int(np.argmax(means <= reached))
+    earlier = window + next(iter(np.flatnonzero(means <= reached)), iterations - window)
     needed = iterations * iterations / earlier
     models = [found.seconds for one, found in trained.items() if (one.layers, one.order) == (many, "rearranged")]
     minutes = needed * np.sum(models) / min(ranks, len(models)) / 60
