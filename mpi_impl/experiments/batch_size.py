@@ -194,19 +194,19 @@ def conclusions(steps: dict[int, list[float]]) -> str:
         if enough > first:
             said.append(f"From {first} to {enough} samples, each doubling of the batch leaves at most "
                         f"{NEARLY_HALF:.0%} of the steps.")
-        said.append(f"Doubling a batch of {enough} no longer halves them: {2 * enough} samples need "
+        said.append(f"\nDoubling a batch of {enough} no longer halves them: {2 * enough} samples need "
                     f"{shares[enough]:.0%} of its steps.")
         if last > enough:
-            said.append(f"\nDoubling {last} leaves {shares[last]:.0%}.")
+            said.append(f"Doubling {last} leaves {shares[last]:.0%}.")
     samples = {b: b * median for b, median in found.items()}
     least, most = min(samples, key=samples.__getitem__), max(found)
-    said.append(f"The fewest samples are those of batch size {least}; batch size {most} needs "
+    said.append(f"\nThe fewest samples are those of batch size {least}; batch size {most} needs "
                 f"{samples[most] / samples[least]:.1f} times as many.")
     if fewest := hyperbola(steps):
         said.append(f"\nMcCandlish's curve through the medians: {fewest[0]:,.0f} steps + {fewest[1]:,.0f} samples / B. "
                     f"\nAt B = {fewest[1] / fewest[0]:,.0f}, the critical batch size, a run needs twice the "
                     "fewest steps and twice the fewest samples.")
-    return " ".join(said).replace(" \n", "\n")
+    return " ".join(said).replace(" \n", "\n").strip()
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ def test_mccandlishs_curve_is_found_again():
     assert batch_size.hyperbola(steps) == pytest.approx((60, 1200))
     assert batch_size.doublings(steps)[4] == pytest.approx(210 / 360)
     said = batch_size.conclusions(steps)
-    assert ("From 1 to 8 samples, each doubling of the batch leaves at most 60% of the steps. Doubling a batch of 8 no "
-            "longer halves them: 16 samples need 64% of its steps.\nDoubling 32 leaves 81%.") in said
+    assert ("From 1 to 8 samples, each doubling of the batch leaves at most 60% of the steps.\nDoubling a batch of 8 "
+            "no longer halves them: 16 samples need 64% of its steps. Doubling 32 leaves 81%.\n") in said
     assert "critical batch size" in said and "At B = 20," in said
     assert "fewest samples are those of batch size 1; batch size 64 needs 4.0 times as many." in said
 
