@@ -173,6 +173,8 @@ class Conversation:
                 for message in rank.hear():
                     self.handle(number, message)
             except Lost:
+                if rank.refused:        # the answer has caught the error that it got, and went on
+                    rank.finish("raised", rank.refused)
                 rank.lost = True
                 self.broker.waiting.pop(number, None)
         if (rank.lost and not rank.answer) or (rank.answer and rank.answer.what == "raised"):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 START, END = b"S", b"E"         # commands; any other is the number of a rank, whose stack is wanted
 MOST_FILES = 32                 # of a START: a connection and a pipe for each rank
+HUNG_UP = BrokenPipeError, ConnectionResetError     # from a server that has ended; `end` says so
 
 
 class ForkServer:
@@ -34,16 +35,23 @@ class ForkServer:
 
     def start(self, files: Sequence[int]) -> None:
         """Fork a rank for each two of these open files: its connection, and the end of a pipe for its stack."""
-        socket.send_fds(self._control, [START], list(files))
+        with contextlib.suppress(*HUNG_UP):
+            socket.send_fds(self._control, [START], list(files))
 
     def ask_for_stack(self, rank: int) -> None:
         """Let a rank write its stack into its pipe."""
-        self._control.sendall(str(rank).encode())
+        with contextlib.suppress(*HUNG_UP):
+            self._control.sendall(str(rank).encode())
 
     def end(self) -> list[int]:
-        """Kill all ranks that still live. Return each one's exit status, negative if a signal has killed it."""
-        self._control.sendall(END)
-        reply = self._replies.readline()
+        """Kill all ranks that still live. Return each one's exit status, negative if a signal has killed it.
+
+        Raises RuntimeError with what the server has printed, if it has ended.
+        """
+        reply = b""
+        with contextlib.suppress(*HUNG_UP):
+            self._control.sendall(END)
+            reply = self._replies.readline()
         if not reply:
             self._log.seek(0)
             raise RuntimeError(f"The limited ranks could not be started.\n{self._log.read().decode(errors='replace')}")

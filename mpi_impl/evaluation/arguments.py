@@ -11,7 +11,7 @@ from mpi_impl.programs.arguments import (check_device, check_recompute_fits, che
                                          parallel_config, precision)
 from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, require_not_negative, require_positive)
+                              number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -30,6 +30,10 @@ def parse(argv: Sequence[str] | None) -> Any:
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
                         f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
+    for name in ("lr", "global_batch_size"):
+        if name in given and f"tune_{name}" in given:
+            raise UserError(f"{option(name)} is given, but {option(f'tune_{name}')} tries values of its own. Leave one "
+                            "of the two out.")
     check_device(args)
     return args
 

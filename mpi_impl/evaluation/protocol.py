@@ -45,8 +45,9 @@ class Protocol:
         best = max(found, key=found.__getitem__)                     # the first of equals
         others = range(self.args.seed + 1, self.args.seed + self.args.seeds)
         accuracies = [found[best], *[self.accuracy(*best, seed) for seed in others]]
-        self.say(f"{describe(*best)} | median validation accuracy over {len(accuracies)} seeds "
-                 f"{median(accuracies):.2%} ({listed(accuracies)})")
+        seeds = f"{len(accuracies)} seed{'s' * (len(accuracies) > 1)}"
+        self.say(f"{describe(*best)} | median validation accuracy over {seeds} {median(accuracies):.2%} "
+                 f"({listed(accuracies)})")
 
     def accuracy(self, lr: float, global_batch_size: int | None, seed: int) -> float:
         """Tune once, and return the accuracy on the validation part at the end."""

@@ -6,6 +6,7 @@
 On the site, outputs between the two are folded (their cells have the tag `hide-output`), so that it is a prediction
 there, too.
 """
+from math import inf
 from numbers import Real
 from types import EllipsisType
 
@@ -33,4 +34,4 @@ def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
 
 def shown(x: float) -> str:
     """Format a whole number, or a large one, with commas, any other with four digits."""
-    return f"{x:,.0f}" if x == int(x) or abs(x) >= 1000 else f"{x:.4g}"
+    return f"{x:,.0f}" if float(x).is_integer() or 1000 <= abs(x) < inf else f"{x:.4g}"

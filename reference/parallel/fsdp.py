@@ -67,7 +67,8 @@ class ShardedUnit:
         size = len(self.shards[0]) * self.n
         flat = []
         for of_rank in grads:
-            x = np.concatenate([grad.reshape(-1) for layer in of_rank for grad in layer.values()])
+            x = np.concatenate([grad[name].reshape(-1) for layer, grad in zip(self.layers, of_rank)
+                                for name in layer.params])
             flat.append(np.concatenate([x, np.zeros_like(x, shape=size - len(x))]))
         of_groups = [reduce_scatter(group, axis=0) for group in self.groups(flat)]    # inside each group
         summed = [all_reduce(list(copies)) for copies in zip(*of_groups)]             # of each shard, between groups

@@ -93,8 +93,9 @@ def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap
 
 WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
 QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
-TUNING = ["--micro-batch-size", "1", "--global-batch-size", "4", "--max-qa-length", "8", "--lr", "0.01",
-          "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4", "--seed", "3"]
+OTHERS = ["--micro-batch-size", "1", "--max-qa-length", "8", "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4",
+          "--seed", "3"]
+TUNING = [*OTHERS, "--global-batch-size", "4", "--lr", "0.01"]
 SEED = 3
 
 
@@ -196,7 +197,7 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
 def test_the_protocol_takes_the_best_rate_and_the_median_of_seeds(ranks, race, tmp_path, capfd):
     """Each run is the one that the options would have made alone; the rate that learns nothing is not the best."""
     data, _, _, root, _ = race
-    common = ["--data-path", data, "--load", root, *TUNING, "--seq-length", 24, "--train-iters", 4]
+    common = ["--data-path", data, "--load", root, *OTHERS, "--seq-length", 24, "--train-iters", 4]
     ranks.run(2, evaluate, [*map(str, ["--task", "race", "--dtype", "float64", *common, "--tune-lr", 1e-9, 0.01,
                                        "--tune-global-batch-size", 2, 4, "--seeds", 6, *split(2)])])
     text = capfd.readouterr().out
@@ -240,14 +241,17 @@ BAD = [
     (["--seeds", "2", "--epochs", "0"], "compare runs that learn"), (["--seeds", "0"], "--seeds is 0"),
     (["--tune-global-batch-size", "4", "5"], "--global-batch-size is 5, but must be a multiple of"),
     (["--tune-lr", "0.1", "-1"], "--lr is -1"),
+    (["--lr", "0.1", "--tune-lr", "0.2"], "--lr is given, but --tune-lr tries values of its own"),
+    (["--global-batch-size", "4", "--tune-global-batch-size", "4"], "--global-batch-size is given, but --tune-global"),
 ]
 
 
 @pytest.mark.parametrize("options, sentence", BAD)
 def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, sentence):
     data, _, _, root, _ = race
+    others = OTHERS if any(option.startswith("--tune") for option in options) else TUNING
     said, *_ = ranks.run(2, refusal, evaluate, ["--task", "race", "--data-path", str(data), "--load", str(root),
-                                                *TUNING, *options])
+                                                *others, *options])
     assert said.count(sentence) == 1, said
 
 

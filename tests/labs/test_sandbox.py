@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from grading import checks
+from grading.fork_server import ForkServer
 from grading.grade import grade
 from grading.kernel_limits import ALLOWED, landlock_version
 from grading.lab_group import OPERATIONS
@@ -147,6 +148,19 @@ def test_an_error_of_the_group_ends_the_run_even_if_it_is_caught(sandbox):
     """Else the sentence, which names what other ranks have passed, would be a message that costs nothing."""
     said = failure(sandbox, "try: group[0].all_reduce([1.0] * (1 + group[0].rank))\nexcept ValueError: return 7", 2)
     assert "ValueError: only arrays of the same shape and dtype" in said
+    said = failure(sandbox, "try: group[0].all_reduce([1.0], 'min')\nexcept ValueError: group[0].barrier()", 2)
+    assert "op is 'min', but must be 'sum' or 'max'" in said, "the next call does not hide it"
+
+
+def test_a_server_that_has_ended_says_why():
+    server = ForkServer("no.such.module")
+    try:
+        server._process.wait()
+        server.start([])
+        with pytest.raises(RuntimeError, match="could not be started(.|\n)*No module named 'no'"):
+            server.end()
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("body, words", {

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
 from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
+from mpi_impl.runtime.meta_device import MetaDevice
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig
@@ -88,3 +89,17 @@ def test_an_instance_in_a_server_sends_its_shards_alone_to_others(zero_stage, m)
         sent[entry.group] += round(bytes_between_hosts(ledger, entry) / 4)
     assert sent["shards"] == 0 < ledger.elements(group="shards")
     assert sent["instances"] == layout.shard_size       # 2 (I - 1)/I of it
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_all_scores_of_attention_take_time(monkeypatch, causal):
+    """4 b s^2 h/t FLOPs a layer forward and 8 backward, as in the planner's formulas: masks hide none of them."""
+    done = Counter[bool]()
+    monkeypatch.setattr(MetaDevice, "attend", lambda self, flops, backward: done.update({backward: flops}))
+    model = ModelConfig(3, 64, 4, 12, 16, attention_dropout=0.0, architecture="gpt" if causal else "bert",
+                        heads=("lm",))
+    b, s, m = 2, 16, 3
+    world = ImaginedWorld(model, ParallelConfig(2, 1, 1), Precision("bfloat16"), b, s, m, REAL, cudnn=True)
+    run_rank(world, 0, world.colors())
+    forward = 3 * m * 4 * b * s * s * 64 // 2
+    assert done == {False: forward, True: 2 * forward}

@@ -1,4 +1,6 @@
 """Predictions: a reader commits to a number before a cell shows it, in JupyterLab and on the site."""
+from math import inf, nan
+
 import jupytext
 import pytest
 
@@ -32,7 +34,9 @@ def test_a_number_is_asked_for_before_it_is_shown(source):
     (384, 768, "measured: 768 bytes; predicted: 384, 0.5 times as much"),
     (1, 0, "measured: 0 bytes; predicted: 1"),
     (1000, 1234.56, "measured: 1,235 bytes; predicted: 1,000, 0.81 times as much"),
-    (0, 98_304, "measured: 98,304 bytes; predicted: 0, 0 times as much")])
+    (0, 98_304, "measured: 98,304 bytes; predicted: 0, 0 times as much"),
+    (inf, 2, "measured: 2 bytes; predicted: inf, inf times as much"),
+    (nan, 0, "measured: 0 bytes; predicted: nan")])
 def test_a_guess_stands_beside_what_was_measured(guess, measured, line):
     assert compare(guess, measured, "bytes") == line
 

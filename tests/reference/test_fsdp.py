@@ -16,7 +16,7 @@ def linear(rng, n, m) -> AnyLayer:
     """Make a linear layer with random numbers."""
     def backward(dy, p, x):
         dx, dw, db = ops.linear_backward(dy, x, p["w"])
-        return dx, {"w": dw, "b": db}
+        return dx, {"b": db, "w": dw}       # in another order than the parameters
 
     params = {"w": rng.normal(size=(n, m)), "b": rng.normal(size=m)}
     return AnyLayer(params, lambda x, p: (ops.linear(x, p["w"], p["b"]), x), backward)

@@ -33,7 +33,7 @@ class Diary:
         self.device, self.world, self.arrivals = device, world, arrivals
         self.events: list[Event] = []
         self.numbers = count()
-        self.free = dict[tuple[int, ...], float]()      # when the last call that was posted in a group is over
+        self.free = dict[tuple[str, str], float]()      # when the last call of a kind that a group has posted is over
 
     def seconds(self, operation: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """Return the time of a call on the slowest of its links."""
@@ -45,10 +45,13 @@ class Diary:
         return collective_time(self.device.hardware, operation, group, nbytes)
 
     def post(self, event: Event, operation: str, nbytes: int) -> Request:
-        """Write down a call that goes on in the background, after those that its group has posted before."""
+        """Write down a call that goes on in the background, after those of its kind that its group has posted before:
+        messages to several ranks share the sender's link, and those from several the receiver's.
+        """
         self.events.append(event)
-        over = max(self.device.seconds, self.free.get(event.ranks, 0.0)) + self.seconds(operation, event.ranks, nbytes)
-        self.free[event.ranks] = over
+        before = self.free.get((event.kind, event.group), 0.0)
+        over = max(self.device.seconds, before) + self.seconds(operation, event.ranks, nbytes)
+        self.free[event.kind, event.group] = over
         return Request(lambda: True, partial(self.wait, event, over), None)
 
     def wait(self, event: Event, over: float) -> None:
@@ -96,7 +99,8 @@ class RecordingTransport(Collectives, AllToAll, PointToPoint, PostedCollectives)
 
     def all_to_all_rows(self, x, sent, out, received):
         self.diary.events.append(self.event("collective", "all_to_all_rows", x, elements=0))
-        self.diary.device.seconds += self.diary.seconds("all_to_all_rows", self.ranks, x.nbytes)
+        travelling = (sum(sent) - sent[self.rank]) * x[:1].nbytes        # this rank's own rows do not
+        self.diary.device.seconds += self.diary.seconds("all_to_all_rows", self.ranks, travelling)
 
     def post(self, operation, x, out):
         whole = x if x.size > out.size else out
