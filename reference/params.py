@@ -4,7 +4,7 @@ A layer's tensors are one dataclass (`MLP`, `Attention`, ...) for every kind of 
 parameters, gradients, or an optimizer's moments. A model is a tree of those. Names are paths in the tree, as in
 `blocks.3.mlp.w_in`, and do not depend on the rank that holds the tensor.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,6 +82,8 @@ def children(tree) -> list[tuple[Any, Any]] | None:
     """Return the (key, subtree) pairs of a dataclass or a dict; None for a leaf. A `Tensor` is a leaf."""
     if isinstance(tree, dict):
         return list(tree.items())
+    if isinstance(tree, Shared):
+        return [("shared", tree.shared)]
     if is_dataclass(tree) and not isinstance(tree, Tensor):
         return [(f.name, getattr(tree, f.name)) for f in fields(tree)]
     return None
@@ -123,6 +125,25 @@ def with_names(tree, prefix: str = ""):
 class Named(NamedTuple):
     name: str
     leaf: Any
+
+
+@dataclass(frozen=True)
+class Shared(Mapping):
+    """One subtree under the numbers of several layers, which all use it. A tree has its leaves once."""
+
+    layers: tuple[int, ...]
+    shared: Any
+
+    def __getitem__(self, layer: int):
+        if layer not in self.layers:
+            raise KeyError(layer)
+        return self.shared
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
 
 
 # ---- initial values -------------------------------------------------------------------------------------------

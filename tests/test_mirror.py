@@ -28,6 +28,7 @@ WITHOUT = {"embedding_backward": "p"}
 # Files without a twin, since pretrain_gpt has no use for what they show.
 TEXTBOOK_ONLY = {
     "parallel.fsdp",           # ZeRO-3 around any list of layers; on ranks it is parallel/zero.py
+    "models.blocks",           # the trees of a stage's blocks, which the machine declares with the same functions
     "layers.convolution",      # tensor parallelism of another model than a transformer
 }
 

@@ -15,7 +15,7 @@ from mpi_impl import compare, plan
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
 from mpi_impl.dry_runs import options as dry_run
-from mpi_impl.experiments import batch_size, layer_norm_order, model_size, prefetch, stale_weights
+from mpi_impl.experiments import batch_size, layer_norm_order, model_size, prefetch, shared_layers, stale_weights
 from mpi_impl.proof import options as proof
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
@@ -37,6 +37,7 @@ PARSE = {
     "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
     "mpi_impl.experiments.model_size": lambda options, n: model_size.parse_options(options),
     "mpi_impl.experiments.batch_size": lambda options, n: batch_size.parse_options(options),
+    "mpi_impl.experiments.shared_layers": lambda options, n: shared_layers.parse_options(options),
     "mpi_impl.experiments.stale_weights": lambda options, n: stale_weights.parse_options(options),
     "mpi_impl.experiments.prefetch": prefetch.parse_options,
     "mpi_impl.demos.memory": memory.parse_options,
@@ -61,6 +62,7 @@ SHORT = {
     "mpi_impl.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
     "mpi_impl.experiments.batch_size": "--batch-size 1 2 --seeds 1 --loss 9",
     "mpi_impl.experiments.scaling_study": "",
+    "mpi_impl.experiments.shared_layers": "--num-layers 1 --seeds 1 --train-iters 1",
     "mpi_impl.experiments.stale_weights": "--stages 2 --microbatches 4 --seeds 1 --lr 0.1",
     "mpi_impl.experiments.prefetch": "--num-layers 2 --hidden-size 16 --steps 1 --message-time 1",
     "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",

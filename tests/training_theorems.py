@@ -23,7 +23,7 @@ from reference.models.stage import StageCache, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
-from reference.params import split
+from reference.params import Shared, deal, split
 from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
 from reference.schedules.actions import Schedule
@@ -139,11 +139,20 @@ def step_equals(expected, params, auxiliary, in_flight: list[int], parallel: Par
         trees = {found.place: getattr(found, field) for found in everyone}
         for replica in join_replicas(trees, tensors, parallel):
             trees_close(replica, whole, 1e-10)
-        for at, tree in trees.items():     # both copies of a tied word table
-            if tree.embedding.word is not None:
-                shard = split(whole.embedding.word, tensors[at.pipeline].embedding.word,
-                              parallel.tensor_model_parallel_size)[at.tensor]
-                close(tree.embedding.word, shard, 1e-10)
+        for at, tree in trees.items():
+            copies_equal_whole(at, tree, tensors[at.pipeline], whole, parallel)
+
+
+def copies_equal_whole(at: Place, tree, tensors, whole, parallel: ParallelConfig) -> None:
+    """Assert that a rank's copy of a tied word table, or of a block that all layers share, is its shard of the whole.
+    """
+    t, e = parallel.tensor_model_parallel_size, parallel.expert_model_parallel_size
+    expert_rank = (at.data * parallel.context_parallel_size + at.context) % e
+    units = [(p.embedding.word, p.blocks.shared if isinstance(p.blocks, Shared) else None)
+             for p in (tree, tensors, whole)]
+    for copy, tensor, expected in zip(*units):
+        if copy is not None:
+            trees_close(copy, deal(split(expected, tensor, t)[at.tensor], tensor, e)[expert_rank], 1e-10)
 
 
 def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):

@@ -95,7 +95,7 @@ BERT = TransformersLayout(
         "add_cross_attention": (False, "that each layer also attends to another model's output"),
         "tie_word_embeddings": (True, "that masked tokens are predicted with the embedding's table")},
     options={"position_embedding_type": "learned_absolute", "untie_embeddings_and_output_weights": False,
-             "num_experts": None,
+             "num_experts": None, "share_layers": False,
              "apply_residual_connection_post_layernorm": True},
     places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),
     twins={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",

@@ -152,7 +152,7 @@ def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
 
 def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: bool = False) -> None:
     """Raise UserError if the checkpoint is another model's; `other_heads` ignores differences in heads."""
-    saved_model = by_option(manifest.model)
+    saved_model = by_option(model_of(manifest.config))
     for name, value in by_option(model_of(model)).items():
         saved = saved_model.get(name)
         if saved != value and not (other_heads and name == "heads"):

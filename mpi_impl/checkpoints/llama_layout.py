@@ -143,6 +143,7 @@ def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: 
         activation=None, hidden_dropout=(), attention_dropout="attention_dropout", mlp_width=None,
         fields=FIELDS | fields, fixed=FIXED | fixed,
         options={"num_experts": None, "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True,
+                 "share_layers": False,
                  "add_qkv_bias": False, "qk_layernorm": False, "position_embedding_type": "rope", "rotary_percent": 1.0,
                  "apply_residual_connection_post_layernorm": False} | options,
         places=partial(places, OF_BLOCK), prefix="model.", heads=("lm_head.",),

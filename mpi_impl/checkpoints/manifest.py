@@ -97,7 +97,7 @@ class Manifest:
         if self.loss_scale and not self.loss_scale.scale > 0:
             raise ValueError(f"the loss scale is {self.loss_scale.scale}")
         model = self.config
-        if model.num_layers > len(self.tensors):     # before that many are declared
+        if model.num_layers > len(self.tensors) and not model.share_layers:     # before that many are declared
             raise ValueError(f"a model of {model.num_layers:,} layers has more than {len(self.tensors):,} tensors")
         expected = {name: tensor.shape for name, tensor in leaves(model_tensors(model))}
         found = {name: tensor.shape for name, tensor in self.tensors.items()}

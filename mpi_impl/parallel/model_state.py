@@ -1,5 +1,5 @@
 """One rank's part of the model: parameters, gradients and optimizer states, in flat buffers of one layout."""
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpi_impl.runtime.files import writing
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
-from reference.parallel.layout import Piece, shared_pieces
+from reference.parallel.layout import SHARED_BLOCK, Piece, shared_pieces, unit_of
 from reference.parallel.stages import layers_of_rank, layout_of, stages_of_ranks
 from reference.params import HOST
 from reference.precision import Precision
@@ -58,13 +58,14 @@ class ModelState:
         self.stages = self.stages_of_ranks[topology.place.pipeline]
         tensors = model_tensors(model, layers_of_rank(self.stages))
         self.tie_word_table(tensors)
+        self.share_block(tensors)
         # Their tensors: where they lie, what this rank holds of them, and what it owns.
         self.layout = layout_of(tensors, topology.config)
         self.zero = STAGES[topology.config.zero_stage](self.layout, topology, self.device_prototype, self.main,
                                                        self.contributions, self.new_shard)
         self.parameters, self.gradients, self.pieces = self.zero.parameters, self.zero.gradients, self.zero.pieces
         self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
-        self.counted = list(filter(self.zero.counts, counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy)))
+        self.counted = list(filter(self.zero.counts, counted_pieces(self.pieces, topology.tensor.rank, self.copies)))
         self.optimizer_states = self.make_optimizer_states()
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
@@ -80,7 +81,16 @@ class ModelState:
         first, last = has_embedding(tensors), has_head(tensors, self.model)
         self.contributions = {"embedding.word": 2} if self.model.tied and first and last else {}
         self.embedding_group = self.topology.embedding if self.model.tied and first != last else None
-        self.tied_copy = "embedding.word" if self.embedding_group and last else ""
+        self.copies = {"embedding.word"} if self.embedding_group and last else set()
+
+    def share_block(self, tensors) -> None:
+        """Find out who shares a block of all layers: it gets a contribution from each of this rank's layers, and every
+        rank of the pipeline has a copy of it.
+        """
+        shares, pipeline = self.model.share_layers, self.topology.pipeline
+        self.contributions |= {SHARED_BLOCK: len(tensors.blocks)} if shares else {}
+        self.block_group = pipeline if shares and pipeline.size > 1 else None
+        self.copies |= {SHARED_BLOCK} if self.block_group and pipeline.rank > 0 else set()
 
     # ---- buffers ----
 
@@ -125,14 +135,18 @@ class ModelState:
     def reduce_gradients(self) -> None:
         """Wait for the sums over the replicas, and sum what other ranks have a part of, though each holds the tensor.
 
-        Two stages use the tied word table. With sequence parallelism every tensor-parallel rank has applied norms,
-        routers, biases of row-parallel layers and positions to its own part of the sequence. (Experts see all of it.)
-        With fewer heads of keys and values than ranks, neighbours have used copies of the same head for other queries.
+        Two stages use the tied word table, and all stages a shared block. With sequence parallelism every
+        tensor-parallel rank has applied norms, routers, biases of row-parallel layers and positions to its own part of
+        the sequence. (Experts see all of it.) With fewer heads of keys and values than ranks, neighbours have used
+        copies of the same head for other queries.
         """
         self.gradients.finish()
         if self.embedding_group:
             self.sum_pieces(self.embedding_group, "tied embedding",
                             [piece for piece in self.pieces if piece.of.name == "embedding.word"])
+        if self.block_group:
+            self.sum_pieces(self.block_group, "shared block",
+                            [piece for piece in self.pieces if unit_of(piece.of.name) == SHARED_BLOCK])
         if self.topology.config.sequence_parallel:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
                             [piece for piece in self.pieces
@@ -180,11 +194,11 @@ class ModelState:
                     self.parameters.whole_bytes, self.gradients.whole_bytes)
 
 
-def counted_pieces(pieces: list[Piece], tensor_rank: int, tied_copy: str) -> list[Piece]:
+def counted_pieces(pieces: list[Piece], tensor_rank: int, copies: Collection[str]) -> list[Piece]:
     """Return what a rank adds to the norm, so that the sum over all owners of the model counts every element once.
 
     Each of t ranks has its own shard of a split tensor. Replicated tensors are identical on all of them, and the first
-    rank counts them; likewise the first of the neighbours that hold copies of one shard. `tied_copy` is the name of a
-    tensor that this rank has a copy of and another pipeline rank counts, or "".
+    rank counts them; likewise the first of the neighbours that hold copies of one shard. `copies` are the units that
+    this rank has a copy of and another pipeline rank counts.
     """
-    return [piece for piece in pieces if piece.of.name != tied_copy and tensor_rank % piece.of.copies == 0]
+    return [piece for piece in pieces if unit_of(piece.of.name) not in copies and tensor_rank % piece.of.copies == 0]

@@ -33,6 +33,8 @@ class ModelOptions:
     activation: str = option_field(ModelConfig.activation, "gelu is GPT's, approximated with tanh", choices=ACTIVATIONS)
     apply_residual_connection_post_layernorm: bool = option_field(
         False, "the residual connection begins after each layer norm, as in the original BERT, not before it")
+    share_layers: bool = option_field(
+        False, "all layers use the parameters of one block, as in ALBERT: its gradients are summed over the layers")
     layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon)
     init_method_std: float = option_field(ModelConfig.init_method_std)
     hidden_dropout: float = option_field(

@@ -63,7 +63,8 @@ class Key(NamedTuple):
 
     @property
     def layer(self) -> int | None:
-        return int(self.name.split(".")[1]) if self.name.startswith("blocks.") else None
+        number = self.name.split(".")[1] if self.name.startswith("blocks.") else ""
+        return int(number) if number.isdigit() else None
 
     @property
     def of_a_gradient(self) -> bool:
@@ -82,4 +83,4 @@ def place_of(name: str) -> tuple[int, int]:
     if name in AFTER:
         return 1 << 30, AFTER.index(name)
     _, layer, site = name.split(".", 2)
-    return int(layer), BLOCK.index(site)
+    return 0 if layer == "shared" else int(layer), BLOCK.index(site)      # the first layer uses a shared block first

@@ -23,7 +23,7 @@ from reference.layers.block import BlockCache
 from reference.layers.context_attention import BlocksCache, ExchangedCache
 from reference.layers.experts import ExpertsCache
 from reference.models.stage import StageCache
-from reference.params import leaves, tree_map
+from reference.params import leaves, tree_map, with_names
 from reference.schedules.actions import Action
 
 
@@ -240,10 +240,10 @@ class ObservedRegion:
 
 
 class ObservedUnit:
-    """A unit that reports its use."""
+    """A unit that reports its use, and where: a shared block is used in all layers."""
 
-    def __init__(self, unit, used: Callable):
-        self.unit, self.used = unit, used
+    def __init__(self, place: str, unit, used: Callable):
+        self.place, self.unit, self.used = place, unit, used
 
     def __getattr__(self, name: str) -> Any:
         """Return the unit's own attribute, unobserved."""
@@ -251,13 +251,14 @@ class ObservedUnit:
 
     def wait(self):
         tensors = self.unit.wait()
-        self.used(self.unit.name, tensors)
+        self.used(self.place, self.unit.name, tensors)
         return tensors
 
 
 def observe_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:
     """Return trees of units, by stage."""
-    return {stage: tree_map(lambda unit: ObservedUnit(unit, used), tree) for stage, tree in stages.items()}
+    return {stage: tree_map(lambda named: ObservedUnit(named.name, named.leaf, used), with_names(tree))
+            for stage, tree in stages.items()}
 
 
 class ObservedSink(ImmediateSink):

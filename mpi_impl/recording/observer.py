@@ -12,7 +12,7 @@ from reference.models.bert import HEADS
 from reference.models.stage import has_embedding, has_head
 from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding
 from reference.parallel.data_parallel import samples_of
-from reference.parallel.layout import unit_of
+from reference.parallel.layout import SHARED_BLOCK, unit_of
 from reference.params import leaves
 from reference.schedules.actions import Action
 
@@ -84,17 +84,18 @@ class Observer(ABC):
         """Note the schedule's next action. A forward inside a backward is a recomputed layer."""
         self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
 
-    def see_parameters(self, unit: str, tensors) -> None:
-        """See the parameters of a unit, which begins its work."""
-        self.unit = unit
+    def see_parameters(self, place: str, unit: str, tensors) -> None:
+        """See the parameters of a unit, which begins its work in this place: `blocks.3`, which may be a shared block.
+        """
+        self.unit = place
         for name, x in leaves(tensors, unit):
             if name not in self.used:
                 self.used.add(name)
                 self.see_parameter("parameters", name, x)
 
-    def begin_gradients(self, unit: str, tensors) -> None:
-        """Note the gradients of a unit, to which its backward is about to add."""
-        self.unit = unit
+    def begin_gradients(self, place: str, unit: str, tensors) -> None:
+        """Note the gradients of a unit, to which its backward in this place is about to add."""
+        self.unit = place
         self.gradients |= leaves(tensors, unit)
 
     def see_gradients(self, unit: str) -> None:
@@ -113,9 +114,11 @@ class Observer(ABC):
                     self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
     def see_factors(self, grad, x, dy) -> None:
-        """See x^T dy, which is added to a weight's gradient."""
+        """See x^T dy, which is added to a weight's gradient. (Of a shared block, it tells no layer.)"""
         name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
         unit = unit_of(name)
+        if unit == SHARED_BLOCK:
+            return
         if unit == name:                                 # a word table: it gets dlogits^T x
             self.see_inside("kept", "logits.input", dy)
             self.see_inside("backward", "logits", x)

@@ -11,6 +11,7 @@ from reference.costs.activation_inventory import ActivationInventory, rank_activ
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
 from reference.models.stage import LayersCache
+from reference.parallel.layout import SHARED_BLOCK
 from reference.parallel.model_states import model_states, states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of
 from reference.precision import Precision
@@ -107,7 +108,7 @@ def unreduced_bytes(trainer: Trainer, kinds: Collection[str]) -> int | None:
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
     """Return the units that a stage with these layers uses, step by step, `at_once` layers at a time."""
-    blocks = [f"blocks.{layer}" for layer in layers]
+    blocks = [SHARED_BLOCK if trainer.state.model.share_layers else f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:
         steps.insert(0, [unit for unit in trainer.state.layout.bucket_of if unit.startswith("embedding.")])

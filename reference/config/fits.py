@@ -23,6 +23,10 @@ def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
     if parallel.cp_comm_type == "a2a":
         check_exchange_fits(model, t, parallel.context_parallel_size)
     check_experts_fit(model, parallel)
+    if model.share_layers and parallel.zero_stage == 3:
+        raise UserError("--zero-stage 3 gathers the parameters of a layer before its use and frees them after it, but "
+                        "with --share-layers every layer uses the same ones, so that none could be freed before the "
+                        "last. Choose --zero-stage 2, or leave --share-layers out.")
 
 
 def check_exchange_fits(model: ModelConfig, t: int, c: int) -> None:

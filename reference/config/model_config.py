@@ -1,4 +1,5 @@
 """Sizes and choices of a model."""
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.config.checks import (option, require_divides, require_not_negative, require_one_of, require_positive,
@@ -47,6 +48,7 @@ class ModelConfig:
     use_rope_scaling: bool = False                     # Llama 3.1's, for longer sequences: rope.py
     rope_scaling_factor: float = 8.0
     experts: ExpertsConfig | None = None               # in the MLP's place, in some layers or all
+    share_layers: bool = False                         # all layers use the parameters of one block, as ALBERT's
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",
@@ -55,6 +57,10 @@ class ModelConfig:
         self.check_architecture()
         self.check_attention()
         self.check_mlp()
+        if self.share_layers and self.experts and self.experts.moe_layer_freq > 1:
+            raise UserError("--share-layers gives all layers one block of parameters, but with --moe-layer-freq "
+                            f"{self.experts.moe_layer_freq} only some layers have experts, and others an MLP. Leave "
+                            "one of the two out.")
         require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
         require_one_of("normalization", self.normalization, NORMALIZATIONS)
@@ -114,6 +120,10 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Report whether a layer has experts in the place of its MLP."""
         return self.experts is not None and layer % self.experts.moe_layer_freq == 0
+
+    def with_own_blocks(self, layers: Sequence[int]) -> Sequence[int]:
+        """Return those of a rank's layers that have parameters of their own: all, or where they share them, one."""
+        return layers[:1] if self.share_layers else layers
 
     @property
     def causal(self) -> bool:

@@ -4,7 +4,7 @@ An expert is a whole MLP, so the parameters grow with the number E of experts. T
 those that compute a token. Mixtral 8x7B has 46.7 billion parameters, and computes a token with 12.9 billion of them
 (Jiang et al. 2024, 2401.04088, section 2).
 """
-from collections.abc import Collection
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from reference.layers.experts import experts_tensors
 from reference.params import leaves
 
 
-def added_parameters(c: ModelConfig, layers: Collection[int], t: int = 1, e: int = 1) -> int:
+def added_parameters(c: ModelConfig, layers: Sequence[int], t: int = 1, e: int = 1) -> int:
     """Count how many elements more than MLPs the experts in these layers have, on one of t ranks and of e."""
-    count = sum(map(c.has_experts, layers))
+    count = sum(map(c.has_experts, c.with_own_blocks(layers)))
     return count * (elements_of_layer(c, t, e).branch - elements_of_layer(c, t, e).mlp) if count else 0
 
 
-def dealt_parameters(c: ModelConfig, layers: Collection[int], t: int, e: int) -> int:
+def dealt_parameters(c: ModelConfig, layers: Sequence[int], t: int, e: int) -> int:
     """Count the elements of experts in these layers on one of t ranks and of e; 0 if none are dealt out."""
-    count = sum(map(c.has_experts, layers))
+    count = sum(map(c.has_experts, c.with_own_blocks(layers)))
     return count * elements_of_layer(c, t, e).experts if count and e > 1 else 0
 
 

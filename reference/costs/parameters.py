@@ -2,7 +2,7 @@
 
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
 """
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from reference.config import ModelConfig
@@ -41,15 +41,17 @@ def norm_parameters(c: ModelConfig) -> int:
 
 
 def parameters(c: ModelConfig) -> int:
-    """Return V h + s h + L (12 h^2 + 13 h) + 2 h, without padding; an untied output layer adds V h, rope subtracts s h.
+    """Return V h + s h + L (12 h^2 + 13 h) + 2 h, without padding; an untied output layer adds V h, rope subtracts s h,
+    and layers that share their parameters make L 1.
 
     Here s is the longest sequence, and the 2 h are the final layer norm's. BERT adds a table of two token types and its
     heads (`head_parameters`). For the layers of a Llama see `layer_parameters`.
     """
     h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
-    return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * sum(layer_parameters(c))
-            + norm_parameters(c) * h + head_parameters(c, c.vocab_size)
-            + added_parameters(c, range(c.num_layers)))
+    layers = range(c.num_layers)
+    return (tables * c.vocab_size * h + positions(c) + token_types(c)
+            + len(c.with_own_blocks(layers)) * sum(layer_parameters(c))
+            + norm_parameters(c) * h + head_parameters(c, c.vocab_size) + added_parameters(c, layers))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -61,7 +63,7 @@ def published_parameters(c: ModelConfig) -> float:
     return 12 * L * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * L * h))
 
 
-def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int], e: int = 1) -> int:
+def parameters_of_stage(c: ModelConfig, t: int, layers: Sequence[int], e: int = 1) -> int:
     """Count the elements on one of t tensor-parallel ranks of the stage with these layers, one of e that share experts.
 
     It holds 1/t of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last has the
@@ -71,7 +73,7 @@ def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int], e: int 
     tables, words = int(first or last and c.tied), c.padded_vocab_size(t) // t
     tables += last and c.untie_embeddings_and_output_weights
     return (tables * words * h + (positions(c) + token_types(c) if first else 0)
-            + len(layers) * layer_parameters(c).on_a_rank(t, c.groups)
+            + len(c.with_own_blocks(layers)) * layer_parameters(c).on_a_rank(t, c.groups)
             + (norm_parameters(c) * h + head_parameters(c, words) if last else 0)
             + added_parameters(c, layers, t, e))
 

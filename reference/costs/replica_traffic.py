@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.stage import has_embedding, has_head
-from reference.parallel.layout import SEVERAL, Bucket, Layout, Piece, shared_pieces
+from reference.parallel.layout import SEVERAL, SHARED_BLOCK, Bucket, Layout, Piece, shared_pieces, unit_of
 from reference.parallel.stages import stages_of_ranks
 
 
@@ -115,9 +115,9 @@ def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
 def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int, replica: int) -> list[Traffic]:
     """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
-    The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a shard of the sequence. Copies of one shard have been used for other heads of
-    queries. A replica sums only its own elements.
+    The first and the last stage share a tied table, if they are on two ranks, and layers that share their parameters
+    make all stages share a block. With sequence parallelism, tensors that are replicated over t have seen a shard of
+    the sequence. Copies of one shard have been used for other heads of queries. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
@@ -128,6 +128,9 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
         part = f" / {p.shards}"
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
+    if c.share_layers and p.pipeline_model_parallel_size > 1:
+        blocks = [elements(piece for piece in pieces if unit_of(piece.of.name) == SHARED_BLOCK) for pieces in owned]
+        found.append(all_reduces("pipeline", "shared block", blocks, steps, f"a block{part}, a step"))
     if p.sequence_parallel:
         found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
     shared = [shared_pieces(pieces) for pieces in owned]

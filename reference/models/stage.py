@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.layer_context import LayerContext
-from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
-                                    sharded_block_forward)
+from reference.layers.block import block_backward, block_forward, sharded_block_backward, sharded_block_forward
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
+from reference.models.blocks import blocks_tensors, gradients_of_blocks, join_blocks
 from reference.rope import rotary_cos_sin
 
 
@@ -53,7 +53,7 @@ def stage_tensors(c, layers):
     first, last = 0 in layers, c.num_layers - 1 in layers
     everything = embedding_tensors(c)
     embedding = everything if first else Embedding(everything.word if last and c.tied else None, None)
-    return {"embedding": embedding, "blocks": {layer: block_tensors(c, layer) for layer in layers}}
+    return {"embedding": embedding, "blocks": blocks_tensors(c, layers)}
 
 
 def stage_of(p, layers):
@@ -62,12 +62,10 @@ def stage_of(p, layers):
 
 
 def join_stages(parts):
-    """Return the whole model from ranks that hold different layers of it, with the first stage's copy of a tied table.
-    """
+    """Return the whole model from ranks that hold different layers, with the first stage's copy of a tied table."""
     first, last = (next(p for p in parts if held(p) is not None)
                    for held in (lambda p: p.blocks.get(0), lambda p: p.final_layernorm))
-    blocks = {layer: block for p in parts for layer, block in p.blocks.items()}
-    return replace(last, embedding=first.embedding, blocks=dict(sorted(blocks.items())))
+    return replace(last, embedding=first.embedding, blocks=join_blocks([p.blocks for p in parts]))
 
 
 def has_embedding(p):
@@ -110,7 +108,7 @@ def backbone_backward(dy, p, cache, c):
         blocks |= grads
     if has_embedding(p):
         dy, embedding = None, embedding_backward(dy, p.embedding, cache.embedding)
-    return dy, embedding, {layer: blocks[layer] for layer in p.blocks}
+    return dy, embedding, gradients_of_blocks(p.blocks, blocks)
 
 
 def blocks_forward(x, layers, p, c, context, keep=True):
@@ -125,8 +123,7 @@ def blocks_forward(x, layers, p, c, context, keep=True):
 
 
 def layers_backward(dy, p, kept, cache, c):
-    """Map dy [b, s, h] to dx through layers whose caches were kept, or are computed again; return gradients by layer.
-    """
+    """Map dy [b, s, h] to dx and to gradients by layer: of layers whose caches were kept, or are computed again."""
     layers, caches, x = kept
     if caches is None:
         _, caches = blocks_forward(x, layers, p, c, cache.context)
@@ -179,7 +176,8 @@ def sharded_backbone_backward(dxs, shards, cache, c, region):
             dxs, grads = sharded_block_backward(dxs, [p.blocks[layer] for p in shards], caches[layer], c, region)
             for rank, grad in enumerate(grads):
                 blocks[rank][layer] = grad
-    return sharded_embedding_backward(dxs, [p.embedding for p in shards], cache.embedding, region), blocks
+    return (sharded_embedding_backward(dxs, [p.embedding for p in shards], cache.embedding, region),
+            [gradients_of_blocks(p.blocks, grads) for p, grads in zip(shards, blocks)])
 
 
 def sharded_blocks_forward(xs, layers, shards, c, region, context, keep=True):

@@ -22,7 +22,8 @@ from reference.config import round_up
 from reference.params import Tensor, children, leaves, tree_map, with_names
 
 SEVERAL = ("blocks", "embedding")    # subtrees of a model that are several units
-ALONE = "embedding.word"    # in its own bucket, so that a replica owns the same elements of both stages' copies
+SHARED_BLOCK = "blocks.shared"       # the one that all layers use, if they share their parameters
+ALONE = ("embedding.word", SHARED_BLOCK)   # in buckets of their own: a replica owns the same part of each stage's copy
 
 
 class Segment(NamedTuple):
@@ -94,7 +95,7 @@ class Layout:
         """Lay out tensors of one kind."""
         first, units = self.size, list[str]()     # the bucket's start and units so far
         for unit, named in groupby(tensors, lambda pair: unit_of(pair[0])):
-            if units and (self.size - first >= bucket_size or ALONE in (unit, units[-1])):
+            if units and (self.size - first >= bucket_size or {unit, units[-1]} & set(ALONE)):
                 first, units = self.close_bucket(first, units, dealt), []
             for name, tensor in named:
                 self.segments.append(Segment(name, self.size, tensor.local_shape(t, self.e), tensor, tensor.copies(t)))

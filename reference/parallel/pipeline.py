@@ -9,15 +9,18 @@ import numpy as np
 
 from reference.batches import number_of_tokens
 from reference.layer_context import AuxiliaryLosses, LayerContext
+from reference.models.blocks import sum_of_trees
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
-from reference.params import leaves, tree_map, with_names
+from reference.params import Shared, leaves, tree_map, with_names
 from reference.schedules.actions import Action, Schedule, needs, result
 from reference.schedules.simulate import Times, simulate
 
 
 def split_into_stages(p, layers_of_stages, c):
-    """Split a whole model into stages, as model_tensors declares them: the same arrays, a tied word table twice."""
+    """Split a whole model into stages, as model_tensors declares them: the same arrays, a tied word table twice,
+    and a block that all layers share in each.
+    """
     whole = dict(leaves(p))
     return [tree_map(lambda named: whole[named.name], with_names(model_tensors(c, layers)))
             for layers in layers_of_stages]
@@ -27,7 +30,8 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None
     """Compute the loss over all microbatches (reference/batches.py) and each stage's gradients.
 
     `dropout` is the Dropout of the first microbatch, or None; the samples of the others follow. Both copies of a tied
-    word table get the sum of their gradients: an all-reduce between the first and the last stage.
+    word table get the sum of their gradients: an all-reduce between the first and the last stage. So do the copies of a
+    block that all layers share: an all-reduce over the pipeline.
     """
     caches: dict = {}
     ready: dict = {}
@@ -66,7 +70,11 @@ def in_time(schedule: Schedule) -> list[Action]:
 
 
 def tie(grads):
-    """Sum the gradients of the word table's copies, and give each copy the sum."""
+    """Sum the gradients of the copies, of the word table and of a shared block, and give each copy the sum."""
     copies = [p.embedding.word for p in grads if p.embedding.word is not None]
     total = sum(copies[1:], copies[0])
-    return [p if p.embedding.word is None else replace(p, embedding=replace(p.embedding, word=total)) for p in grads]
+    grads = [p if p.embedding.word is None else replace(p, embedding=replace(p.embedding, word=total)) for p in grads]
+    if not isinstance(grads[0].blocks, Shared):
+        return grads
+    block = sum_of_trees([p.blocks.shared for p in grads])
+    return [replace(p, blocks=Shared(p.blocks.layers, block)) for p in grads]

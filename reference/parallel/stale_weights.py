@@ -48,12 +48,13 @@ def train_without_flush(microbatches, stages, schedule: Schedule, c, lr, stash: 
     """Train by gradient descent at the rate lr, one step for each microbatch, in a schedule that is played once.
 
     `stages` are as from split_into_stages, and are not changed. Returns each microbatch's loss [m], the LateGradient of
-    each (stage, microbatch), and the stages' last parameters. Raises UserError for a tied word table, whose two
-    copies would move apart.
+    each (stage, microbatch), and the stages' last parameters. Raises UserError for a tied word table or a
+    shared block, whose copies would move apart.
     """
-    if c.tied and len(stages) > 1:
-        raise UserError("Without a flush the two copies of a tied word table would become different tables. Give "
-                        "untie_embeddings_and_output_weights.")
+    if (c.tied or c.share_layers) and len(stages) > 1:
+        what, advice = (("block that all layers share", "Leave out share_layers") if c.share_layers else
+                        ("tied word table", "Give untie_embeddings_and_output_weights"))
+        raise UserError(f"Without a flush the stages' copies of a {what} would become different tensors. {advice}.")
     now = [Version(0, p) for p in stages]
     losses, late = [0.0] * len(microbatches), {}
     caches: dict = {}

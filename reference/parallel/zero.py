@@ -25,6 +25,7 @@ from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
 from reference.dropout import Dropout
+from reference.errors import UserError
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
@@ -51,8 +52,14 @@ class ZeroTrainer:
     """The Trainer of reference/training/trainer.py, on d replicas."""
 
     def __init__(self, model, optimizer, seed, dtype, d, stage, bucket_size=1 << 20):
-        """Initialize all replicas from a ModelConfig and an OptimizerConfig. In stage 3 every unit is a bucket."""
+        """Initialize all replicas from a ModelConfig and an OptimizerConfig. In stage 3 every unit is a bucket.
+
+        Raises UserError for a block that all layers share.
+        """
         check_zero_stage(stage)
+        if model.share_layers:
+            raise UserError("This trainer gathers and reduces the gradients of each block once, but with share_layers "
+                            "one block has those of all layers. Leave share_layers out.")
         self.model, self.optimizer, self.seed, self.d, self.stage = model, optimizer, seed, d, stage
         self.iteration = self.reduced = self.gathered = 0    # steps; elements of a step's reduce-scatters, all-gathers
         self.tensors = gpt_tensors(model)

@@ -32,13 +32,13 @@ from tests.training_theorems import Plan, connected
 
 
 @st.composite
-def plans(draw, t, p, d, most):
+def plans(draw, t, p, d, most, shared=False):
     """Draw how these ranks share the work, with at most these stages -> the plan, and a divisor of m."""
     schedule = draw(st.sampled_from([*WITHOUT_V, *["interleaved"] * (2 * p <= most)]), "schedule")
     v = 2 if schedule == "interleaved" else None
     if make(schedule, p, p, v).stages > most:
         schedule, v = "1f1b", None
-    stage = draw(st.integers(0, 3), "ZeRO stage")
+    stage = draw(st.integers(0, 2 if shared else 3), "ZeRO stage")
     offload = stage > 0 and draw(st.booleans(), "offload")
     return Plan(p, schedule, v, bucket_size=draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size"),
                 zero_stage=stage, cpu_offload=offload, instances=draw(instances(d, stage), "instances")), p if v else 1
@@ -49,11 +49,13 @@ def pairs(draw):
     """Draw two runs of the same model and batches on two topologies."""
     (t1, p1, d1), (t2, p2, d2) = one, other = [draw(st.sampled_from(places()), "t, p, d") for _ in range(2)]
     heads, layers = lcm(t1, t2), max(p1, p2) + draw(st.integers(0, 2), "more layers")
-    case = draw(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=layers, num_attention_heads=heads,
-                      hidden_size=2 * heads, rotary_percent=1.0, max_position_embeddings=2 * heads))
+    shared = draw(st.booleans(), "share layers")
+    case = draw(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=layers, share_layers=shared,
+                      num_attention_heads=heads, hidden_size=2 * heads, rotary_percent=1.0,
+                      max_position_embeddings=2 * heads))
     found, batch = [], 1
     for t, p, d in (one, other):
-        plan, m = draw(plans(t, p, d, layers))
+        plan, m = draw(plans(t, p, d, layers, shared))
         batch = lcm(batch, m * d)
         found.append((t, t * p * d, plan, t > 1 and draw(st.booleans(), "sequence parallel")))
     return [Run(n, replace(case, t=t, b=1, s=heads, sequence_parallel=cut), plan, batch) for t, n, plan, cut in found]

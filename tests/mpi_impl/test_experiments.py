@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import layer_norm_order, prefetch, stale_weights
+from mpi_impl.experiments import layer_norm_order, prefetch, shared_layers, stale_weights
 from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, Trained, batches, final, table
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
@@ -106,6 +106,30 @@ def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
     ("--lr inf", "inf is not a finite number"), ("--plot /nowhere/at/all.png", "cannot be written")])
 def test_what_stale_weights_refuses(ranks, options, said):
     assert said in ranks.run(2, refusal, stale_weights.show, options.split())[0]
+
+
+def test_shared_layers_save_parameters_alone(ranks, tmp_path, capfd):
+    """One block for all layers has the parameters and states of one layer, the activations and FLOPs of all; and it is
+    trained on the same numbers, which follow from the two before them.
+    """
+    plot = tmp_path / "shared.png"
+    ranks.run(2, shared_layers.show, f"--num-layers 2 --seeds 1 --train-iters 2 --plot {plot}".split())
+    printed = capfd.readouterr().out.splitlines()
+    own, shared, one = (next(line for line in printed if line.startswith(f"{kind}  ")).split()[-7:]
+                        for kind in shared_layers.KINDS)
+    assert shared[:2] == one[:2] != own[:2] and shared[2:4] == own[2:4] != one[2:4]
+    assert len({row[4] for row in (own, shared, one)}) == 3 and plot.read_bytes().startswith(b"\x89PNG")
+    tokens, targets = next(shared_layers.batches(0))[:2]
+    found = {}
+    for two, third in zip(zip(tokens[:, :-1].flat, tokens[:, 1:].flat), targets[:, 1:].flat):
+        assert found.setdefault(two, third) == third
+
+
+@pytest.mark.parametrize("options, said", [
+    ("--num-layers 0", "--num-layers is 0, but must be at least 1."), ("--lr -1", "--lr is -1.0, but must be"),
+    ("--plot /nowhere/at/all.png", "cannot be written")])
+def test_what_shared_layers_refuses(ranks, options, said):
+    assert said in ranks.run(2, refusal, shared_layers.show, options.split())[0]
 
 
 def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):

@@ -104,7 +104,7 @@ def test_every_element_counts_once(case, parts, bucket_size, elsewhere):
     counted = {name: 0 for name, _ in leaves(tensors)}
     for tensor_rank in range(case.t):
         for rank in range(parts):
-            for piece in counted_pieces(layout.pieces(rank), tensor_rank, elsewhere):
+            for piece in counted_pieces(layout.pieces(rank), tensor_rank, {elsewhere}):
                 counted[piece.of.name] += piece.size
     for name, tensor in leaves(tensors):
         size = int(np.prod(tensor.local_shape(case.t))) * case.t // tensor.copies(case.t)

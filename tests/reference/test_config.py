@@ -1,9 +1,11 @@
 """Sizes that do not fit together are refused, with a sentence that names the option, its value and the rule."""
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
-                              number_of_microbatches)
+from reference.config import (ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              check_sequence_fits, number_of_microbatches)
 from reference.errors import UserError
 
 FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, max_position_embeddings=8)
@@ -108,3 +110,14 @@ def test_the_padded_vocabulary_is_the_next_multiple(vocab_size, by, t):
 def test_gpt2_vocabulary_on_eight_ranks():
     """50,257 words become 51,200 at 128 x 8, as in the paper."""
     assert ModelConfig(**FITS | dict(vocab_size=50_257)).padded_vocab_size(8) == 51_200
+
+
+def test_shared_layers_go_with_equal_layers_that_are_held_whole():
+    """All layers have experts or none has; and nothing is gathered for one layer alone."""
+    model = ModelConfig(4, 8, 2, 17, 8, share_layers=True)
+    check_model_fits(model, ParallelConfig(2, 2, zero_stage=2))
+    with pytest.raises(UserError, match="--zero-stage 3 gathers .* Choose --zero-stage 2, or leave --share-layers out"):
+        check_model_fits(model, ParallelConfig(zero_stage=3))
+    with pytest.raises(UserError, match="with --moe-layer-freq 2 only some layers have experts"):
+        replace(model, experts=ExpertsConfig(4, moe_layer_freq=2))
+    replace(model, experts=ExpertsConfig(4))

@@ -50,7 +50,7 @@ def overlap(one, other):
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
-@given(cases(architectures=ANY_MODEL), st.data())
+@given(st.booleans().flatmap(lambda shared: cases(architectures=ANY_MODEL, share_layers=shared)), st.data())
 def test_parameters_are_the_elements_of_the_tensors(case, data):
     """The formulas count the whole model without padding, and a rank's shard of any stage of it."""
     c, t, tensors = case.model, case.t, model_tensors(case.model)

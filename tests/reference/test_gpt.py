@@ -14,6 +14,11 @@ def batch(case):
     return case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
 
 
+def shared_cases(**choices):
+    """Draw cases of several layers that share their parameters."""
+    return st.integers(1, 4).flatmap(lambda layers: cases(num_layers=layers, share_layers=True, **choices))
+
+
 @settings(max_examples=settings().max_examples // 2)
 @given(cases(sizes=st.just(1)))
 def test_gradients_agree_with_central_differences(case):
@@ -31,6 +36,21 @@ def test_shards_equal_the_whole(case, recompute):
 def test_stages_in_a_row_are_the_whole(case, cuts):
     """Stages may begin at any layer."""
     theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(shared_cases(architectures=ANY_MODEL), recomputes())
+def test_gradients_of_shared_layers_are_sums_over_layers(case, recompute):
+    """A model whose layers all have the weights of one block computes the same, with dropout; and the gradients of its
+    blocks, added up, are that block's. All others are equal.
+    """
+    theorems.shared_equals_unshared(case, recompute)
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(shared_cases(), recomputes())
+def test_shards_of_shared_layers_equal_the_whole(case, recompute):
+    theorems.model_equals_whole(case, recompute)
 
 
 @given(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=5), st.data())

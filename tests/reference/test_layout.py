@@ -15,7 +15,7 @@ BUCKET, PARTS = st.integers(1, 50) | st.integers(1, 10_000) | st.just(1 << 62), 
 @st.composite
 def layouts(draw):
     """Draw layouts of a whole model, or of any of its layers, as interleaved stages give them."""
-    case = draw(cases())
+    case = draw(cases(share_layers=draw(st.booleans(), "share layers")))
     layers = draw(st.none() | st.lists(st.sampled_from(range(case.model.num_layers)), min_size=1, unique=True))
     tensors = gpt_tensors(case.model, layers and sorted(layers))
     return Layout(tensors, case.t, draw(BUCKET), draw(PARTS))
@@ -43,7 +43,7 @@ def test_tensors_lie_in_backward_order(layout):
             leaves(layout.views(np.empty(layout.size))), leaves(layout.tensors), strict=True)}
 
 
-@given(cases(), BUCKET, PARTS)
+@given(st.booleans().flatmap(lambda shared: cases(share_layers=shared)), BUCKET, PARTS)
 def test_buckets_split_the_buffer_between_units(case, size, parts):
     """All of it, in its order, no unit in two buckets. Each has at least `size` elements, and not a unit more than it
     needs for them, but for the last, and but for what comes before a table that shares no bucket."""
@@ -60,8 +60,8 @@ def test_buckets_split_the_buffer_between_units(case, size, parts):
     for bucket, following in zip(layout.buckets, [*layout.buckets[1:], None], strict=True):
         elements = sum(of[unit] for unit in bucket.units)
         assert elements - of[bucket.units[-1]] < size
-        assert elements >= size or following is None or ALONE in bucket.units + following.units
-        assert bucket.units == (ALONE,) or ALONE not in bucket.units
+        assert elements >= size or following is None or set(ALONE) & {*bucket.units, *following.units}
+        assert len(bucket.units) == 1 or not set(ALONE) & set(bucket.units)
 
 
 @given(layouts())
@@ -110,7 +110,7 @@ def test_views_of_a_unit_equal_those_of_the_whole(case, size, parts, seed):
     flat = np.random.default_rng(seed).normal(size=layout.size)
     whole = layout.views(flat)
     of = {f"blocks.{layer}": block for layer, block in whole.blocks.items()}
-    of |= {ALONE: whole.embedding.word}
+    of |= {"embedding.word": whole.embedding.word}
     for bucket in layout.buckets:
         alone = flat[bucket.slice].copy()
         for unit in of.keys() & set(bucket.units):
@@ -120,15 +120,17 @@ def test_views_of_a_unit_equal_those_of_the_whole(case, size, parts, seed):
             assert all(np.shares_memory(view, alone) for _, view in leaves(views))
 
 
-@given(cases(num_layers=2, untie_embeddings_and_output_weights=False), BUCKET, PARTS)
-def test_two_copies_of_a_tied_table_have_the_same_owners(case, size, parts):
-    """The first and the last stage have different layouts, but rank i owns the same elements of both tables."""
+@given(cases(num_layers=2, untie_embeddings_and_output_weights=False, share_layers=True), BUCKET, PARTS)
+def test_copies_on_two_stages_have_the_same_owners(case, size, parts):
+    """The first and the last stage have different layouts, but rank i owns the same elements of both copies of a tied
+    table, and of a shared block.
+    """
     owned = []
     for layers in (range(1), range(1, 2)):
         layout = Layout(gpt_tensors(case.model, layers), case.t, size, parts)
-        owned.append([[(piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
-                       for piece in layout.pieces(rank) if piece.of.name == ALONE] for rank in range(parts)])
-    assert owned[0] == owned[1]
+        owned.append([[(piece.of.name, piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
+                       for piece in layout.pieces(rank) if unit_of(piece.of.name) in ALONE] for rank in range(parts)])
+    assert owned[0] == owned[1] and {unit_of(name) for of_rank in owned[0] for name, *_ in of_rank} == set(ALONE)
 
 
 def test_units_are_tensors_that_are_used_together():

@@ -29,11 +29,13 @@ def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
     Dropout is on: each microbatch has the masks of its samples, wherever and whenever it is worked on.
     """
     layers = schedule.stages + data.draw(st.integers(0, 2))
-    pipeline_equals_one_process(schedule, data.draw(cases(num_layers=layers, architectures=ANY_MODEL)))
+    shared = data.draw(st.booleans(), "share layers")
+    pipeline_equals_one_process(schedule, data.draw(cases(num_layers=layers, architectures=ANY_MODEL,
+                                                          share_layers=shared)))
 
 
 def pipeline_equals_one_process(schedule, case):
-    """Check the loss and all gradients, both copies of a tied table among them."""
+    """Check the loss and all gradients, all copies of a tied table and of a shared block among them."""
     p, m = case.params(model_tensors(case.model)), schedule.microbatches
     whole = case.batch("", m * case.b)
     batches = [take(whole, slice(i * case.b, (i + 1) * case.b)) for i in range(m)]
@@ -44,6 +46,8 @@ def pipeline_equals_one_process(schedule, case):
     close(np.stack([loss]), np.stack([expected_loss]))
     trees_close(join_stages(grads), expected, 1e-10)
     for stage in grads:
+        if case.model.share_layers:
+            trees_close(stage.blocks.shared, expected.blocks.shared, 1e-10)
         if stage.embedding.word is not None:
             close(stage.embedding.word, expected.embedding.word, 1e-10)
 

@@ -106,7 +106,10 @@ def test_one_stage_is_gradient_descent(drawn, stash):
     trees_close(last, params, 1e-10)
 
 
-def test_a_tied_word_table_is_refused():
-    tied = replace(UNTIED, untie_embeddings_and_output_weights=False)
-    with pytest.raises(UserError, match="two copies of a tied word table"):
+@pytest.mark.parametrize("choice, said", [
+    ({"untie_embeddings_and_output_weights": False}, "copies of a tied word table"),
+    ({"share_layers": True}, "copies of a block that all layers share")])
+def test_copies_that_would_move_apart_are_refused(choice, said):
+    tied = replace(UNTIED, **choice)
+    with pytest.raises(UserError, match=said):
         trained((Case(1, tied, 2, 5, seed=7), 4, 6), stash=True)

@@ -80,7 +80,7 @@ ENTRIES = [
     Entry("the tied table in a bucket with others", "computation", "ZeRO", "after NVIDIA/Megatron-LM #656",
           "Buckets are cut by size alone, so that a replica owns the first half of one stage's table and the second "
           "of the other's.",
-          Bug("reference.parallel.layout", " or ALONE in (unit, units[-1])", ""),
+          Bug("reference.parallel.layout", " or {unit, units[-1]} & set(ALONE)", ""),
           zero(1, p=2)),
     Entry("offloaded shards not stored", "aliasing", "ZeRO", "classic",
           "The update works on a copy from host memory as if it were a view, and the copy is gone.",
