@@ -47,6 +47,8 @@ DRAWING_LONGER = {
     "mpi_impl.experiments.scaling_study --plot study.svg": ["study.svg"],
     "mpi_impl.experiments.stale_weights --stages 2 --microbatches 4 --seeds 1 --plot stale.png": ["stale.png"],
     "mpi_impl.experiments.layer_norm_order --layers 1 --seeds 1 --train-iters 1 --plot order.png": ["order.png"],
+    "mpi_impl.experiments.model_size --hidden-size 16 --seeds 1 --train-iters 1 --plot models.png": ["models.png"],
+    "mpi_impl.experiments.batch_size --batch-size 1 2 --seeds 1 --loss 9 --plot batches.png": ["batches.png"],
     "mpi_impl.experiments.shared_layers --num-layers 1 --seeds 1 --train-iters 1 --plot shared.png": ["shared.png"],
 }
 

@@ -15,7 +15,7 @@ from mpi_impl import compare, plan
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
 from mpi_impl.dry_runs import options as dry_run
-from mpi_impl.experiments import layer_norm_order, prefetch, shared_layers, stale_weights
+from mpi_impl.experiments import batch_size, layer_norm_order, model_size, prefetch, shared_layers, stale_weights
 from mpi_impl.proof import options as proof
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
@@ -35,6 +35,8 @@ PARSE = {
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
                                             (compare.ranks_and_options("A or B", run) for run in options)],
     "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
+    "mpi_impl.experiments.model_size": lambda options, n: model_size.parse_options(options),
+    "mpi_impl.experiments.batch_size": lambda options, n: batch_size.parse_options(options),
     "mpi_impl.experiments.shared_layers": lambda options, n: shared_layers.parse_options(options),
     "mpi_impl.experiments.stale_weights": lambda options, n: stale_weights.parse_options(options),
     "mpi_impl.experiments.prefetch": prefetch.parse_options,
@@ -57,6 +59,8 @@ SHORT = {
     "mpi_impl.data.prepare": "",
     "mpi_impl.compare": MODEL,
     "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
+    "mpi_impl.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
+    "mpi_impl.experiments.batch_size": "--batch-size 1 2 --seeds 1 --loss 9",
     "mpi_impl.experiments.scaling_study": "",
     "mpi_impl.experiments.shared_layers": "--num-layers 1 --seeds 1 --train-iters 1",
     "mpi_impl.experiments.stale_weights": "--stages 2 --microbatches 4 --seeds 1 --lr 0.1",

@@ -1,8 +1,11 @@
 """Many independent runs, divided among ranks: each rank does one at a time. Their number changes no result."""
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mpi_impl.comm.group import Group
+from mpi_impl.comm.topology import Topology, connect, disconnect
+from reference.config import ParallelConfig
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -17,3 +20,11 @@ def do_all(ranks: Group, runs: Sequence[Key], do: Callable[[Key], Any], tell: Ca
             print(f"{i + 1:>3} of {len(runs)}: {tell(one, found[one])}", flush=True)
     everyone = {key: result for share in ranks.allgather_objects(found) for key, result in share.items()}
     return {one: everyone[one] for one in runs}
+
+
+@contextmanager
+def each_alone(ranks: Group) -> Iterator[Topology]:
+    """Give every rank a topology of its own, in which it can train a model without the others."""
+    topology = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig())
+    yield topology
+    disconnect(topology)

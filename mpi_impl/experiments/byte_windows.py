@@ -1,0 +1,42 @@
+"""Windows of bytes, as batches for a GPT or a BERT. The text is the source of Python's own standard library."""
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.data.corpus import Corpus
+from reference.batches import BERTBatch, GPTBatch
+
+BYTES = 256                             # the vocabulary, without the mask
+MASK, MASKED = BYTES, 0.15              # BERT's token, and its share
+TRAINED = 0.95                          # the share of the text to learn from; the files behind it are for validation
+
+
+class Text(NamedTuple):
+    """The two parts of a text, uint8."""
+
+    training: np.ndarray
+    validation: np.ndarray
+
+
+def read_text() -> Text:
+    everything = np.frombuffer("".join(Corpus(None).documents()).encode(), np.uint8)
+    return Text(*np.split(everything, [int(TRAINED * len(everything))]))
+
+
+def windows(part: np.ndarray, rng: np.random.Generator, count: int, length: int) -> np.ndarray:
+    """Return windows that begin anywhere, int64 [count, length]."""
+    first = rng.integers(len(part) - length + 1, size=(count, 1))
+    return part[first + np.arange(length)].astype(np.int64)
+
+
+def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> GPTBatch:
+    return GPTBatch.unpack(windows(part, rng, samples, s + 1))
+
+
+def bert_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> BERTBatch:
+    """Mask bytes, at least one of each sample. Nothing asks for the order of two pieces, so it has no weight."""
+    found = windows(part, rng, samples, s)
+    masked = np.less(rng.random(found.shape), MASKED)
+    masked[:, 0] |= ~masked.any(1)
+    return BERTBatch(np.where(masked, MASK, found), np.zeros_like(found), np.where(masked, found, 0),
+                     masked.astype(np.int64), np.full(samples, s), *np.zeros((2, samples), np.int64))
