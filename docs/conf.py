@@ -37,7 +37,7 @@ myst_url_schemes = {"http": None, "https": None, "built": "{{path}}"}     # buil
 
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", rf"(?!(?:{'|'.join(PACKAGES)})\.).*"),     # other projects' names,
-                        ("py:class", r".*\.(Config|Content|Item)")]                # and variables of types
+                        ("py:class", r".*\.(Config|Content|Item|Key)")]                # and variables of types
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource",
                            "ignore-module-all": True}    # a name is described where it is defined
 autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
