@@ -147,7 +147,7 @@ def test_a_world_that_does_not_divide(L, n, B):
     products = {t * p * d for t in (1, 3) for p in range(1, L + 1) for d in divisors(B)}
     near = sorted(sorted(products, key=lambda one: (abs(one - n), one))[:3])
     text = said(PlanSearch(model_of(L, a=3), n, B, REAL))
-    assert f"--num-gpus is {n}, which" in text and f"that are: {', '.join(map(str, near))}." in text
+    assert f"--num-gpus is {n}, but" in text and f"The nearest possible numbers: {', '.join(map(str, near))}." in text
     assert all(PlanSearch(model_of(L, a=3), one, B, REAL).plans for one in near)
 
 
