@@ -91,9 +91,10 @@ class Notebook:
 
     def run(self, beginning: str) -> str:
         """Run a cell to its end. Return what is below it, without colours."""
-        before = self.cells()[self.find(beginning)]["count"]
+        self.page.evaluate(f"i => {{ {WIDGET}.content.model.cells.get(i).sharedModel.execution_count = null }}",
+                           self.find(beginning))       # the stored one may be that of the run, too
         i = self.start(beginning)
-        wait_until(lambda: self.cells()[i]["count"] not in (None, before) and self.idle())
+        wait_until(lambda: self.cells()[i]["count"] is not None and self.idle())
         return self.said(i)
 
     def idle(self) -> bool:
