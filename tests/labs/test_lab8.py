@@ -33,8 +33,8 @@ MISTAKES = {
     "two sums forgotten": (
         "predict", "m * 2 * (L // p) * ring", "m * (L // p) * ring", {"check_sent"}, "what was counted"),
     "one microbatch": ("train", '"m": 4', '"m": 1', {"check_train"}, "larger than a fifth"),
-    "the slowest bucket": ("measured", '"chosen": 16384', '"chosen": 1024', {"check_measured"}, "You chose 1024"),
-    "one run repeated": ("measured", "[3.1, 3.3, 3.0]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
+    "the slowest bucket": ("measured", '"chosen": 1024', '"chosen": 16384', {"check_measured"}, "You chose 16384"),
+    "one run repeated": ("measured", "[14.55, 4.18, 2.57]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
 }
 
 @pytest.fixture
@@ -97,7 +97,8 @@ HOSTILE = {
         {"measured": f"def measured():\n    return {{'exposed': {FEW}, 'chosen': [1, 4]}}\n"}, {"check_measured"},
         "one of the sizes"),
     "times that are below zero": (
-        plant(LAB, "measured", "[1.2, 1.3, 1.2]", "[-9e9, -1.0, -1.0]"), {"check_measured"}, "times in milliseconds"),
+        plant(LAB, "measured", "[14.55, 4.18, 2.57]", "[-9e9, -1.0, -1.0]"), {"check_measured"},
+        "times in milliseconds"),
 }
 
 
