@@ -34,7 +34,7 @@ MISTAKES = {
         "predict", "m * 2 * (L // p) * ring", "m * (L // p) * ring", {"check_sent"}, "what was counted"),
     "one microbatch": ("train", '"m": 4', '"m": 1', {"check_train"}, "larger than a fifth"),
     "the slowest bucket": ("measured", '"chosen": 1024', '"chosen": 16384', {"check_measured"}, "You chose 16384"),
-    "one run repeated": ("measured", "[14.55, 4.18, 2.57]", "[3.1, 3.1, 3.1]", {"check_measured"}, "were they measured"),
+    "one run repeated": ("measured", "[14.55, 4.18, 2.57]", "[3, 3, 3]", {"check_measured"}, "were they measured"),
 }
 
 @pytest.fixture
