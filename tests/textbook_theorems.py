@@ -263,18 +263,18 @@ def pick(tensors, values):
 def shared_equals_unshared(case: Case, recompute: Recompute = KEEP_ALL):
     """Compare layers that share their parameters with layers that have equal ones, which differ only in their name."""
     c, batch = case.model, case.batch("", case.b)
-    shared, unshared = model_tensors(c), model_tensors(alike := replace(c, share_layers=False))
+    shared, unshared = model_tensors(c), model_tensors(unshared_c := replace(c, share_layers=False))
     p = case.params(shared)
     copies = replace(p, blocks={layer: tree_map(np.copy, p.blocks.shared) for layer in range(c.num_layers)})
     assert len(list(leaves(shared.blocks))) * c.num_layers == len(list(leaves(unshared.blocks)))
     losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout, recompute))
-    expected, expected_cache = model_forward(None, copies, alike, batch, LayerContext(case.dropout, recompute))
+    expected, expected_cache = model_forward(None, copies, unshared_c, batch, LayerContext(case.dropout, recompute))
     for loss, other in zip(losses, expected, strict=True):
         close(loss, other)
     _, grads = model_backward(upstream(case, losses), p, cache, c)
-    _, apart = model_backward(upstream(case, losses), copies, expected_cache, alike)
-    blocks = replace(p.blocks, shared=tree_map(lambda *each: sum(each), *apart.blocks.values()))
-    trees_close(grads, replace(apart, blocks=blocks))
+    _, of_layers = model_backward(upstream(case, losses), copies, expected_cache, unshared_c)
+    blocks = replace(p.blocks, shared=tree_map(lambda *each: sum(each), *of_layers.blocks.values()))
+    trees_close(grads, replace(of_layers, blocks=blocks))
 
 
 def recompute_changes_nothing(case: Case, recompute: Recompute):

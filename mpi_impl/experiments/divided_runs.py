@@ -3,11 +3,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from reference.config import ParallelConfig
 
 Key = TypeVar("Key", bound=Hashable)
+LAST = 0.1      # the share of a run whose mean is its final loss
 
 
 def do_all(ranks: Group, runs: Sequence[Key], do: Callable[[Key], Any], tell: Callable[[Key, Any], str]
@@ -28,3 +31,13 @@ def each_alone(ranks: Group) -> Iterator[Topology]:
     topology = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig())
     yield topology
     disconnect(topology)
+
+
+def last_tenth(count: int) -> int:
+    """Return how many of so many losses the final loss is the mean of."""
+    return max(1, int(LAST * count))
+
+
+def final(losses: np.ndarray) -> float:
+    """Return the mean of the last tenth."""
+    return float(losses[-last_tenth(len(losses)):].mean())

@@ -19,7 +19,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.data.corpus import format_count
-from mpi_impl.experiments.divided_runs import do_all, each_alone
+from mpi_impl.experiments.divided_runs import do_all, each_alone, final, last_tenth
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
@@ -36,7 +36,6 @@ MASK, MASKED = NUMBERS, 0.15                    # the token, and its share
 HIDDEN, HEADS = 32, 2
 WARMUP = 0.1                                    # of the iterations
 CHANCE = float(np.log(NUMBERS))                 # the loss of a guess without looking at the other numbers
-LAST = 0.1                                      # the share of iterations whose mean is the final loss
 ORDERS = {"rearranged": False, "original": True}
 
 
@@ -123,11 +122,6 @@ def batches(seed: int) -> Iterator[BERTBatch]:
                         masked.astype(np.int64), np.full(SAMPLES, POSITIONS), np.zeros(SAMPLES, np.int64))
 
 
-def final(losses: np.ndarray) -> float:
-    """Return the mean of the last tenth."""
-    return float(losses[-max(1, int(LAST * len(losses))):].mean())
-
-
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +184,7 @@ def forecast(trained: dict[Run, Trained], few: int, many: int, aim: float, ranks
     iterations, reached = len(deep), final(deep)
     if is_stuck(reached):
         return f"The {many} layers have not begun to learn in {iterations:,} iterations; give them more."
-    window = max(1, int(LAST * iterations))
+    window = last_tenth(iterations)
     means = np.convolve(shallow, np.full(window, 1 / window), "valid")      # as `final`, after each iteration
     earlier = window + next(iter(np.flatnonzero(means <= reached)), iterations - window)
     needed = iterations * iterations / earlier

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.comm.topology import Topology, connect, disconnect
-from mpi_impl.experiments.divided_runs import do_all
-from mpi_impl.experiments.layer_norm_order import final
+from mpi_impl.comm.topology import Topology
+from mpi_impl.experiments.divided_runs import do_all, each_alone, final
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
@@ -26,7 +25,7 @@ from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
-from reference.config import ModelConfig, ParallelConfig, require_not_negative, require_positive
+from reference.config import ModelConfig, require_not_negative, require_positive
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
 from reference.optimizer import OptimizerConfig
@@ -70,10 +69,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parse_options(argv)
     ranks.broadcast_object(lambda: check_outputs(args))
     runs = [SharingRun(kind, seed) for seed in range(args.seeds) for kind in KINDS]
-    topology = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig())
-    results = do_all(ranks, runs, lambda one: train(one, args, topology),
-                     lambda one, found: f"{one.kind:<24}, seed {one.seed}: final loss {final(found.losses):.3f}")
-    disconnect(topology)
+    with each_alone(ranks) as topology:
+        results = do_all(ranks, runs, lambda one: train(one, args, topology),
+                         lambda one, found: f"{one.kind:<24}, seed {one.seed}: final loss {final(found.losses):.3f}")
     if ranks.rank == 0:
         print(f"\n{table(results, args)}\n")
         from mpi_impl.experiments.curves import draw_shared_layers  # matplotlib takes a second to import

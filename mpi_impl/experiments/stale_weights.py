@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.experiments.divided_runs import do_all
+from mpi_impl.experiments.divided_runs import do_all, final
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.runtime.outputs import check_outputs
@@ -33,7 +33,6 @@ from reference.schedules.generators import make
 
 NUMBERS, POSITIONS, SAMPLES = 24, 12, 8         # V, s, b
 HIDDEN, HEADS = 32, 2
-LAST = 0.1                                      # the share of microbatches whose mean is the final loss
 WAYS = {"flush, each": "a flush after each microbatch", "flush, some": "a flush after several",
         "stashed": "no flush, stashed weights", "newest": "no flush, newest weights"}
 
@@ -132,11 +131,6 @@ def times(way: str, args: StaleWeightsOptions) -> np.ndarray:
     """
     at, step = np.arange(args.microbatches), step_of(way, args)
     return at // step * (step + args.stages - 1) + at % step + args.stages
-
-
-def final(losses: np.ndarray) -> float:
-    """Return the mean of the last tenth."""
-    return float(losses[-max(1, int(LAST * len(losses))):].mean())
 
 
 def table(losses: dict[StaleRun, np.ndarray], args: StaleWeightsOptions) -> str:

@@ -223,7 +223,7 @@ def test_swiglu(n, f, form, seed):
 
 @pytest.mark.parametrize("form", ["float32", "float16"])
 def test_swiglu_far_out(form):
-    """Where exp overflows, a negative gate gives 0 and a positive one gives gate * up."""
+    """A gate far below 0 gives 0, and one far above gives gate * up, although exp overflows."""
     x = np.stack([np.array([[-3e4, -500, 500, 3e4]]), np.full((1, 4), 2)], 1).astype(dtype_of(form))
     y, _ = kernels.swiglu(put(x))
     assert (y.get() == [[0, 0, 1000, 6e4]]).all()

@@ -4,7 +4,8 @@ import pytest
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.experiments import layer_norm_order, prefetch, shared_layers, stale_weights
-from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, Trained, batches, final, table
+from mpi_impl.experiments.divided_runs import final
+from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, Trained, batches, table
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
@@ -133,7 +134,9 @@ def test_what_shared_layers_refuses(ranks, options, said):
 
 
 def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
-    """Without it every gather is waited for from its beginning. Both ways compute the same, to the bit."""
+    """Without it every gather begins when all ranks want it; with it, before the last of them does. Both ways compute
+    the same, to the bit.
+    """
     plot = tmp_path / "prefetch.png"
     options = f"--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5 --plot {plot}"
     ranks.run(2, prefetch.show, options.split())
@@ -142,9 +145,13 @@ def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
     assert rows[0][3:] == ["0%"] * 4 and rows[1][4] == rows[1][6] == "67%"
     assert all(0 <= float(share.rstrip("%")) <= 67 for share in (rows[1][3], rows[1][5]))
     args = prefetch.PrefetchOptions(num_layers=2, hidden_size=16, steps=2)
-    late, early = ([step.loss for step in ranks.run(2, prefetch.train, args, early, 1e-3)[0]]
-                   for early in (False, True))
+    runs = {early: ranks.run(2, prefetch.train, args, early, 1e-3) for early in (False, True)}
+    late, early = ([step.loss for step in of_ranks[0]] for of_ranks in runs.values())
     assert late == early and late[0] != late[1]
+    for early, of_ranks in runs.items():
+        for steps in zip(*of_ranks):
+            for gathers in zip(*(step.gathers for step in steps), strict=True):     # the same one, on both ranks
+                assert (gathers[0].start < max(one.wanted for one in gathers)) == early
 
 
 @pytest.mark.parametrize("wanted, waits, expected", [

@@ -126,7 +126,7 @@ def test_an_activation_behind_a_linear_layer(name, n, h, m, dtype, seed):
 @GELUS
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_gelu_far_out(fast, name, dtype, recwarn):
-    """Where exp overflows, y is 0 for negative x and x for positive x, with slopes 0 and 1, and NumPy does not warn."""
+    """Far below 0, y is 0 with slope 0; far above, y is x with slope 1. exp overflows, but NumPy does not warn."""
     x = np.array([[-1e4, -100, 100, 1e4]], dtype)
     y, cache = getattr(fast, name)(x)
     dx = getattr(fast, f"{name}_backward")(np.ones_like(x), cache)
@@ -225,7 +225,7 @@ def test_swiglu(fast, n, f, dtype, seed):
 @FAST
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_swiglu_far_out(fast, dtype, recwarn):
-    """Where exp overflows, a negative gate gives 0 and a positive one gives gate * up, and NumPy does not warn."""
+    """A gate far below 0 gives 0, and one far above gives gate * up: exp overflows, but NumPy does not warn."""
     x = np.stack([np.array([[-1e4, -800, 800, 1e4]], dtype), np.full((1, 4), 2, dtype)], 1)
     y, cache = fast.swiglu(x)
     assert (y == [[0, 0, 1600, 2e4]]).all()

@@ -94,7 +94,7 @@ def test_the_best_rate_has_the_least_median_and_no_run_takes_twice_as_long():
 
 
 def test_mccandlishs_curve_is_found_again():
-    """Of steps that lie on it, the fit returns its two numbers; at the critical batch size both are doubled."""
+    """Steps computed from the curve give back its two numbers, and their quotient is the critical batch size."""
     steps = {b: [59 + 1200 / b, 60 + 1200 / b, 62 + 1200 / b] for b in (1, 2, 4, 8, 16, 32, 64)}
     assert batch_size.hyperbola(steps) == pytest.approx((60, 1200))
     assert batch_size.doublings(steps)[4] == pytest.approx(210 / 360)

@@ -170,7 +170,7 @@ THEOREMS = {
 
 
 @pytest.mark.parametrize("name", THEOREMS)
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=DATA)
 def test_holds_exactly(name, data):
     theorem, *strategies = THEOREMS[name]
