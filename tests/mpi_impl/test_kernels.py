@@ -36,7 +36,6 @@ ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
-    monkeypatch.setattr(compiled, "ROOM", 128)
     monkeypatch.setattr(partial_attention, "ROOM", 128)
     monkeypatch.setattr(blockwise, "ROWS", 5)
     monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.kernels.fused.structs import ROWS, SITE
+from mpi_impl.kernels.fused.structs import HEADS, ROWS, SITE
 
 FOLDER = Path(__file__).parent
 FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
@@ -80,10 +80,15 @@ def folder() -> Path:
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
+def sources() -> list[Path]:
+    """Return the files with kernels: those for GPUs, too, and then those for cores alone, which call them."""
+    return [*sorted(FOLDER.glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
+
+
 def translation_unit() -> str:
     """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
-    parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
-    for path in sorted(FOLDER.glob("*.cu")):
+    parts = [text_of(FOLDER / name) for name in ("core.h", "common.cuh", "small_products.h")]
+    for path in sources():
         text = without_gpu_code(text_of(path))
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
                   *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
@@ -108,8 +113,8 @@ def text_of(path: Path) -> str:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS)}
-TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "int": ctypes.c_int, "double": ctypes.c_double,
+STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS)}
+TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "int": ctypes.c_int, "double": ctypes.c_double,
          "Index": ctypes.c_uint64}
 
 
@@ -123,7 +128,7 @@ def function(name: str, form: str) -> Callable:
 
 
 def parameter_types(name: str) -> list:
-    parameters = next(parameters for path in FOLDER.glob("*.cu")
+    parameters = next(parameters for path in sources()
                       for its_name, parameters in KERNEL.findall(text_of(path)) if its_name == name)
     return [ctypes.c_void_p if "*" in one else TYPES[one.split()[0]] for one in parameters.split(",")]
 
