@@ -8,6 +8,7 @@ from mpi_impl.kernels import cpu, fused, plain
 from mpi_impl.kernels.blockwise import BlockwiseAttentionCore, score_scale
 from mpi_impl.kernels.fused import core
 from mpi_impl.kernels.fused.structs import heads_of, site_of
+from mpi_impl.runtime.arrays import address
 from reference import ops
 from reference.ops import Mask
 
@@ -50,4 +51,6 @@ def whole_heads(x):
 
 def call(name: str, blocks: int, q, *arguments) -> None:
     """Call a kernel that is for cores alone, on arrays that may have gaps."""
-    core.function(name, q.dtype.name)(blocks, *map(core.as_argument, (q, *arguments)))
+    addresses = (address(x) if isinstance(x, np.ndarray) and not x.dtype.names else core.as_argument(x)
+                 for x in (q, *arguments))
+    core.function(name, q.dtype.name)(blocks, *addresses)
