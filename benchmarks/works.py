@@ -24,7 +24,7 @@ class Work(NamedTuple):
 
     def __str__(self) -> str:
         kind = "Llama: " if self.g else "BERT: " if self.bert else ""
-        return kind + ", ".join(f"{letter} {size}" for letter, size in self._asdict().items() if size and letter != "bert")
+        return kind + ", ".join(f"{letter} {size}" for letter, size in zip("hLasbVg", self) if size)
 
     @property
     def argument(self) -> str:
@@ -53,7 +53,7 @@ def lengths_of(work: Work) -> list[int]:
     return [work.s // 2 if i % 8 == 1 else work.s for i in range(work.b)]
 
 
-# On CPUs, with sizes between the first two for cpu_step.py; and on a GPU the smallest model of Shoeybi et al. 2019, table 1.
+# On CPUs, the first two and sizes between them; and on a GPU the smallest model of Shoeybi et al. 2019, table 1.
 WORKS = {"h512": Work(h=512, L=6, a=8, s=256, b=8, V=8192), "h128": Work(h=128, L=4, a=8, s=128, b=8, V=1024),
          "llama512": Work(h=512, L=6, a=8, s=256, b=8, V=8192, g=4),
          "h192": Work(h=192, L=4, a=3, s=64, b=16, V=3072), "h256": Work(h=256, L=4, a=8, s=128, b=8, V=4096),

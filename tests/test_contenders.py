@@ -25,12 +25,13 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_llama", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times", "turns"} & (
-            set(sys.modules) - before):
+    for name in {"works", "pytorch_gpt", "pytorch_llama", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times",
+                 "turns"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("name, kind, more", [("pytorch_gpt", "TorchGPT", {}), ("pytorch_llama", "TorchLlama", {"g": 2}),
+@pytest.mark.parametrize("name, kind, more", [("pytorch_gpt", "TorchGPT", {}),
+                                              ("pytorch_llama", "TorchLlama", {"g": 2}),
                                               ("pytorch_bert", "TorchBERT", {"bert": 1})])
 def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
     work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, **more)
