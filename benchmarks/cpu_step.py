@@ -33,7 +33,7 @@ CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128
 def main() -> None:
     parser = ArgumentParser(prog="cpu_step", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="WORK:RANKS",
-                        help=f"as h512:2; works are {', '.join(WORKS)}; 'between' stands for {len(BETWEEN)} smaller cases "
+                        help=f"as h512:2; works are {', '.join(WORKS)}; 'between' is {len(BETWEEN)} smaller cases "
                              "(default: six of h512 and h128)")
     parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
