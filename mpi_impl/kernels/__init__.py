@@ -78,7 +78,7 @@ lookup, rows = ops.lookup, ops.rows      # everywhere
 
 linear = Kernel(ops.linear, cpu.linear, cpu.linear, half.linear, cuda.linear)
 accumulate = Kernel(plain.accumulate, plain.accumulate, plain.accumulate, plain.accumulate, cuda.accumulate)
-total = Kernel(plain.total, plain.total, plain.total, plain.total, cuda.total)
+total = Kernel(plain.total, cpu.total, cpu.total, plain.total, cuda.total)
 lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, cpu.lookup_backward, half.lookup_backward,
                          cuda.lookup_backward)
 

@@ -214,6 +214,14 @@ def norms_equal(norm, norm_backward, textbook, textbook_backward, n, dtype, seed
 
 
 @FAST
+@given(st.integers(0, 30), st.lists(st.integers(1, 9), min_size=1, max_size=2), SEEDS)
+def test_total(fast, n, shape, seed):
+    """Also of no rows: an expert may get no token."""
+    dy = draw(seed, np.float32, n, *shape)
+    same(fast.total(dy), plain.total(dy), np.float32)
+
+
+@FAST
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.integers(0, 3),
        st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_rotate(fast, b, s, a, pairs, rest, dtype, seed):
