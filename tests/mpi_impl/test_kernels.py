@@ -11,7 +11,7 @@ from mpi_impl import kernels
 from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
-from reference import online_softmax, ops
+from reference import online_softmax, ops, rope
 from reference.dropout import Site
 from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device, to_host
@@ -210,6 +210,25 @@ def norms_equal(norm, norm_backward, textbook, textbook_backward, n, dtype, seed
     for actual, wanted in zip(norm_backward(dy, weight, cache), textbook_backward(dy, weight, expected_cache),
                               strict=True):
         same(actual, wanted, dtype)
+
+
+@FAST
+@given(st.integers(0, 30), st.lists(st.integers(1, 9), min_size=1, max_size=2), SEEDS)
+def test_total(fast, n, shape, seed):
+    """Also of no rows: an expert may get no token."""
+    dy = draw(seed, np.float32, n, *shape)
+    same(fast.total(dy), plain.total(dy), np.float32)
+
+
+@FAST
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.integers(0, 3),
+       st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_rotate(fast, b, s, a, pairs, rest, dtype, seed):
+    """Also for heads of which rope rotates a part, and for keys that lie beside values in one array."""
+    x = draw(seed, dtype, b, s, 2, a, 2 * pairs + rest)[:, :, 0]
+    angles = rope.rotary_cos_sin(s, 2 * pairs, x)
+    same(fast.rotate(x, angles), rope.rotate(x, angles), dtype)
+    same(fast.rotate_backward(x, angles), rope.rotate_backward(x, angles), dtype)
 
 
 @FAST
