@@ -1,4 +1,4 @@
-"""Text from a GPT on t x p ranks, one token after another. How one is drawn: reference/generation/decoding.py.
+"""Texts from a GPT on t x p ranks, one token after another. How one is drawn: reference/generation/decoding.py.
 
 replica.py    a model's parameters, sharded over ranks, without the states of training
 sources.py    a checkpoint of ours, or a GPT-2 in Hugging Face's layout; and their tokenizer
