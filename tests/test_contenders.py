@@ -1,4 +1,4 @@
-"""PyTorch's models in benchmarks/ are those that they are timed against: the same loss from the same weights."""
+"""The models of other libraries in benchmarks/ are ours: the same loss, or the same texts, from the same weights."""
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpi_impl.comm.group import world
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import initialize
 
@@ -24,8 +25,8 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_llama", "shardlab_gpt", "gpu_times", "turns"} & (
-            set(sys.modules) - before):
+    for name in {"works", "pytorch_gpt", "pytorch_llama", "shardlab_gpt", "gpu_times", "turns", "texts",
+                 "shardlab_texts", "transformers_texts"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -45,6 +46,19 @@ def test_the_same_loss_from_the_same_weights(contenders, name, kind, g):
             parameter.copy_(torch.as_tensor(found[key]))
         loss = float(model(torch.as_tensor(tokens), torch.as_tensor(targets)))
     assert loss == pytest.approx(float(gpt_forward(tokens, weights, config, targets)[0].mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_same_texts_by_the_same_model(contenders, tmp_path, attention):
+    """Of a batch, and all tokens that are asked for, whichever they are."""
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    torch.set_default_dtype(torch.float32)
+    theirs, ours = contenders("transformers_texts"), contenders("shardlab_texts")
+    theirs.save_random_model(tmp_path, n_layer=2, n_embd=32, n_head=4, vocab_size=50, n_positions=24, eos_token_id=0)
+    prompts = contenders("texts").Texts(b=3, prompt=8, new=16).prompts(vocabulary=50)
+    found = theirs.extend(theirs.load(tmp_path, attention), prompts, 16)
+    assert found == ours.extend(ours.replica_in(tmp_path, world()), prompts, 16)
+    assert {len(text) for text in found} == {16} and len(set(map(tuple, found))) == 3
 
 
 def as_torch(weights, work) -> dict[str, np.ndarray]:

@@ -4,21 +4,35 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 """
 import numpy as np
 
-from mpi_impl.kernels import cpu, fused, plain
+from mpi_impl.kernels import fused, plain
 from mpi_impl.kernels.blockwise import (BlockwiseAttentionCore, attention_blocks, by_groups, heads_first, score_scale,
                                         sum_of_group, within_groups)
 from mpi_impl.kernels.fused import attention_probs, attention_probs_backward
 from mpi_impl.kernels.fused.structs import rows_of
 from reference import ops
-from reference.ops import Mask
+from reference.ops import Mask, rows
 
+FEW = 16            # rows
+LARGE = 1 << 17     # elements of a matrix
 ROOM = 1 << 18      # probabilities at a time: fewer calls count for more than the cache, where a row is done in one go
+
+
+def linear(x, w, b=None):
+    """Multiply a few rows with a large matrix without BLAS, which would first copy the matrix."""
+    flat, whole = rows(x), w.flags.c_contiguous or w.flags.f_contiguous
+    if 1 < len(flat) <= FEW and w.size >= LARGE and whole and w.dtype == x.dtype:
+        y = fused.few_rows(flat, w).reshape(*x.shape[:-1], w.shape[-1])
+    else:
+        y = ops.linear(x, w)
+    if b is not None:
+        y += b
+    return y
 
 
 def activated_linear(x, w, b, activation):
     if activation == "relu":
-        return ops.relu(cpu.linear(x, w, b))
-    return fused.GELUS[activation](ops.linear(x, w), b)
+        return ops.relu(linear(x, w, b))
+    return fused.GELUS[activation](linear(x, w), b)
 
 
 def adam_update(states, grad, model, runs, factor, step, rate, config):

@@ -1,4 +1,6 @@
-"""The kernels for one core of a CPU: the same sources as plain C++ (core.h), compiled once on each machine.
+"""The kernels for one core of a CPU: the same sources as plain C++ (core.h), and few_rows.cpp, which is for cores alone.
+
+They are compiled once on each machine.
 
 Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """
@@ -83,11 +85,16 @@ def folder() -> Path:
 def translation_unit() -> str:
     """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
     parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
-    for path in sorted(FOLDER.glob("*.cu")):
+    for path in sources():
         text = without_gpu_code(text_of(path))
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
                   *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
     return "\n".join(parts)
+
+
+def sources() -> list[Path]:
+    """Return the files with kernels."""
+    return sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cpp")])
 
 
 def loop(name: str, parameters: str) -> str:
@@ -123,7 +130,7 @@ def function(name: str, form: str) -> Callable:
 
 
 def parameter_types(name: str) -> list:
-    parameters = next(parameters for path in FOLDER.glob("*.cu")
+    parameters = next(parameters for path in sources()
                       for its_name, parameters in KERNEL.findall(text_of(path)) if its_name == name)
     return [ctypes.c_void_p if "*" in one else TYPES[one.split()[0]] for one in parameters.split(",")]
 
