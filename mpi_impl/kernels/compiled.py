@@ -18,9 +18,13 @@ ROOM = 1 << 18      # probabilities at a time: fewer calls count for more than t
 
 
 def linear(x, w, b=None):
-    """Multiply a few rows with a large matrix without BLAS, which would first copy the matrix."""
-    flat, whole = rows(x), w.flags.c_contiguous or w.flags.f_contiguous
-    if 1 < len(flat) <= FEW and w.size >= LARGE and whole and w.dtype == x.dtype:
+    """Multiply a few rows with a large matrix without BLAS, which would first copy the matrix.
+
+    A single row is BLAS's where it adds up rows of the matrix, but not where it adds up columns.
+    """
+    flat = rows(x)
+    whole = w.flags.f_contiguous or w.flags.c_contiguous and len(flat) > 1
+    if len(flat) <= FEW and w.size >= LARGE and whole and w.dtype == x.dtype:
         y = fused.few_rows(flat, w).reshape(*x.shape[:-1], w.shape[-1])
     else:
         y = ops.linear(x, w)

@@ -155,7 +155,7 @@ def test_linear(fast, n, h, m, biased, dtype, seed):
 
 
 @pytest.mark.skipif(not core.works(), reason="no C++ compiler")
-@given(st.integers(2, compiled.FEW), st.integers(1, 50), st.integers(1, 50), st.booleans(),
+@given(st.integers(1, compiled.FEW), st.integers(1, 50), st.integers(1, 50), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_a_few_rows_times_a_matrix(n, h, m, transposed, dtype, seed):
     """Whichever way the matrix lies in memory, and for sizes that no vector or block divides."""

@@ -1,6 +1,5 @@
-"""The kernels for one core of a CPU: the same sources as plain C++ (core.h), and few_rows.cpp, which is for cores alone.
-
-They are compiled once on each machine.
+"""The kernels for one core of a CPU, compiled once on each machine: the same sources as plain C++ (core.h), and
+few_rows.cpp, which is for cores alone.
 
 Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """

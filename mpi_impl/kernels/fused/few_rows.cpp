@@ -41,9 +41,11 @@ extern "C" __global__ void few_rows(const element *x, const element *w, element 
 template <int R, int N> static void inner_products(const element *x, const element *w, element *y, int n, int m) {
     Vector sums[R][N] = {};
     int k = 0;
-    for (; k + WIDTH <= n; k += WIDTH)
+    for (; k + WIDTH <= n; k += WIDTH) {
+        EACH(i) __builtin_prefetch(w + (Index)(N + i) * n + k);  // of the columns that come next
         for (int row = 0; row < R; ++row)
             EACH(i) sums[row][i] += vector_at(x + (Index)row * n + k) * vector_at(w + (Index)i * n + k);
+    }
     for (int row = 0; row < R; ++row) EACH(i) {
         element lanes[WIDTH], total = 0;
         vector_at(lanes) = sums[row][i];
@@ -53,16 +55,18 @@ template <int R, int N> static void inner_products(const element *x, const eleme
     }
 }
 
+constexpr int R = 4;
+
 template <int N> static void all_rows(const element *x, const element *w, element *y, int b, int n, int m) {
-    constexpr int R = 4;
     int row = 0;
     for (; row + R <= b; row += R) inner_products<R, N>(x + (Index)row * n, w, y + (Index)row * m, n, m);
     for (; row < b; ++row) inner_products<1, N>(x + (Index)row * n, w, y + (Index)row * m, n, m);
 }
 
+// Less than R rows wait for memory alone, which is fastest column by column.
 extern "C" __global__ void few_rows_transposed(const element *x, const element *w, element *y, int b, int n, int m) {
     constexpr int N = 4;
     int column = 0;
-    for (; column + N <= m; column += N) all_rows<N>(x, w + (Index)column * n, y + column, b, n, m);
+    if (b >= R) for (; column + N <= m; column += N) all_rows<N>(x, w + (Index)column * n, y + column, b, n, m);
     for (; column < m; ++column) all_rows<1>(x, w + (Index)column * n, y + column, b, n, m);
 }
