@@ -2,6 +2,6 @@
 
 replica.py    a model's parameters, sharded over ranks, without the states of training
 sources.py    a checkpoint of ours, or a GPT-2 in Hugging Face's layout; and their tokenizer
-decoding.py   one token after another, with a KV cache
+decoding.py   the texts of a batch, one token after another, with a KV cache
 stream.py     tokens as text, written as they come
 """

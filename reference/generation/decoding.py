@@ -12,7 +12,7 @@ number of ranks and in any batch, as far as the logits are.
 
 Texts of a batch advance together, position by position, from the end of the shortest prompt: at each position a longer
 prompt has its own token, and what is drawn there is not used (as in Megatron-LM). So nothing is padded, and each
-weight is read once for all texts of the batch: a few tokens take hardly longer than one.
+weight is read once for all texts of the batch, not once for each.
 """
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 // Products of a few rows with a large matrix, y [b, m] = x [b, n] @ w [n, m], for cores alone.
 //
 // A BLAS copies blocks of w into another order before it multiplies. With many rows that pays; with a few, as when some
-// texts get their next tokens, it takes longer than the product. Here w is read once, in the order in which it lies.
+// texts get their next tokens, the copies take longer than the product. Here w is read once, in its own order.
 
 constexpr int WIDTH = 64 / sizeof(element);
 typedef element Vector __attribute__((vector_size(64), aligned(sizeof(element)), may_alias));  // at any address
