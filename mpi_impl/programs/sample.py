@@ -11,4 +11,5 @@ TOP_P = 0.9           # and still less without the improbable ones
 def sample(trainer: Trainer, prompt: list[int], count: int, seed: int) -> list[int]:
     """Sample `count` tokens after the prompt's. All ranks of a replica call this, and get the same tokens."""
     sampling = Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)
-    return [token for token, in generate(trained_replica(trainer), [prompt], count, sampling)]
+    found = generate(trained_replica(trainer), [prompt], count, sampling)
+    return [token for token, in found if token is not None]
