@@ -81,6 +81,11 @@ def folder() -> Path:
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
+def sources() -> list[Path]:
+    """Return the files with kernels: those for GPUs, too, and then those for cores alone, which call them."""
+    return [*sorted(FOLDER.glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
+
+
 def translation_unit() -> str:
     """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
     parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
@@ -89,11 +94,6 @@ def translation_unit() -> str:
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
                   *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
     return "\n".join(parts)
-
-
-def sources() -> list[Path]:
-    """Return the files with kernels."""
-    return sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cpp")])
 
 
 def loop(name: str, parameters: str) -> str:
