@@ -4,19 +4,38 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 """
 import numpy as np
 
-from mpi_impl.kernels import cpu, fused, plain
+from mpi_impl.kernels import fused, plain
 from mpi_impl.kernels.blockwise import BlockwiseAttentionCore, score_scale
 from mpi_impl.kernels.fused import core
 from mpi_impl.kernels.fused.structs import heads_of, site_of
 from mpi_impl.runtime.arrays import address
 from reference import ops
-from reference.ops import Mask
+from reference.ops import Mask, rows
+
+FEW = 16            # rows
+LARGE = 1 << 17     # elements of a matrix
+
+
+def linear(x, w, b=None):
+    """Multiply a few rows with a large matrix without BLAS, which would first copy the matrix.
+
+    A single row is BLAS's where it adds up rows of the matrix, but not where it adds up columns.
+    """
+    flat = rows(x)
+    whole = w.flags.f_contiguous or w.flags.c_contiguous and len(flat) > 1
+    if len(flat) <= FEW and w.size >= LARGE and whole and w.dtype == x.dtype:
+        y = fused.few_rows(flat, w).reshape(*x.shape[:-1], w.shape[-1])
+    else:
+        y = ops.linear(x, w)
+    if b is not None:
+        y += b
+    return y
 
 
 def activated_linear(x, w, b, activation):
     if activation == "relu":
-        return ops.relu(cpu.linear(x, w, b))
-    return fused.GELUS[activation](ops.linear(x, w), b)
+        return ops.relu(linear(x, w, b))
+    return fused.GELUS[activation](linear(x, w), b)
 
 
 def adam_update(states, grad, model, runs, factor, step, rate, config):

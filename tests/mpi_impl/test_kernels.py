@@ -36,6 +36,7 @@ ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
+    monkeypatch.setattr(compiled, "LARGE", 1)
     monkeypatch.setattr(partial_attention, "ROOM", 128)
     monkeypatch.setattr(blockwise, "ROWS", 5)
     monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
@@ -150,6 +151,16 @@ def test_linear(fast, n, h, m, biased, dtype, seed):
     kept = None if b is None else b.copy()
     same(fast.linear(x, w, b), ops.linear(x, w, b), dtype)
     assert b is None or (b == kept).all()
+
+
+@pytest.mark.skipif(not core.works(), reason="no C++ compiler")
+@given(st.integers(1, compiled.FEW), st.integers(1, 50), st.integers(1, 50), st.booleans(),
+       st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_a_few_rows_times_a_matrix(n, h, m, transposed, dtype, seed):
+    """Whichever way the matrix lies in memory, and for sizes that no vector or block divides."""
+    x, w = draw(seed, dtype, n, h), draw(seed, dtype, m, h).T if transposed else draw(seed, dtype, h, m)
+    same(fused.few_rows(x, w), ops.linear(x, w), dtype)
+    same(compiled.linear(x[:, None], w[:, ::2]), ops.linear(x[:, None], w[:, ::2]), dtype)      # a view with gaps
 
 
 @FAST

@@ -1,4 +1,5 @@
-"""The kernels for one core of a CPU: the same sources as plain C++ (core.h), compiled once on each machine.
+"""The kernels for one core of a CPU, compiled once on each machine: the same sources as plain C++ (core.h), and
+the .cpp files, which are for cores alone.
 
 Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """
