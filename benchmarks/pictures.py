@@ -1,4 +1,4 @@
-"""Pictures of predicted and measured step times, and of how a step scales with the ranks."""
+"""Pictures of predicted and measured step times, of how a step scales with the ranks, and of what overlap hides."""
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from mpi_impl.reports.charts import finish
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
+OVERLAPS = "gradients behind the backward", "ZeRO-3's prefetch", "ring attention"
 NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 
 
@@ -46,4 +47,36 @@ def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, M
     left.set_yticks(ranks, map(str, ranks))
     right.set_ylim(0, 1.15)
     left.legend(frameon=False)
+    return figure
+
+
+def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Figure:
+    """Draw the hidden shares of messages of each kind, and below them the step's time with and without overlap.
+
+    `found` has Overlaps (overlap.py) by the way that messages take, and `swept` what varies, by kind.
+    """
+    figure = Figure((11.5, 6.4), layout="constrained")
+    panels = figure.subplots(2, len(swept), sharex="col", sharey="row")
+    for (above, below), (kind, size), title in zip(panels.T, swept.items(), OVERLAPS, strict=True):
+        sizes: list[float] = []
+        for (name, overlaps), color in zip(found.items(), COLORS.values()):
+            mine = [one for one in overlaps if one.kind == kind]
+            sizes = [one.size for one in mine]
+            above.plot(sizes, [one.hidden for one in mine], "o-", color=color, label=name)
+            above.plot(sizes, [one.unhelped for one in mine], "o:", color=color, markerfacecolor="white",
+                       label=f"{name}, without help")
+            below.plot(sizes, [one.overlapped / one.immediate for one in mine], "o-", color=color)
+        below.set_xscale("log", base=2)
+        below.set_xticks(sizes, [f"{one:.3g}" for one in sizes])
+        below.minorticks_off()
+        for axes, line in ((above, 0), (below, 1)):
+            axes.axhline(line, color="#707070", linewidth=1)
+        finish(above, "", title, "both")
+        finish(below, size, "", "both")
+    panels[0, 0].set_ylabel("share of message time that is hidden", fontsize=9)
+    panels[1, 0].set_ylabel("step / step that waits at each message", fontsize=9)
+    for axes in panels.flat:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
+                  fontsize=9)
     return figure

@@ -34,6 +34,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
 WAYS = ("overlapped", "unhelped", "immediate", "alone")
+COUNTED = {"post": mean, "help": mean, "wait": min}     # of what the ranks spend in a call; see seconds_by_call
 RING = ("keys and values", "gradients of keys and values")
 REASONS = {"buckets": ("gradients",), "prefetch": ("parameters",), "ring": RING}    # of the messages, in the ledger
 
@@ -50,7 +51,7 @@ class Case(NamedTuple):
 class Spent(NamedTuple):
     """Seconds of a rank in one call."""
 
-    waiting: bool       # or posting, or helping on what is posted
+    doing: str      # a key of COUNTED
     seconds: float
 
 
@@ -64,9 +65,10 @@ def cases(ranks: int) -> list[Case]:
     return [*(Case("buckets", gpt(8, 256, 128), ParallelConfig(data_parallel_size=ranks, ddp_bucket_size=n * block), 2)
               for n in (1, 2, 4, 8)),
             *(Case("prefetch", gpt(4, width, 128), ParallelConfig(data_parallel_size=ranks, zero_stage=3), 2)
-              for width in (64, 128, 256, 512)),
-            *(Case("ring", gpt(2, 256, ranks * each), ParallelConfig(context_parallel_size=ranks), 1)
-              for each in (64, 128, 256, 512, 1024))]
+              for width in (128, 256, 512)),
+            *(Case("ring", gpt(2, 256, ranks * each),     # gradients are sent when no ring is under way any more
+                    ParallelConfig(context_parallel_size=ranks, ddp_bucket_size=4 * block), 1)
+              for each in (128, 256, 512, 1024))]
 
 
 # ---- what a rank spends on messages ---------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ class Stopwatch:
 
     def __init__(self, ranks: Group, reasons: Sequence[str], way: str):
         self.ranks, self.reasons, self.way, self.spent = ranks, reasons, way, list[Spent]()
+        self.under_way = 0      # messages that are posted, and not yet waited for
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -88,12 +91,12 @@ class Stopwatch:
                 patches.enter_context(patch.object(owner, name, wrap(getattr(owner, name))))
             yield
 
-    def timed(self, call: Callable, waiting: bool = False) -> Callable:
+    def timed(self, doing: str, call: Callable) -> Callable:
         """Return a function that makes the call, and counts its time."""
         def timed_call(*arguments):
             began = time.perf_counter()
             result = call(*arguments)
-            self.spent.append(Spent(waiting, time.perf_counter() - began))
+            self.spent.append(Spent(doing, time.perf_counter() - began))
             return result
         return timed_call
 
@@ -104,9 +107,11 @@ class Stopwatch:
                 return post(*arguments)
             if self.way == "alone":
                 self.ranks.comm.Barrier()
-            posted = self.timed(post)(*arguments)
+            posted = self.timed("post", post)(*arguments)
+            messages = posted if isinstance(posted, tuple) else [posted]
+            self.under_way += len(messages)
             if self.way in ("immediate", "alone"):
-                for pending in posted if isinstance(posted, tuple) else [posted]:
+                for pending in messages:
                     pending.wait()
             return posted
         return watched
@@ -115,20 +120,30 @@ class Stopwatch:
         """Return a function that waits for a Pending, and counts the time if it is one of the watched messages."""
         def watched(pending):
             reason = pending.reason.removeprefix("send ").removeprefix("receive ")
-            return (self.timed(wait, waiting=True) if reason in self.reasons and pending.requests else wait)(pending)
+            if reason not in self.reasons or not pending.requests:
+                return wait(pending)
+            self.under_way -= 1
+            return self.timed("wait", wait)(pending)
         return watched
 
     def helping(self, call: Callable) -> Callable:
         """Return a function that makes a call by which MPI makes progress, unless the way is to do without."""
-        return self.timed(call) if self.way != "unhelped" else lambda *arguments: False
+        if self.way == "unhelped":
+            return lambda *arguments: False
+        return lambda *arguments: (self.timed("help", call) if self.under_way else call)(*arguments)
 
 
-def seconds_on_messages(spent_by_rank: Iterable[Sequence[Spent]]) -> float:
-    """Return what a rank spends on messages: of each wait what the last rank to come waits, since the others wait for
-    that rank, too; and of all other calls the mean.
+def seconds_by_call(spent_by_rank: Iterable[Sequence[Spent]]) -> dict[str, float]:
+    """Return what a rank spends on messages, by what it does: posting, helping on what is posted, and waiting.
+
+    All ranks make the same calls. A wait counts as long as it is for the rank that comes to it last: the others wait for
+    that rank, too. Of all other calls the mean counts.
     """
-    return sum((min if calls[0].waiting else mean)(call.seconds for call in calls)
-               for calls in zip(*spent_by_rank, strict=True))
+    found = dict.fromkeys(COUNTED, 0.0)
+    for calls in zip(*spent_by_rank, strict=True):
+        doing = calls[0].doing
+        found[doing] += COUNTED[doing](call.seconds for call in calls)
+    return found
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------
@@ -144,7 +159,7 @@ class Work:
         shape = 2, case.samples, case.model.max_position_embeddings // case.parallel.context_parallel_size
         self.batch = GPTBatch(*np.random.default_rng(ranks.rank).integers(case.model.vocab_size, size=shape))
 
-    def step(self, way: str) -> tuple[float, float]:
+    def step(self, way: str) -> dict[str, float]:
         """Return the seconds of a step of the slowest rank, and those that a rank spends on messages."""
         watch = Stopwatch(self.ranks, REASONS[self.case.kind], way)
         with watch.watching():
@@ -153,7 +168,7 @@ class Work:
             self.trainer.step([self.batch], self.case.samples * self.case.parallel.data_parallel_size)
             took = time.perf_counter() - began
         found: Any = self.ranks.allgather_objects((took, watch.spent))
-        return max(seconds for seconds, _ in found), seconds_on_messages([spent for _, spent in found])
+        return {"step": max(seconds for seconds, _ in found), **seconds_by_call([spent for _, spent in found])}
 
     @property
     def size(self) -> float:
@@ -167,7 +182,7 @@ def main() -> None:
     turns, ranks = int(sys.argv[1]), world()
     works = [Work(ranks, case) for case in cases(ranks.size)]
     found: list[list[dict]] = [[] for _ in works]
-    for turn in range(turns + 1):
+    for _ in range(turns + 1):            # the first is for warming up
         for work, times in zip(works, found):
             times.append({way: work.step(way) for way in WAYS})
     if ranks.rank == 0:
