@@ -1,4 +1,4 @@
-"""How much of messages is hidden behind computing, and what that wins: buckets of gradients, ZeRO-3's prefetch, rings.
+"""The share of message time that computing hides, and what that wins: buckets of gradients, ZeRO-3's prefetch, rings.
 
     .venv/bin/python benchmarks/overlap.py [--plot benchmarks/overlap.svg]
 
@@ -12,7 +12,6 @@ on, waiting for them), relative to what it spends where nothing else runs. Both 
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -36,7 +35,7 @@ LIMITED = 'ip link set lo up && tc qdisc add dev lo root tbf rate "$0"gbit burst
 
 
 class Overlap(NamedTuple):
-    """What overlap does for one kind of messages, at one size of the sweep; seconds are a step's."""
+    """The effect of overlap on messages of one kind, at one size of the sweep; seconds are those of a step."""
 
     kind: str
     size: float
@@ -98,7 +97,7 @@ def overlap_of(kind: str, size: float, turns: Sequence[Mapping[str, Mapping[str,
 def table(found: Sequence[Overlap]) -> str:
     rows = [["", "", "messages, ms", "hidden", "without help", "step, immediate", "overlapped, ms", "won, ms"]]
     for kind, each in groupby(found, lambda one: one.kind):
-        rows += [[SWEPT[kind], f"{one.size:.3g}", f"{1e3 * one.alone:.1f}", f"{one.hidden:.0%}", f"{one.unhelped:.0%}",
+        rows += [[SWEPT[kind], f"{one.size:,.4g}", f"{1e3 * one.alone:.1f}", f"{one.hidden:.0%}", f"{one.unhelped:.0%}",
                   f"{1e3 * one.immediate:.1f}", f"{1e3 * one.overlapped:.1f}", f"{1e3 * one.won:+.1f}"] for one in each]
     return aligned(rows)
 

@@ -59,16 +59,21 @@ def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Fig
     panels = figure.subplots(2, len(swept), sharex="col", sharey="row")
     for (above, below), (kind, size), title in zip(panels.T, swept.items(), OVERLAPS, strict=True):
         sizes: list[float] = []
-        for (name, overlaps), color in zip(found.items(), COLORS.values()):
+        for i, (name, overlaps) in enumerate(found.items()):
+            color = list(COLORS.values())[i]
             mine = [one for one in overlaps if one.kind == kind]
             sizes = [one.size for one in mine]
             above.plot(sizes, [one.hidden for one in mine], "o-", color=color, label=name)
             above.plot(sizes, [one.unhelped for one in mine], "o:", color=color, markerfacecolor="white",
                        label=f"{name}, without help")
-            below.plot(sizes, [one.overlapped / one.immediate for one in mine], "o-", color=color)
+            below.plot(sizes, [1 - one.won / one.immediate for one in mine], "o-", color=color)
+            for one in mine:
+                below.annotate(f"{1e3 * one.overlapped:,.0f} ms", (one.size, 1 - one.won / one.immediate), color=color,
+                               xytext=(0, (8, -14)[i % 2]), textcoords="offset points", ha="center", fontsize=8)
         below.set_xscale("log", base=2)
-        below.set_xticks(sizes, [f"{one:.3g}" for one in sizes])
+        below.set_xticks(sizes, [f"{one:,.4g}" for one in sizes])
         below.minorticks_off()
+        below.margins(x=0.14, y=0.12)
         for axes, line in ((above, 0), (below, 1)):
             axes.axhline(line, color="#707070", linewidth=1)
         finish(above, "", title, "both")

@@ -136,8 +136,8 @@ class Stopwatch:
 def seconds_by_call(spent_by_rank: Iterable[Sequence[Spent]]) -> dict[str, float]:
     """Return what a rank spends on messages, by what it does: posting, helping on what is posted, and waiting.
 
-    All ranks make the same calls. A wait counts as long as it is for the rank that comes to it last: the others wait for
-    that rank, too. Of all other calls the mean counts.
+    All ranks make the same calls. A wait counts as long as it is for the rank that comes to it last, since the others
+    wait for that rank, too. Of all other calls the mean counts.
     """
     found = dict.fromkeys(COUNTED, 0.0)
     for calls in zip(*spent_by_rank, strict=True):
@@ -149,7 +149,7 @@ def seconds_by_call(spent_by_rank: Iterable[Sequence[Spent]]) -> dict[str, float
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
-class Work:
+class CaseOnRank:
     """A case's trainer on this rank, and its batch."""
 
     def __init__(self, ranks: Group, case: Case):
@@ -180,7 +180,7 @@ class Work:
 
 def main() -> None:
     turns, ranks = int(sys.argv[1]), world()
-    works = [Work(ranks, case) for case in cases(ranks.size)]
+    works = [CaseOnRank(ranks, case) for case in cases(ranks.size)]
     found: list[list[dict]] = [[] for _ in works]
     for _ in range(turns + 1):            # the first is for warming up
         for work, times in zip(works, found):
