@@ -1,7 +1,8 @@
 """Pictures of predicted and measured step times, of how a step scales with the ranks, and of what overlap hides."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
 
 from mpi_impl.reports.charts import finish
 
@@ -57,31 +58,40 @@ def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Fig
     """
     figure = Figure((11.5, 6.4), layout="constrained")
     panels = figure.subplots(2, len(swept), sharex="col", sharey="row")
-    for (above, below), (kind, size), title in zip(panels.T, swept.items(), OVERLAPS, strict=True):
-        sizes: list[float] = []
-        for i, (name, overlaps) in enumerate(found.items()):
-            color = list(COLORS.values())[i]
-            mine = [one for one in overlaps if one.kind == kind]
-            sizes = [one.size for one in mine]
-            above.plot(sizes, [one.hidden for one in mine], "o-", color=color, label=name)
-            above.plot(sizes, [one.unhelped for one in mine], "o:", color=color, markerfacecolor="white",
+    for (above, below), (kind, label), title in zip(panels.T, swept.items(), OVERLAPS, strict=True):
+        curves = {name: [one for one in overlaps if one.kind == kind] for name, overlaps in found.items()}
+        sizes = [one.size for one in next(iter(curves.values()))]
+        for (name, curve), color in zip(curves.items(), COLORS.values()):
+            above.plot(sizes, [one.hidden for one in curve], "o-", color=color, label=name)
+            above.plot(sizes, [one.unhelped for one in curve], "o:", color=color, markerfacecolor="white",
                        label=f"{name}, without help")
-            below.plot(sizes, [1 - one.won / one.immediate for one in mine], "o-", color=color)
-            for one in mine:
-                below.annotate(f"{1e3 * one.overlapped:,.0f} ms", (one.size, 1 - one.won / one.immediate), color=color,
-                               xytext=(0, (8, -14)[i % 2]), textcoords="offset points", ha="center", fontsize=8)
+            below.plot(sizes, [1 - one.won / one.immediate for one in curve], "o-", color=color)
         below.set_xscale("log", base=2)
         below.set_xticks(sizes, [f"{one:,.4g}" for one in sizes])
         below.minorticks_off()
-        below.margins(x=0.14, y=0.12)
-        for axes, line in ((above, 0), (below, 1)):
-            axes.axhline(line, color="#707070", linewidth=1)
+        below.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+        below.margins(y=0.12)
+        above.axhline(0, color="#707070", linewidth=1)
+        below.axhline(1, color="#707070", linewidth=1)
         finish(above, "", title, "both")
-        finish(below, size, "", "both")
+        finish(below, label, "", "both")
+        if kind == "buckets":               # the same work at all sizes, so that the steps' times can be compared
+            label_steps(below, curves.values())
     panels[0, 0].set_ylabel("share of message time that is hidden", fontsize=9)
     panels[1, 0].set_ylabel("step / step that waits at each message", fontsize=9)
+    panels[1, 0].yaxis.set_major_locator(MultipleLocator(0.05))
     for axes in panels.flat:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
                   fontsize=9)
     return figure
+
+
+def label_steps(axes, curves: Iterable[Sequence]) -> None:
+    """Write the milliseconds of each step above its point, or below the lowest of its size."""
+    for overlaps in zip(*curves):
+        heights = [1 - one.won / one.immediate for one in overlaps]
+        for one, height, color in zip(overlaps, heights, COLORS.values()):
+            axes.annotate(f"{1e3 * one.overlapped:,.0f} ms", (one.size, height), color=color, fontsize=8, ha="center",
+                          xytext=(0, -14 if height == min(heights) else 8), textcoords="offset points",
+                          bbox=dict(facecolor="white", edgecolor="none", pad=0.5))

@@ -158,9 +158,9 @@ def test_the_hidden_share_is_what_a_rank_does_not_spend():
                 "alone": {"step": 0.2, "post": 1e-3, "help": 0.0, "wait": 7e-3 * slow}}
 
     found = overlap.overlap_of("ring", 128, [turn(), turn(50.0), turn()])
-    assert found == pytest.approx(("ring", 128, 8e-3, 0.5, 0.25, 0.103, 0.1, 3e-3))
+    assert found == pytest.approx(("ring", 128, 8e-3, 0.5, 0.25, 0.103, 0.1, 3e-3, 0.1))
     columns = overlap.table([found]).splitlines()[-1].split()
-    assert columns[-7:] == ["128", "8.0", "50%", "25%", "103.0", "100.0", "+3.0"]
+    assert columns[-8:] == ["128", "8.0", "50%", "25%", "103.0", "100.0", "+3.0", "+100.0"]
 
 
 def test_a_wait_counts_as_long_as_it_is_for_the_rank_that_comes_last():

@@ -174,7 +174,7 @@ class CaseOnRank:
     def size(self) -> float:
         """Return what the case's sweep varies: MB of the largest bucket, the layers' width, or positions of a rank."""
         if self.case.kind == "buckets":
-            return max(bucket.size for bucket in self.trainer.state.layout.buckets) * 4 / 1e6
+            return round(max(bucket.size for bucket in self.trainer.state.layout.buckets) * 4 / 1e6, 1)
         return self.case.model.hidden_size if self.case.kind == "prefetch" else self.batch.tokens.shape[1]
 
 
