@@ -74,7 +74,7 @@ def cases(ranks: int) -> list[Case]:
 # ---- what a rank spends on messages ---------------------------------------------------------------------------------
 
 
-class Stopwatch:
+class MessageTimer:
     """The seconds that this rank spends on the messages with these reasons, in the order of its calls."""
 
     def __init__(self, ranks: Group, reasons: Sequence[str], way: str):
@@ -161,7 +161,7 @@ class CaseOnRank:
 
     def step(self, way: str) -> dict[str, float]:
         """Return the seconds of a step of the slowest rank, and those that a rank spends on messages."""
-        watch = Stopwatch(self.ranks, REASONS[self.case.kind], way)
+        watch = MessageTimer(self.ranks, REASONS[self.case.kind], way)
         with watch.watching():
             self.ranks.comm.Barrier()
             began = time.perf_counter()
