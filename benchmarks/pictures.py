@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MultipleLocator
+from matplotlib.ticker import MaxNLocator
 
 from mpi_impl.reports.charts import finish
 
@@ -82,7 +82,7 @@ def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Fig
             label_steps(below, curves.values())
     panels[0, 0].set_ylabel("share of message time that is hidden", fontsize=9)
     panels[1, 0].set_ylabel("step / step that waits at each message", fontsize=9)
-    panels[1, 0].yaxis.set_major_locator(MultipleLocator(0.05))
+    panels[1, 0].yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     for axes in panels.flat:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False,
