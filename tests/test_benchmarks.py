@@ -18,8 +18,9 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, fusion, machine, measured_scaling, pictures, predict, steps = map(
-    import_module, ("calibrate", "fusion", "machine", "measured_scaling", "pictures", "predict", "steps"))
+calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, pictures, predict, steps = map(
+    import_module, ("calibrate", "fusion", "machine", "measured_scaling", "overlap", "contenders.overlap_ranks",
+                    "pictures", "predict", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -141,6 +142,51 @@ def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
     for kind in "tpd":
         assert list(strong[kind].values()) == pytest.approx(measured_scaling.RANKS)
         assert list(weak[kind].values()) == pytest.approx([1] * len(measured_scaling.RANKS))
+
+
+# ---- overlap --------------------------------------------------------------------------------------------------------
+
+
+def test_the_hidden_share_is_what_a_rank_does_not_spend():
+    """Messages that take 8 ms alone are half hidden where a rank spends 1 ms in posting, 1 in helping and 2 in waiting,
+    whatever one disturbed turn says.
+    """
+    def turn(slow=1.0):
+        return {"overlapped": {"step": 0.1, "post": 1e-3, "help": 1e-3, "wait": 2e-3 * slow},
+                "unhelped": {"step": 0.2, "post": 1e-3, "help": 0.0, "wait": 5e-3},
+                "immediate": {"step": 0.103, "post": 1e-3, "help": 0.0, "wait": 9e-3},
+                "alone": {"step": 0.2, "post": 1e-3, "help": 0.0, "wait": 7e-3 * slow}}
+
+    found = overlap.overlap_of("ring", 128, [turn(), turn(50.0), turn()])
+    assert found == pytest.approx(("ring", 128, 8e-3, 0.5, 0.25, 0.103, 0.1, 3e-3, 0.1))
+    columns = overlap.table([found]).splitlines()[-1].split()
+    assert columns[-8:] == ["128", "8.0", "50%", "25%", "103.0", "100.0", "+3.0", "+100.0"]
+
+
+def test_a_wait_counts_as_long_as_it_is_for_the_rank_that_comes_last():
+    """The first rank waits 5 ms for the second, which waits 1 ms for the message; bytes are copied by one of them."""
+    one, other = ([overlap_ranks.Spent(doing, seconds) for doing, seconds in calls] for calls in (
+        [("post", 1e-3), ("help", 4e-3), ("wait", 5e-3)], [("post", 3e-3), ("help", 0.0), ("wait", 1e-3)]))
+    assert overlap_ranks.seconds_by_call([one, other]) == pytest.approx({"post": 2e-3, "help": 2e-3, "wait": 1e-3})
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(data_parallel_size=2, ddp_bucket_size=1),
+                                      ParallelConfig(data_parallel_size=2, zero_stage=3),
+                                      ParallelConfig(context_parallel_size=2)])
+def test_ranks_help_on_what_they_have_posted_while_they_compute(ranks, parallel):
+    """Only then, and only if the way is to help; in all ways they wait."""
+    kind = "ring" if parallel.context_parallel_size > 1 else "prefetch" if parallel.zero_stage else "buckets"
+    case = overlap_ranks.Case(kind, overlap_ranks.gpt(2, 16, 8), parallel, 1)
+    for found in ranks.run(2, spent_in_each_way, case):
+        assert {way for way, spent in found.items() if spent["help"]} == {"overlapped"}
+        assert all(spent["post"] and spent["wait"] for spent in found.values()) and len(found) == 4
+
+
+def spent_in_each_way(group, case):
+    work = overlap_ranks.CaseOnRank(group, case)
+    found = {way: work.step(way) for way in overlap_ranks.WAYS}
+    overlap_ranks.disconnect(work.topology)
+    return found
 
 
 def test_the_pictures_have_what_was_measured():

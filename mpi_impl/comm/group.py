@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.instruments import Instruments
-from mpi_impl.comm.mpi_library import largest_tag
+from mpi_impl.comm.mpi_library import largest_tag, make_progress
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
@@ -140,6 +140,11 @@ class Group(ObjectGroup):
         assert x.size == out.size * self.size, f"{x.size} elements are not {out.size} for each of {self.size} ranks"
         return self._post("reduce_scatter", x, out, reason)
 
+    def help_on(self) -> None:
+        """Help on everything that this rank has posted: for long computations, in which MPI is not called."""
+        with self._posting():
+            make_progress()
+
     def _post(self, operation, x, out, reason):
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
@@ -174,8 +179,12 @@ class Group(ObjectGroup):
 
     @contextmanager
     def _waiting(self, reason, ranks):
-        """Watch a wait for other ranks, and yield the virtual clock, if there is one. A rank alone waits for nobody."""
+        """Watch a wait for other ranks, and yield the virtual clock, if there is one.
+
+        A rank alone waits for nobody, but helps on what other groups have posted.
+        """
         if self.size == 1:
+            self.help_on()
             yield None
             return
         with self.trace.slice("communication", reason, "communication"), \

@@ -89,7 +89,7 @@ def show_steps(ranks: Group, mine: CoreInputs, chunks: list[list[slice]]) -> Non
         for step in range(c):
             following = pass_on(travelling, ranks, "keys and values") if step < c - 1 else None
             source = (ranks.rank - step) % c
-            attend(mine, travelling, own, chunks[source], found)
+            attend(mine, travelling, own, chunks[source], found, ranks)
             work = sum(block.work for block in visible_blocks(own, chunks[source], causal=True))
             cells.append(f"{source}'s {work};" if step else f"own {work};")
             travelling = arrived(following)

@@ -1,7 +1,7 @@
 """Attention on one context-parallel rank, which has its own positions of every sequence: three ways. Its textbook twin
 is reference/layers/context_attention.py.
 
-Messages are posted before the block that is computed while they are on their way.
+Messages are posted before the blocks that are computed while they are on their way, and helped on after each block.
 """
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ def part_of(group: Group | None, way: str, length: int) -> ContextPart | None:
 # ---- one rank, and the keys and values of some -----------------------------------------------------------------------
 
 
-def attend(inputs, kv, queries, keys, found):
+def attend(inputs, kv, queries, keys, found, group):
     """Let the queries at these chunks of positions attend to the keys at others, and merge with what was `found`.
 
     found has a Partial for each chunk of queries, or None at first.
@@ -69,9 +69,10 @@ def attend(inputs, kv, queries, keys, found):
                                   *at_block(inputs, block))
         before = found[block.chunk]
         found[block.chunk] = partial if before is None else merge(before, partial)
+        group.help_on()
 
 
-def attend_backward(dattended, cache, kv, queries, keys):
+def attend_backward(dattended, cache, kv, queries, keys, group):
     """Return the parts of dq, dk and dv that come from these keys, for dattended [b, s/c, a/t, d]: float32 for halves,
     since they are added up.
     """
@@ -86,6 +87,7 @@ def attend_backward(dattended, cache, kv, queries, keys):
         dq[:, rows] += dq_block
         dk[:, block.keys] += dk_block
         dv[:, block.keys] += dv_block
+        group.help_on()
     return dq, dk, dv
 
 
@@ -105,7 +107,7 @@ def ring_attention_forward(inputs, chunks, group):
     travelling = np.stack([inputs.k, inputs.v])                          # [2, b, s/c, g/t, d]
     for step in range(group.size):
         following = pass_on(travelling, group, "keys and values") if step < group.size - 1 else None
-        attend(inputs, travelling, own, chunks[(group.rank - step) % group.size], found)
+        attend(inputs, travelling, own, chunks[(group.rank - step) % group.size], found, group)
         travelling = arrived(following)
     return finish_all(inputs, found)
 
@@ -116,7 +118,7 @@ def ring_attention_backward(dattended, cache, chunks, group):
     travelling, gathered, found = np.stack([inputs.k, inputs.v]), None, []
     for step in range(c):
         following = pass_on(travelling, group, "keys and values") if step < c - 1 else None
-        dq, *dkv = attend_backward(dattended, cache, travelling, own, chunks[(group.rank - step) % c])
+        dq, *dkv = attend_backward(dattended, cache, travelling, own, chunks[(group.rank - step) % c], group)
         found.append((dq, np.stack(dkv)))
         if step > 0:                                                     # keys and values of another rank
             gathered = pass_on(with_others(found[-1][1], gathered), group, "gradients of keys and values")
@@ -158,7 +160,7 @@ def gathered_attention_forward(inputs, chunks, group):
     own, found = chunks[group.rank], [None] * len(chunks[group.rank])
     keys = [chunk for each in chunks for chunk in each]
     kv = group.all_gather(np.stack([inputs.k, inputs.v]), 2, "keys and values")     # [2, b, s, g/t, d]
-    attend(inputs, kv, own, keys, found)
+    attend(inputs, kv, own, keys, found, group)
     return finish_all(inputs, found)
 
 
@@ -166,7 +168,7 @@ def gathered_attention_backward(dattended, cache, chunks, group):
     """Return dq, dk and dv."""
     inputs, keys = cache.inputs, [chunk for each in chunks for chunk in each]
     kv = group.all_gather(np.stack([inputs.k, inputs.v]), 2, "keys and values")
-    dq, *dkv = attend_backward(dattended, cache, kv, chunks[group.rank], keys)
+    dq, *dkv = attend_backward(dattended, cache, kv, chunks[group.rank], keys, group)
     dk, dv = group.reduce_scatter(np.stack(dkv), 2, "gradients of keys and values")
     return tuple(narrowed(x, inputs.q.dtype) for x in (dq, dk, dv))
 

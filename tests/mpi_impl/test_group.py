@@ -1,5 +1,6 @@
 """The collectives of real ranks are the textbook's; topology puts every rank in its place."""
 import re
+import time
 from random import Random
 from unittest import mock
 
@@ -249,6 +250,25 @@ def check_posted_sums(group, count, length, seed):
         one.wait()
     close(flat, expected, 1e-13)
     assert group.ledger.calls(reason="posted") == count and group.ledger.elements(reason="posted") == flat.size
+
+
+def test_messages_travel_while_ranks_compute_alone(ranks):
+    """MPI is called by the calls of a group of one, too, between which a layer computes."""
+    assert ranks.run(2, receive_during_calls_of_one_rank) == [True, True]
+
+
+def receive_during_calls_of_one_rank(group):
+    """Report whether a long message arrives before the rank waits for it."""
+    alone, received, other = group.split(group.rank, "alone"), np.zeros(1 << 20), 1 - group.rank
+    posted = [group.post_receive(received, other, 0, "test"), group.post_send(np.ones(1 << 20), other, 0, "test")]
+    deadline = time.monotonic() + 10
+    while not received[-1] and time.monotonic() < deadline:
+        alone.all_reduce(np.ones(1), "test")
+    arrived = bool(received[-1])
+    for pending in posted:
+        pending.wait()
+    alone.free()
+    return arrived
 
 
 POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), st.booleans())

@@ -1,0 +1,110 @@
+"""The share of message time that computing hides, and what that wins: buckets of gradients, ZeRO-3's prefetch, rings.
+
+    .venv/bin/python benchmarks/overlap.py [--plot benchmarks/overlap.svg]
+
+Two ranks take training steps, a core each (contenders/overlap_ranks.py), first through shared memory, where the cores
+that compute also copy the bytes, and then through a wire: the loopback device of a network of their own, whose speed
+Linux limits, so that bytes travel while the ranks do something else. The wire needs MPICH, `unshare`, `ip` and `tc`.
+
+The share that is hidden is 1 - spent / alone: what a rank spends on the messages of a step (posting them, helping them
+on, waiting for them), relative to what it spends where nothing else runs. Both are medians of the same run.
+"""
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from turns import ENVIRONMENT, launched
+
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.runtime.tables import aligned
+from reference.config import require_positive
+from reference.errors import UserError
+
+RANKS = 2
+SWEPT = {"buckets": "MB of a bucket", "prefetch": "width of a layer", "ring": "positions of a rank"}
+OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}      # MPICH's variables
+# Run the rest of the command where the loopback device sends so many Gbit/s, of both directions together.
+LIMITED = 'ip link set lo up && tc qdisc add dev lo root tbf rate "$0"gbit burst 256kb latency 2s && exec "$@"'
+
+
+class Overlap(NamedTuple):
+    """The effect of overlap on messages of one kind, at one size of the sweep; seconds are those of a step."""
+
+    kind: str
+    size: float
+    alone: float            # what the messages take where nothing else runs
+    hidden: float           # the share of that which is hidden
+    unhelped: float         # the same if MPI is not called between posting and waiting
+    immediate: float        # a step in which each message is waited for where it is posted
+    overlapped: float       # a step as it is
+    won: float              # the difference, as the median over turns
+    helped: float           # how much longer a step is if MPI is not called in between, likewise
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    p = ArgumentParser(prog="overlap", description=__doc__.splitlines()[0])
+    p.add_argument("--turns", type=int, default=6, metavar="N", help="of each step in each way (default: 6)")
+    p.add_argument("--wire", type=int, default=8, metavar="R", help="the wire's Gbit/s (default: 8)")
+    p.add_argument("--plot", metavar="FILE", help="draw the shares and the steps there")
+    args = p.parse_args(argv)
+    for name in ("turns", "wire"):
+        require_positive(name, getattr(args, name))
+    check_outputs(args)
+    found = {}
+    for name, wire in (("shared memory", None), (f"a wire of {args.wire} Gbit/s", args.wire)):
+        found[name] = measure(args.turns, wire)
+        print(f"\n{name}\n{table(found[name])}", flush=True)
+    if args.plot:
+        from pictures import draw_overlap  # matplotlib takes a second to import
+
+        from mpi_impl.runtime.pictures import save
+        save(draw_overlap(found, SWEPT), args.plot)
+
+
+def measure(turns: int, wire: int | None) -> list[Overlap]:
+    """Let the ranks take their steps through shared memory, or through a wire of so many Gbit/s. Raises UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "overlap.json")
+        command = launched(RANKS, "overlap_ranks", str(turns), str(output))
+        if wire is not None:
+            command = ["env", *(f"{name}={value}" for name, value in OVER_TCP.items()),
+                       "unshare", "--map-root-user", "--net", "sh", "-c", LIMITED, str(wire), *command]
+        try:
+            subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=True)
+        except subprocess.CalledProcessError as error:
+            raise UserError(f"The ranks ended with status {error.returncode}" + (
+                "." if wire is None else ". A wire needs Linux with MPICH, `unshare`, `ip` and `tc`, and the right to "
+                "make a network namespace; without them, there are only the figures of shared memory above.")) from None
+        return [overlap_of(**case) for case in json.loads(output.read_text())]
+
+
+def overlap_of(kind: str, size: float, turns: Sequence[Mapping[str, Mapping[str, float]]]) -> Overlap:
+    """Return the medians over turns, which have the seconds of a step in each way."""
+    steps = {way: median(turn[way]["step"] for turn in turns) for way in turns[0]}
+    spent = {way: median(sum(turn[way][doing] for doing in ("post", "help", "wait")) for turn in turns)
+             for way in turns[0]}
+    longer = {way: median(turn[way]["step"] - turn["overlapped"]["step"] for turn in turns) for way in turns[0]}
+    return Overlap(kind, size, spent["alone"], 1 - spent["overlapped"] / spent["alone"],
+                   1 - spent["unhelped"] / spent["alone"], steps["immediate"], steps["overlapped"],
+                   longer["immediate"], longer["unhelped"])
+
+
+def table(found: Sequence[Overlap]) -> str:
+    rows = [["", "", "messages, ms", "hidden", "without help", "step, immediate", "overlapped, ms", "won, ms",
+             "by help, ms"]]
+    for kind, each in groupby(found, lambda one: one.kind):
+        rows += [[SWEPT[kind], f"{one.size:,.4g}", f"{1e3 * one.alone:.1f}", f"{one.hidden:.0%}", f"{one.unhelped:.0%}",
+                  f"{1e3 * one.immediate:.1f}", f"{1e3 * one.overlapped:.1f}", f"{1e3 * one.won:+.1f}",
+                  f"{1e3 * one.helped:+.1f}"] for one in each]
+    return aligned(rows)
+
+
+if __name__ == "__main__":
+    run_alone(main)
