@@ -8,7 +8,6 @@ then in the other, so that other load on the machine slows both down. The first 
 one tells where the time of rank 0 goes (contenders/starting_rank.py), and the third which packages take how long to
 import in a process of its own (`python -X importtime`).
 """
-import argparse
 import os
 import re
 import subprocess
@@ -91,7 +90,7 @@ def seconds(command: Sequence[str], folder: Path) -> float:
 def print_phases(turns: int) -> None:
     """Print where the time of rank 0 goes, on 1, 2 and 8 ranks."""
     columns = [[phases(n) for _ in range(turns)] for n in RANKS]
-    print(f"\nSeconds of rank 0 on {RANKS} ranks:\n\n| phase | {' | '.join(map(str, RANKS))} |\n{'|---' * (1 + len(RANKS))}|")
+    print(f"\n| seconds of rank 0, of | {' | '.join(map(str, RANKS))} ranks |\n{'|---' * (1 + len(RANKS))}|")
     for name in columns[0][0]:
         print(f"| {name} | {' | '.join(f'{median(one[name] for one in column):.3f}' for column in columns)} |")
 

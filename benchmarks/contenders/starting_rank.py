@@ -35,14 +35,15 @@ def main() -> None:
     began = float(sys.argv.pop(1))
     times["launcher, until it starts the rank"] = process_began()
     times["Python's interpreter"] = ENTERED
-    import mpi_impl    # noqa: F401  the rank's environment, before NumPy
     import numpy as np  # noqa: F401
+
+    import mpi_impl  # noqa: F401  the rank's environment, before NumPy
     note("import of NumPy")
     from mpi_impl.comm.group import world
     world()
     note("start of MPI")
-    from mpi_impl.programs import pretraining
     from mpi_impl.pretrain_gpt import main as train
+    from mpi_impl.programs import pretraining
     note("import of the rest")
     pretraining.Pretraining.check_files = noting("options", pretraining.Pretraining.check_files)
     pretraining.connect = noting("data and tokenizer", pretraining.connect)

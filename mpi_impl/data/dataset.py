@@ -83,8 +83,8 @@ def split_samples(split: str, n: int) -> dict[str, range]:
 def order_of_training(n: int, seed: int, first_sample: int, count: int) -> np.ndarray:
     """Return samples first_sample, ... of an endless sequence of n, in another order each epoch: int64 [count]."""
     epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
-    for epoch in np.unique(epochs):
-        places[epochs == epoch] = shuffle(n, seed, int(epoch))[places[epochs == epoch]]
+    for epoch in range(first_sample // n, (first_sample + count - 1) // n + 1):
+        places[epochs == epoch] = shuffle(n, seed, epoch)[places[epochs == epoch]]
     return places
 
 

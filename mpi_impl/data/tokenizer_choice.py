@@ -1,12 +1,11 @@
 """The options that choose a tokenizer, and the tokenizer that they determine."""
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
-from mpi_impl.launching.option_fields import option_field
+from mpi_impl.launching.option_fields import option_field, option_group
 from reference.config import option
 from reference.errors import UserError
 
@@ -24,7 +23,7 @@ TRAINED: dict[str, type[TrainedTokenizer]] = {
     kind.name: kind for kind in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TokenizerChoice:
     """The tokenizer."""
 

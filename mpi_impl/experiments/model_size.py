@@ -9,7 +9,6 @@ that they have not seen.
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
@@ -39,7 +38,7 @@ NAMES = {"gpt": "GPT", "bert": "BERT"}
 BATCHES = {"gpt": gpt_batch, "bert": bert_batch}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class FamilyOptions:
     """The models, their training and its picture."""
 

@@ -6,15 +6,16 @@ come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from mpi_impl.launching.entry import ArgumentParser
 from reference.config import option
 from reference.errors import UserError
 
 Config = TypeVar("Config")
+Group = TypeVar("Group")
 PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a file, or either
 
 
@@ -28,6 +29,14 @@ def option_field(default: Any = MISSING, help: str = "", metavar: str | None = N
     about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated,
              "check": check}
     return field(default=default, metadata=about)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option_field,))
+def option_group(kind: type[Group]) -> type[Group]:
+    """Make a class of option fields a dataclass. Options are neither compared nor printed as a whole, and to make the
+    functions for that out of a hundred fields would take most of the time that a program needs to read its options.
+    """
+    return dataclass(frozen=True, kw_only=True, eq=False, repr=False)(kind)
 
 
 def same_option(group: type, name: str, default: Any) -> Any:

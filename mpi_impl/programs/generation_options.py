@@ -1,10 +1,9 @@
 """The options of mpi_impl/generate.py, checked against one another, and made into configs."""
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import filled, option_field, parse_given, same_option
+from mpi_impl.launching.option_fields import filled, option_field, option_group, parse_given, same_option
 from mpi_impl.programs.arguments import check_device
 from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
@@ -13,14 +12,14 @@ from reference.generation.decoding import Sampling
 from reference.precision import FORMATS
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TokenizerOptions(TokenizerFileOptions):
     """The tokenizer."""
 
     tokenizer_type: str | None = option_field(None, "where none was saved beside the weights", choices=TOKENIZER_TYPES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SavedModelOptions:
     """The model."""
 
@@ -29,7 +28,7 @@ class SavedModelOptions:
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TextOptions:
     """The text."""
 
@@ -42,7 +41,7 @@ class TextOptions:
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SamplingOptions:
     """The choice of tokens."""
 
@@ -54,7 +53,7 @@ class SamplingOptions:
     seed: int = option_field(Sampling.seed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ForwardParallelismOptions:
     """Parallelism."""
 
@@ -64,7 +63,7 @@ class ForwardParallelismOptions:
     distributed_timeout_minutes: float = same_option(ParallelismOptions, "distributed_timeout_minutes", 10.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, SamplingOptions, ForwardParallelismOptions,
                         DeviceOptions):
     """The options of mpi_impl/generate.py."""
