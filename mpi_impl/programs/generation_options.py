@@ -2,7 +2,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
+from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import filled, option_field, option_group, parse_given, same_option
 from mpi_impl.programs.arguments import check_device
 from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions

@@ -1,15 +1,15 @@
 """Megatron's options for pre-training, and a few of our own. arguments.py checks them against one another."""
+from collections.abc import Sequence
 from typing import Any
 
-from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import option_field, option_group, same_option
+from mpi_impl.comm.transports import BACKENDS
+from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
-                              option, require_not_negative, require_positive)
+from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
+                              ExpertsConfig, ModelConfig, OptimizerConfig, option, require_not_negative,
+                              require_positive)
 from reference.errors import UserError
-from reference.ops import ACTIVATIONS
-from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules.generators import SCHEDULES
 
 NAMES = {"gpt": "GPT", "bert": "BERT"}      # of architectures, for people
@@ -309,3 +309,11 @@ class BERTPretrainingOptions(PretrainingOptions):
 
 
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}
+
+
+def parse_options(argv: Sequence[str] | None, architecture: str) -> dict[str, Any]:
+    """Parse a command line, and return the options that it gives. When one is given twice, the last one counts. Raises
+    UserError.
+    """
+    return parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
+                       "data parallelism.", OPTIONS[architecture], argv)

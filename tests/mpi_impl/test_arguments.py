@@ -10,12 +10,12 @@ from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from reference.config import ModelConfig, Recompute, option
+from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
-from reference.rope import RopeScaling
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001
