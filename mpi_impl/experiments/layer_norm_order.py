@@ -26,7 +26,7 @@ from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
-from reference.config import ModelConfig, require_positive
+from reference.config import ModelConfig, require_not_negative, require_positive
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
@@ -89,6 +89,7 @@ def parse_options(argv: Sequence[str] | None) -> LayerNormOrderOptions:
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
                         ("layers", max(args.layers))):
         require_positive(name, value)
+    require_not_negative("lr", args.lr)
     return args
 
 
