@@ -94,8 +94,10 @@ def parse_options(argv: Sequence[str] | None) -> BatchSizeOptions:
     description = "Count the steps that batches of several sizes need to reach a loss."
     args = BatchSizeOptions(**parse_given("mpi_impl.experiments.batch_size", description, BatchSizeOptions, argv))
     for name, value in (("seeds", args.seeds), ("max_steps", args.max_steps), ("max_samples", args.max_samples),
-                        ("batch_size", min(args.batch_size))):
+                        ("batch_size", min(args.batch_size)), ("batch_size", max(args.batch_size))):
         require_positive(name, value)
+    if args.loss <= 0:
+        raise UserError(f"--loss is {args.loss:g}, but no model has a loss of 0 or less. Give a number above 0.")
     if min(args.lr) <= 0:
         raise UserError(f"--lr is {' '.join(f'{rate:g}' for rate in args.lr)}, but each must be a number above 0.")
     return args
