@@ -2,6 +2,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mpi_impl.comm.hosts import ranks_in_words
 from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import filled, option_field, option_group, parse_given, same_option
 from mpi_impl.programs.arguments import check_device
@@ -105,8 +106,8 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
     parallel = ParallelConfig.for_world(world_size, t, p)
     if parallel.data_parallel_size > 1:
         raise UserError(f"--tensor-model-parallel-size {t} x --pipeline-model-parallel-size {p} is {t * p}, but there "
-                        f"are {world_size} ranks, and a text comes from one copy of the model. Start {t * p} ranks, or "
-                        "share the model out over more of them.")
+                        f"are {world_size} ranks, and a text comes from one copy of the model. Start "
+                        f"{ranks_in_words(t * p)}, or share the model out over more of them.")
     return parallel
 
 
