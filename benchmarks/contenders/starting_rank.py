@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 
 ENTERED = time.monotonic()
 times: dict[str, float] = {}        # when each phase ended
@@ -15,9 +16,11 @@ def note(phase: str) -> None:
     times.setdefault(phase, time.monotonic())
 
 
-def noting(phase: str, function: Callable) -> Callable:
-    """Return a function that notes the end of its first call."""
+def noting(phase: str, function: Callable, before: bool = False) -> Callable:
+    """Return a function that notes the end of its first call, or the time `before` it."""
     def noted(*args, **others):
+        if before:
+            note(phase)
         result = function(*args, **others)
         note(phase)
         return result
@@ -35,33 +38,21 @@ def main() -> None:
     began = float(sys.argv.pop(1))
     times["launcher, until it starts the rank"] = process_began()
     times["Python's interpreter"] = ENTERED
-    import numpy as np  # noqa: F401
-
-    import mpi_impl  # noqa: F401  the rank's environment, before NumPy
+    import_module("mpi_impl")       # the rank's environment, before NumPy
+    import_module("numpy")
     note("import of NumPy")
-    from mpi_impl.comm.group import world
-    world()
+    import_module("mpi4py.MPI")
     note("start of MPI")
-    from mpi_impl.pretrain_gpt import main as train
-    from mpi_impl.programs import pretraining
+    train = import_module("mpi_impl.pretrain_gpt").main
+    program = import_module("mpi_impl.programs.pretraining")
     note("import of the rest")
-    pretraining.Pretraining.check_files = noting("options", pretraining.Pretraining.check_files)
-    pretraining.connect = noting("data and tokenizer", pretraining.connect)
-    pretraining.Pretraining.work = noting_first("model, checks, measured rate", pretraining.Pretraining.work)
-    pretraining.Trainer.step = noting("first step", pretraining.Trainer.step)
-    from mpi_impl.launching.entry import run
-    run(train)
-    if world().rank == 0:
+    program.Pretraining.check_files = noting("options", program.Pretraining.check_files)
+    program.connect = noting("data and tokenizer", program.connect)
+    program.Pretraining.work = noting("model, checks, measured rate", program.Pretraining.work, before=True)
+    program.Trainer.step = noting("first step", program.Trainer.step)
+    import_module("mpi_impl.launching.entry").run(train)
+    if import_module("mpi_impl.comm.group").world().rank == 0:
         report(began)
-
-
-def noting_first(phase: str, function: Callable) -> Callable:
-    """Return a function that notes the beginning of its first call."""
-    def noted(*args, **others):
-        note(phase)
-        return function(*args, **others)
-
-    return noted
 
 
 def report(began: float) -> None:
