@@ -2,14 +2,15 @@
 
 Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. The step is in
-float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the process takes a few steps by itself
-and prints the milliseconds of a step by kind of work, as JSON (gpu_times.py).
+float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the ranks take a few steps by themselves
+and print the milliseconds of a step by kind of work, as JSON (cpu_times.py, gpu_times.py).
 """
 import json
 import sys
 
+import cpu_times
+import gpu_times
 import numpy as np
-from gpu_times import time_of_steps
 from turns import serve
 from works import Work
 
@@ -53,7 +54,9 @@ def main() -> None:
             cupy.cuda.get_current_stream().synchronize()
 
     if "--where" in sys.argv:
-        print(json.dumps(time_of_steps(step, 3)))
+        found = gpu_times.time_of_steps(step, 3) if cuda else cpu_times.time_of_steps(step, 10, ranks)
+        if ranks.rank == 0:
+            print(json.dumps(found))
     else:
         serve(step)
 
