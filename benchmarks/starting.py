@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/starting.py
     .venv/bin/python benchmarks/starting.py --before FOLDER     # beside the Shardlab in another folder
 
-The model is the demo's, whose corpus is prepared before the first turn. Commands take turns, each in this folder and
-then in the other, so that other load on the machine slows both down. The first table has medians of seconds. The second
-one tells where the time of rank 0 goes (contenders/starting_rank.py), and the third which packages take how long to
-import in a process of its own (`python -X importtime`).
+The model is so small that its step hardly counts; its corpus is prepared before the first turn. Commands take turns,
+each in this folder and then in the other, so that other load on the machine slows both down. The first table has
+medians of seconds. The second one tells where the time of rank 0 goes (contenders/starting_rank.py), and the third
+which packages take how long to import in a process of its own (`python -X importtime`).
 """
 import os
 import re
@@ -25,8 +25,8 @@ from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError
 
-MODEL = """--num-layers 4 --hidden-size 128 --num-attention-heads 8 --seq-length 128 --vocab-size 1024
-           --micro-batch-size 8 --train-iters 1""".split()
+MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --vocab-size 1024
+           --micro-batch-size 1 --train-iters 1""".split()
 RANKS = (1, 2, 8)
 LAUNCH, GPT, SHARDLAB = ["-m", "mpi_impl.launch", "-n"], ["-m", "mpi_impl.pretrain_gpt"], ["-m", "mpi_impl.shardlab"]
 COMMANDS = {
