@@ -162,6 +162,8 @@ def run(argv: list[str]) -> Target:
         raise UserError(f"{name} is a command, which starts ranks itself if it needs any: `shardlab {name}`.")
     if name and not os.path.exists(name) and not Path(name).suffix:
         raise unknown("shardlab run finds neither a program nor a file", name, PROGRAMS)
+    if asks_for_help([*others, *options.module or []]):
+        options.n = 1       # so that it is printed once
     return options
 
 
@@ -177,7 +179,11 @@ def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Target:
 def unless_help(options: argparse.Namespace) -> Target:
     """Return a program of ranks; or, if it is only asked for its --help, the same program in this process."""
     name, *others = options.module
-    return options if {"-h", "--help"}.isdisjoint(others) else Module(name, others)
+    return Module(name, others) if asks_for_help(others) else options
+
+
+def asks_for_help(words: Iterable[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(words)
 
 
 def demo(argv: list[str]) -> Target:

@@ -74,6 +74,12 @@ def test_the_help_of_a_program_starts_no_ranks(line, name, words):
     assert program_of(line.split()) == Module(name, words.split())
 
 
+@pytest.mark.parametrize("line, n", [("microshard.py --help", 1), ("-m a.b -h", 1), ("microshard.py --t 2", 8)])
+def test_the_help_of_a_file_or_a_module_is_that_of_one_rank(line, n, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert program_of(["run", "-n", "8", *line.split()]).n == n
+
+
 @pytest.mark.parametrize("line", ["-n 8 --timeout 5 --hostfile h program.py --lr 1 -n 3", "-n 1 -m a.b -m c",
                                   "--timeout 1e3 -n 2 ./x"])
 def test_the_options_before_a_program_are_those_of_the_launcher(line, tmp_path, monkeypatch):
