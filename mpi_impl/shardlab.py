@@ -162,7 +162,7 @@ def run(argv: list[str]) -> Target:
         raise UserError(f"{name} is a command, which starts ranks itself if it needs any: `shardlab {name}`.")
     if name and not os.path.exists(name) and not Path(name).suffix:
         raise unknown("shardlab run finds neither a program nor a file", name, PROGRAMS)
-    if asks_for_help([*others, *options.module or []]):
+    if asks_for_help(options.module or others):
         options.n = 1       # so that it is printed once
     return options
 
