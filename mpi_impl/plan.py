@@ -7,11 +7,10 @@ formulas alone: one process, no ranks. mpi_impl/experiments/scaling_study.py com
 the papers' clusters, benchmarks/predict.py with measurements on the machine at hand.
 """
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.option_fields import declared, filled, option_field, parse_given, same_option
+from mpi_impl.launching.option_fields import declared, filled, option_field, option_group, parse_given, same_option
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check, shape_words
 from mpi_impl.planning.launch_line import SIZES, launch_line
@@ -29,7 +28,7 @@ from reference.costs.step_time import flops_of_step, flops_per_second
 from reference.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ClusterOptions:
     """The cluster and its work."""
 
@@ -39,7 +38,7 @@ class ClusterOptions:
         "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ModelSizeOptions:
     """The model."""
 
@@ -56,7 +55,7 @@ class ModelSizeOptions:
         None, f"default: the preset's, or {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT", "V")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PlanOptions(ClusterOptions, ModelSizeOptions, LlamaOptions, ExpertsOptions):
     """The output."""
 

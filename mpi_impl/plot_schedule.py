@@ -5,10 +5,9 @@
 One process; it starts no ranks.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.reports.timelines.timelines import slices_of
 from mpi_impl.runtime.files import read_text
 from mpi_impl.runtime.outputs import check_outputs
@@ -22,7 +21,7 @@ from reference.schedules.validate import validate
 LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules.generators lists
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ScheduleOptions:
     """The schedules."""
 
@@ -36,7 +35,7 @@ class ScheduleOptions:
         repeated=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TimeOptions:
     """Their times."""
 
@@ -46,7 +45,7 @@ class TimeOptions:
     communication: float = option_field(0.0, "time that what is sent is under way (default: 0)", "T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PlotOptions(ScheduleOptions, TimeOptions):
     """The output."""
 

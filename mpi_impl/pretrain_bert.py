@@ -1,24 +1,14 @@
 """Train a BERT: `mpirun -np 8 python -m mpi_impl.pretrain_bert --tensor-model-parallel-size 4 ...`."""
-from mpi_impl.data.bert import BERTDataset
-from mpi_impl.data.indexed import IndexedDataset
-from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.launching.entry import run
-from mpi_impl.programs.pretraining import Pretraining
+from mpi_impl.programs.options import parse_options
 
 
-class PretrainingBERT(Pretraining):
-    """Samples are pairs of pieces of text, some of whose tokens are masked."""
+def main(argv: list[str] | None = None) -> None:
+    """Run the program on all ranks of the world."""
+    given = parse_options(argv, "bert")
+    from mpi_impl.programs.bert import PretrainingBERT  # all that computes, which --help does without
+    PretrainingBERT.start(given)
 
-    architecture = "bert"
-    sentences = True
-
-    def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> BERTDataset:
-        assert tokenizer is not None
-        return BERTDataset(IndexedDataset(prefix), self.args.seq_length, self.args.seed, self.args.split, tokenizer,
-                           self.args.mask_prob, self.args.short_seq_prob)
-
-
-main = PretrainingBERT.main
 
 if __name__ == "__main__":
     run(main)

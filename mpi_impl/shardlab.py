@@ -157,10 +157,13 @@ def run(argv: list[str]) -> Target:
     name, *others = options.script or [""]
     if name in PROGRAMS:
         options.module, options.script = [f"mpi_impl.{name}", *others], []
-    elif name in COMMANDS:
+        return unless_help(options)
+    if name in COMMANDS:
         raise UserError(f"{name} is a command, which starts ranks itself if it needs any: `shardlab {name}`.")
-    elif name and not os.path.exists(name) and not Path(name).suffix:
+    if name and not os.path.exists(name) and not Path(name).suffix:
         raise unknown("shardlab run finds neither a program nor a file", name, PROGRAMS)
+    if asks_for_help(options.module or others):
+        options.n = 1       # so that it is printed once
     return options
 
 
@@ -169,9 +172,18 @@ def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Target:
     parser = ArgumentParser(prog=f"shardlab {command}", add_help=False)
     launch.add_launch_options(parser, ranks)
     options, others = parser.parse_known_args(argv)
-    options.n = 1 if {"-h", "--help"} & set(others) else options.n
     options.module, options.script = [module, *others], []
-    return options
+    return unless_help(options)
+
+
+def unless_help(options: argparse.Namespace) -> Target:
+    """Return a program of ranks; or, if it is only asked for its --help, the same program in this process."""
+    name, *others = options.module
+    return Module(name, others) if asks_for_help(others) else options
+
+
+def asks_for_help(words: Iterable[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(words)
 
 
 def demo(argv: list[str]) -> Target:

@@ -1,40 +1,27 @@
 """Rotary position embedding (Su et al. 2021): queries and keys are rotated by an angle that grows with the position."""
 from math import pi
-from typing import NamedTuple
 
 import numpy as np
-
-
-class RopeScaling(NamedTuple):
-    """Llama 3.1's change of the frequencies, for sequences longer than those that it was trained on at first.
-
-    A pair that has turned `high_freq_factor` times after `original` positions keeps its frequency, one that has turned
-    less than `low_freq_factor` times gets 1 / factor of it, and between the two the frequency goes over smoothly.
-    """
-
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original: int = 8192
-
-    def scale(self, frequency):
-        """Return the new frequencies, in radians a position."""
-        turns = frequency * (self.original / (2 * pi))
-        share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = 1 - np.maximum(1 - np.maximum(share, 0), 0)            # between 0 and 1
-        return frequency * (kept + (1 - kept) / self.factor)
 
 
 def rotary_cos_sin(s, size, like, base=10_000.0, first=0, scaling=None):
     """Return cos and sin [s, 1, size/2] of the angle by which rope rotates pair i at position n: n / base^(2 i / size).
 
-    The s positions begin with `first`. `scaling` is a RopeScaling, or None.
+    The s positions begin with `first`. `scaling` is a RopeScaling (config/rope_scaling.py), or None.
     """
     position = np.arange(first, first + s, dtype=np.float64, like=like).reshape(-1, 1, 1)
     pair = np.arange(size // 2, dtype=np.float64, like=like)
     frequency = base ** (-2 * pair / size)
-    angle = position * (scaling.scale(frequency) if scaling else frequency)
+    angle = position * (scaled(frequency, scaling) if scaling else frequency)
     return np.cos(angle).astype(like.dtype), np.sin(angle).astype(like.dtype)
+
+
+def scaled(frequency, scaling):
+    """Return Llama 3.1's frequencies in place of these, in radians a position."""
+    turns = frequency * (scaling.original / (2 * pi))
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = 1 - np.maximum(1 - np.maximum(share, 0), 0)            # between 0 and 1
+    return frequency * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x, angles):

@@ -1,7 +1,7 @@
 """The training program on ranks of the pool."""
-from mpi_impl.pretrain_bert import PretrainingBERT
-from mpi_impl.pretrain_gpt import PretrainingGPT
 from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.bert import PretrainingBERT
+from mpi_impl.programs.gpt import PretrainingGPT
 from reference.errors import UserError
 
 

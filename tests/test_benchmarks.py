@@ -1,5 +1,6 @@
 """The planner's benchmarks: their computations from measurements, and that all their measurements can run."""
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +19,9 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, pictures, predict, steps = map(
+calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, pictures, predict, starting, steps = map(
     import_module, ("calibrate", "fusion", "machine", "measured_scaling", "overlap", "contenders.overlap_ranks",
-                    "pictures", "predict", "steps"))
+                    "pictures", "predict", "starting", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -216,3 +217,15 @@ def test_a_median_time_counts_every_turn_but_the_first(monkeypatch):
     clock = iter([0, 10, 11, 10, 12, 10, 13])
     monkeypatch.setattr(fusion, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert fusion.milliseconds({"one": lambda: None}, turns=3) == {"one": 2000}
+
+
+# ---- starting: where the time until the first iteration goes ---------------------------------------------------------
+
+
+@pytest.mark.deep
+def test_the_phases_of_a_start_are_all_of_its_time():
+    """Rank 0 comes to the end of each, one after the other, and together they are a part of the whole job's time."""
+    began = time.perf_counter()
+    found = starting.phases(2)
+    assert len(found) == 9 and list(found)[-1] == "first step" and min(found.values()) >= 0
+    assert sum(found.values()) < time.perf_counter() - began

@@ -54,7 +54,6 @@ def without(folder: Path, *modules: str) -> dict[str, str]:
     ("demos zero", 4, "mpi_impl.demos.zero"),
     ("generate --load F --greedy", 1, "mpi_impl.generate --load F --greedy"),
     ("evaluate --task race -n 2 --load F", 2, "mpi_impl.evaluate --task race --load F"),
-    ("evaluate -n 2 --help", 1, "mpi_impl.evaluate --help"),
 ])
 def test_a_command_starts_a_program_on_ranks(line, n, module):
     program = program_of(line.split())
@@ -66,6 +65,19 @@ def test_a_command_starts_a_program_on_ranks(line, n, module):
 def test_a_command_runs_a_program_of_one_process(line, name):
     assert program_of(line.split()) == Module(name, line.split()[1:])
     assert importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("line, name, words", [
+    ("evaluate -n 2 --task race --help", "mpi_impl.evaluate", "--task race --help"),
+    ("run -n 8 pretrain_gpt -h", "mpi_impl.pretrain_gpt", "-h"), ("demos mlp --help", "mpi_impl.demos.mlp", "--help")])
+def test_the_help_of_a_program_starts_no_ranks(line, name, words):
+    assert program_of(line.split()) == Module(name, words.split())
+
+
+@pytest.mark.parametrize("line, n", [("microshard.py --help", 1), ("-m a.b -h", 1), ("microshard.py --t 2", 8)])
+def test_the_help_of_a_file_or_a_module_is_that_of_one_rank(line, n, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert program_of(["run", "-n", "8", *line.split()]).n == n
 
 
 @pytest.mark.parametrize("line", ["-n 8 --timeout 5 --hostfile h program.py --lr 1 -n 3", "-n 1 -m a.b -m c",
@@ -222,6 +234,20 @@ def test_help_comes_without_numpy_and_mpi(tmp_path):
     assert (done.returncode, done.stdout) == (0, help_text())
 
 
+@pytest.mark.parametrize("line", ["-m mpi_impl.shardlab run -n 8 pretrain_gpt --help", "-m mpi_impl.pretrain_bert -h"])
+def test_the_options_of_training_come_without_numpy_and_mpi(line, tmp_path):
+    """So no rank waits for another, and nothing is imported that computes."""
+    done = command(*line.split(), env=without(tmp_path, "numpy", "mpi4py", "tokenizers", "msgspec"))
+    assert (done.returncode, done.stderr) == (0, "") and "--tensor-model-parallel-size" in done.stdout
+
+
+def test_help_on_ranks_is_printed_once_and_so_is_a_mistake_before_it(tmp_path):
+    for line, status, output, errors in (("--help", 0, 1, 0), ("--lr x --help", 2, 0, 1)):
+        done = command("-m", "mpi_impl.launch", "-n", "3", "-m", "mpi_impl.pretrain_gpt", *line.split())
+        assert done.returncode == status
+        assert (done.stdout.count("usage: "), done.stderr.count("--lr: invalid")) == (output, errors), done.stderr
+
+
 # ---- doctor ---------------------------------------------------------------------------------------------------------
 
 
@@ -350,7 +376,7 @@ def test_a_driver_that_does_not_work_is_said_and_so_is_a_cupy_that_cannot_be_imp
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
     assert names == {*doctor.NEEDED, *doctor.USEFUL}
-    loaded = set(command("-c", "import mpi_impl.pretrain_gpt, sys; print(*sys.modules)").stdout.split())
+    loaded = set(command("-c", "import mpi_impl.programs.gpt, sys; print(*sys.modules)").stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)
 
 

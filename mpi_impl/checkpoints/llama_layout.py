@@ -11,9 +11,9 @@ from typing import Any
 
 from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place
 from reference.config import ModelConfig
+from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 from reference.params import Tensor
-from reference.rope import RopeScaling
 
 OF_MODEL = {"embedding.word": "embed_tokens.weight", "final_layernorm.weight": "norm.weight",
             "output": "lm_head.weight"}

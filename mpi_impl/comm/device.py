@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mpi_library import library, reads_devices
+from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.comm.transports.nccl import NCCL
-from mpi_impl.comm.transports.staging import BACKENDS, DevicePath, PinnedStaging
+from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
 from mpi_impl.comm.watchdog import listed
 from reference.errors import UserError
 from reference.params import HOST

@@ -56,9 +56,8 @@ class Dataset(ABC):
     def check_vocabulary(self, vocab_size: int) -> None:
         """Read all tokens once, a block at a time; raise UserError for the first outside [0, vocab_size)."""
         for start, block in blocks(self.indexed.tokens):
-            outside = (block < 0) | (block >= vocab_size)
-            if outside.any():
-                i = int(outside.argmax())
+            if block.min() < 0 or block.max() >= vocab_size:
+                i = int(((block < 0) | (block >= vocab_size)).argmax())
                 raise UserError(f"{self.indexed.prefix}.bin holds the token {block[i]} at position {start + i:,}, "
                                 f"outside the vocabulary of {vocab_size:,} tokens (0 to {vocab_size - 1:,}): it was "
                                 "made with another tokenizer. Give that tokenizer, or the --vocab-size it had.")
@@ -83,8 +82,8 @@ def split_samples(split: str, n: int) -> dict[str, range]:
 def order_of_training(n: int, seed: int, first_sample: int, count: int) -> np.ndarray:
     """Return samples first_sample, ... of an endless sequence of n, in another order each epoch: int64 [count]."""
     epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
-    for epoch in np.unique(epochs):
-        places[epochs == epoch] = shuffle(n, seed, int(epoch))[places[epochs == epoch]]
+    for epoch in range(first_sample // n, (first_sample + count - 1) // n + 1):
+        places[epochs == epoch] = shuffle(n, seed, epoch)[places[epochs == epoch]]
     return places
 
 

@@ -172,8 +172,10 @@ def check_size(path: Path, expected: int, source: Path) -> None:
                         "files again, or prepare the data again.")
 
 
-def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield views of at most `size` elements, each with the index of its first, so that memory stays bounded."""
+def blocks(values: np.ndarray, size: int = 1 << 16) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield views of at most `size` elements, each with the index of its first: what is computed of one stays in the
+    processor's cache.
+    """
     for start in range(0, len(values), size):
         yield start, values[start:start + size]
 

@@ -1,30 +1,21 @@
 """The options that choose a tokenizer, and the tokenizer that they determine."""
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
-from mpi_impl.launching.option_fields import option_field
+from mpi_impl.data.tokenizer_types import READS, TOKENIZER_TYPES
+from mpi_impl.launching.option_fields import option_field, option_group
 from reference.config import option
 from reference.errors import UserError
 
 FILES = ("vocab_file", "merge_file", "tokenizer_model")         # the options that name a tokenizer's files
-READS: dict[str, tuple[str, ...]] = {                           # those from which a type of tokenizer may be read
-    ByteLevelBPETokenizer.name: ("tokenizer_model",),
-    GPT2BPETokenizer.name: ("vocab_file", "merge_file"),
-    BertWordPieceLowerCase.name: ("vocab_file", "tokenizer_model"),
-    BertWordPieceCase.name: ("vocab_file", "tokenizer_model"),
-    HuggingFaceTokenizer.name: ("tokenizer_model",),
-    NullTokenizer.name: (),
-}
-TOKENIZER_TYPES = tuple(READS)
 TRAINED: dict[str, type[TrainedTokenizer]] = {
     kind.name: kind for kind in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TokenizerChoice:
     """The tokenizer."""
 

@@ -5,7 +5,7 @@ and compares them with the formulas, in a table and in a picture.
 """
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
@@ -57,7 +57,7 @@ which: that is a mask, a byte for each.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class MemoryDemoOptions:
     """The model, the runs and the picture."""
 

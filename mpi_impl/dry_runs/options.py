@@ -8,7 +8,7 @@ from typing import Any
 
 from mpi_impl.dry_runs.rank import ImaginedWorld
 from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.launching.option_fields import declared, option_field, parse_given
+from mpi_impl.launching.option_fields import declared, option_field, option_group, parse_given
 from mpi_impl.planning import profiles
 from mpi_impl.programs.arguments import settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, DeviceOptions, GPTPretrainingOptions,
@@ -19,7 +19,7 @@ from reference.config import option, require_positive
 from reference.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class DryRunOptions:
     """The dry run."""
 
@@ -33,12 +33,12 @@ class DryRunOptions:
                               choices=tuple(NAMES))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class GPTDryRunOptions(DryRunOptions, GPTPretrainingOptions):
     """GPT."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BERTDryRunOptions(DryRunOptions, BERTPretrainingOptions):
     """BERT."""
 

@@ -1,7 +1,6 @@
 """The options of mpi_impl/evaluate.py, different for each task. Their combinations: arguments.py."""
-from dataclasses import dataclass
 
-from mpi_impl.launching.option_fields import option_field, same_option
+from mpi_impl.launching.option_fields import option_field, option_group, same_option
 from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
 from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
                                        ReportOptions, TrainingOptions)
@@ -11,7 +10,7 @@ from reference.precision import FORMATS
 EPOCHS = 3      # unless --epochs or --train-iters is given
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TaskOptions:
     """The task."""
 
@@ -20,7 +19,7 @@ class TaskOptions:
         "once it is tuned on them", choices=("wikitext103", "lambada", "race"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class EvaluationOptions(TaskOptions, TokenizerOptions):
     """The data and the model."""
 
@@ -32,7 +31,7 @@ class EvaluationOptions(TaskOptions, TokenizerOptions):
     metrics_file: str | None = option_field(None, "write the results as JSON lines", "F")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ZeroShotOptions(EvaluationOptions, ForwardParallelismOptions, DeviceOptions):
     """The computation."""
 
@@ -40,7 +39,7 @@ class ZeroShotOptions(EvaluationOptions, ForwardParallelismOptions, DeviceOption
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class WikiText103Options(ZeroShotOptions):
     """WikiText-103."""
 
@@ -48,7 +47,7 @@ class WikiText103Options(ZeroShotOptions):
         32, "tokens by which the window moves: fewer give each token more context, and take longer", "O")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, ParallelismOptions, DeviceOptions,
                   MemoryOptions):
     """Tuning."""

@@ -14,7 +14,6 @@ median over the seeds is least.
 Each rank measures one batch size at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
@@ -43,7 +42,7 @@ PATIENCE = 2                    # times the steps of the best rate so far
 NEARLY_HALF = 0.6               # of the steps: what twice the batch may leave
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BatchSizeOptions:
     """The batches, the loss to reach and the picture."""
 
@@ -95,8 +94,10 @@ def parse_options(argv: Sequence[str] | None) -> BatchSizeOptions:
     description = "Count the steps that batches of several sizes need to reach a loss."
     args = BatchSizeOptions(**parse_given("mpi_impl.experiments.batch_size", description, BatchSizeOptions, argv))
     for name, value in (("seeds", args.seeds), ("max_steps", args.max_steps), ("max_samples", args.max_samples),
-                        ("batch_size", min(args.batch_size))):
+                        ("batch_size", min(args.batch_size)), ("batch_size", max(args.batch_size))):
         require_positive(name, value)
+    if args.loss <= 0:
+        raise UserError(f"--loss is {args.loss:g}, but no model has a loss of 0 or less. Give a number above 0.")
     if min(args.lr) <= 0:
         raise UserError(f"--lr is {' '.join(f'{rate:g}' for rate in args.lr)}, but each must be a number above 0.")
     return args

@@ -9,7 +9,6 @@ in both directions.
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -21,13 +20,13 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.divided_runs import do_all, each_alone, final, last_tenth
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
-from reference.config import ModelConfig, require_positive
+from reference.config import ModelConfig, require_not_negative, require_positive
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
@@ -39,7 +38,7 @@ CHANCE = float(np.log(NUMBERS))                 # the loss of a guess without lo
 ORDERS = {"rearranged": False, "original": True}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class LayerNormOrderOptions:
     """The models, their training and its picture."""
 
@@ -90,6 +89,7 @@ def parse_options(argv: Sequence[str] | None) -> LayerNormOrderOptions:
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
                         ("layers", max(args.layers))):
         require_positive(name, value)
+    require_not_negative("lr", args.lr)
     return args
 
 

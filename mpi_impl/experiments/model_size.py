@@ -9,7 +9,6 @@ that they have not seen.
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -21,12 +20,12 @@ from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
-from reference.config import ModelConfig, require_positive
+from reference.config import ModelConfig, require_not_negative, require_positive
 from reference.costs.parameters import parameters
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -39,7 +38,7 @@ NAMES = {"gpt": "GPT", "bert": "BERT"}
 BATCHES = {"gpt": gpt_batch, "bert": bert_batch}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class FamilyOptions:
     """The models, their training and its picture."""
 
@@ -90,10 +89,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 def parse_options(argv: Sequence[str] | None) -> FamilyOptions:
     description = "Train narrow and wide GPTs and BERTs on the same text."
     args = FamilyOptions(**parse_given("mpi_impl.experiments.model_size", description, FamilyOptions, argv))
-    for name in ("seeds", "train_iters"):
-        require_positive(name, getattr(args, name))
+    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters),
+                        ("hidden_size", min(args.hidden_size)), ("hidden_size", max(args.hidden_size))):
+        require_positive(name, value)
+    require_not_negative("lr", args.lr)
     for size in args.hidden_size:
-        if size < 1 or size % HEAD_SIZE:
+        if size % HEAD_SIZE:
             raise UserError(f"--hidden-size is {size}, but must be a multiple of {HEAD_SIZE}, the size of a head.")
     return args
 

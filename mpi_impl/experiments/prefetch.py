@@ -9,7 +9,6 @@ message what a link of a chosen speed takes. Ranks that share a machine's cores 
 clock, since a core that copies a message does not compute.
 """
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Slice
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import GatheredUnit
@@ -40,7 +39,7 @@ NUMBERS, POSITIONS, SAMPLES, HEADS = 32, 64, 2, 4       # V, s, b, a
 IMMEDIATE = Link(0.0, np.inf)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PrefetchOptions:
     """The model, its steps, and the speed of messages."""
 

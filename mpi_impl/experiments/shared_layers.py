@@ -9,7 +9,7 @@ one layer, which has as many parameters as the shared ones, and computes less.
 Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.experiments.divided_runs import do_all, each_alone, final
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.runtime.outputs import check_outputs
@@ -39,7 +39,7 @@ FIRST = CHANCE / POSITIONS                      # of one that knows the table: t
 KINDS = ("a block for each layer", "one block for all layers", "one layer")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SharedLayersOptions:
     """The models, their training and its picture."""
 

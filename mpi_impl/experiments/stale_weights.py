@@ -9,7 +9,6 @@ backward on one rank.
 The pipeline is simulated in one process; each rank does one run at a time.
 """
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.experiments.divided_runs import do_all, final
 from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.batches import GPTBatch
@@ -37,7 +36,7 @@ WAYS = {"flush, each": "a flush after each microbatch", "flush, some": "a flush 
         "stashed": "no flush, stashed weights", "newest": "no flush, newest weights"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class StaleWeightsOptions:
     """The pipeline, its training and its picture."""
 

@@ -43,7 +43,6 @@ PATIENCE = 1.0                      # seconds: ranks that end for the same reaso
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
 SECONDS_TO_MEET = 300               # that a rank waits for the others while the job comes up, and when it fails
 LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of a message
-
 MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
 
 # Errors of files that the machine causes, and no bug: full, over quota, failing, read-only, not permitted.
@@ -52,6 +51,8 @@ MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACC
 
 def run(main: Callable[[], object]) -> None:
     """Run `main` on this rank; end the whole job if it ends in any other way than by returning."""
+    if not {"-h", "--help"}.isdisjoint(sys.argv):
+        return run_alone(main)      # without MPI, which takes longer than to print this
     os.environ["MPLBACKEND"] = "agg"    # pictures are files; a backend that does not exist would fail after the work
     leave_within(SECONDS_TO_MEET + LAST_RESORT)     # while MPI starts, and holds Python's lock, nothing else can
     patience = threading.Timer(SECONDS_TO_MEET, give_up_meeting)
@@ -90,7 +91,7 @@ def run_alone(main: Callable[[], object]) -> None:
         main()
         sys.stdout.flush()
     except UserError as error:
-        say(f"error: {error}")
+        say(f"error: {error}" if is_first_rank() else "")
         sys.exit(2)
     except KeyboardInterrupt:
         say("Interrupted.")

@@ -6,15 +6,16 @@ come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from mpi_impl.launching.entry import ArgumentParser
 from reference.config import option
 from reference.errors import UserError
 
 Config = TypeVar("Config")
+Group = TypeVar("Group")
 PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a file, or either
 
 
@@ -28,6 +29,33 @@ def option_field(default: Any = MISSING, help: str = "", metavar: str | None = N
     about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated,
              "check": check}
     return field(default=default, metadata=about)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option_field,))
+def option_group(kind: type[Group]) -> type[Group]:
+    """Make a class of option fields a frozen dataclass, whose arguments have names.
+
+    It gets the two functions below. `dataclass` would write functions for each class and compile them, and with a
+    hundred fields that takes longer than all else that a program does until it knows its options.
+    """
+    kind.__init__, kind.__setattr__ = take_options, refuse_change      # type: ignore[method-assign]
+    return dataclass(init=False, repr=False, eq=False)(kind)
+
+
+def take_options(self, **given: Any) -> None:
+    """Take the given options, and of the others the defaults. Raises TypeError for an option that there is not, and for
+    a required one that is not given.
+    """
+    known = declared(type(self))
+    required = {name for name, one in known.items() if one.default is MISSING}
+    if wrong := given.keys() - known.keys() | required - given.keys():
+        raise TypeError(f"{type(self).__name__} has other options: {', '.join(sorted(wrong))}")
+    vars(self).update({name: one.default for name, one in known.items()} | given)
+
+
+def refuse_change(self, name: str, value: Any) -> NoReturn:
+    """Raise FrozenInstanceError: options are replaced as a whole."""
+    raise FrozenInstanceError(f"{type(self).__name__}.{name} cannot be changed to {value!r}")
 
 
 def same_option(group: type, name: str, default: Any) -> Any:

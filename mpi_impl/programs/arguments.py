@@ -6,8 +6,8 @@ from typing import Any
 from mpi_impl.checkpoints.huggingface_config import adopt_options, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.launching.option_fields import declared, filled, parse_given
-from mpi_impl.programs.options import NAMES, OPTIONS, LlamaOptions, PretrainingOptions
+from mpi_impl.launching.option_fields import declared, filled
+from mpi_impl.programs.options import OPTIONS, LlamaOptions, PretrainingOptions, parse_options
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
@@ -81,11 +81,8 @@ def in_other_words(args) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:
-    """Parse and check a command line. When an option is given twice, the last one counts. Raises UserError."""
-    kind = OPTIONS[architecture]
-    given = parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
-                        "data parallelism.", kind, argv)
-    return settings_of(given, kind, world_size, architecture)
+    """Parse and check a command line. Raises UserError."""
+    return settings_of(parse_options(argv, architecture), OPTIONS[architecture], world_size, architecture)
 
 
 def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture: str) -> PretrainingSettings:

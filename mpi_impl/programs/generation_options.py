@@ -1,10 +1,10 @@
 """The options of mpi_impl/generate.py, checked against one another, and made into configs."""
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import filled, option_field, parse_given, same_option
+from mpi_impl.comm.hosts import ranks_in_words
+from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
+from mpi_impl.launching.option_fields import filled, option_field, option_group, parse_given, same_option
 from mpi_impl.programs.arguments import check_device
 from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
@@ -13,14 +13,14 @@ from reference.generation.decoding import Sampling
 from reference.precision import FORMATS
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TokenizerOptions(TokenizerFileOptions):
     """The tokenizer."""
 
     tokenizer_type: str | None = option_field(None, "where none was saved beside the weights", choices=TOKENIZER_TYPES)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SavedModelOptions:
     """The model."""
 
@@ -29,7 +29,7 @@ class SavedModelOptions:
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TextOptions:
     """The text."""
 
@@ -43,7 +43,7 @@ class TextOptions:
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class SamplingOptions:
     """The choice of tokens."""
 
@@ -55,7 +55,7 @@ class SamplingOptions:
     seed: int = option_field(Sampling.seed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ForwardParallelismOptions:
     """Parallelism."""
 
@@ -65,7 +65,7 @@ class ForwardParallelismOptions:
     distributed_timeout_minutes: float = same_option(ParallelismOptions, "distributed_timeout_minutes", 10.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, SamplingOptions, ForwardParallelismOptions,
                         DeviceOptions):
     """The options of mpi_impl/generate.py."""
@@ -107,8 +107,8 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
     parallel = ParallelConfig.for_world(world_size, t, p)
     if parallel.data_parallel_size > 1:
         raise UserError(f"--tensor-model-parallel-size {t} x --pipeline-model-parallel-size {p} is {t * p}, but there "
-                        f"are {world_size} ranks, and a text comes from one copy of the model. Start {t * p} ranks, or "
-                        "share the model out over more of them.")
+                        f"are {world_size} ranks, and a text comes from one copy of the model. Start "
+                        f"{ranks_in_words(t * p)}, or share the model out over more of them.")
     return parallel
 
 

@@ -1,22 +1,21 @@
 """Megatron's options for pre-training, and a few of our own. arguments.py checks them against one another."""
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer_choice import TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import option_field, same_option
+from mpi_impl.comm.transports import BACKENDS
+from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig,
-                              option, require_not_negative, require_positive)
+from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
+                              ExpertsConfig, ModelConfig, OptimizerConfig, option, require_not_negative,
+                              require_positive)
 from reference.errors import UserError
-from reference.ops import ACTIVATIONS
-from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules.generators import SCHEDULES
 
 NAMES = {"gpt": "GPT", "bert": "BERT"}      # of architectures, for people
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ModelOptions:
     """The model."""
 
@@ -43,7 +42,7 @@ class ModelOptions:
         ModelConfig.attention_dropout, "share of attention's probabilities that training drops")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ExpertsOptions:
     """Mixture of experts."""
 
@@ -71,7 +70,7 @@ def check_timeout(name: str, minutes: float) -> None:
         raise UserError(f"{option(name)} is {minutes}, but must be at least 0.01, and at most a week, which is 10080.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ParallelismOptions:
     """Parallelism."""
 
@@ -101,7 +100,7 @@ class ParallelismOptions:
         10.0, "end the run after a rank has waited this long for another (for --verify, too)", "M", check=check_timeout)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class DeviceOptions:
     """Device."""
 
@@ -114,7 +113,7 @@ class DeviceOptions:
         choices=BACKENDS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class MemoryOptions:
     """Memory."""
 
@@ -142,7 +141,7 @@ class MemoryOptions:
     recompute_num_layers: int | None = option_field(None, "default: 1", "N")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TrainingOptions:
     """Training."""
 
@@ -166,7 +165,7 @@ class TrainingOptions:
     seed: int = option_field(1234)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PrecisionOptions:
     """Precision."""
 
@@ -188,7 +187,7 @@ class PrecisionOptions:
     fp16_lm_cross_entropy: bool = option_field(False, "compute the loss in float16, too")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class DataOptions:
     """Data."""
 
@@ -202,7 +201,7 @@ class DataOptions:
     data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TokenizerFileOptions:
     """The files of the tokenizer."""
 
@@ -212,7 +211,7 @@ class TokenizerFileOptions:
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class StateOptions:
     """Saving and loading."""
 
@@ -226,7 +225,7 @@ class StateOptions:
     save_hf: str | None = option_field(None, "write the weights in that layout at the end", "DIR")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ReportOptions:
     """Reports."""
 
@@ -252,7 +251,7 @@ class ReportOptions:
         choices=("wall", "virtual"))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
                          TrainingOptions, PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions,
                          ReportOptions):
@@ -266,7 +265,7 @@ def preset_option(architecture: str) -> Any:
         choices=PRESETS[architecture])
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class LlamaOptions:
     """The Llama family."""
 
@@ -288,7 +287,7 @@ class LlamaOptions:
     rope_scaling_factor: float = option_field(ModelConfig.rope_scaling_factor, "with --use-rope-scaling")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class GPTPretrainingOptions(PretrainingOptions, LlamaOptions):
     """GPT."""
 
@@ -297,7 +296,7 @@ class GPTPretrainingOptions(PretrainingOptions, LlamaOptions):
     sample_tokens: int = option_field(0, "write N tokens of text at the end", "N", check=require_not_negative)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BERTPretrainingOptions(PretrainingOptions):
     """BERT."""
 
@@ -310,3 +309,11 @@ class BERTPretrainingOptions(PretrainingOptions):
 
 
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}
+
+
+def parse_options(argv: Sequence[str] | None, architecture: str) -> dict[str, Any]:
+    """Parse a command line, and return the options that it gives. When one is given twice, the last one counts. Raises
+    UserError.
+    """
+    return parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
+                       "data parallelism.", OPTIONS[architecture], argv)

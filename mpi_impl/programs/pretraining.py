@@ -27,9 +27,9 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import PretrainingSettings, parse
+from mpi_impl.programs.arguments import PretrainingSettings, settings_of
 from mpi_impl.programs.introduction import introduction
-from mpi_impl.programs.options import NAMES
+from mpi_impl.programs.options import NAMES, OPTIONS
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.programs.sources import Sources, check_same_tokenizer
 from mpi_impl.recording.recorder import RecordedSteps, facts_of
@@ -54,9 +54,9 @@ class Pretraining(Program):
     sentences = False           # whether samples are made of sentences
 
     @classmethod
-    def main(cls, argv: list[str] | None = None) -> None:
-        """Run the program on all ranks of the world."""
-        settings = parse(argv, world().size, cls.architecture)
+    def start(cls, given: dict[str, Any]) -> None:
+        """Check the given options, and run the program on all ranks of the world."""
+        settings = settings_of(given, OPTIONS[cls.architecture], world().size, cls.architecture)
         run_program(partial(cls, settings), settings.args)
 
     @abstractmethod

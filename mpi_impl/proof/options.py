@@ -4,11 +4,10 @@ So a run's command line is that of its proof. Options of the model and of its pa
 rounds has none, and is refused; what reads or writes files has no effect, and is named.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.launching.option_fields import declared, option_field, parse_given
+from mpi_impl.launching.option_fields import declared, option_field, option_group, parse_given
 from mpi_impl.programs.arguments import LOSS_SCALING, PretrainingSettings, settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, GPTPretrainingOptions, ReportOptions,
                                        StateOptions, TokenizerFileOptions)
@@ -16,7 +15,7 @@ from reference.config import option, require_positive
 from reference.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ProofOptions:
     """The proof."""
 
@@ -25,12 +24,12 @@ class ProofOptions:
     proofs: int = option_field(1, "prove N times, each time with fresh random numbers", "N", check=require_positive)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class GPTProofOptions(ProofOptions, GPTPretrainingOptions):
     """GPT."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BERTProofOptions(ProofOptions, BERTPretrainingOptions):
     """BERT."""
 

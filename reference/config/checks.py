@@ -33,7 +33,8 @@ LARGEST = {
     "num_samples": 1_000_000,                   # texts for each prompt
     "tokens_to_generate": 100_000_000,
     "sample_tokens": 100_000_000,
-    "layers": 1_000,                            # in the experiment with narrow models,
+    "batch_size": 1_000_000,                    # in the experiments with narrow models,
+    "layers": 1_000,
     "seeds": 10_000,                            # and the seeds of each
     "ranks": 1_000,                             # processes that measure one machine
 }

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from reference.config.checks import (option, require_divides, require_not_negative, require_one_of, require_positive,
                                      round_up)
 from reference.config.experts_config import ExpertsConfig
+from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
-from reference.ops import ACTIVATIONS
-from reference.rope import RopeScaling
 
 ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",))}     # and the heads of each
+ACTIVATIONS = ("gelu", "gelu_exact", "relu")       # for which ops.py has the functions
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
@@ -61,7 +61,7 @@ class ModelConfig:
             raise UserError("--share-layers gives all layers one block of parameters, but with --moe-layer-freq "
                             f"{self.experts.moe_layer_freq} only some layers have experts, and others an MLP. Leave "
                             "one of the two out.")
-        require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
+        require_one_of("The activation", self.activation, ACTIVATIONS)
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
         require_one_of("normalization", self.normalization, NORMALIZATIONS)
         require_not_negative("init_method_std", self.init_method_std)

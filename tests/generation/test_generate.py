@@ -195,7 +195,7 @@ def refusal_of(ranks, options, n=2) -> str:
     ("--load R --prompts-file nowhere", "nowhere cannot be read"),
     ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
     ("--load R --distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0.0"),
-    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 ranks"),
+    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 rank, or"),
     (f"--load R {T} 3", "must be a multiple of 3"),
     ("--load R --tokenizer-type NullTokenizer", "The tokenizer is not that of"),
     ("--load R --vocab-size 3", "generate has no option --vocab-size"),

@@ -1,21 +1,22 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
-from dataclasses import MISSING, FrozenInstanceError
+from dataclasses import MISSING, FrozenInstanceError, fields, replace
+from functools import partial
 
 import pytest
 
-from mpi_impl.evaluation.options import RACEOptions, WikiText103Options, ZeroShotOptions
+from mpi_impl.evaluation.options import RACEOptions, TaskOptions, WikiText103Options, ZeroShotOptions
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
-from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions, ParallelismOptions
 from reference.config import ModelConfig, Recompute, option
+from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
-from reference.rope import RopeScaling
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001
@@ -378,3 +379,15 @@ def test_a_title_in_help_keeps_its_spelling():
 def test_only_what_is_given_is_parsed():
     assert parse_given("p", "", GPTPretrainingOptions, "--lr 1 --verify --data-path a b".split()) == {
         "lr": 1.0, "verify": True, "data_path": ("a", "b")}
+
+
+def test_options_have_defaults_and_do_not_change():
+    """And neither an option that there is not nor the lack of a required one goes unnoticed."""
+    options = replace(ParallelismOptions(tensor_model_parallel_size=4), context_parallel_size=2)
+    assert (options.tensor_model_parallel_size, options.context_parallel_size) == (4, 2)
+    assert set(vars(options)) == {one.name for one in fields(ParallelismOptions)}
+    with pytest.raises(FrozenInstanceError):
+        setattr(options, "tensor_model_parallel_size", 8)       # noqa: B010  which mypy would refuse
+    for wrong in (partial(ParallelismOptions, tensor_parallel_size=4), TaskOptions):
+        with pytest.raises(TypeError, match="has other options: t"):
+            wrong()

@@ -2,16 +2,19 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
+from mpi_impl.comm.transports.recording import Diary, RecordingTransport
 from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.runtime.meta_device import MetaDevice
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig
+from reference.costs.hardware import RankGroup, collective_time
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks
 from reference.precision import FORMATS, Precision
@@ -103,3 +106,12 @@ def test_all_scores_of_attention_take_time(monkeypatch, causal):
     run_rank(world, 0, world.colors())
     forward = 3 * m * 4 * b * s * s * 64 // 2
     assert done == {False: forward, True: 2 * forward}
+
+
+def test_an_exchange_takes_the_time_of_the_rows_for_others():
+    """A rank's own rows stay where they are; the event says no number of rows, since that depends on the data."""
+    device, x = MetaDevice(REAL), np.empty((10, 8), np.float32)
+    diary = Diary(device, 4, {})
+    RecordingTransport(diary, "expert", (0, 1, 2, 3), 1).all_to_all_rows(x, [1, 5, 2, 2], x, [1, 5, 2, 2])
+    assert [(event.call, event.form) for event in diary.events] == [("all_to_all_rows", "0 float32")]
+    assert device.seconds == collective_time(REAL, "all_to_all_rows", RankGroup(4, 1, 4), (1 + 2 + 2) * x[0].nbytes) > 0

@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import layer_norm_order, prefetch, shared_layers, stale_weights
+from mpi_impl.experiments import layer_norm_order, model_size, prefetch, shared_layers, stale_weights
 from mpi_impl.experiments.divided_runs import final
 from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, Trained, batches, table
+from reference.errors import UserError
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
@@ -80,6 +81,14 @@ def test_the_words_follow_from_the_curves():
     ("--plot curves.xyz", "--plot is 'curves.xyz', but must be a file that ends in .png, .pdf, .svg.")])
 def test_what_is_refused(ranks, options, said):
     assert said in ranks.run(2, refusal, layer_norm_order.show, options.split())[0]
+
+
+@pytest.mark.parametrize("program, options", [
+    (layer_norm_order, "--lr -1"), (layer_norm_order, "--layers 4 20000"), (shared_layers, "--lr -1"),
+    (shared_layers, "--num-layers 20000"), (model_size, "--lr -1"), (model_size, "--hidden-size 16 1600000")])
+def test_rates_and_sizes_are_checked_before_any_model_is_trained(program, options):
+    with pytest.raises(UserError, match="must be a number that is not negative|must be at most"):
+        program.parse_options(options.split())
 
 
 def test_stale_weights_are_compared_over_the_same_microbatches(ranks, tmp_path, capfd):

@@ -132,7 +132,7 @@ LONG_WORK = "time.sleep(4); open(f'{folder}/prepared', 'w')"     # longer than t
     *(pytest.param(*more, marks=pytest.mark.deep) for more in [
         (2, 1, f"{TRAINING}:Pretraining.train 1", "rank 0 of 2 has waited for rank 1", STOP),
         (2, 0, f"{TRAINING}:Pretraining.report_outcome 1", "rank 1 of 2 has waited for rank 0", STOP),
-        (2, 0, "mpi_impl.pretrain_gpt:PretrainingGPT.conclude 1", "rank 1 of 2 has waited for rank 0",
+        (2, 0, "mpi_impl.programs.gpt:PretrainingGPT.conclude 1", "rank 1 of 2 has waited for rank 0",
          f"{LONG_WORK}; {STOP}")]),
 ])
 def test_the_limit_holds_from_the_first_meeting_to_the_last(job, tmp_path, n, stopped, moment, waiter, fate):

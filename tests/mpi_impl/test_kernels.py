@@ -12,6 +12,7 @@ from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partia
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import online_softmax, ops, rope
+from reference.config import ACTIVATIONS
 from reference.dropout import Site
 from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device, to_host
@@ -71,6 +72,7 @@ def test_the_table_names_functions_by_its_rows():
         assert {function.__name__ for function in row} - in_turn <= {name}
         twin = getattr(ops, name, getattr(online_softmax, name, None))
         assert twin is None or row.textbook is twin or name == "cross_entropy_backward"     # ours gets other arguments
+    assert tuple(kernels.ACTIVATIONS) == tuple(ops.ACTIVATIONS) == ACTIVATIONS
 
 
 def test_no_kernel_is_missing_from_its_row():

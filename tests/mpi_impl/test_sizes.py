@@ -115,6 +115,8 @@ def test_the_words_about_batches(steps, said):
 
 @pytest.mark.parametrize("options, said", [
     ("--seeds 0", "--seeds is 0, but must be at least 1."), ("--batch-size 4 0", "--batch-size is 0, but must be"),
+    ("--batch-size 4 10000000", "--batch-size is 10,000,000, but must be at most"),
+    ("--loss 0", "--loss is 0, but no model has a loss of 0 or less."),
     ("--lr 0", "--lr is 0, but each must be a number above 0."), ("--plot /nowhere/at/all.png", "cannot be written")])
 def test_what_batch_size_refuses(ranks, options, said):
     assert said in ranks.run(2, refusal, batch_size.show, options.split())[0]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from mpi_impl.comm.topology import disconnect
 from mpi_impl.compare import report
 from mpi_impl.launching.pool import RankFailure
-from mpi_impl.pretrain_gpt import PretrainingGPT
 from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.gpt import PretrainingGPT
 from mpi_impl.proof import proof
 from mpi_impl.proof.options import parse as parse_proof
 from mpi_impl.proof.sizes import shrink

@@ -9,8 +9,6 @@ from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
 
-BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the first that is possible
-
 
 class Staging:
     """Host buffers for arrays on a device. The copies are over when a call returns."""

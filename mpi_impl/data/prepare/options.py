@@ -1,17 +1,16 @@
 """The options of mpi_impl.data.prepare, checked before anything is read or written."""
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mpi_impl.data.prepare.workers import cores
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
-from mpi_impl.launching.option_fields import option_field, parse_given
+from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from reference.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class WorkOptions:
     """The work."""
 
@@ -23,7 +22,7 @@ class WorkOptions:
     strict: bool = option_field(False, "end at the first text that cannot be read")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Recipe(TokenizerChoice):
     """The documents."""
 
@@ -34,7 +33,7 @@ class Recipe(TokenizerChoice):
         0.7, "drop a document that is at least this similar to an earlier one; 0: drop none", "J")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PreparationOptions(WorkOptions, Recipe):
     """Options of mpi_impl.data.prepare. Those of the recipe determine the result for a document."""
 
