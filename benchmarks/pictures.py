@@ -1,4 +1,4 @@
-"""Pictures of predicted and measured step times, and of how a step scales with the ranks."""
+"""Pictures of predicted and measured step times, of how a step scales with the ranks, and of where its time goes."""
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -7,6 +7,8 @@ from mpi_impl.reports.charts import finish
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
+KINDS = {"matrix products": "#0072B2", "our kernels": "#009E73", "Python, and NumPy outside kernels": "#D55E00",
+         "messages": "#CC79A7", "waiting for other ranks": "#8A8A8A", "no core": "#B8B8B8"}   # as in cpu_times.py
 
 
 def draw_predictions(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> Figure:
@@ -46,4 +48,22 @@ def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, M
     left.set_yticks(ranks, map(str, ranks))
     right.set_ylim(0, 1.15)
     left.legend(frameon=False)
+    return figure
+
+
+def draw_where(cases: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw a bar for each case, the first on top: shares of a step's time by kind of work."""
+    figure = Figure((9, 0.45 * len(cases) + 1.6), layout="constrained")
+    axes = figure.add_subplot()
+    for row, found in enumerate(cases.values()):
+        left, whole = 0.0, sum(found.values())
+        for kind, color in KINDS.items():
+            share = 100 * found.get(kind, 0.0) / whole
+            axes.barh(row, share, 0.7, left=left, color=color, label=kind if row == 0 else None)
+            if share >= 4:
+                axes.text(left + share / 2, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color="white")
+            left += share
+    axes.set(yticks=range(len(cases)), yticklabels=list(cases), ylim=(len(cases) - 0.5, -0.5), xlim=(0, 100))
+    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    finish(axes, "% of a step's wall time", "", "x")
     return figure

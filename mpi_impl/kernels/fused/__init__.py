@@ -29,6 +29,21 @@ def count(x) -> int:
     return x.size // x.shape[-1]
 
 
+# ---- products of a few rows, on a core ------------------------------------------------------------------------------
+
+
+def few_rows(x, w):
+    """Compute x [b, n] @ w [n, m], where w or its transpose is contiguous."""
+    x, (n, m) = contiguous(x), w.shape
+    if w.flags.c_contiguous:
+        y = np.zeros((len(x), m), x.dtype)
+        launch("few_rows.few_rows", x.dtype, 1, x, w, y, len(x), n, m)
+    else:
+        y = np.empty((len(x), m), x.dtype)
+        launch("few_rows.few_rows_transposed", x.dtype, 1, x, w.T, y, len(x), n, m)
+    return y
+
+
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------
 
 
@@ -163,6 +178,20 @@ def rms_norm_backward(dy, weight, cache):
     launch("rms_norm.rms_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_rms, dx, partial, count(dy), h,
            packed(h, dy, normed, dx))
     return dx, partial.sum(0)
+
+
+# ---- rotary position embedding --------------------------------------------------------------------------------------
+
+
+def rotate(x, angles, direction=1.0):
+    (x, cos, sin), (_, s, heads, size) = map(contiguous, (x, *angles)), x.shape
+    y = np.empty_like(x)
+    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, cos.shape[-1], size)
+    return y
+
+
+def rotate_backward(dy, angles):
+    return rotate(dy, angles, -1.0)
 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------
