@@ -41,7 +41,7 @@ MODEL = ModelConfig(num_layers=6, hidden_size=768, num_attention_heads=12, vocab
 
 
 class Safetensors:
-    """What users of safetensors would write, for the arrays that this rank saves."""
+    """The calls of a user of safetensors, for the arrays that this rank saves."""
 
     def __init__(self, trainer: Trainer, folder: str):
         pieces, boxes = checkpoint.boxes_to_save(trainer)
