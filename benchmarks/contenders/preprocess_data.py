@@ -21,7 +21,7 @@ UINT16 = 8      # the code of a type of tokens
 
 
 class Encoder:
-    """What a worker calls."""
+    """The function that workers call."""
 
     tokenizer: Tokenizer
 
