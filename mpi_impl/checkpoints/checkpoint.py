@@ -9,6 +9,7 @@ The order of the data, dropout and the learning rate are functions of the seed a
 """
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.manifest import FORMAT, FileSeal, Manifest, StoredTensor, file_of, key_of, text_of
 from mpi_impl.comm.group import Group
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.runtime.arrays import moved_to, to_host
+from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.runtime.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, option
@@ -79,15 +80,20 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
 
 
 def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, FileSeal]]:
-    """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
+    """Write a file for each state of this rank, by a thread each; return the names and boxes of its tensors, and the
+    files.
+    """
     rank, (pieces, boxes) = trainer.topology.world.rank, boxes_to_save(trainer)
     if not boxes:
         return [], {}
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
-    names = {file_of(state, rank): state for state in trainer.state.optimizer_states}
-    return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes,
-                                             (load_finite(trainer, piece, state) for piece in pieces))
-                   for name, state in names.items()}
+
+    def write(state: str) -> tuple[str, FileSeal]:
+        name, elements = file_of(state, rank), (load_finite(trainer, piece, state) for piece in pieces)
+        return name, on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes, elements)
+
+    with ThreadPoolExecutor() as threads:
+        return boxes, dict(threads.map(write, trainer.state.optimizer_states))
 
 
 def boxes_to_save(trainer: Trainer) -> tuple[list[Piece], list[tuple[str, Box]]]:
@@ -99,7 +105,7 @@ def boxes_to_save(trainer: Trainer) -> tuple[list[Piece], list[tuple[str, Box]]]
 
 def load_finite(trainer: Trainer, piece: Piece, state: str):
     """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's format."""
-    values, form = to_host(trainer.state.optimizer_states[state].load(piece)), trainer.state.precision.form
+    values, form = trainer.state.optimizer_states[state].on_host(piece), trainer.state.precision.form
     weights = state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
         what = f"{piece.of.name} infinite in {form.name}" if weights else f"Adam's {state} of {piece.of.name} infinite"
@@ -178,9 +184,13 @@ def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
 
 def check_files(world: Group, root: str, manifest: Manifest, states: list[str]) -> None:
     """Check the files of these states, each on one of the ranks. Raise UserError, on every rank, for a damaged one."""
+    folder = on_disk.folder_of(root, manifest.iteration)
+
     def check() -> None:
-        for name, seal in list(manifest.files_of(states).items())[world.rank::world.size]:
-            on_disk.check_file(root, on_disk.folder_of(root, manifest.iteration), name, seal)
+        files = list(manifest.files_of(states).items())[world.rank::world.size]
+        with ThreadPoolExecutor() as threads:
+            for checking in [threads.submit(on_disk.check_file, root, folder, *file) for file in files]:
+                checking.result()
 
     world.collect_objects(check, "the checkpoint's checksums")
 

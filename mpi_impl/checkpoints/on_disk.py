@@ -16,20 +16,22 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from math import prod
 from typing import Any
 
-from safetensors import SafetensorError
+import numpy as np
 
 from mpi_impl.checkpoints.manifest import FORMAT, TYPES, FileSeal, Manifest, file_of, key_of
-from mpi_impl.runtime.files import is_there, opened_to_read, read_bytes, writing
+from mpi_impl.runtime.files import is_there, opened_to_read, read_bytes, reading, writing
 from mpi_impl.runtime.formats import open_tensors, sentence
 from reference.errors import UserError
 from reference.parallel.boxes import Box, inside, overlap, shape_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"
+SYNC_EVERY = 1 << 25    # bytes of a file
 
 
 def folder_of(root: str, iteration: int) -> str:
@@ -104,14 +106,20 @@ def discard(aside: str) -> None:
 
 
 def write_synced(path: str, parts: Iterable) -> FileSeal:
-    """Write a file of these bytes, or arrays; it is on the disk when this returns. Raise UserError if that fails."""
-    digest = hashlib.sha256()
-    with writing(path), open(path, "wb") as file:
+    """Write a file of these bytes, or arrays; it is on the disk when this returns. Raise UserError if that fails.
+
+    Now and then a thread forces to the disk what has been written, so that the disk works while we compute checksums.
+    """
+    digest, syncs = hashlib.sha256(), list[Future]()
+    with writing(path), open(path, "wb") as file, ThreadPoolExecutor(1) as disk:
         for part in parts:
             file.write(part)
             digest.update(part)
+            if file.tell() > (len(syncs) + 1) * SYNC_EVERY:
+                syncs.append(disk.submit(os.fsync, file.fileno()))
         file.flush()
-        os.fsync(file.fileno())
+        for sync in [*syncs, disk.submit(os.fsync, file.fileno())]:
+            sync.result()
         return FileSeal(file.tell(), digest.hexdigest())
 
 
@@ -194,22 +202,37 @@ class StateReader:
     """A reader of boxes of the tensors of one state, from all the files that have a part of them."""
 
     def __init__(self, folder: str, state: str, manifest: Manifest):
-        self.folder, self.state, self.tensors, self.format = folder, state, manifest.tensors, TYPES[manifest.dtype]
-        self.files: dict[int, Any] = {}       # the files opened so far, by rank; their contents are not in memory
+        self.folder, self.state, self.tensors, self.dtype = folder, state, manifest.tensors, manifest.dtype
+        self.files: dict[int, MappedTensors] = {}       # the files opened so far, by rank
 
     def read(self, tensor: str, box: Box, out) -> None:
         """Fill `out`, an array of the box's shape, with these elements of the tensor. Raise UserError if that fails."""
         for stored, rank in self.tensors[tensor].boxes:
             if common := overlap(box, stored):
-                path = os.path.join(self.folder, file_of(self.state, rank))
                 if rank not in self.files:
-                    self.files[rank] = open_tensors(path)
-                try:
-                    part = self.files[rank].get_slice(key_of(tensor, stored))
-                    found, expected = (part.get_dtype(), part.get_shape()), (self.format, list(shape_of(stored)))
-                    if found != expected:
-                        raise UserError(f"{path} holds {key_of(tensor, stored)} as {found}, but {MANIFEST} says that "
-                                        f"it is {expected}.")
-                    out[inside(common, box)] = part[inside(common, stored)]
-                except (OSError, SafetensorError) as error:
-                    raise UserError(f"{path} cannot be read: {error}.") from error
+                    self.files[rank] = MappedTensors(os.path.join(self.folder, file_of(self.state, rank)))
+                part = self.files[rank].array(key_of(tensor, stored), self.dtype, shape_of(stored))
+                out[inside(common, box)] = part[inside(common, stored)]
+
+
+class MappedTensors:
+    """A safetensors file that is mapped into memory, so that its elements are copied once, to where they belong.
+
+    Raises UserError if it is another file, or is cut off.
+    """
+
+    def __init__(self, path: str):
+        open_tensors(path)      # which checks that the header describes all bytes after it
+        self.path = path
+        with reading(path):
+            self.bytes = np.memmap(path, np.uint8, "r")
+        self.begin = 8 + int.from_bytes(self.bytes[:8], "little")
+        self.header = json.loads(bytes(self.bytes[8:self.begin]))
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an array, which is not read yet. Raise UserError unless the file has it in this format and shape."""
+        found, expected = self.header.get(name, {}), {"dtype": TYPES[dtype], "shape": list(shape)}
+        if {key: found.get(key) for key in expected} != expected:
+            raise UserError(f"{self.path} holds {name} as {found}, but {MANIFEST} says that it is {expected}.")
+        start, stop = found["data_offsets"]
+        return self.bytes[self.begin + start:self.begin + stop].view(dtype).reshape(shape)

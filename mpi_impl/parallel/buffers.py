@@ -27,6 +27,10 @@ class Buffer(ABC):
         """Return a piece's elements."""
         return self.flat[self.place(piece)]
 
+    def on_host(self, piece: Piece):
+        """Return a piece's elements in the host's memory: a view, unless the buffer is on a device."""
+        return to_host(self.load(piece))
+
     def store(self, piece: Piece, values) -> None:
         """Give a piece these values."""
         own = self.load(piece)
@@ -80,7 +84,10 @@ class OffloadedShard(Shard):
 
     def load(self, piece: Piece):
         """Return a copy on the device."""
-        return moved_to(super().load(piece).copy(), self.device_prototype)
+        return moved_to(self.on_host(piece).copy(), self.device_prototype)
+
+    def on_host(self, piece: Piece):
+        return super().load(piece)
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)

@@ -237,8 +237,19 @@ def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
     assert one == other and len(one) > 2
     assert all(re.match(rf"{tmp_path}.* cannot be written: No space left on device\.", said) for said in one)
     if rank == 0:
-        assert {re.match(r"\S+", said)[0].split("/")[-1] for said in one} > {
-            "m-00000.safetensors", "manifest.json", "manifest.json.sha256", "iter_0000002"}
+        names = {re.match(r"\S+", said)[0].split("/")[-1] for said in one}
+        assert names > {"manifest.json", "manifest.json.sha256", "iter_0000002"}
+        assert any(name.endswith("-00000.safetensors") for name in names)
+
+
+def test_a_disk_that_fails_before_the_end_of_a_file(tmp_path, monkeypatch):
+    """The system reports lost bytes once: every time that a file is forced to the disk counts, not only the last."""
+    path, elements = str(tmp_path / "m.safetensors"), [np.ones(64, np.float32)] * 4
+    monkeypatch.setattr(on_disk, "SYNC_EVERY", 256)
+    for n in (1, 2, 3):
+        monkeypatch.setattr(on_disk, "os", Failing(n, OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(UserError, match="m.safetensors cannot be written: Input/output error"):
+            on_disk.write_tensors(path, "float32", {"x": (256,)}, elements)
 
 
 def save_in_little_room(group, run: Run, root) -> tuple[str, str]:

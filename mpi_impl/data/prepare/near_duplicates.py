@@ -11,14 +11,16 @@ compared. At Jaccard 0.7 datasketch chooses 18 bands of 7 places, which finds 79
 at 0.75, 98.5 % at 0.8, and two in ten thousand at 0.2. The estimate then checks these pairs.
 """
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from datasketch import MinHash, MinHashLSH
+
+if TYPE_CHECKING:       # its import takes a second: it is left to the functions that need it
+    from datasketch import MinHash
 
 SHINGLE = 5             # characters
 PERMUTATIONS = 128      # orders of the shingles, hence places in a signature
-EMPTY = MinHash(PERMUTATIONS, seed=1, hashfunc=int, scheme="affine32")
 MULTIPLIER = 0x9E3779B97F4A7C15          # odd and far from round numbers: 2^64 divided by the golden ratio
 BLOCK = 4096            # shingles at a time, whose 128 places stay in the cache
 MISSES_WEIGH = 0.8      # the weight of datasketch's misses. Its other error, a needless comparison, costs only time
@@ -33,11 +35,19 @@ class NearDuplicates(NamedTuple):
 
 def signature(text: str) -> np.ndarray:
     """Return the MinHash of a text that is not empty: uint32 [128], the same on every machine."""
-    sketch = EMPTY.copy()
+    sketch = empty_sketch().copy()
     shingles = hash_shingles(text)
     for start in range(0, len(shingles), BLOCK):
         sketch.update_batch(shingles[start:start + BLOCK].tolist())
     return sketch.hashvalues
+
+
+@cache
+def empty_sketch() -> "MinHash":
+    """Return the sketch of no shingles, with the orders that all signatures share."""
+    from datasketch import MinHash
+
+    return MinHash(PERMUTATIONS, seed=1, hashfunc=int, scheme="affine32")
 
 
 def hash_shingles(text: str) -> np.ndarray:
@@ -67,12 +77,14 @@ def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDup
     and their order. `jaccard` lies above 0 and is at most 0.99. The signatures may be memory-mapped files: memory holds
     some 35 bytes for each document, and 6,500 for each kept one that has a band in common with another.
     """
+    from datasketch import MinHashLSH
+
     index = MinHashLSH(jaccard, PERMUTATIONS, weights=(1 - MISSES_WEIGH, MISSES_WEIGH))
     suspected = find_suspects(signatures, index.b, index.r)
     kept: dict[int, np.ndarray] = {}    # those in the index
     found = NearDuplicates(np.full(len(suspected), -1, np.int64), np.zeros(len(suspected), np.float32))
     for number, hashes in signatures_of(signatures, suspected):
-        sketch = EMPTY.copy()
+        sketch = empty_sketch().copy()
         sketch.hashvalues = hashes
         similar = [(np.count_nonzero(kept[other] == hashes) / PERMUTATIONS, -other) for other in index.query(sketch)]
         most, other = max(similar, default=(0.0, 0))
