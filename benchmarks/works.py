@@ -1,7 +1,6 @@
 """The work that all contenders of the step benchmarks do."""
 from typing import NamedTuple
 
-
 MASKED = 0.15       # the share of a BERT's tokens that are predicted
 
 

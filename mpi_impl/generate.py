@@ -1,10 +1,9 @@
-"""Text from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
+"""Texts from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
 --pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and does not change
 the text.
 """
 import time
 from functools import partial
-from itertools import count
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
@@ -59,30 +58,42 @@ class Generation(Program):
 
     def work(self) -> None:
         self.say(f"{self.introduction}\n")
-        began, tokens, texts = time.perf_counter(), 0, count()
-        for prompt in self.prompts:
-            for _ in range(self.args.num_samples):
-                tokens += self.write(prompt, next(texts))
+        began, tokens, b = time.perf_counter(), 0, self.args.micro_batch_size
+        prompts = [prompt for prompt in self.prompts for _ in range(self.args.num_samples)]
+        for first in range(0, len(prompts), b):
+            tokens += self.write(prompts[first:first + b], first)
         seconds = time.perf_counter() - began
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
 
-    def write(self, prompt: list[int], text: int) -> int:
-        """Write a text, from its prompt to its end. Return how many tokens it has, its end included."""
+    def write(self, prompts: list[list[int]], first_text: int) -> int:
+        """Write a batch of texts, each from its prompt to its end: the first one as it comes, the others after it.
+
+        Return how many tokens they have, their ends included.
+        """
         stream = Stream(self.tokenizer, partial(print, end="", flush=True)) if self.tokenizer else None
         if stream:
-            stream.add(*prompt)
-        tokens = 0
-        for token in generate(self.replica, prompt or [self.eod], self.args.tokens_to_generate, self.settings.sampling,
-                              text):
-            tokens += 1
-            if token == self.eod and not self.args.ignore_eod:
+            stream.add(*prompts[0])
+        texts: list[list[int]] = [[] for _ in prompts]
+        for found in generate(self.replica, [prompt or [self.eod] for prompt in prompts], self.args.tokens_to_generate,
+                              self.settings.sampling, first_text):
+            for text, token in zip(texts, found):
+                if token is not None and not self.has_ended(text):
+                    text.append(token)
+                    if stream and text is texts[0] and not self.has_ended(text):
+                        stream.add(token)
+            if all(map(self.has_ended, texts)):
                 break
-            if stream:
-                stream.add(token)
         if stream:
             stream.end()
         self.say("\n")
-        return tokens
+        for prompt, text in zip(prompts[1:], texts[1:]):
+            if self.tokenizer:
+                print(self.tokenizer.decode(prompt + (text[:-1] if self.has_ended(text) else text)), end="\n\n")
+        return sum(map(len, texts))
+
+    def has_ended(self, text: list[int]) -> bool:
+        """Report whether the last token is the end of the document."""
+        return text[-1:] == [self.eod] and not self.args.ignore_eod
 
 
 def read_prompts(args) -> list[str]:

@@ -52,8 +52,8 @@ ALONE = {
         "each_complete sum_over_copies": "steps of `complete`",
     },
     "generation.decoding": {
-        "allowed_tokens": "a step of the textbook's next_token, which the machine calls through Sampling",
-        "last_logits": "the logits come through a pipeline, and are gathered",
+        "next_token allowed_tokens": "steps of the textbook's Sampling.choose, which the machine calls",
+        "next_tokens last_logits": "the logits come through a pipeline, and are gathered; the tokens are broadcast",
     },
     "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard"},
     "layers.block": {
@@ -131,7 +131,6 @@ ALONE = {
 OTHER_ARGUMENTS = {
     "generation.decoding": {
         "generate": "a Replica has the parameters and the ModelConfig of its rank",
-        "next_token": "the textbook's maps logits to a token; the machine's asks the last stage for it",
     },
     "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
     "training.trainer": {

@@ -34,10 +34,10 @@ class Replica:
     last_rank: int             # of the pipeline: the one with the logits
     device_prototype: Any                  # an empty array of the kind of the activations
 
-    def empty_kv_cache(self, positions: int) -> dict[int, KVCache]:
-        """Return an empty cache of `positions` of one text, for this rank's layers and heads."""
+    def empty_kv_cache(self, positions: int, texts: int = 1) -> dict[int, KVCache]:
+        """Return an empty cache of `positions` of some texts, for this rank's layers and heads."""
         layers = [layer for params in self.params.values() for layer in params.blocks]
-        return empty_kv_cache(self.model, layers, positions, self.device_prototype, t=self.topology.tensor.size)
+        return empty_kv_cache(self.model, layers, positions, self.device_prototype, texts, self.topology.tensor.size)
 
 
 def trained_replica(trainer: Trainer) -> Replica:

@@ -76,7 +76,7 @@ def repeat_core(inputs):
 
 lookup, rows = ops.lookup, ops.rows      # everywhere
 
-linear = Kernel(ops.linear, cpu.linear, cpu.linear, half.linear, cuda.linear)
+linear = Kernel(ops.linear, cpu.linear, compiled.linear, half.linear, cuda.linear)
 accumulate = Kernel(plain.accumulate, plain.accumulate, plain.accumulate, plain.accumulate, cuda.accumulate)
 total = Kernel(plain.total, cpu.total, cpu.total, plain.total, cuda.total)
 lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, cpu.lookup_backward, half.lookup_backward,

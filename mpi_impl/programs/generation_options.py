@@ -38,6 +38,7 @@ class TextOptions:
         repeated=True)
     prompts_file: str | None = option_field(None, "a prompt in each line of this file", "F")
     num_samples: int = option_field(1, "texts for each prompt", "N", check=require_positive)
+    micro_batch_size: int = option_field(1, "texts that are generated at the same time", "b", check=require_positive)
     tokens_to_generate: int = option_field(100, "for each text", "N", check=require_positive)
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 

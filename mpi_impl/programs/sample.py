@@ -10,4 +10,6 @@ TOP_P = 0.9           # and still less without the improbable ones
 
 def sample(trainer: Trainer, prompt: list[int], count: int, seed: int) -> list[int]:
     """Sample `count` tokens after the prompt's. All ranks of a replica call this, and get the same tokens."""
-    return list(generate(trained_replica(trainer), prompt, count, Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)))
+    sampling = Sampling(TEMPERATURE, top_p=TOP_P, seed=seed)
+    found = generate(trained_replica(trainer), [prompt], count, sampling)
+    return [token for token, in found if token is not None]

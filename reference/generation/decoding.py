@@ -1,4 +1,4 @@
-"""Text from a GPT, one token after another: the model gives each token a probability, and one is drawn.
+"""Texts from a GPT, one token after another: the model gives each token a probability, and one is drawn.
 
 Three ways to exclude unlikely tokens, which may be combined, are applied in this order:
 
@@ -8,7 +8,11 @@ Three ways to exclude unlikely tokens, which may be combined, are applied in thi
                   section 3.1), among those that top-k allows
 
 A draw is a function of the logits, the seed, the text's number and the token's position: so a text is the same on any
-number of ranks, as far as the logits are.
+number of ranks and in any batch, as far as the logits are.
+
+Texts of a batch advance together, position by position, from the end of the shortest prompt: at each position a longer
+prompt has its own token, and what is drawn there is not used (as in Megatron-LM). So nothing is padded, and each
+weight is read once for all texts of the batch, not once for each.
 """
 from dataclasses import dataclass
 
@@ -44,6 +48,10 @@ class Sampling:
         draw = counter_rng.uniform(counter_rng.key(self.seed, "sampling", text), np.array([position], np.uint64))
         return next_token(logits, draw[0], self.temperature, self.top_k, self.top_p)
 
+    def choose_each(self, logits, position: int, first_text: int) -> list[int]:
+        """Draw the token at this position of each text of a batch from logits [b, V]."""
+        return [self.choose(each, position, text) for text, each in enumerate(logits, first_text)]
+
 
 def next_token(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> int:
     """Map logits [V] and a number `draw` in (0, 1) to a token. The lowest id wins ties.
@@ -76,34 +84,41 @@ def allowed_tokens(probs, top_k=None, top_p=1.0):
 # ---- one token after another ----------------------------------------------------------------------------------------
 
 
-def generate(prompt, count, p, c, sampling, text=0):
-    """Return `count` tokens that follow the prompt, both lists of ids: p is a whole GPT, c its ModelConfig."""
-    kv_cache = empty_kv_cache(c, p.blocks, positions_for(prompt, count, c), p.embedding.word)
+def generate(prompts, count, p, c, sampling, first_text=0):
+    """Return the `count` tokens that follow each prompt, all lists of ids: p is a whole GPT, c its ModelConfig.
+
+    The texts are numbered from `first_text`.
+    """
+    kv_cache = empty_kv_cache(c, p.blocks, positions_for(prompts, count, c), p.embedding.word, len(prompts))
 
     def follow(tokens, position):
-        return sampling.choose(next_logits(np.array([tokens]), p, c, kv_cache)[0], position, text)
+        return sampling.choose_each(next_logits(np.array(tokens), p, c, kv_cache), position, first_text)
 
-    return list(continuation(prompt, count, c.max_position_embeddings, kv_cache, follow))
+    found = zip(*continuation(prompts, count, c.max_position_embeddings, kv_cache, follow))
+    return [[token for token in text if token is not None] for text in found]
 
 
-def positions_for(prompt, count, c):
+def positions_for(prompts, count, c):
     """Return the number of positions to cache: the last token's keys and values are never read."""
-    return min(len(prompt) + count - 1, c.max_position_embeddings)
+    return min(max(map(len, prompts)) + count - 1, c.max_position_embeddings)
 
 
-def continuation(prompt, count, longest, kv_cache, follow):
-    """Yield `count` tokens after the prompt. `follow(tokens, position)` returns the token at this position.
+def continuation(prompts, count, longest, kv_cache, follow):
+    """Yield the tokens of all texts at each position, None for a text whose prompt goes on, or that has its `count`.
 
-    Its `tokens` are the earlier ones that `kv_cache`, which has room for `longest` positions, has not seen. When no
-    position is left, the last half of the tokens are read anew, from position 0, and so on: keys depend on their
-    positions, and cannot be moved.
+    `follow(tokens, position)` returns each text's token at this position. Its `tokens` are the earlier ones of each
+    text that `kv_cache`, which has room for `longest` positions, has not seen. When no position is left, the last half
+    of the tokens are read anew, from position 0, and so on: keys depend on their positions, and cannot be moved.
     """
-    text, new, seen = list(prompt), list(prompt), 0
-    for position in range(len(prompt), len(prompt) + count):
-        if seen + len(new) > longest:
+    texts, lengths = [list(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
+    start = seen = 0         # positions in the texts: that of the first token in the cache, and of the first not in it
+    for position in range(min(lengths), max(lengths) + count):
+        if position - start > longest:
             forget(kv_cache)
-            new, seen = text[-max(1, longest // 2):], 0
-        token = follow(new, position)
-        text.append(token)
-        new, seen = [token], seen + len(new)
-        yield token
+            start = seen = position - max(1, longest // 2)
+        found = follow([text[seen:position] for text in texts], position)
+        seen = position
+        for text, token in zip(texts, found):
+            if len(text) == position:
+                text.append(token)
+        yield [text[position] if n <= position < n + count else None for text, n in zip(texts, lengths)]

@@ -66,7 +66,7 @@ def compute_on(group, argv, tokens) -> Found:
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
         replica = trained_replica(trainer)
-        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.empty_kv_cache(n))
+        logits = [last_logits(replica, tokens[:1, :n].tolist(), replica.empty_kv_cache(n))
                   for n in range(1, tokens.shape[1])]
         result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
         grads = trainer.state.layout.views(trainer.state.whole(trainer.state.gradients.own))

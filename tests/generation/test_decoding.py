@@ -9,7 +9,7 @@ from reference.config import POSITION_EMBEDDINGS, ModelConfig
 from reference.exact.array import as_exact
 from reference.generation.decoding import Sampling
 from tests.cases import Case, ExactCase
-from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts
+from tests.generation.texts import Text, batch_of_texts, logits_equal_uncached, on_ranks, texts
 from tests.gpu import device
 from tests.program import refusal
 from tests.spy import SpyArray
@@ -63,6 +63,21 @@ def test_every_rank_tells_the_textbooks_text(ranks, case_and_stages, dtype, data
     asked = [Text(prompt, n + 2, data.draw(st.sampled_from(SAMPLINGS)), number) for number in range(2)]
     expected = [text.from_textbook(case) for text in asked]
     assert ranks.run(case.t * p, on_ranks, p, case, dtype, texts, asked) == [expected] * (case.t * p)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(cases_and_stages(), st.data())
+def test_texts_of_a_batch_are_those_of_each_alone(ranks, case_and_stages, data):
+    """Prompts may have different lengths: the shortest begins, and no position is computed that no text needs."""
+    case, p = case_and_stages
+    n, sampling, first = case.model.max_position_embeddings, data.draw(st.sampled_from(SAMPLINGS)), 3
+    lengths = data.draw(st.lists(st.integers(1, n), min_size=2, max_size=3))
+    prompts = [case.ids(f"prompt {i}", length).tolist() for i, length in enumerate(lengths)]
+    count = data.draw(st.integers(1, n + 2))
+    alone = [Text(prompt, count, sampling, number).from_textbook(case) for number, prompt in enumerate(prompts, first)]
+    expected = alone, max(lengths) - min(lengths) + count
+    assert ranks.run(case.t * p, on_ranks, p, case, "float64", batch_of_texts, prompts, count, sampling, first
+                     ) == [expected] * (case.t * p)
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -127,4 +142,4 @@ def generate_with_nan(replica):
     for params in replica.params.values():
         if params.final_layernorm:
             params.final_layernorm.tensors.weight[:] = np.nan
-    list(generate(replica, [1, 2], 3, Sampling()))
+    list(generate(replica, [[1, 2]], 3, Sampling()))

@@ -86,7 +86,7 @@ def texts_printed(ranks, capfd, n, *options) -> list[str]:
 def whole_text(model, tokenizer, prompt, count, sampling, number=0):
     """Return the text that the textbook generates."""
     begin = tokenizer.encode(prompt)
-    found = generate(begin or [tokenizer.eod], count, params_of(model), model, sampling, number)
+    found, = generate([begin or [tokenizer.eod]], count, params_of(model), model, sampling, number)
     end = found.index(tokenizer.eod) if tokenizer.eod in found else count
     return tokenizer.decode(begin + found[:end])
 
@@ -135,7 +135,9 @@ def test_a_llama(ranks, capfd, tmp_path, own):
 
 
 def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_path):
-    """Two for each line of a file; the empty one begins as a document does. They end with the document, or not."""
+    """Two for each line of a file; the empty one begins as a document does. They end with the document, or not. And
+    they are the same in batches, whose prompts have different lengths.
+    """
     model, tokenizer, root = ids_run
     (tmp_path / "prompts").write_text("1 2 3\n\n4\n")
     options = ["--load", root, "--prompts-file", tmp_path / "prompts", "--num-samples", 2, "--tokens-to-generate", 8]
@@ -144,6 +146,7 @@ def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_pat
     lengths = {len(text.split()) - len(prompt.split()) for text, prompt in zip(expected, prompts)}
     assert len(lengths) > 2
     assert texts_printed(ranks, capfd, 2, *options, T, 2) == expected
+    assert texts_printed(ranks, capfd, 2, *options, T, 2, "--micro-batch-size", 4) == expected
     for text, prompt in zip(texts_printed(ranks, capfd, 2, *options, "--ignore-eod", P, 2), prompts, strict=True):
         assert len(text.split()) == len(prompt.split()) + 8
 
@@ -187,6 +190,7 @@ def refusal_of(ranks, options, n=2) -> str:
     ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000, but must be at most 1,000,000"),
     ("--load R --temperature nan", "argument --temperature: nan is not a finite number"),
     ("--load R --num-samples 0", "--num-samples is 0, but must be at least 1"),
+    ("--load R --micro-batch-size 0", "--micro-batch-size is 0, but must be at least 1"),
     ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b are both given"),
     ("--load R --prompts-file nowhere", "nowhere cannot be read"),
     ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),

@@ -56,7 +56,18 @@ def test_a_text_is_drawn_word_by_word_from_the_models_distribution(case, data):
     for position in range(len(prompt), len(prompt) + count):
         text.append(sampling.choose(gpt_logits(np.array([text[-seen:]]), p, c)[0, -1], position, text=2))
         seen = seen + 1 if seen < n else max(1, n // 2)
-    assert generate(prompt, count, p, c, sampling, text=2) == text[len(prompt):]
+    assert generate([prompt], count, p, c, sampling, first_text=2) == [text[len(prompt):]]
+
+
+@given(cases(sizes=st.just(1)), st.data())
+def test_texts_of_a_batch_are_those_of_each_alone(case, data):
+    """Prompts may have different lengths, and texts may outgrow the model."""
+    c, n = case.model, case.model.max_position_embeddings
+    lengths = data.draw(st.lists(st.integers(1, n), min_size=1, max_size=3))
+    prompts = [case.ids(f"prompt {i}", length).tolist() for i, length in enumerate(lengths)]
+    p, count, sampling = case.params(gpt_tensors(c)), data.draw(st.integers(1, 2 * n)), Sampling(0.7, 20, 0.9, 3)
+    alone = [generate([prompt], count, p, c, sampling, text)[0] for text, prompt in enumerate(prompts, 5)]
+    assert generate(prompts, count, p, c, sampling, first_text=5) == alone
 
 
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))
@@ -64,13 +75,14 @@ def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
     """Of a text that is not longer than the model, all words but the last are seen once."""
     kv_cache, fed = {0: KVCache(1, longest, 1, 1, np.empty(0))}, []
 
-    def follow(words, position):
+    def follow(texts, position):
+        words, = texts
         kv_cache[0].extend(*(np.zeros((1, len(words), 1, 1)) for _ in "kv"))  # which would say if there were no room
         assert len(words) > 0 and position == prompt + len(fed)
         fed.append(words)
-        return 100 + position
+        return [100 + position]
 
-    words = list(continuation(range(prompt), count, longest, kv_cache, follow))
+    words = [word for word, in continuation([range(prompt)], count, longest, kv_cache, follow)]
     assert words == list(range(100 + prompt, 100 + prompt + count))
     if prompt + count - 1 <= longest:
         assert sum(fed, []) == [*range(prompt), *words[:-1]]
@@ -96,4 +108,5 @@ def test_room_for_what_is_looked_at():
     class Sizes:
         max_position_embeddings = 10
 
-    assert [positions_for([0] * n, count, Sizes) for n, count in ((1, 1), (3, 5), (5, 6), (5, 7))] == [1, 7, 10, 10]
+    assert [positions_for([[0] * n, [0]], count, Sizes) for n, count in ((1, 1), (3, 5), (5, 6), (5, 7))
+            ] == [1, 7, 10, 10]

@@ -25,11 +25,11 @@ class Text(NamedTuple):
     number: int = 0
 
     def from_textbook(self, case: Case) -> list[int]:
-        return textbook.generate(self.prompt, self.count, case.params(gpt_tensors(case.model)), case.model,
-                                 self.sampling, self.number)
+        return textbook.generate([self.prompt], self.count, case.params(gpt_tensors(case.model)), case.model,
+                                 self.sampling, self.number)[0]
 
     def from_ranks(self, replica: Replica) -> list[int]:
-        return list(generate(replica, self.prompt, self.count, self.sampling, self.number))
+        return [token for token, in generate(replica, [self.prompt], self.count, self.sampling, self.number)]
 
 
 def replica_of(topology, case: Case, like, change=as_is) -> Replica:
@@ -54,6 +54,12 @@ def texts(replica: Replica, asked: list[Text]) -> list[list[int]]:
     return [text.from_ranks(replica) for text in asked]
 
 
+def batch_of_texts(replica: Replica, prompts: list[list[int]], count: int, sampling: Sampling, first_text: int):
+    """Return the texts as lists of tokens, and how many positions were computed."""
+    found = list(generate(replica, prompts, count, sampling, first_text))
+    return [[token for token in text if token is not None] for text in zip(*found)], len(found)
+
+
 def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], tolerance: float):
     """Show the tokens to the model in pieces: after each, the logits equal those of the whole prefix shown in one go.
 
@@ -67,8 +73,8 @@ def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], toler
     assert kept == each * sum(len(params.blocks) for params in replica.params.values())
     expected = gpt_logits(words[None], case.params(gpt_tensors(c)), c)[0]       # [s, V]
     for size, end in zip(pieces, np.cumsum(pieces)):
-        logits = last_logits(replica, words[end - size:end].tolist(), kv_cache)
+        logits = last_logits(replica, [words[end - size:end].tolist()], kv_cache)
         assert {one.length for one in kv_cache.values()} == {end}
         assert (logits is None) == (replica.topology.place.pipeline != replica.last_rank)
         if logits is not None:
-            close(host(logits).astype(np.float64), expected[end - 1], tolerance)
+            close(host(logits)[0].astype(np.float64), expected[end - 1], tolerance)

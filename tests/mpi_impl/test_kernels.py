@@ -36,7 +36,7 @@ ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 def small_tiles(monkeypatch):
     """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
-    monkeypatch.setattr(compiled, "ROOM", 128)
+    monkeypatch.setattr(compiled, "LARGE", 1)
     monkeypatch.setattr(partial_attention, "ROOM", 128)
     monkeypatch.setattr(blockwise, "ROWS", 5)
     monkeypatch.setattr(blockwise, "FUTURE", blockwise.FUTURE[:5, :5])
@@ -153,6 +153,16 @@ def test_linear(fast, n, h, m, biased, dtype, seed):
     assert b is None or (b == kept).all()
 
 
+@pytest.mark.skipif(not core.works(), reason="no C++ compiler")
+@given(st.integers(1, compiled.FEW), st.integers(1, 50), st.integers(1, 50), st.booleans(),
+       st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_a_few_rows_times_a_matrix(n, h, m, transposed, dtype, seed):
+    """Whichever way the matrix lies in memory, and for sizes that no vector or block divides."""
+    x, w = draw(seed, dtype, n, h), draw(seed, dtype, m, h).T if transposed else draw(seed, dtype, h, m)
+    same(fused.few_rows(x, w), ops.linear(x, w), dtype)
+    same(compiled.linear(x[:, None], w[:, ::2]), ops.linear(x[:, None], w[:, ::2]), dtype)      # a view with gaps
+
+
 @FAST
 @given(ROWS, st.integers(1, 9), st.integers(1, 20), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_lookup_backward(fast, n, V, h, dtype, seed):
@@ -253,7 +263,7 @@ def test_swiglu_far_out(fast, dtype, recwarn):
 
 
 @FAST
-@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 4), st.integers(1, 6),
+@given(st.data(), st.integers(1, 3), st.integers(1, 70), st.integers(1, 3), st.integers(1, 4), st.integers(1, 40),
        st.booleans(), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_attention_core(fast, data, b, s, g, each, d, causal, dtype, seed):
     """q, k and v as the layer hands them over: views of one array. What is hidden has probability 0, and no gradient.
@@ -453,7 +463,7 @@ def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, re
 
 
 @FAST
-@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
+@given(st.data(), st.integers(1, 3), st.integers(1, 70), st.integers(1, 3), st.integers(1, 40), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_attention_core_with_dropout(fast, data, b, s, a, d, causal, dtype, seed):
     site, real = data.draw(sites(b, a, s, s)), data.draw(lengths(b, s))

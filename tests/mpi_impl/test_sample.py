@@ -75,4 +75,4 @@ def sample_tokens_with(group, choices, *args):
 def test_the_text_is_the_textbooks(ranks):
     p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, Precision("float64")).params
     sampling = Sampling(TEMPERATURE, top_p=TOP_P, seed=3)
-    assert ranks.run(1, sample_tokens, 40, 3)[0] == generate([2], 40, p, MODEL, sampling)
+    assert ranks.run(1, sample_tokens, 40, 3)[0] == generate([[2]], 40, p, MODEL, sampling)[0]

@@ -2,8 +2,8 @@
 
 MPI hands an array over in pieces, from rank to rank, and each piece is a wait for another process: where there are more
 ranks than cores, a wait for its turn. Here every rank lays its array down where all can see it; then each adds up one
-part of all of them; then everyone takes the whole sum. That is two waits for all others, and no message. A sum is in
-rank order, whichever rank adds it up.
+part of all of them; then everyone takes the whole sum. That is two waits for all others, and no message. Two ranks, and
+those with small arrays, each add up everything, and save a wait. A sum is in rank order, whichever rank adds it up.
 """
 import os
 import time
@@ -27,6 +27,7 @@ from mpi_impl.runtime.rank_environment import forget_shared_memory, ranks_here, 
 SMALL = 256
 CAPACITY = 1 << 20      # bytes of an array that are handed over at the same time
 ROOM = 24 << 20         # bytes for each rank on this machine: more than all groups of a run can take
+LITTLE = 1 << 16        # bytes of all ranks' arrays that each rank adds up itself: it saves a wait
 LINE = 64               # bytes of a cache line: each rank's count of its arrivals has one to itself
 PATIENCE = 2000         # looks at a count, giving the core away after each, before a rank goes to sleep
 NAP = 5e-5              # seconds
@@ -59,6 +60,9 @@ class SharedMemoryTransport(Collectives):
             offered, result = self.board.area(x.dtype, n)
             offered[self.rank] = piece
             self.board.barrier()
+            if self.size == 2 or offered.nbytes <= LITTLE:
+                piece[...] = sum_in_rank_order(offered, op)
+                continue
             mine = slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
             result[mine] = sum_in_rank_order(offered[:, mine], op)
             self.board.barrier()

@@ -29,6 +29,21 @@ def count(x) -> int:
     return x.size // x.shape[-1]
 
 
+# ---- products of a few rows, on a core ------------------------------------------------------------------------------
+
+
+def few_rows(x, w):
+    """Compute x [b, n] @ w [n, m], where w or its transpose is contiguous."""
+    x, (n, m) = contiguous(x), w.shape
+    if w.flags.c_contiguous:
+        y = np.zeros((len(x), m), x.dtype)
+        launch("few_rows.few_rows", x.dtype, 1, x, w, y, len(x), n, m)
+    else:
+        y = np.empty((len(x), m), x.dtype)
+        launch("few_rows.few_rows_transposed", x.dtype, 1, x, w.T, y, len(x), n, m)
+    return y
+
+
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------
 
 

@@ -1,0 +1,107 @@
+"""The speed of generation on CPU cores, beside transformers' `GPT2LMHeadModel.generate`.
+
+    .venv/bin/python -m pip install torch==2.13.0 transformers
+    .venv/bin/python benchmarks/generation.py
+
+GPT-2's smallest model, 124 million random weights, which transformers saves and all contenders load; float32, greedy,
+with a KV cache, in batches of texts. Ours is tensor-parallel, one thread a rank. transformers is one process, with a
+thread for each rank, but no more than there are cores; its attention is once eager and once sdpa, and we compare with
+the faster one. All take turns (turns.py), and the referee checks that all find the same tokens. The prompts are read in
+one forward, up to the first new token; the rate is that of the tokens after it. A token needs every weight once: the
+last column is the time in which the same number of processes multiply a vector with matrices of as many elements, as a
+share of our time for a token of each text.
+"""
+import importlib.util
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+
+from texts import Texts
+from turns import ENVIRONMENT, Contender, launched, program
+
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.rank_environment import cores, thread_settings
+from reference.config import require_positive
+from reference.errors import UserError
+
+PEERS = ("eager", "sdpa")
+CASES = [(1, 1), (1, 2), (1, 4), (8, 1), (8, 2), (8, 4)]
+WEIGHTS = 124_439_808       # of GPT-2's smallest model; its logits use the table of its words
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="generation", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="TEXTS:RANKS", help="as 8:2, a batch of 8 (default: six of them)")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of each (default: 128)")
+    parser.add_argument("--new", type=int, default=64, help="tokens to generate after each (default: 64)")
+    parser.add_argument("--turns", type=int, default=5, help="of each contender (default: 5)")
+    options = parser.parse_args()
+    cases = [case_of(text) for text in options.cases] or CASES
+    for name in ("prompt", "turns"):
+        require_positive(name, getattr(options, name))
+    if options.new < 2:
+        raise UserError(f"--new is {options.new}, but must be at least 2: the first token is part of the prompts' "
+                        "time.")
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        raise UserError("transformers is not installed. Install it into this environment, as in `pip install "
+                        "torch==2.13.0 transformers`.")
+    print(f"{cores()} cores; prompts of {options.prompt} tokens and {options.new} new ones; medians of {options.turns} "
+          "turns each, taken in turn\n\n"
+          "| texts | ranks | threads | prompts: ours | transformers | ratio | tokens/s: ours | eager | sdpa | ratio | "
+          "of reading the weights |\n|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([*program("transformers_texts"), folder], check=True, env={**os.environ, **ENVIRONMENT})
+        for b, ranks in cases:
+            print(row(Texts(b, options.prompt, options.new), ranks, folder, options.turns), flush=True)
+
+
+def case_of(text: str) -> tuple[int, int]:
+    """Return the case. Raises UserError if it is none, or GPT-2's heads cannot be dealt out to the ranks."""
+    b, _, ranks = text.partition(":")
+    if not b.isdecimal() or not ranks.isdecimal() or int(b) < 1 or int(ranks) < 1 or 12 % int(ranks):
+        raise UserError(f"There is no case {text}. Write it as 8:2, a batch of 8 texts on 2 ranks, with a number of "
+                        "ranks that divides GPT-2's 12 heads.")
+    return int(b), int(ranks)
+
+
+def row(texts: Texts, ranks: int, folder: str, turns: int) -> str:
+    """Measure a case, and return the row of the table."""
+    threads, files = min(ranks, cores()), {who: Path(folder, f"{who}.json") for who in ("ours", *PEERS)}
+    times: dict[str, list[list[float]]] = {}
+    with ExitStack() as stack:
+        started = [stack.enter_context(closing(one)) for one in contenders(texts, ranks, threads, folder, files)]
+        for _ in range(turns):
+            for one in started:
+                times.setdefault(one.name, []).append(one.turn(2))
+    tokens = {who: json.loads(file.read_text()) for who, file in files.items()}
+    for who in PEERS:
+        if tokens[who] != tokens["ours"]:
+            raise SystemExit(f"error: transformers ({who}) has found other tokens than we.")
+    prompt = {who: median(one for one, _ in found) for who, found in times.items()}
+    token = {who: median(both - one for one, both in found) / (texts.new - 1) for who, found in times.items()}
+    reading = median(both for _, both in times["sgemv"])
+    fastest = [min(times[who] for who in PEERS) for times in (prompt, token)]
+    return (f"| {texts.b} | {ranks} | {threads} | {prompt['ours']:.2f} s | {fastest[0]:.2f} s | "
+            f"**{fastest[0] / prompt['ours']:.2f}** | "
+            + " | ".join(f"{texts.b / token[who]:,.1f}" for who in ("ours", *PEERS))
+            + f" | **{fastest[1] / token['ours']:.2f}** | {reading / token['ours']:.0%} |")
+
+
+def contenders(texts: Texts, ranks: int, threads: int, folder: str, files: dict[str, Path]) -> Iterator[Contender]:
+    """Start the contenders for a case."""
+    environment = thread_settings({})
+    yield Contender("ours", [launched(ranks, "shardlab_texts", folder, texts.argument, str(files["ours"]))],
+                    environment, ranks)
+    for who in PEERS:
+        yield Contender(who, [[*program("transformers_texts"), folder, texts.argument, str(files[who]), str(threads),
+                               who]], {}, 1)
+    yield Contender("sgemv", [[*program("sgemv"), str(WEIGHTS // ranks)]] * ranks, environment, ranks)
+
+
+if __name__ == "__main__":
+    run_alone(main)
