@@ -25,19 +25,22 @@ from reference.config import require_positive
 from reference.errors import UserError
 
 OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
+BETWEEN = [("h192", 1), ("h192", 3), ("h256", 1), ("h256", 2), ("h320", 1), ("h384", 1), ("h384", 2), ("llama256", 1),
+           ("llama256", 2), ("llama320", 1), ("bert256", 1), ("bert256", 2), ("bert384", 1), ("bert384", 2)]
 CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128", 8)]
 
 
 def main() -> None:
     parser = ArgumentParser(prog="cpu_step", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="WORK:RANKS",
-                        help=f"as h512:2; works are {', '.join(WORKS)} (default: six of them)")
+                        help=f"as h512:2; works are {', '.join(WORKS)}; 'between' is {len(BETWEEN)} smaller cases "
+                             "(default: six of h512 and h128)")
     parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
     options = parser.parse_args()
-    cases = [case_of(text) for text in options.cases] or CASES
+    cases = [case for text in options.cases for case in (BETWEEN if text == "between" else [case_of(text)])] or CASES
     require_positive("turns", options.turns)
     if not options.no_peer and importlib.util.find_spec("torch") is None:
         raise UserError("PyTorch is not installed. Install it into this environment, as in `pip install "
@@ -53,8 +56,8 @@ def case_of(text: str) -> tuple[str, int]:
     """Return the case. Raises UserError if there is no work, or no number of ranks that divides it."""
     name, _, ranks = text.partition(":")
     if name not in WORKS or not ranks.isdecimal() or int(ranks) < 1 or (WORKS[name].g or WORKS[name].a) % int(ranks):
-        raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:2' for work in WORKS)}, with a "
-                        "number of ranks that divides a GPT's 8 heads, or a Llama's 4 heads of keys and values.")
+        raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:1' for work in WORKS)}, with a "
+                        "number of ranks that divides the model's heads; of a Llama, those of keys and values.")
     return name, int(ranks)
 
 
@@ -77,9 +80,9 @@ def warm_up(contender: Contender, seconds: float) -> int:
 
 def contenders(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
     """Start the contenders for a work."""
-    environment, sizes = thread_settings({}), WORKS[name].argument
-    peer = "pytorch_llama" if WORKS[name].g else "pytorch_gpt"
-    for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 else ([],)):
+    environment, sizes, divided = thread_settings({}), WORKS[name].argument, WORKS[name].s % ranks == 0
+    peer = "pytorch_llama" if WORKS[name].g else "pytorch_bert" if WORKS[name].bert else "pytorch_gpt"
+    for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 and divided else ([],)):
         yield Contender(who, [launched(ranks, "shardlab_gpt", sizes, "1", *more)], environment, ranks)
     if not options.no_peer:
         for who, more in zip(PEERS, ([],) if options.no_compile else ([], ["--compile"])):

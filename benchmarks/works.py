@@ -1,9 +1,11 @@
 """The work that all contenders of the step benchmarks do."""
 from typing import NamedTuple
 
+MASKED = 0.15       # the share of a BERT's tokens that are predicted
+
 
 class Work(NamedTuple):
-    """A GPT or a Llama, no dropout, and the samples of a step."""
+    """A GPT, a Llama or a BERT, no dropout, and the samples of a step."""
 
     h: int      # columns
     L: int      # layers
@@ -11,7 +13,8 @@ class Work(NamedTuple):
     s: int      # tokens in a sample
     b: int      # samples
     V: int      # tokens in the vocabulary
-    g: int = 0  # heads of keys and values of a Llama, whose logits have a table of their own; 0: a GPT
+    g: int = 0  # heads of keys and values of a Llama, whose logits have a table of their own; 0: another model
+    bert: int = 0   # 1: a BERT, whose attention looks both ways, with both of its heads
 
     @property
     def f(self) -> int:
@@ -19,11 +22,12 @@ class Work(NamedTuple):
         return 8 * self.h // 3 // 64 * 64 if self.g else 4 * self.h
 
     def __str__(self) -> str:
-        return ", ".join(f"{letter} {size}" for letter, size in self._asdict().items() if size)
+        kind = "Llama: " if self.g else "BERT: " if self.bert else ""
+        return kind + ", ".join(f"{letter} {size}" for letter, size in zip("hLasbVg", self) if size)
 
     @property
     def argument(self) -> str:
-        """Return the sizes as the contenders' programs take them: '512,6,8,256,8,8192,0'."""
+        """Return the sizes as the contenders' programs take them: '512,6,8,256,8,8192,0,0'."""
         return ",".join(map(str, self))
 
     @property
@@ -33,15 +37,28 @@ class Work(NamedTuple):
     @property
     def flops(self) -> float:
         """Return the FLOPs of a step's matrix products: 6 for each weight and token, and for attention what the mask
-        leaves.
+        leaves. (BERT's head for masked tokens has a layer of h columns; that for sentences reads one position only.)
         """
         attention, mlp = (2 + 2 * (self.g or self.a) / self.a) * self.h**2, (3 if self.g else 2) * self.h * self.f
-        weights = self.L * (attention + mlp) + self.V * self.h
-        core = 2 * self.L * self.h * (self.s + 1) / 2      # q k^T and probabilities times v, for a token
+        weights = self.L * (attention + mlp) + self.V * self.h + self.bert * self.h**2
+        keys = self.s if self.bert else (self.s + 1) / 2
+        core = 2 * self.L * self.h * keys                   # q k^T and probabilities times v, for a token
         return 6 * self.tokens * (weights + core)
 
 
-# On CPUs; and on a GPU the smallest model of Shoeybi et al. 2019, table 1.
+
+def lengths_of(work: Work) -> list[int]:
+    """Return the tokens in each sample of a BERT: one in eight is half as long, and then padding."""
+    return [work.s // 2 if i % 8 == 1 else work.s for i in range(work.b)]
+
+
+# On CPUs, the first two and sizes between them; and on a GPU the smallest model of Shoeybi et al. 2019, table 1.
 WORKS = {"h512": Work(h=512, L=6, a=8, s=256, b=8, V=8192), "h128": Work(h=128, L=4, a=8, s=128, b=8, V=1024),
-         "llama512": Work(h=512, L=6, a=8, s=256, b=8, V=8192, g=4)}
+         "llama512": Work(h=512, L=6, a=8, s=256, b=8, V=8192, g=4),
+         "h192": Work(h=192, L=4, a=3, s=64, b=16, V=3072), "h256": Work(h=256, L=4, a=8, s=128, b=8, V=4096),
+         "h320": Work(h=320, L=4, a=5, s=256, b=4, V=3200), "h384": Work(h=384, L=4, a=6, s=512, b=2, V=4096),
+         "llama256": Work(h=256, L=4, a=8, s=256, b=4, V=4096, g=4),
+         "llama320": Work(h=320, L=4, a=5, s=64, b=16, V=3200, g=5),
+         "bert256": Work(h=256, L=4, a=8, s=128, b=8, V=4096, bert=1),
+         "bert384": Work(h=384, L=4, a=6, s=512, b=2, V=4096, bert=1)}
 GPU_WORK = Work(h=1536, L=40, a=16, s=1024, b=8, V=51200)

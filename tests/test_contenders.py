@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.group import world
+from reference.models.bert import bert_forward, bert_tensors
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import initialize
 
@@ -25,17 +26,19 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_llama", "shardlab_gpt", "gpu_times", "turns", "texts",
-                 "shardlab_texts", "transformers_texts"} & (set(sys.modules) - before):
+    for name in {"works", "pytorch_gpt", "pytorch_llama", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times",
+                 "turns", "texts", "shardlab_texts", "transformers_texts"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("name, kind, g", [("pytorch_gpt", "TorchGPT", 0), ("pytorch_llama", "TorchLlama", 2)])
-def test_the_same_loss_from_the_same_weights(contenders, name, kind, g):
-    work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, g=g)
-    config = contenders("shardlab_gpt").model_of(work)
-    weights = initialize(gpt_tensors(config), seed=1, dtype=np.float64)
-    tokens, targets = np.random.default_rng(1).integers(work.V, size=(2, work.b, work.s))
+@pytest.mark.parametrize("name, kind, more", [("pytorch_gpt", "TorchGPT", {}),
+                                              ("pytorch_llama", "TorchLlama", {"g": 2}),
+                                              ("pytorch_bert", "TorchBERT", {"bert": 1})])
+def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
+    work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, **more)
+    ours = contenders("shardlab_gpt")
+    config, batch = ours.model_of(work), ours.batch_of(work)
+    weights = initialize((bert_tensors if work.bert else gpt_tensors)(config), seed=1, dtype=np.float64)
     model = getattr(contenders(name), kind)(work)
     parameters = dict(model.named_parameters())
     found = as_torch(weights, work)
@@ -44,8 +47,24 @@ def test_the_same_loss_from_the_same_weights(contenders, name, kind, g):
     with torch.no_grad():
         for key, parameter in parameters.items():
             parameter.copy_(torch.as_tensor(found[key]))
-        loss = float(model(torch.as_tensor(tokens), torch.as_tensor(targets)))
-    assert loss == pytest.approx(float(gpt_forward(tokens, weights, config, targets)[0].mean()), rel=1e-12)
+        loss = float(model(*map(torch.as_tensor, as_torch_batch(batch))))
+    assert loss == pytest.approx(whole_loss(weights, config, batch), rel=1e-12)
+
+
+def whole_loss(weights, config, batch) -> float:
+    """Return the textbook's loss, the sum of its heads' means."""
+    if config.causal:
+        return float(gpt_forward(batch.tokens, weights, config, batch.targets)[0].mean())
+    losses, _ = bert_forward(None, weights, config, batch)
+    return sum(float(np.average(loss, weights=weight))
+               for loss, weight in zip(losses, batch.weights_of_heads(config.heads)))
+
+
+def as_torch_batch(batch) -> list[np.ndarray]:
+    """Return what PyTorch's model reads: a BERT's has targets of -100 where nothing is predicted."""
+    if not hasattr(batch, "lengths"):
+        return [batch.tokens, batch.targets]
+    return [batch.tokens, batch.token_types, np.where(batch.weights, batch.targets, -100), batch.lengths, batch.swapped]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -65,6 +84,11 @@ def as_torch(weights, work) -> dict[str, np.ndarray]:
     """Return the whole weights under the names, and in the layouts, of PyTorch's model."""
     found = {"word": weights.embedding.word} | norm("norm", weights.final_layernorm)
     found |= {"head": weights.output} if work.g else {"position": weights.embedding.position}
+    if work.bert:
+        head = weights.lm_head
+        found |= {"token_type": weights.embedding.token_type, "bias": head.bias} | norm("head_norm", head.layernorm)
+        for name, layer in (("dense", head.dense), ("pooler", weights.pooler), ("order", weights.binary_head)):
+            found |= {f"{name}.weight": layer.w.T, f"{name}.bias": layer.b}
     for i, block in weights.blocks.items():
         attention, mlp, at = block.attention, block.mlp, f"blocks.{i}."
         found |= norm(f"{at}norm_1", block.input_layernorm) | norm(f"{at}norm_2", block.post_attention_layernorm)

@@ -1,6 +1,6 @@
 """One rank of PyTorch's side of cpu_step.py and cuda_step.py: the same step, with fused attention and AdamW.
 
-The Llama is in pytorch_llama.py.
+The Llama is in pytorch_llama.py, the BERT in pytorch_bert.py.
 
 Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; with `--compile`, `torch.compile` over the whole model. With `--cuda` on a GPU, products in
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from turns import PROCESS, serve
 from works import Work
 
+NONE = -100     # the target of a position that counts for nothing, as in PyTorch itself
 RANK, SIZE = int(os.environ[PROCESS]), int(os.environ["WORLD_SIZE"])
 
 
@@ -51,7 +52,7 @@ class Leave(torch.autograd.Function):
 
 
 class ParallelCrossEntropy(torch.autograd.Function):
-    """The mean loss of logits [b, s, V/t]; in place where autograd allows it."""
+    """The losses [b, s] of logits [b, s, V/t]; in place where autograd allows it."""
 
     @staticmethod
     def forward(ctx, logits, targets):
@@ -64,13 +65,13 @@ class ParallelCrossEntropy(torch.autograd.Function):
         total = all_reduce(probs.sum(-1))
         probs /= total[..., None]
         ctx.save_for_backward(probs, ids, elsewhere)
-        return (total.log() - picked).mean()
+        return total.log() - picked
 
     @staticmethod
-    def backward(ctx, dloss):
+    def backward(ctx, dlosses):
         probs, ids, elsewhere = ctx.saved_tensors
         probs.scatter_add_(-1, ids, -(~elsewhere).to(probs.dtype)[..., None])
-        return probs.mul_(dloss / elsewhere.numel()), None
+        return probs.mul_(dlosses[..., None]), None
 
 
 class TorchBlock(nn.Module):
@@ -82,11 +83,12 @@ class TorchBlock(nn.Module):
         self.qkv, self.w_in = nn.Linear(h, 3 * h // SIZE), nn.Linear(h, 4 * h // SIZE)
         self.out, self.w_out = nn.Linear(h // SIZE, h), nn.Linear(4 * h // SIZE, h)
 
-    def forward(self, x):
+    def forward(self, x, seen=None):
+        """Map x [b, s, h] to y. A BERT's `seen`, bool [b, 1, 1, s], are the keys that are no padding."""
         b, s, _ = x.shape
         qkv = self.qkv(Enter.apply(self.norm_1(x))).view(b, s, 3, self.heads, self.head_size)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None).transpose(1, 2).reshape(b, s, -1)
         x = x + row_parallel(y, self.out)
         y = F.gelu(self.w_in(Enter.apply(self.norm_2(x))), approximate="tanh")
         return x + row_parallel(y, self.w_out)
@@ -109,10 +111,11 @@ def embed(tokens, table):
 
 
 def loss_of_logits(logits, targets):
-    """Return the mean loss of logits [b, s, V/t]."""
+    """Return the mean loss of logits [b, s, V/t], over all targets but those that are NONE."""
     if SIZE == 1:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    return ParallelCrossEntropy.apply(logits, targets)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NONE)
+    counted = targets != NONE
+    return (ParallelCrossEntropy.apply(logits, targets) * counted).sum() / counted.sum()
 
 
 class TorchGPT(nn.Module):
@@ -122,6 +125,10 @@ class TorchGPT(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(work.s, work.h))
         self.blocks = nn.ModuleList(TorchBlock(work) for _ in range(work.L))
         self.norm = nn.LayerNorm(work.h)
+
+    @staticmethod
+    def batch(work, data):
+        return torch.randint(work.V, (2, work.b, work.s), generator=data)
 
     def forward(self, tokens, targets):
         x = embed(tokens, self.word) + self.position
@@ -140,12 +147,11 @@ def main(kind=TorchGPT):
     model = kind(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model
-    data = torch.Generator().manual_seed(0)
-    tokens, targets = torch.randint(work.V, (2, work.b, work.s), generator=data).to(device)
+    batch = [x.to(device) for x in kind.batch(work, torch.Generator().manual_seed(0))]
 
     def step():
         with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
-            loss = loss_of(tokens, targets)
+            loss = loss_of(*batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ their group as transformers does, and rope by halves.
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from pytorch_gpt import SIZE, Enter, embed, loss_of_logits, main, row_parallel
+from pytorch_gpt import SIZE, Enter, TorchGPT, embed, loss_of_logits, main, row_parallel
 
 
 def rotary(s, size, base=10_000.0):
@@ -52,6 +52,8 @@ class TorchLlama(nn.Module):
         self.norm = nn.RMSNorm(work.h, 1e-5)
         for name, one in zip(("cos", "sin"), rotary(work.s, work.h // work.a)):
             self.register_buffer(name, one.to(torch.get_default_dtype()))
+
+    batch = staticmethod(TorchGPT.batch)
 
     def forward(self, tokens, targets):
         x = embed(tokens, self.word)

@@ -1,6 +1,6 @@
-"""One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel GPT or Llama.
+"""One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel model.
 
-Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0, and the number of identical microbatches of a step.
+Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. The step is in
 float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the ranks take a few steps by themselves
 and print the milliseconds of a step by kind of work, as JSON (cpu_times.py, gpu_times.py).
@@ -12,7 +12,7 @@ import cpu_times
 import gpu_times
 import numpy as np
 from turns import serve
-from works import Work
+from works import MASKED, Work, lengths_of
 
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import world
@@ -21,18 +21,31 @@ from mpi_impl.launching.entry import run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
+from reference.batches import BERTBatch, GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
 
 def model_of(work: Work) -> ModelConfig:
-    """Return the GPT, or the Llama, of these sizes."""
+    """Return the GPT, the Llama, or the BERT of these sizes."""
     llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
                  ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
     return ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0,
-                       **llama if work.g else {})
+                       **llama if work.g else dict(architecture="bert", heads=("lm", "sop")) if work.bert else {})
+
+
+def batch_of(work: Work) -> GPTBatch | BERTBatch:
+    """Draw the samples of a step."""
+    data = np.random.default_rng(0)
+    tokens, targets = data.integers(work.V, size=(2, work.b, work.s))
+    if not work.bert:
+        return GPTBatch(tokens, targets)
+    lengths, position = np.array(lengths_of(work)), np.arange(work.s)
+    masked = (data.random(tokens.shape) < MASKED) & (position < lengths[:, None])
+    types = (position >= lengths[:, None] // 2) & (position < lengths[:, None])
+    return BERTBatch(tokens, types.astype(np.int64), targets, masked.astype(np.int64), lengths,
+                     data.integers(2, size=work.b))
 
 
 def main() -> None:
@@ -44,11 +57,12 @@ def main() -> None:
                                             keep_gathered_inputs=sequence))
     precision = Precision("bfloat16" if cuda else "float32")
     trainer = Trainer(ModelState(model_of(work), topology, 1, precision, like), optimizer)
-    batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
+    batch = batch_of(work)
+    batch = type(batch)(*(x if x is None else moved_to(x, like) for x in batch))
 
     def step():
         """Take a step, and return when the optimizer's last kernel has ended."""
-        trainer.step([GPTBatch(batch[0], batch[1])] * microbatches, work.b * microbatches)
+        trainer.step([batch] * microbatches, work.b * microbatches)
         if cuda:
             import cupy
             cupy.cuda.get_current_stream().synchronize()

@@ -78,7 +78,7 @@ lookup, rows = ops.lookup, ops.rows      # everywhere
 
 linear = Kernel(ops.linear, cpu.linear, compiled.linear, half.linear, cuda.linear)
 accumulate = Kernel(plain.accumulate, plain.accumulate, plain.accumulate, plain.accumulate, cuda.accumulate)
-total = Kernel(plain.total, plain.total, plain.total, plain.total, cuda.total)
+total = Kernel(plain.total, cpu.total, cpu.total, plain.total, cuda.total)
 lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, cpu.lookup_backward, half.lookup_backward,
                          cuda.lookup_backward)
 
@@ -109,9 +109,9 @@ add_branch = Kernel(drop_then_add, drop_then_add, fused.add_branch, drop_then_ad
 add_branch_and_norm = Kernel(add_then_norm, add_then_norm, fused.add_branch_and_norm, add_then_norm,
                              fused.add_branch_and_norm)
 
-rotate = Kernel(rope.rotate, rope.rotate, rope.rotate, half.rotate, half.rotate)
-rotate_backward = Kernel(rope.rotate_backward, rope.rotate_backward, rope.rotate_backward, half.rotate_backward,
-                         half.rotate_backward)
+rotate = Kernel(rope.rotate, rope.rotate, fused.rotate, half.rotate, fused.rotate)
+rotate_backward = Kernel(rope.rotate_backward, rope.rotate_backward, fused.rotate_backward, half.rotate_backward,
+                         fused.rotate_backward)
 attention_core = Kernel(ops.attention_core, blockwise.attention_core, compiled.attention_core, half.attention_core,
                         cuda.attention_core)
 attention_core_again = Kernel(repeat_core, repeat_core, repeat_core, half.attention_core_again,

@@ -180,6 +180,20 @@ def rms_norm_backward(dy, weight, cache):
     return dx, partial.sum(0)
 
 
+# ---- rotary position embedding --------------------------------------------------------------------------------------
+
+
+def rotate(x, angles, direction=1.0):
+    (x, cos, sin), (_, s, heads, size) = map(contiguous, (x, *angles)), x.shape
+    y = np.empty_like(x)
+    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, cos.shape[-1], size)
+    return y
+
+
+def rotate_backward(dy, angles):
+    return rotate(dy, angles, -1.0)
+
+
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
 """The kernels for one core of a CPU, compiled once on each machine: the same sources as plain C++ (core.h), and
-few_rows.cpp, which is for cores alone.
+the .cpp files, which are for cores alone.
 
 Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """
@@ -17,8 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+from mpi4py import MPI
 
-from mpi_impl.kernels.fused.structs import ROWS, SITE
+from mpi_impl.kernels.fused.structs import HEADS, ROWS, SITE
 
 FOLDER = Path(__file__).parent
 FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
@@ -88,7 +89,7 @@ def sources() -> list[Path]:
 
 def translation_unit() -> str:
     """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
-    parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
+    parts = [text_of(FOLDER / name) for name in ("core.h", "common.cuh", "small_products.h")]
     for path in sources():
         text = without_gpu_code(text_of(path))
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
@@ -114,9 +115,9 @@ def text_of(path: Path) -> str:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS)}
-TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "int": ctypes.c_int, "double": ctypes.c_double,
-         "Index": ctypes.c_uint64}
+STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS)}
+TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "int": ctypes.c_int,
+         "double": ctypes.c_double, "Index": ctypes.c_uint64}
 
 
 @cache
@@ -135,9 +136,13 @@ def parameter_types(name: str) -> list:
 
 
 def as_argument(x):
-    """Convert an array to its address, a struct to ctypes's; leave a number as it is."""
+    """Convert an array without gaps to its address, a struct to ctypes's; leave a number as it is.
+
+    Each kernel takes up to ten arrays, and NumPy's own ways to an address take ten times as long as MPI's.
+    """
     if not isinstance(x, np.ndarray):
         return int(x) if isinstance(x, np.integer) else x
     if x.dtype.names:
-        return STRUCTS[x.dtype].from_buffer_copy(x.tobytes())
-    return x.__array_interface__["data"][0]
+        return STRUCTS[x.dtype].from_buffer_copy(x)
+    assert x.flags.c_contiguous, f"an array of shape {x.shape} with gaps"
+    return MPI.Get_address(x)

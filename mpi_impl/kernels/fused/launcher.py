@@ -51,17 +51,17 @@ def launch(kernel: str, dtype, blocks: int, first, *others) -> None:
     arguments, form = (first, *others), NAMES[dtype]
     if blocks == 0:
         return
-    assert all(x.flags.c_contiguous for x in arguments if hasattr(x, "flags")), f"{kernel}: an array with gaps"
-    if is_meta(first):
-        first.device.stream(sum(x.nbytes for x in arguments if is_meta(x)))
-    elif on_device(first):
-        function(kernel, form)((blocks,), (THREADS,), tuple(map(as_argument, arguments)))
-    else:
+    if isinstance(first, np.ndarray):
         core.function(kernel.partition(".")[2], form)(blocks, *map(core.as_argument, arguments))
+    elif is_meta(first):
+        first.device.stream(sum(x.nbytes for x in arguments if is_meta(x)))
+    else:
+        function(kernel, form)((blocks,), (THREADS,), tuple(map(as_argument, arguments)))
 
 
 def as_argument(x):
     """Convert numbers to the kernel's types: CuPy would make int 64 bits long."""
+    assert not hasattr(x, "flags") or x.flags.c_contiguous, f"an array of shape {x.shape} with gaps"
     return np.int32(x) if isinstance(x, int) else np.float64(x) if isinstance(x, float) else x
 
 

@@ -3,11 +3,14 @@ from math import prod
 
 import numpy as np
 
-# common.cuh's Site, and softmax.cu's Rows
+# common.cuh's Site, softmax.cu's Rows, and attention.cpp's Heads
 SITE: np.dtype = np.dtype([("first", "u8"), ("along", "u8", 3), ("key", "u4", 2), ("threshold", "u4"),
                            ("second", "u4"), ("third", "u4"), ("dropping", "u4"), ("scale", "f8")])
 ROWS: np.dtype = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("first_query", "i4"),
                            ("queries", "i4"), ("keys", "i4"), ("width", "i4")])
+STRIDES: np.dtype = np.dtype([("sample", "u8"), ("position", "u8"), ("head", "u8")])
+HEADS: np.dtype = np.dtype([*((name, STRIDES) for name in ("q", "k", "v", "context")),
+                            *((name, "i4") for name in ("s", "heads", "groups", "d"))])
 NO_SITE = np.array([(0, (0, 0, 0), (0, 0), 0, 1, 1, 0, 1.0)], SITE)
 
 
@@ -31,3 +34,9 @@ def site_of(site, shape) -> np.ndarray:
 def rows_of(offset: int, head: tuple[int, int], first_query: int, queries: int, keys: int) -> np.ndarray:
     """Locate the rows of some queries of some heads in probabilities [b, a, *head], from element `offset` on."""
     return np.array([(offset, prod(head), head[1], first_query, queries, keys, head[1])], ROWS)
+
+
+def heads_of(q, k, v, context) -> np.ndarray:
+    """Locate the heads in arrays [b, s, heads, d] of q's sizes and [b, s, groups, d] of k's."""
+    strides = [tuple(step // q.itemsize for step in x.strides[:3]) for x in (q, k, v, context)]
+    return np.array([(*strides, q.shape[1], q.shape[2], k.shape[2], q.shape[3])], HEADS)
