@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -117,6 +118,7 @@ def text_of(path: Path) -> str:
 STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS)}
 TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "int": ctypes.c_int,
          "double": ctypes.c_double, "Index": ctypes.c_uint64}
+BYTE: Any = ctypes.c_char       # its declared type takes no arrays
 
 
 @cache
@@ -144,4 +146,4 @@ def as_argument(x):
     if x.dtype.names:
         return STRUCTS[x.dtype].from_buffer_copy(x)
     assert x.flags.c_contiguous, f"an array of shape {x.shape} with gaps"
-    return ctypes.addressof(ctypes.c_char.from_buffer(x)) if x.flags.writeable and x.size else x.ctypes.data
+    return ctypes.addressof(BYTE.from_buffer(x)) if x.flags.writeable and x.size else x.ctypes.data
