@@ -49,7 +49,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     (b, s, a, _), g = q.shape, k.shape[2]
     context, probs = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype)
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
-    call("attention", b * g, q, k, v, context, probs, mask and mask.keep, site_of(site, probs.shape), lengths,
+    call("attention.attention", b * g, q, k, v, context, probs, mask and mask.keep, site_of(site, probs.shape), lengths,
          heads_of(q, k, v, context), score_scale(q), causal)
     return context, BlockwiseAttentionCore(q, k, v, probs, causal, mask, lengths)
 
@@ -58,7 +58,7 @@ def attention_core_backward(dcontext, cache):
     (q, k, v, probs, causal, mask, lengths), dcontext = cache, whole_heads(dcontext)
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
     keep, kept_scale = mask or (None, 1.0)
-    call("attention_backward", len(q) * k.shape[2], dcontext, q, k, v, probs, keep, kept_scale, lengths, *gradients,
+    call("attention.attention_backward", len(q) * k.shape[2], dcontext, q, k, v, probs, keep, kept_scale, lengths, *gradients,
          heads_of(q, k, v, dcontext), heads_of(dq, dk, dv, dcontext), score_scale(q), causal)
     return gradients
 
@@ -68,8 +68,8 @@ def whole_heads(x):
     return x if x.strides[-1] == x.itemsize else x.copy()
 
 
-def call(name: str, blocks: int, q, *arguments) -> None:
-    """Call a kernel that is for cores alone, on arrays that may have gaps."""
+def call(kernel: str, blocks: int, q, *arguments) -> None:
+    """Call a kernel that is for cores alone, "file.name", on arrays that may have gaps."""
     addresses = (address(x) if isinstance(x, np.ndarray) and not x.dtype.names else core.as_argument(x)
                  for x in (q, *arguments))
-    core.function(name, q.dtype.name)(blocks, *addresses)
+    core.function(kernel.partition(".")[2], q.dtype.name)(blocks, *addresses)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import fused
+from mpi_impl.kernels import compiled, fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
+from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of, is_half
 from reference import ops, optimizer, rope
 from reference.dropout import Site
@@ -391,13 +392,13 @@ def test_sum_of_squares(n, form, seed):
 
 def test_every_kernel_is_known_to_its_callers():
     """No source that nobody starts, no call of what is in no source."""
-    called = set(kernel_names(fused.__file__))
-    defined = {f"{source}.{name}" for source, name in emulated.kernels()}
+    called = set(kernel_names(fused.__file__)) | set(kernel_names(compiled.__file__))
+    defined = {f"{path.stem}.{name}" for path in core.sources() for name, _ in core.KERNEL.findall(path.read_text())}
     assert called == defined
 
 
 def kernel_names(path):
-    return re.findall(r'launch\("([\w.]+)"', Path(path).read_text())
+    return re.findall(r'(?:launch|call)\("([\w.]+)"', Path(path).read_text())
 
 
 def test_bits_over_a_limit_of_32():
