@@ -58,8 +58,8 @@ def attention_core_backward(dcontext, cache):
     (q, k, v, probs, causal, mask, lengths), dcontext = cache, whole_heads(dcontext)
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(k.shape, q.dtype), np.zeros(v.shape, q.dtype)
     keep, kept_scale = mask or (None, 1.0)
-    call("attention.attention_backward", len(q) * k.shape[2], dcontext, q, k, v, probs, keep, kept_scale, lengths, *gradients,
-         heads_of(q, k, v, dcontext), heads_of(dq, dk, dv, dcontext), score_scale(q), causal)
+    call("attention.attention_backward", len(q) * k.shape[2], dcontext, q, k, v, probs, keep, kept_scale, lengths,
+         *gradients, heads_of(q, k, v, dcontext), heads_of(dq, dk, dv, dcontext), score_scale(q), causal)
     return gradients
 
 

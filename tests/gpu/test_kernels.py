@@ -21,7 +21,7 @@ from reference import ops, optimizer, rope
 from reference.dropout import Site
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
-from tests.gpu import device, emulated
+from tests.gpu import device
 from tests.gpu.device import put
 from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, attention_mask, sites
 from tests.reference.test_ops import lengths
