@@ -20,7 +20,7 @@ from mpi_impl.comm.transports.buffers import copy_back
 from mpi_impl.comm.transports.halves import sum_in_rank_order
 from mpi_impl.comm.transports.transport import Collectives
 from mpi_impl.runtime.arrays import contiguous
-from mpi_impl.runtime.rank_environment import forget_shared_memory, ranks_here, shared_memory_left
+from mpi_impl.runtime.rank_environment import cores, forget_shared_memory, ranks_here, shared_memory_left
 
 # Bytes: a step's few numbers go by MPI, and no memory is shared for their sake. Where there are more ranks than cores,
 # shared memory is several times as fast at every size; elsewhere MPI is faster below 16 KiB, by some microseconds.
@@ -29,7 +29,8 @@ CAPACITY = 1 << 20      # bytes of an array that are handed over at the same tim
 ROOM = 24 << 20         # bytes for each rank on this machine: more than all groups of a run can take
 LITTLE = 1 << 16        # bytes of all ranks' arrays that each rank adds up itself: it saves a wait
 LINE = 64               # bytes of a cache line: each rank's count of its arrivals has one to itself
-PATIENCE = 2000         # looks at a count, giving the core away after each, before a rank goes to sleep
+PATIENCE = 2000         # looks at a count, giving the core away after each, before a rank goes to sleep;
+CROWDED_PATIENCE = 20   # and where there are more ranks than cores, and others could use the core
 NAP = 5e-5              # seconds
 
 
@@ -123,6 +124,7 @@ class Board:
         self.counts = [counts[i * LINE:i * LINE + 8].view(np.int64) for i in range(size)]
         self.areas = areas.reshape(2, size + 1, CAPACITY)
         self.rank, self.fence, self.progress = rank, fence, progress
+        self.patience = PATIENCE if ranks_here() <= cores() else CROWDED_PATIENCE
         self.barriers = 0       # that this rank has come to
         self.turn = 0           # which area is in use
 
@@ -142,7 +144,7 @@ class Board:
             while count[0] < self.barriers:
                 self.progress()
                 looks += 1
-                if looks < PATIENCE:
+                if looks < self.patience:
                     os.sched_yield()
                 else:
                     time.sleep(NAP)
