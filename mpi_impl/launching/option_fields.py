@@ -15,7 +15,6 @@ from reference.config import option
 from reference.errors import UserError
 
 Config = TypeVar("Config")
-Group = TypeVar("Group")
 PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a file, or either
 
 
@@ -32,7 +31,7 @@ def option_field(default: Any = MISSING, help: str = "", metavar: str | None = N
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option_field,))
-def option_group(kind: type[Group]) -> type[Group]:
+def option_group(kind: type[Config]) -> type[Config]:
     """Make a class of option fields a frozen dataclass, whose arguments have names.
 
     It gets the two functions below. `dataclass` would write functions for each class and compile them, and with a

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from glob import glob
 
+from mpi_impl.runtime.openblas import kernel_settings
 from reference.errors import UserError
 
 # The rank and the size of the world, as each launcher tells them to the processes it starts. The Slurm pair is
@@ -77,11 +78,13 @@ def thread_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Give a rank one BLAS thread and let it yield its core; the user's own variables have the last word."""
+    """Give a rank one BLAS thread and fast kernels, and let it yield its core; the user's own variables have the last
+    word.
+    """
     launched = launched_rank_and_size()
     if launched is None or "numpy" in sys.modules:  # not a rank, or too late for NumPy to see it
         return
-    os.environ.update(thread_settings(os.environ))
+    os.environ.update(kernel_settings() | thread_settings(os.environ) | os.environ)
     if ranks_here() > cores():  # MPICH spins while it waits: good with a core to itself, ruinous without
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
 
