@@ -26,7 +26,7 @@ from reference.errors import UserError
 
 # Packages of the base install that every run imports, by name, with their modules; and the others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
-          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec"}
+          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
 USEFUL = {"matplotlib": "pictures", "datasketch": "`shardlab prepare`", "argcomplete": "tab completion"}
 NOTEBOOKS = ("jupyterlab", "jupytext", "nbgrader")      # modules
 

@@ -30,6 +30,7 @@ CONDA_FORGE = {
     "datasketch": CondaPackage("datasketch", "1.10.0"),
     "argcomplete": CondaPackage("argcomplete", "3.6.3"),
     "msgspec": CondaPackage("msgspec", "0.21.1"),
+    "xxhash": CondaPackage("python-xxhash", "3.6.0"),
     "mpich": CondaPackage("mpich", "5.0.0"),
     "jupyter": CondaPackage("jupyter", "1.1.0"),
     "jupytext": CondaPackage("jupytext", "1.16.0"),

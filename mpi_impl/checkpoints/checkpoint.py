@@ -11,7 +11,6 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -182,43 +181,41 @@ def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
                         f"to be loaded, has {manifest.iteration} behind it: nothing is left to do. Choose more.")
 
 
-def check_files(world: Group, root: str, manifest: Manifest, states: list[str]) -> None:
-    """Check the files of these states, each on one of the ranks. Raise UserError, on every rank, for a damaged one."""
-    folder = on_disk.folder_of(root, manifest.iteration)
+def check_files(world: Group, root: str, manifest: Manifest, state: str) -> None:
+    """Check the files of a state, each on one of the ranks. Raise UserError, on every rank, for a damaged one."""
+    reader = on_disk.StateReader(root, state, manifest, files_to_check(world, state, manifest))
+    world.collect_objects(reader.check, "the checkpoint's checksums")
 
-    def check() -> None:
-        files = list(manifest.files_of(states).items())[world.rank::world.size]
-        with ThreadPoolExecutor() as threads:
-            for checking in [threads.submit(on_disk.check_file, root, folder, *file) for file in files]:
-                checking.result()
 
-    world.collect_objects(check, "the checkpoint's checksums")
+def files_to_check(world: Group, state: str, manifest: Manifest) -> list[str]:
+    """Return the files of a state that this rank checks: those that it has saved, if the topology is the same."""
+    return list(manifest.files_of(state))[world.rank::world.size]
 
 
 def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
-    """Load these states on all ranks, after a check of all their files."""
-    world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
-    check_files(world, root, manifest, states)
-    world.collect_objects(lambda: read_states(trainer, folder, manifest, states), "the content of the checkpoint")
+    """Load these states on all ranks. None goes on before all files have been checked."""
+    trainer.topology.world.collect_objects(lambda: read_states(trainer, root, manifest, states),
+                                           "the content of the checkpoint")
 
 
-def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:
-    """Read this rank's elements of the stored tensors, piece by piece. (Padding is not stored, and stays 0.)"""
+def read_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
+    """Read this rank's elements of the stored tensors, piece by piece, and check its files at the same time. (Padding
+    is not stored, and stays 0.)
+    """
     for state in states:
-        buffer, reader = trainer.state.optimizer_states[state], on_disk.StateReader(folder, state, manifest)
+        files = files_to_check(trainer.topology.world, state, manifest)
+        buffer, reader = trainer.state.optimizer_states[state], on_disk.StateReader(root, state, manifest, files)
         for piece in without_padding(trainer.state.pieces, trainer.topology.place.tensor):
             if piece.of.name in manifest.tensors:
                 buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.state.main))
+        reader.check()
 
 
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
-    """Return a piece's elements, [piece.size], in the dtype of this run."""
-    values, start = np.empty(piece.size, trainer.state.main.dtype), 0
-    for box in boxes_of_piece(piece, trainer.topology.place.tensor, trainer.topology.expert_rank):
-        shape = shape_of(box)
-        reader.read(piece.of.name, box, values[start:start + prod(shape)].reshape(shape))
-        start += prod(shape)
-    return values
+    """Return a piece's elements, [piece.size], in the dtype of the checkpoint."""
+    boxes = boxes_of_piece(piece, trainer.topology.place.tensor, trainer.topology.expert_rank)
+    parts = [reader.read(piece.of.name, box).reshape(-1) for box in boxes]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:

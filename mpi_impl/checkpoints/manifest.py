@@ -6,7 +6,7 @@ weights at their initial values, or point to another's files.
 """
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from math import prod
@@ -22,7 +22,7 @@ from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
 STATES = ("parameters", "m", "v")                # of the optimizer
 MOST_BOXES = 1 << 14                             # of a tensor; a rank has a handful
@@ -32,10 +32,13 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 @dataclass(frozen=True)
 class FileSeal:
-    """The size and the checksum of a file when it was written."""
+    """The size and the checksum of a file when it was written.
+
+    A checksum is there to find damage, so it need not resist a forger, who could as well write a manifest of their own.
+    """
 
     bytes: Count
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    xxh128: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]     # as the program xxh128sum writes it
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class StoredTensor:
 class Manifest:
     """The content of a checkpoint."""
 
-    format: Literal[1]
+    format: Literal[2]
     iteration: Count                       # steps done
     updates: Count                         # of the weights: fewer, if steps were skipped
     loss_scale: ScaleState | None          # None unless the scale follows the gradients
@@ -70,9 +73,9 @@ class Manifest:
         """Return the bytes of all files."""
         return sum(file.bytes for file in self.files.values())
 
-    def files_of(self, states: Collection[str]) -> dict[str, FileSeal]:
-        """Return the files of these states."""
-        return {name: file for name, file in self.files.items() if name.rsplit("-", 1)[0] in states}
+    def files_of(self, state: str) -> dict[str, FileSeal]:
+        """Return the files of a state."""
+        return {name: file for name, file in self.files.items() if name.rsplit("-", 1)[0] == state}
 
     @property
     def config(self) -> ModelConfig:

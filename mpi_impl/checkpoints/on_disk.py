@@ -1,7 +1,7 @@
 """Checkpoints on disk: the content of their folder, atomic writing, and checked reading.
 
     DIR/latest_checkpointed_iteration.txt     the tracker, as Megatron has it: the number of the last good one
-    DIR/iter_0000020/manifest.json            all tensors, the ranks that saved their boxes, checksums
+    DIR/iter_0000020/manifest.json            all tensors, the ranks that saved their boxes, checksums of their files
                      manifest.json.sha256     the manifest's own, as sha256sum writes it
                      parameters-00003.safetensors, m-..., v-...      rank 3's shards of the optimizer's states
     DIR/iter_0000030.tmp                      one in progress, or left over from a run that was killed
@@ -15,13 +15,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from mpi_impl.checkpoints.manifest import FORMAT, TYPES, FileSeal, Manifest, file_of, key_of
 from mpi_impl.runtime.files import is_there, opened_to_read, read_bytes, reading, writing
@@ -110,7 +111,7 @@ def write_synced(path: str, parts: Iterable) -> FileSeal:
 
     Now and then a thread forces to the disk what has been written, so that the disk works while we compute checksums.
     """
-    digest, syncs = hashlib.sha256(), list[Future]()
+    digest, syncs = xxhash.xxh3_128(), list[Future]()
     with writing(path), open(path, "wb") as file, ThreadPoolExecutor(1) as disk:
         for part in parts:
             file.write(part)
@@ -184,55 +185,98 @@ def read_manifest(root: str) -> Manifest:
     return manifest
 
 
-def check_file(root: str, folder: str, name: str, seal: FileSeal) -> None:
-    """Raise UserError if a file is not as it was written. It is read once, a chunk at a time."""
-    path = os.path.join(folder, name)
-    if not is_there(path):
-        raise UserError(f"{path} is missing.{others(root)}")
-    with opened_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        same = size == seal.bytes and hashlib.file_digest(file, "sha256").hexdigest() == seal.sha256
-    if not same:
-        fault = (f"it has {size:,} bytes, and {seal.bytes:,} were written" if size != seal.bytes else
-                 f"its checksum is not the one in {MANIFEST}")
-        raise UserError(f"{path} is damaged: {fault}.{others(root)}")
+def check_file(root: str, name: str, manifest: Manifest) -> None:
+    """Raise UserError if a file is not as it was written."""
+    StoredTensors(root, name, manifest).check()
 
 
 class StateReader:
-    """A reader of boxes of the tensors of one state, from all the files that have a part of them."""
+    """A reader of boxes of the tensors of one state, from all the files that have a part of them.
 
-    def __init__(self, folder: str, state: str, manifest: Manifest):
-        self.folder, self.state, self.tensors, self.dtype = folder, state, manifest.tensors, manifest.dtype
-        self.files: dict[int, MappedTensors] = {}       # the files opened so far, by rank
-
-    def read(self, tensor: str, box: Box, out) -> None:
-        """Fill `out`, an array of the box's shape, with these elements of the tensor. Raise UserError if that fails."""
-        for stored, rank in self.tensors[tensor].boxes:
-            if common := overlap(box, stored):
-                if rank not in self.files:
-                    self.files[rank] = MappedTensors(os.path.join(self.folder, file_of(self.state, rank)))
-                part = self.files[rank].array(key_of(tensor, stored), self.dtype, shape_of(stored))
-                out[inside(common, box)] = part[inside(common, stored)]
-
-
-class MappedTensors:
-    """A safetensors file that is mapped into memory, so that its elements are copied once, to where they belong.
-
-    Raises UserError if it is another file, or is cut off.
+    The files in `checked` are compared with their checksums, as their boxes are read, and the rest of them by `check`.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, root: str, state: str, manifest: Manifest, checked: Collection[str] = ()):
+        self.root, self.state, self.manifest, self.checked = root, state, manifest, checked
+        self.files: dict[str, StoredTensors] = {}       # the files opened so far
+
+    def read(self, tensor: str, box: Box) -> np.ndarray:
+        """Return these elements of the tensor, [box's shape]: a view of the file, if one stored box has them all.
+
+        Raise UserError if that fails.
+        """
+        parts = list(self.parts_of(tensor, box))
+        if len(parts) == 1:
+            return parts[0][1]
+        found = np.empty(shape_of(box), self.manifest.dtype)
+        for place, part in parts:
+            found[place] = part
+        return found
+
+    def parts_of(self, tensor: str, box: Box) -> Iterator[tuple[Box, np.ndarray]]:
+        """Yield the parts of a box that the files have, as views of them, with the parts' places in the box."""
+        for stored, rank in self.manifest.tensors[tensor].boxes:
+            if common := overlap(box, stored):
+                name = file_of(self.state, rank)
+                whole = self.file(name).array(key_of(tensor, stored), shape_of(stored), name in self.checked)
+                yield inside(common, box), whole[inside(common, stored)]
+
+    def file(self, name: str) -> "StoredTensors":
+        if name not in self.files:
+            self.files[name] = StoredTensors(self.root, name, self.manifest)
+        return self.files[name]
+
+    def check(self) -> None:
+        """Raise UserError unless all files in `checked` are as they were written."""
+        for name in self.checked:
+            self.file(name).check()
+
+
+class StoredTensors:
+    """A safetensors file that is mapped into memory, so that its elements are copied once, to where they belong.
+
+    Its checksum grows with the elements that are asked for: they are then in the cache when they are copied.
+    Raises UserError if the file is missing, is another one, or is cut off.
+    """
+
+    def __init__(self, root: str, name: str, manifest: Manifest):
+        self.root, self.dtype, self.seal = root, manifest.dtype, manifest.files[name]
+        self.path = path = os.path.join(folder_of(root, manifest.iteration), name)
+        if not is_there(path):
+            raise UserError(f"{path} is missing.{others(root)}")
+        with opened_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size != self.seal.bytes:
+            raise UserError(f"{path} is damaged: it has {size:,} bytes, and {self.seal.bytes:,} were written."
+                            f"{others(root)}")
         open_tensors(path)      # which checks that the header describes all bytes after it
-        self.path = path
         with reading(path):
-            self.bytes = np.memmap(path, np.uint8, "r")
+            self.bytes = np.asarray(np.memmap(path, np.uint8, "r"))
         self.begin = 8 + int.from_bytes(self.bytes[:8], "little")
         self.header = json.loads(bytes(self.bytes[8:self.begin]))
+        self.digest, self.digested = xxhash.xxh3_128(), 0
 
-    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return an array, which is not read yet. Raise UserError unless the file has it in this format and shape."""
-        found, expected = self.header.get(name, {}), {"dtype": TYPES[dtype], "shape": list(shape)}
+    def array(self, name: str, shape: tuple[int, ...], checked: bool) -> np.ndarray:
+        """Return an array, which is not copied yet; `checked` adds it to the checksum, with all before it. Raise
+        UserError unless the file has it in this shape and in the checkpoint's format.
+        """
+        found, expected = self.header.get(name, {}), {"dtype": TYPES[self.dtype], "shape": list(shape)}
         if {key: found.get(key) for key in expected} != expected:
+            self.check()        # a damaged header is the likelier reason
             raise UserError(f"{self.path} holds {name} as {found}, but {MANIFEST} says that it is {expected}.")
-        start, stop = found["data_offsets"]
-        return self.bytes[self.begin + start:self.begin + stop].view(dtype).reshape(shape)
+        start, stop = (self.begin + offset for offset in found["data_offsets"])
+        if checked:
+            self.add_to_digest(stop)
+        return self.bytes[start:stop].view(self.dtype).reshape(shape)
+
+    def add_to_digest(self, stop: int) -> None:
+        """Add the bytes of the file up to `stop` to its checksum, if they are not in it."""
+        if self.digested < stop:
+            self.digest.update(self.bytes[self.digested:stop].data)
+            self.digested = stop
+
+    def check(self) -> None:
+        """Raise UserError if the file is not as it was written."""
+        self.add_to_digest(len(self.bytes))
+        if self.digest.hexdigest() != self.seal.xxh128:
+            raise UserError(f"{self.path} is damaged: its checksum is not the one in {MANIFEST}.{others(self.root)}")

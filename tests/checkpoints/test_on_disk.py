@@ -1,18 +1,20 @@
 """Any damage to a checkpoint, and any failure of its writing, is reported, and the last good checkpoint stays."""
 import errno
-import hashlib
 import json
 import os
 import re
 import resource
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
@@ -22,6 +24,8 @@ from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
 from tests.program import refusal
 from tests.training_theorems import connected
+
+ALONE = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
 
 # ---- whatever happens to the files ----------------------------------------------------------------------------------
 
@@ -63,13 +67,15 @@ def names_of_files(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("name", names_of_files(SMALL))
-def test_a_missing_a_short_or_a_long_file_is_found(ranks, copy, name):
-    """Each in turn, by name."""
+def test_a_missing_a_short_a_long_or_a_changed_file_is_found(ranks, copy, name):
+    """Each in turn, by name: also if one rank loads, and has all files to check."""
     path, named = copy / name, str(copy / name).removesuffix(".sha256")
     content = path.read_bytes()
     for wrong in (content[:len(content) // 2], b"", content + b"\0"):
         path.write_bytes(wrong)
         assert named in load_says(ranks, SMALL, copy)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert named in load_says(ranks, ALONE, copy)
     path.unlink()
     assert named in load_says(ranks, SMALL, copy)
     path.mkdir()
@@ -86,7 +92,7 @@ def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
         f"iteration 3: to load one, write its number into {TRACKER} there.")
     (copy / TRACKER).write_text("3\n")
     assert "manifest.json is of iteration 1" in load_says(ranks, SMALL, copy)
-    assert load_says(ranks, SMALL._replace(n=1, case=replace(SMALL.case, t=1)), copy / "none") == (
+    assert load_says(ranks, ALONE, copy / "none") == (
         f"--load {copy}/none holds no checkpoint: {copy}/none/{TRACKER} is not there.")
 
 
@@ -120,7 +126,7 @@ def test_elements_begin_at_a_multiple_of_8(tmp_path, dtype):
         path, shapes = tmp_path / f"{length}.safetensors", {"x" * length: (2, 3), "y": (4,)}
         sealed = on_disk.write_tensors(str(path), dtype, shapes, [x[:4], x[4:], y], {"about": "a test"})
         content = path.read_bytes()
-        assert sealed == FileSeal(len(content), hashlib.sha256(content).hexdigest())
+        assert sealed == FileSeal(len(content), xxhash.xxh3_128(content).hexdigest())
         begin = 8 + int.from_bytes(content[:8], "little")
         assert begin % 8 == 0 and content[begin:] == x.tobytes() + y.tobytes()
         header = json.loads(content[8:begin])
@@ -154,8 +160,7 @@ def record_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str,
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(ranks, tmp_path):
     """Though the power may fail: the files and their folder before the rename, and that before the tracker's."""
-    alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
-    (asked, files), = ranks.run(1, record_save, alone, tmp_path)
+    (asked, files), = ranks.run(1, record_save, ALONE, tmp_path)
     folder, tracker = files.pop("iter_0000001"), files.pop(TRACKER)
     top = files.pop(".")
     named = asked.index(("rename", folder))
@@ -201,7 +206,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
         n, good = 1, 1
         while True:
             failing = Failing(n if group.rank == failing_rank else -1, error)
-            with mock.patch.object(on_disk, "os", failing):
+            with mock.patch.object(on_disk, "os", failing), one_file_at_a_time():
                 try:
                     checkpoint.save(trainer, root, {})
                     assert failing.left > 0 or group.rank != failing_rank
@@ -221,11 +226,15 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
             n += 1
 
 
+def one_file_at_a_time():
+    """Let a save write its files one after another, so that its operations have an order."""
+    return mock.patch.object(checkpoint, "ThreadPoolExecutor", partial(ThreadPoolExecutor, 1))
+
+
 def test_killed_while_it_writes(ranks, tmp_path):
     """After a kill at any operation on files the last good checkpoint loads, and the next save clears the rest."""
-    alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
-    ranks.run(1, failing_saves, alone, tmp_path, 0, Killed())
-    ranks.run(1, load_and_train, alone, tmp_path, 1)
+    ranks.run(1, failing_saves, ALONE, tmp_path, 0, Killed())
+    ranks.run(1, load_and_train, ALONE, tmp_path, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "iter_0000002", TRACKER]
 
 
@@ -237,9 +246,8 @@ def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
     assert one == other and len(one) > 2
     assert all(re.match(rf"{tmp_path}.* cannot be written: No space left on device\.", said) for said in one)
     if rank == 0:
-        names = {re.match(r"\S+", said)[0].split("/")[-1] for said in one}
-        assert names > {"manifest.json", "manifest.json.sha256", "iter_0000002"}
-        assert any(name.endswith("-00000.safetensors") for name in names)
+        assert {re.match(r"\S+", said)[0].split("/")[-1] for said in one} > {
+            "m-00000.safetensors", "manifest.json", "manifest.json.sha256", "iter_0000002"}
 
 
 def test_a_disk_that_fails_before_the_end_of_a_file(tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ ENTRIES = [
           resumed(*REPLICAS)),
     Entry("the second moment loaded from the first", "state and checkpoint", "checkpoint", "classic",
           "The states are read in a loop, and one name in it is fixed.",
-          Bug("mpi_impl.checkpoints.checkpoint", "on_disk.StateReader(folder, state, manifest)",
-              'on_disk.StateReader(folder, "m" if state == "v" else state, manifest)'),
+          Bug("mpi_impl.checkpoints.checkpoint", "on_disk.StateReader(root, state, manifest, files)",
+              'on_disk.StateReader(root, "m" if state == "v" else state, manifest)'),
           resumed(*REPLICAS)),
     Entry("the count of updates not loaded",
           "state and checkpoint", "checkpoint", "after deepspeedai/Megatron-DeepSpeed #248",
@@ -84,13 +84,13 @@ ENTRIES = [
     Entry("layers under the numbers of their stage", "state and checkpoint", "checkpoint", "NVIDIA/Megatron-LM #7452",
           "Each stage asks for its layers by its own numbers, which exist, so the load succeeds, and the second "
           "stage gets the first layers.",
-          Bug("mpi_impl.checkpoints.checkpoint", "reader.read(piece.of.name, box, ",
-              "number = piece.of.name.split('.')[1]\n"
-              "        first = min(layer for stage in trainer.state.stages.values() for layer in stage)\n"
-              "        name = piece.of.name.replace(f'.{number}.', f'.{int(number) - first}.') if "
+          Bug("mpi_impl.checkpoints.checkpoint", "    parts = [reader.read(piece.of.name, box)",
+              "    number = piece.of.name.split('.')[1]\n"
+              "    first = min(layer for stage in trainer.state.stages.values() for layer in stage)\n"
+              "    name = piece.of.name.replace(f'.{number}.', f'.{int(number) - first}.') if "
               "number.isdigit() else \\\n"
-              "            piece.of.name\n"
-              "        reader.read(name, box, "),
+              "        piece.of.name\n"
+              "    parts = [reader.read(name, box)"),
           loaded_by(p=2)),
     Entry("pieces of a shard without their offset",
           "state and checkpoint", "checkpoint", "after deepspeedai/DeepSpeed #7584",
