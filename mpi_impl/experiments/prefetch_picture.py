@@ -1,4 +1,4 @@
-"""The picture of a step with and without prefetch: for each way what a rank computes, above the messages under way."""
+"""The picture of a step with and without prefetch: for each way what a rank does, above the gathers under way."""
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -21,12 +21,12 @@ def draw_prefetch(path: str, steps: dict[str, TracedStep]) -> None:
             draw_bar(axes, 0, gather.start - first, gather.end - first, GATHER, label_of(gather.unit))
         for one in step.waits:
             if one.name == "gradients":
-                draw_bar(axes, 0, one.start - first, one.end - first, REDUCE)
-        axes.set_yticks([0, 1], ["messages", "computing"])
+                draw_bar(axes, 1, one.start - first, one.end - first, REDUCE)
+        axes.set_yticks([0, 1], ["gathers", "the rank"])
         finish(axes, "", f"{name}: a step of {1e3 * step.seconds:.1f} ms", "x")
     panels[-1].set_xlabel("time (ms)", fontsize=9)
     legend = {WORDS["F"]: COLORS["F"], WORDS["B"]: COLORS["B"], "a block is gathered": GATHER,
-              "gradients are reduce-scattered": REDUCE}
+              "gradients are waited for": REDUCE}
     figure.legend([Patch(color=color) for color in legend.values()], legend, loc="outside lower center",
                   ncols=len(legend), frameon=False, fontsize=9)
     save(figure, path)

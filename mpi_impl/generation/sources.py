@@ -19,7 +19,7 @@ from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.parallel.boxes import boxes_of_piece, shape_of
+from reference.parallel.boxes import boxes_of_piece
 from reference.parallel.layout import Piece
 from reference.precision import Precision
 
@@ -115,21 +115,18 @@ class Checkpoint(NamedTuple):
         raise UserError(f"--load {self.root} holds no tokenizer: {SAVED} is not there. {GIVE}")
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
-        folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        checkpoint.check_files(ranks, self.root, self.manifest, ["parameters"])
-        stored = on_disk.StateReader(folder, "parameters", self.manifest)
+        checkpoint.check_files(ranks, self.root, self.manifest, "parameters")
+        stored = on_disk.StateReader(self.root, "parameters", self.manifest)
 
         def read(piece: Piece) -> np.ndarray:
             box, = boxes_of_piece(piece, tensor_rank)       # whole rows
-            values = np.empty(shape_of(box), dtype)
-            stored.read(piece.of.name, box, values)
-            return values.reshape(-1)
+            return stored.read(piece.of.name, box).reshape(-1).astype(dtype)
 
         return read
 
     def describe(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        size = bytes_of(sum(file.bytes for file in self.manifest.files_of(["parameters"]).values()))
+        size = bytes_of(sum(file.bytes for file in self.manifest.files_of("parameters").values()))
         return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
 
 

@@ -79,7 +79,7 @@ lookup, rows = ops.lookup, ops.rows      # everywhere
 linear = Kernel(ops.linear, cpu.linear, compiled.linear, half.linear, cuda.linear)
 accumulate = Kernel(plain.accumulate, plain.accumulate, plain.accumulate, plain.accumulate, cuda.accumulate)
 total = Kernel(plain.total, cpu.total, cpu.total, plain.total, cuda.total)
-lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, cpu.lookup_backward, half.lookup_backward,
+lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, fused.lookup_backward, half.lookup_backward,
                          cuda.lookup_backward)
 
 gelu = Kernel(ops.gelu, cpu.gelu, fused.gelu, half.gelu, fused.gelu)

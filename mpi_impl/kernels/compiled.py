@@ -4,7 +4,7 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 """
 import numpy as np
 
-from mpi_impl.kernels import fused, plain
+from mpi_impl.kernels import cpu, fused, plain
 from mpi_impl.kernels.blockwise import BlockwiseAttentionCore, score_scale
 from mpi_impl.kernels.fused import core
 from mpi_impl.kernels.fused.structs import heads_of, site_of
@@ -23,13 +23,10 @@ def linear(x, w, b=None):
     """
     flat = rows(x)
     whole = w.flags.f_contiguous or w.flags.c_contiguous and len(flat) > 1
-    if len(flat) <= FEW and w.size >= LARGE and whole and w.dtype == x.dtype:
-        y = fused.few_rows(flat, w).reshape(*x.shape[:-1], w.shape[-1])
-    else:
-        y = ops.linear(x, w)
-    if b is not None:
-        y += b
-    return y
+    if len(flat) > FEW or w.size < LARGE or not whole or w.dtype != x.dtype:
+        return cpu.linear(x, w, b)
+    y = fused.few_rows(flat, w).reshape(*x.shape[:-1], w.shape[-1])
+    return y if b is None else y + b
 
 
 def activated_linear(x, w, b, activation):

@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -80,6 +82,27 @@ def children(parent: int) -> set[int]:
             if int(its_parent) == parent and state not in "ZX":                 # a zombie is dead
                 found.add(int(pid))
     return found
+
+
+def wait(process: subprocess.Popen, seconds: float) -> int:
+    """Wait for a process as `Popen.wait` does, but let signals interrupt the sleep alone.
+
+    Where `Popen` holds its lock, a handler's exception would leave it locked, and every later wait for ever.
+    """
+    deadline, nap = time.monotonic() + seconds, 5e-4
+    while True:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        try:
+            status = process.poll()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        left = deadline - time.monotonic()
+        if status is not None:
+            return status
+        if left <= 0:
+            raise subprocess.TimeoutExpired(process.args, seconds)
+        nap = min(2 * nap, 0.05)
+        time.sleep(min(nap, left))
 
 
 class Losses:

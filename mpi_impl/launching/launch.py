@@ -30,9 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
-from mpi_impl.launching.guard import Losses, end_with_parent
+from mpi_impl.launching.guard import Losses, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
+from mpi_impl.runtime.openblas import kernel_settings
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
@@ -231,8 +232,10 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
     }
     if vendor == "Open MPI":
         settings |= OPEN_MPI_SETTINGS
-    if several_hosts:
+    if several_hosts:       # whose ranks choose kernels for their own processor
         settings |= dict.fromkeys(SSH_OPTIONS_VARIABLES, SSH_OPTIONS) | FILL_HOSTS
+    else:
+        settings |= kernel_settings()
     settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
     settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
     return settings | os.environ | {ASKED_SIZE: str(ranks)}
@@ -278,7 +281,7 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
     deadline, losses = time.monotonic() + (timeout or math.inf), Losses(process.pid)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
+            return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
             raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
         if losses.found():
@@ -295,7 +298,7 @@ def describe_signal(number: int) -> str:
         "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
                    "came up or ended), which MPICH's launcher may report as this",
         "SIGALRM": "; it waited too long for others while the job came up or ended",
-        "SIGBUS": "; a full disk or shared memory, or a truncated file, is a common cause",
+        "SIGBUS": "; a full disk or shared memory, or a file that is truncated or cannot be read, is a common cause",
     }.get(name, "")
     return f"signal {number} ({name}){hint}"
 

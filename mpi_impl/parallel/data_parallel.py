@@ -4,7 +4,9 @@ Every replica has already divided its losses by the size of the *global* batch, 
 and it makes no difference how the samples are spread over replicas and microbatches. The textbook twin is
 reference/parallel/data_parallel.py, which deals out the samples too.
 """
+from collections import deque
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,15 @@ def group_of(holder, bucket: Bucket) -> Group:
 def reason_of(bucket: Bucket) -> str:
     """Return why a bucket's gradients are sent, for the ledger."""
     return "gradients of experts" if bucket.dealt else "gradients"
+
+
+class Reduction(NamedTuple):
+    """A bucket's sum over the replicas that has begun."""
+
+    bucket: Bucket
+    flat: Any           # its elements, which are there until the sum is
+    pending: Pending
+    last: bool          # in this step
 
 
 class Gradients:
@@ -45,7 +56,8 @@ class Gradients:
         self.instances = instances
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
-        self.begun: list[Pending] = []
+        self.begun = deque[Reduction]()             # in this order, the same on all replicas
+        self.between_instances: list[Pending] = []
         self.whole_bytes = 0            # the most bytes of buckets that were materialized at the same time
         self.allocate()
 
@@ -61,7 +73,7 @@ class Gradients:
         """Begin a step."""
         self.own.flat[...] = 0
         self.missing = {bucket: microbatches * expected for bucket, expected in self.expected.items()}
-        self.begun = []
+        self.between_instances = []
 
     def contributed(self, *units) -> None:
         """Count a contribution to each unit in these trees: a microbatch's backward has finished one use of them."""
@@ -70,27 +82,46 @@ class Gradients:
                 for bucket in self.layout.buckets_of(unit.name):
                     self.missing[bucket] -= 1
                     self.counted(bucket)
-        for pending in self.begun:
+        for pending in (*(reduction.pending for reduction in self.begun), *self.between_instances):
             pending.poll()
 
     def counted(self, bucket: Bucket) -> None:
         """Begin the bucket's sum if this contribution was the last."""
         if self.missing[bucket] == 0:
-            with self.group.ledger.phase("reduction"):
-                self.begun.append(self.begin(bucket))
+            self.begin(bucket)
 
-    def begin(self, bucket: Bucket) -> Pending:
+    def begin(self, bucket: Bucket) -> None:
         """Begin a bucket's sum."""
-        return group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))
+        flat = self.complete(bucket)
+        with self.group.ledger.phase("reduction"):
+            self.begun.append(Reduction(bucket, flat, self.post(bucket, flat), self.missing[bucket] == 0))
+
+    def complete(self, bucket: Bucket):
+        """Return the elements of a bucket that is complete."""
+        return self.own.flat[bucket.slice]
+
+    def post(self, bucket: Bucket, flat) -> Pending:
+        """Post the call that sums a bucket, flat [size]."""
+        return group_of(self, bucket).post_all_reduce(flat, reason_of(bucket))
 
     def finish(self) -> None:
         """Wait until all sums are there."""
         assert not any(self.missing.values()), f"contributions are missing: {self.missing}"
-        for pending in self.begun:
+        self.finish_first(len(self.begun))
+        for pending in self.between_instances:
             pending.wait()
 
-    def sum_over_instances(self, bucket: Bucket) -> None:
-        """Begin, with hybrid sharding, the sum of this rank's part of a bucket over the ranks that own the same."""
-        if self.instances:
-            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-            self.begun.append(self.instances.post_all_reduce(own, reason_of(bucket)))
+    def finish_first(self, n: int) -> None:
+        """Wait for the n sums that began first. With hybrid sharding, begin to sum this rank's part of them over the
+        ranks that own the same in other instances, once a step.
+        """
+        for _ in range(n):
+            bucket, _, pending, last = self.begun.popleft()
+            self.keep(bucket, pending.wait())
+            if self.instances and last:
+                own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+                with self.group.ledger.phase("reduction"):
+                    self.between_instances.append(self.instances.post_all_reduce(own, reason_of(bucket)))
+
+    def keep(self, bucket: Bucket, total) -> None:
+        """Do nothing: the sum is in its place."""

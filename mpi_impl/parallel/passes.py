@@ -71,7 +71,7 @@ class TrainingPass(ForwardPass):
         """
         super().__init__(state.model, state.region, state.stage_params, microbatches, totals, state.device_prototype)
         self.grads, self.contexts, self.scale = state.stage_grads, contexts, scale
-        self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed)
+        self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed, state.region.group.help_on)
         self.measured, self.peaks = measured, Peaks()
         self.caches: dict[tuple[int, int], StageCache] = {}       # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W

@@ -4,6 +4,7 @@ A sink is called with the two factors of a gradient, sink(grad, x, dy), and mean
 backward says which units have got all that the microbatch gives them. Gradients that cost little (of biases, norms and
 embeddings) do not pass through here: the backward adds them itself.
 """
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -17,21 +18,22 @@ def ignore(*units) -> None:
 class ImmediateSink:
     """Adds each gradient immediately: with it a backward is a schedule's B."""
 
-    def __init__(self, contributed: Callable = ignore, recomputed: Callable = ignore):
-        """Call `contributed` with the units that are done, and `recomputed` with the caches that a backward has
-        computed again and still holds.
+    def __init__(self, contributed: Callable = ignore, recomputed: Callable = ignore, help_on: Callable = ignore):
+        """Call `contributed` with the units that are done, `recomputed` with the caches that a backward has computed
+        again and still holds, and `help_on` after each gradient: what is under way goes on while MPI is called.
         """
-        self.done, self.recomputed = contributed, recomputed
+        self.done, self.recomputed, self.help_on = contributed, recomputed, help_on
 
     def __call__(self, grad, x, dy) -> None:
         accumulate(grad, x, dy)
+        self.help_on()
 
 
 class DeferredSink:
     """Holds the calls, and with them the activations: a backward is then a schedule's I, and `drain` is its W."""
 
     def __init__(self, sink: ImmediateSink):
-        self.sink, self.recomputed, self.calls = sink, sink.recomputed, list[partial]()
+        self.sink, self.recomputed, self.calls = sink, sink.recomputed, deque[partial]()
 
     def __call__(self, grad, x, dy) -> None:
         self.calls.append(partial(self.sink, grad, x, dy))
@@ -45,6 +47,6 @@ class DeferredSink:
         return [call.args[1:] for call in self.calls if call.func is self.sink]
 
     def drain(self) -> None:
-        """Make the calls, in order."""
-        for call in self.calls:
-            call()
+        """Make the calls, in order, and give up what each of them holds."""
+        while self.calls:
+            self.calls.popleft()()

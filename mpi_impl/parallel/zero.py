@@ -35,26 +35,18 @@ from reference.params import assign, initialize_shard, tree_map
 class ScatteredGradients(Gradients):
     """Stage 1: at the end of a step, each replica gets the sum of its own part only."""
 
-    def begin(self, bucket: Bucket) -> Pending:
-        flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
-        group = group_of(self, bucket)
-        return group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], reason_of(bucket))
-
-    def finish(self) -> None:
-        """Wait until all sums are there: first those of this instance, then those over all instances."""
-        super().finish()
-        self.begun = []
-        for bucket in self.layout.buckets:
-            self.sum_over_instances(bucket)
-        super().finish()
+    def post(self, bucket: Bucket, flat) -> Pending:
+        own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+        return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket))
 
 
 class ShardedGradients(Gradients):
     """Stages 2 and 3: each replica holds its own part only, and adds to it after every microbatch.
 
-    A bucket is materialized while a backward works on it, and released once it has been sent. (Where backward is split,
-    the next microbatch's I may come before this one's W. A bucket is then sent when it has as many contributions as one
-    microbatch makes, from whichever microbatches, and stays while any backward works on it.)
+    A bucket is materialized while a backward works on it. Then it is sent, while the backward works on the next one,
+    and released when that one is sent, too. (Where backward is split, the next microbatch's I may come before this
+    one's W. A bucket is then sent when it has as many contributions as one microbatch makes, from whichever
+    microbatches; while any backward works on it, a copy is sent.)
     """
 
     whole_after_backward = False
@@ -72,24 +64,49 @@ class ShardedGradients(Gradients):
         buckets = self.layout.buckets_of(unit)
         for bucket in buckets:
             if bucket not in self.whole:
+                while bucket in (reduction.bucket for reduction in self.begun):     # since the microbatch before
+                    self.finish_first(1)
                 self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
-                self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
+                self.count_bytes()
             self.users[bucket] += 1
         return self.layout.unit_views(unit, *(self.whole[bucket] for bucket in buckets))
 
+    def count_bytes(self) -> None:
+        """Count the buckets that are materialized or under way, and the sums to come."""
+        arrays = (*self.whole.values(), *(one for _, flat, pending, _ in self.begun for one in (flat, pending.x)))
+        self.whole_bytes = max(self.whole_bytes, sum(one.nbytes for one in arrays))
+
+    def contributed(self, *units) -> None:
+        """Count a contribution. If sums begin with it, those that began before are finished: they have had the time
+        in which a backward computed.
+        """
+        before = len(self.begun)
+        super().contributed(*units)
+        self.count_bytes()
+        if len(self.begun) > before:
+            self.finish_first(before)
+
     def counted(self, bucket: Bucket) -> None:
-        """Send the bucket if it has as many contributions as a microbatch makes."""
+        """Begin the bucket's sum if it has as many contributions as a microbatch makes."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, group = self.whole[bucket], group_of(self, bucket)
-            own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-            with group.ledger.phase("reduction"):
-                own += group.post_reduce_scatter(flat, np.empty_like(own), reason_of(bucket)).wait()
-                if self.missing[bucket] == 0:
-                    self.sum_over_instances(bucket)
-            flat[...] = 0
-            if not self.users[bucket]:
-                del self.whole[bucket]
+            self.begin(bucket)
+
+    def complete(self, bucket: Bucket):
+        flat = self.whole.pop(bucket)
+        if self.users[bucket]:
+            self.whole[bucket], flat = flat, flat.copy()
+            self.whole[bucket][...] = 0
+        return flat
+
+    def post(self, bucket: Bucket, flat) -> Pending:
+        total = np.empty_like(flat, shape=bucket.size // bucket.parts)
+        return group_of(self, bucket).post_reduce_scatter(flat, total, reason_of(bucket))
+
+    def keep(self, bucket: Bucket, total) -> None:
+        """Add what a microbatch has contributed."""
+        own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+        own += total
 
 
 class GradientsOfUnit(Unit):

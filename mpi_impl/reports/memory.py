@@ -1,5 +1,5 @@
 """The bytes that each rank holds: measured, by the papers' formulas, and by our ActivationInventory."""
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from reference.costs.activation_inventory import ActivationInventory, rank_activ
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
 from reference.models.stage import LayersCache
-from reference.parallel.layout import SHARED_BLOCK
+from reference.parallel.layout import SHARED_BLOCK, Bucket
 from reference.parallel.model_states import model_states, states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of
 from reference.precision import Precision
@@ -68,7 +68,7 @@ def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
         peak = recomputed = None
     return Held(parameters - offloaded_parameters, gradients, optimizer - offloaded_optimizer,
                 offloaded_parameters + offloaded_optimizer, gathered_bytes(trainer),
-                unreduced_bytes(trainer, {action.kind for action in actions}), peak, recomputed)
+                unreduced_bytes(trainer, m, {action.kind for action in actions}), peak, recomputed)
 
 
 def gathered_bytes(trainer: Trainer) -> int:
@@ -88,22 +88,37 @@ def gathered_bytes(trainer: Trainer) -> int:
         sum(bucket.size for name in names for bucket in buckets_of(name)) for names in steps)
 
 
-def unreduced_bytes(trainer: Trainer, kinds: Collection[str]) -> int | None:
+def unreduced_bytes(trainer: Trainer, m: int, kinds: Collection[str]) -> int | None:
     """Return the peak of whole gradients with ZeRO-2 and 3.
 
     A bucket is whole from the backward of its first unit until that of its last: a tied table's from the logits to the
-    embedding. With several stages on a rank, or a split backward, those of other microbatches come in between.
+    embedding. Then it is under way until the next one is complete, or the next microbatch needs it. With several stages
+    on a rank, or a split backward, other microbatches come in between.
     """
     if trainer.topology.config.zero_stage < 2:
         return 0
     if len(trainer.state.stages) > 1 or "I" in kinds:
         return None
     (layers,), layout = trainer.state.stages.values(), trainer.state.layout
-    steps = [{bucket for name in names for bucket in layout.buckets_of(name)}
-             for names in units_in_use(trainer, layers, at_once=1)]
-    there = [{bucket for bucket in layout.buckets if any(bucket in step for step in steps[:i + 1])
-              and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
-    return trainer.state.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
+    steps = [list(dict.fromkeys(bucket for name in names for bucket in layout.buckets_of(name)))
+             for names in reversed(units_in_use(trainer, layers, at_once=1))]
+    whole, under_way, most = set[Bucket](), list[Bucket](), 0
+    for i, step in list(enumerate(steps)) * min(m, 2):      # more microbatches repeat the second
+        for bucket in step:
+            if bucket in under_way:
+                del under_way[:under_way.index(bucket) + 1]
+            whole.add(bucket)
+            most = max(most, elements(whole, under_way))
+        if complete := [bucket for bucket in step if all(bucket not in later for later in steps[i + 1:])]:
+            whole -= {*complete}
+            most = max(most, elements(whole, under_way + complete))
+            under_way = complete
+    return trainer.state.main.itemsize * most
+
+
+def elements(whole: Iterable[Bucket], under_way: Iterable[Bucket]) -> int:
+    """Count the elements of buckets, of which each that is under way has room for its sum, too."""
+    return sum(bucket.size for bucket in whole) + sum(each.size + each.size // each.parts for each in under_way)
 
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
@@ -111,7 +126,7 @@ def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[
     blocks = [SHARED_BLOCK if trainer.state.model.share_layers else f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:
-        steps.insert(0, [unit for unit in trainer.state.layout.bucket_of if unit.startswith("embedding.")])
+        steps.insert(0, [unit for unit in trainer.state.layout.units if unit.startswith("embedding.")])
     if trainer.state.model.num_layers - 1 in layers:
         steps += units_of_head(trainer.state.model)
     return steps

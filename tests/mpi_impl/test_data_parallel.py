@@ -1,5 +1,6 @@
 """The reduction over replicas: every bucket as soon as it is complete, while backward still works on others."""
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
 from random import Random
 from unittest import mock
 
@@ -17,7 +18,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
-from reference.parallel.layout import Layout
+from reference.parallel.layout import Bucket, Layout
 from reference.params import leaves, tree_map
 from reference.precision import Precision
 from tests.deep import one_fast_of
@@ -35,31 +36,42 @@ RUNS = [(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", N
         (2, "zb-h2", None), (2, "interleaved", 2), (2, "zb-v", None), (2, "dualpipe-v", None)]
 
 
-class Posted:
-    """Stands for a group of two: writes down what is summed, and how often that is polled and waited for."""
+class Posting:
+    """Stands for a group of two, of which the other rank has zeros: writes down what is summed."""
 
     size, rank = 2, 1
 
     def __init__(self):
-        self.ledger, self.sums, self.polled, self.waited = Ledger(), [], 0, 0
+        self.ledger, self.sums = Ledger(), list[PostedSum]()
 
     def post_all_reduce(self, x, reason):
-        self.sums.append(x)
-        return self
+        self.sums.append(PostedSum(x, x, x))
+        return self.sums[-1]
 
     def post_reduce_scatter(self, x, out, reason):
-        self.sums.append(x)
-        self.out = out
-        out[...] = 0
-        return self
+        self.sums.append(PostedSum(x, out, x.reshape(self.size, -1)[self.rank]))
+        return self.sums[-1]
+
+    @property
+    def under_way(self):
+        return [one for one in self.sums if not one.waited]
+
+
+class PostedSum:
+    """Stands for a Pending: counts polls and waits, and sees that nobody changes what is summed before."""
+
+    def __init__(self, flat, x, total):
+        self.flat, self.x, self.total, self.posted, self.polled, self.waited = flat, x, total, flat.copy(), 0, 0
 
     def poll(self):
         self.polled += 1
         return False
 
     def wait(self):
+        assert np.array_equal(self.flat, self.posted), "an array was changed while it was summed"
         self.waited += 1
-        return getattr(self, "out", None)
+        self.x[...] = self.total
+        return self.x
 
 
 def gradients_of(case, stage, bucket_size, uses, group):
@@ -84,22 +96,22 @@ def test_a_bucket_begins_with_its_last_contribution(stage, case, size, m, uses, 
 
     Each contribution polls what is under way: MPI makes little progress unless it is asked.
     """
-    group = Posted()
+    group = Posting()
     ours, units = gradients_of(case, stage, size, uses, group)
-    for step in (1, 2):
+    for _ in range(2):
         group.sums.clear()
         ours.expect(m)
         left, begun = contributions(units, m, uses, random), []
         while left:
-            polled, under_way = group.polled, len(begun)
+            polled = [one.polled for one in group.sums]
             ours.contributed(units[left.pop()])
-            assert group.polled - polled >= under_way
+            assert all(one.polled > before for one, before in zip(group.sums, polled))
             begun += [b for b in ours.layout.buckets if b not in begun and not set(b.units) & set(left)]
-            assert len(group.sums) == len(begun)
+            assert len(group.sums) == len(group.under_way) == len(begun)
         ours.finish()
-        assert group.waited == step * len(begun) == step * len(ours.layout.buckets)
-        for x, bucket in zip(group.sums, begun, strict=True):
-            assert same_memory(x, ours.own.flat[bucket.slice])
+        assert [one.waited for one in group.sums] == [1] * len(ours.layout.buckets)
+        for one, bucket in zip(group.sums, begun, strict=True):
+            assert same_memory(one.flat, ours.own.flat[bucket.slice])
 
 
 def same_memory(x, y):
@@ -108,27 +120,38 @@ def same_memory(x, y):
 
 @given(MODELS, BUCKETS, st.integers(1, 4), USES, RANDOM)
 def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, uses, random):
-    """Or with as many contributions as a microbatch makes, where two mix. What nobody works on is gone then."""
-    group = Posted()
+    """Or with as many contributions as a microbatch makes, where two mix. What nobody works on is gone then.
+
+    A sum is under way until the next one begins, or until its bucket is needed again. It is added once.
+    """
+    group = Posting()
     ours, units = gradients_of(case, 2, size, uses, group)
     ours.expect(m)
-    came: Counter = Counter()
-    for kind, name in interleave(contributions(units, m, uses, random), random):
-        bucket = ours.layout.bucket_of[name]
+    came, taken, expected = Counter[Bucket](), defaultdict[str, list](list), np.zeros(ours.layout.size)
+    for i, (kind, name) in enumerate(interleave(contributions(units, m, uses, random), random)):
+        bucket, under_way = ours.layout.bucket_of[name], group.under_way
         if kind == "take":
-            views = units[name].wait()
-            assert all(np.shares_memory(view, ours.whole[bucket]) for _, view in leaves(views))
+            again = bucket not in ours.whole and any(one.bucket is bucket for one in ours.begun)
+            taken[name].append(units[name].wait())
+            assert all(np.shares_memory(view, ours.whole[bucket]) for _, view in leaves(taken[name][-1]))
+            assert group.under_way == ([] if again else under_way)
             continue
-        before = len(group.sums)
+        for views in (taken[name].pop(), ours.layout.views_of(ours.layout.units[name], expected, name)):
+            for _, view in leaves(views):
+                view += i + 1
         ours.contributed(units[name])
         came[bucket] += 1
         complete = came[bucket] % sum(uses.get(unit, 1) for unit in bucket.units) == 0
-        assert len(group.sums) - before == complete
+        assert group.under_way == (group.sums[-1:] if complete else under_way)
         if complete:
-            assert len(group.sums[-1]) == bucket.size
+            assert len(group.sums[-1].flat) == bucket.size
             assert (bucket in ours.whole) == (ours.users[bucket] > 0)
     ours.finish()
     assert not ours.whole and len(group.sums) == m * len(ours.layout.buckets)
+    assert all(one.waited == 1 for one in group.sums)
+    for bucket in ours.layout.buckets:
+        own = ours.layout.owned_piece(bucket, group.rank)
+        assert (ours.own.load(own) == expected[own.in_buffer]).all()
 
 
 def interleave(names, random):
@@ -149,7 +172,7 @@ def interleave(names, random):
 @given(MODELS, BUCKETS, st.integers(1, 3), st.data())
 def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, data):
     """Never a sum without a word that lacks something."""
-    ours, units = gradients_of(case, stage, size, {}, Posted())
+    ours, units = gradients_of(case, stage, size, {}, Posting())
     ours.expect(m)
     every = [name for name in units for _ in range(m)]
     wrong = data.draw(st.sampled_from(sorted(units)))
@@ -233,16 +256,32 @@ def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stag
     """On every rank, whether the last weight gradients come in a B or in a W. In one bucket it cannot begin earlier."""
     model = ModelConfig(8, 4, 1, 11, 3, untie_embeddings_and_output_weights=not tied)
     case = Case(1, model, 1, 3, seed=1)
-    for events in ranks.run(2 * p, order_of_a_step, case, Plan(p, schedule, v, bucket_size=1, zero_stage=stage)):
-        first, last = events.index("sum"), max(i for i, event in enumerate(events) if event == "compute")
-        assert first < last, "it waited until everything was done"
-    for events in ranks.run(2 * p, order_of_a_step, case, Plan(p, schedule, v, bucket_size=1 << 30, zero_stage=stage)):
-        assert events[-1] == "sum"
+    ranks.run(2 * p, sums_overlap_with_computing, case, 4, Plan(p, schedule, v, bucket_size=1, zero_stage=stage))
+    plan = Plan(p, schedule, v, bucket_size=1 << 30, zero_stage=stage)
+    for events in ranks.run(2 * p, order_of_a_step, case, 4, plan):
+        assert not {"layer", "gradient"} & set(events[rindex(events, "sum"):])
 
 
-def order_of_a_step(group, case, plan):
-    """Return the order of this rank's events in a step: backwards of layers, weight gradients, and sums over replicas
-    as they are posted.
+def sums_overlap_with_computing(group, case, m, plan):
+    """Check that this rank begins sums before it has computed everything, goes on before it waits for them, and helps
+    them on meanwhile, after the gradient of each matrix.
+    """
+    events = order_of_a_step(group, case, m, plan)
+    begun, last = [i for i, event in enumerate(events) if event == "sum"], rindex(events, "gradient")
+    assert begun[0] < last, "it waited until everything was done"
+    assert all({"layer", "gradient", "sum"} & set(events[i + 1:events.index(f"wait {n}")])
+               for n, i in enumerate(begun) if i < last), "it waited immediately"
+    assert all(after == "help" for event, after in pairwise(events) if event == "gradient"), "it did not help"
+
+
+def rindex(events, event):
+    """Return where the last such event is."""
+    return len(events) - 1 - events[::-1].index(event)
+
+
+def order_of_a_step(group, case, m, plan):
+    """Return the order of this rank's events in a step: forwards and backwards of layers, weight gradients, and sums
+    over replicas as they are posted, and waited for.
     """
     events = []
 
@@ -253,12 +292,22 @@ def order_of_a_step(group, case, plan):
             return found
         return call
 
+    def posted(post):
+        def call(*args):
+            found, number = post(*args), events.count("sum")
+            found.wait = recorded(f"wait {number}", found.wait)
+            events.append("sum")
+            return found
+        return call
+
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 5))
-        data, m = topology.data, 4
-        with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),
-              mock.patch.object(data, "post_reduce_scatter", recorded("sum", data.post_reduce_scatter)),
-              mock.patch.object(stages, "block_backward", recorded("compute", stages.block_backward)),
-              mock.patch.object(sinks, "accumulate", recorded("compute", sinks.accumulate))):
+        data = topology.data
+        with (mock.patch.object(data, "post_all_reduce", posted(data.post_all_reduce)),
+              mock.patch.object(data, "post_reduce_scatter", posted(data.post_reduce_scatter)),
+              mock.patch.object(stages, "block_forward", recorded("layer", stages.block_forward)),
+              mock.patch.object(stages, "block_backward", recorded("layer", stages.block_backward)),
+              mock.patch.object(sinks, "accumulate", recorded("gradient", sinks.accumulate)),
+              mock.patch.object(topology.tensor, "help_on", recorded("help", topology.tensor.help_on))):
             trainer.step(dealt(trainer, case.b, case.batch("", m * data.size)), m * data.size)
     return events

@@ -187,24 +187,27 @@ def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, mod
 
 
 def no_gradient_outlives_its_use(group, case, m, plan):
-    """Check, whenever a bucket is materialized and after the step, that only the buckets to which a backward still adds
-    are in memory.
+    """Check, whenever bytes are counted and after the step, that only the buckets are in memory to which a backward
+    still adds, or which are under way: as many bytes as are counted.
     """
-    buffers: list = []
+    buffers: dict[int, weakref.ref] = {}
 
-    def watched(gradients, unit, materialize=ShardedGradients.materialize):
-        views = materialize(gradients, unit)
-        flat = gradients.whole[gradients.layout.bucket_of[unit]]
-        if not any(ref() is flat for ref in buffers):
-            buffers.append(weakref.ref(flat))
-            assert sum(ref() is not None for ref in buffers) == len(gradients.whole)
-        return views
+    def watched(gradients, count_bytes=ShardedGradients.count_bytes):
+        flats = [*gradients.whole.values(), *(reduction.flat for reduction in gradients.begun)]
+        buffers.update((id(flat), weakref.ref(flat)) for flat in flats)
+        alive = [ref() for ref in buffers.values() if ref() is not None]
+        assert len(alive) == len(flats)
+        gradients.whole_bytes = 0
+        count_bytes(gradients)
+        assert gradients.whole_bytes == sum(flat.nbytes for flat in alive) + sum(
+            one.flat.nbytes // one.bucket.parts for one in gradients.begun)
 
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case)
-        with mock.patch.object(ShardedGradients, "materialize", watched):
+        with mock.patch.object(ShardedGradients, "count_bytes", watched):
             trainer.step(*batch_of(trainer, case, m))
-        assert buffers and not any(ref() is not None for ref in buffers) and not trainer.state.gradients.whole
+        assert buffers and not any(ref() is not None for ref in buffers.values())
+        assert not trainer.state.gradients.whole
 
 
 # ---- who owns what --------------------------------------------------------------------------------------------------

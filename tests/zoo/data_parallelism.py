@@ -14,27 +14,24 @@ ENTRIES = [
           "The wrapper that would sum the gradients is not called, each replica trains on its own, and all losses "
           "fall.",
           Bug("mpi_impl.parallel.data_parallel",
-              "group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))",
+              "group_of(self, bucket).post_all_reduce(flat, reason_of(bucket))",
               'Pending(self.group, "gradients", [], None, [])'),
           TRAINED_ON_FOUR),
     Entry("one bucket averaged, the others summed", "scaling", "DP", "after verify-llm/TrainVerify mutation 13",
           "The bucket that is closed last is reduced by another function, which divides by the number of replicas.",
           Bug("mpi_impl.parallel.data_parallel",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n"
-              "        self.begun[0].x[...] /= self.group.size\n"),
+              "        self.finish_first(len(self.begun))\n",
+              "        last = self.begun[-1]\n"
+              "        self.finish_first(len(self.begun))\n"
+              "        last.pending.x[...] /= self.group.size\n"),
           small(d=2)),
     Entry("gradients averaged, though the loss is the global mean",
           "scaling", "DP", "after meta-pytorch/torchtune #1917",
           "Frameworks average gradients over the replicas, and here every loss has been divided by the global batch "
           "before.",
           Bug("mpi_impl.parallel.data_parallel",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n"
+              "        self.finish_first(len(self.begun))\n",
+              "        self.finish_first(len(self.begun))\n"
               "        self.own.flat[...] /= self.group.size\n"),
           small(d=2)),
     Entry("gradients summed over the model's ranks", "wrong group", "DP", "after NVIDIA/Megatron-LM #7452",

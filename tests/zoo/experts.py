@@ -24,19 +24,15 @@ ENTRIES = [
     Entry("gradients of experts not summed", "missing communication", "EP", "facebookresearch/fairseq #4220",
           "Experts are skipped by the sum, for each rank has its own: but d/e ranks have the same.",
           Bug("mpi_impl.parallel.data_parallel",
-              '        return group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))',
-              '        part = self.own.flat[bucket.slice]\n'
-              '        return group_of(self, bucket).post_all_reduce(part.copy() if bucket.dealt else part, '
-              'reason_of(bucket))'),
+              "post_all_reduce(flat, reason_of(bucket))",
+              "post_all_reduce(flat.copy() if bucket.dealt else flat, reason_of(bucket))"),
           trained(d=4, e=2, m=1)),
     Entry("gradients of experts too large by e", "scaling", "EP", "deepspeedai/DeepSpeed #6546",
           "All gradients are divided by the number of ranks that hold a copy, but those of experts are sums over the "
           "samples of e times as many ranks.",
           Bug("mpi_impl.parallel.data_parallel",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n",
-              "        for pending in self.begun:\n"
-              "            pending.wait()\n"
+              "        self.finish_first(len(self.begun))\n",
+              "        self.finish_first(len(self.begun))\n"
               "        for bucket in self.layout.buckets:\n"
               "            self.own.flat[bucket.slice] *= self.layout.e if bucket.dealt else 1\n"),
           trained(d=2, e=2)),

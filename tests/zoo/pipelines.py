@@ -149,7 +149,7 @@ ENTRIES = [
           played(one_f_one_b(2, 4), shape=LARGE)),
     Entry("W forgets the last product that I deferred", "scheduling", "PP", "classic",
           "The loop over what I has put off stops too early.",
-          Bug("mpi_impl.parallel.sinks", "in self.calls:", "in self.calls[:-2]:"),
+          Bug("mpi_impl.parallel.sinks", "while self.calls:", "while len(self.calls) > 2:"),
           trained("zb-h1")),
     Entry("W does nothing", "scheduling", "PP", "classic",
           "What I has put off is taken from the list, and not computed.",

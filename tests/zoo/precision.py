@@ -74,8 +74,8 @@ ENTRIES = [
     Entry("the sum over replicas in 16 bits", "precision", "DP", "after NVIDIA/Megatron-LM #502",
           "Gradients are rounded before they are sent, and stay as they arrive.",
           Bug("mpi_impl.parallel.data_parallel",
-              "return group_of(self, bucket).post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))",
-              'flat, arrays = self.own.flat[bucket.slice], __import__("mpi_impl.runtime.arrays").runtime.arrays\n'
+              "return group_of(self, bucket).post_all_reduce(flat, reason_of(bucket))",
+              'arrays = __import__("mpi_impl.runtime.arrays").runtime.arrays\n'
               '        flat[...] = arrays.narrowed(flat, arrays.dtype_of("bfloat16"))\n'
               '        return self.group.post_all_reduce(flat, "gradients")'),
           sixteen_bits("main_gradients_have_more_digits", "bfloat16")),

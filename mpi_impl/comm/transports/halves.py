@@ -51,7 +51,9 @@ class HalvesTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
         """Return the sum (or maximum) over all ranks of the piece, of every rank's pieces [size, ...], that is ours."""
         theirs = np.empty_like(pieces)
         self.mpi.all_to_all(mpi_view(pieces), mpi_view(theirs))
-        return sum_in_rank_order(theirs, op)
+        mine = np.empty_like(theirs[0])
+        sum_in_rank_order(theirs, op, mine)
+        return mine
 
 
 def mpi_view(x):
@@ -59,12 +61,14 @@ def mpi_view(x):
     return x.view(np.uint16)
 
 
-def sum_in_rank_order(parts, op: str):
-    """Return the elementwise sum (or maximum) of parts [size, ...], one from each of two ranks or more -> [...].
+def sum_in_rank_order(parts, op: str, out) -> None:
+    """Write the elementwise sum (or maximum) of parts [size, ...], one from each of two ranks or more, to out [...].
 
     The result has the same bits on every rank and with every MPI. Halves are added in float32 and rounded once.
     """
-    total = UFUNCS[op](widened(parts[0]), widened(parts[1]))
+    total = np.empty_like(out, dtype=np.float32) if is_half(out) else out
+    UFUNCS[op](widened(parts[0]), widened(parts[1]), out=total)
     for part in parts[2:]:
         UFUNCS[op](total, widened(part), out=total)
-    return narrowed(total, parts.dtype)
+    if total is not out:
+        out[...] = narrowed(total, out.dtype)

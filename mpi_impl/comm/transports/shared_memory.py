@@ -62,10 +62,10 @@ class SharedMemoryTransport(Collectives):
             offered[self.rank] = piece
             self.board.barrier()
             if self.size == 2 or offered.nbytes <= LITTLE:
-                piece[...] = sum_in_rank_order(offered, op)
+                sum_in_rank_order(offered, op, piece)
                 continue
             mine = slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
-            result[mine] = sum_in_rank_order(offered[:, mine], op)
+            sum_in_rank_order(offered[:, mine], op, result[mine])
             self.board.barrier()
             piece[...] = result
         copy_back(buffer, x)
@@ -88,7 +88,7 @@ class SharedMemoryTransport(Collectives):
             for place, part in zip(offered[self.rank].reshape(shape), parts, strict=True):
                 place[...] = part[where]
             self.board.barrier()
-            out[where] = sum_in_rank_order(offered.reshape(self.size, *shape)[:, self.rank], "sum")
+            sum_in_rank_order(offered.reshape(self.size, *shape)[:, self.rank], "sum", out[where])
 
     def broadcast(self, x, root):
         for where in rows(x, CAPACITY):

@@ -29,7 +29,7 @@ def count(x) -> int:
     return x.size // x.shape[-1]
 
 
-# ---- products of a few rows, on a core ------------------------------------------------------------------------------
+# ---- on a core: products of a few rows, the gradient of a table ------------------------------------------------------
 
 
 def few_rows(x, w):
@@ -42,6 +42,12 @@ def few_rows(x, w):
         y = np.empty((len(x), m), x.dtype)
         launch("few_rows.few_rows_transposed", x.dtype, 1, x, w.T, y, len(x), n, m)
     return y
+
+
+def lookup_backward(dy, ids, dtable):
+    ids = ids.astype(np.int64, copy=False)
+    launch("lookup.lookup_backward", dy.dtype, ids.size, contiguous(dy), contiguous(ids), dtable, dy.shape[-1])
+    return dtable
 
 
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ template <int N> static void all_rows(const element *x, const element *w, elemen
     for (; row < b; ++row) inner_products<1, N>(x + (Index)row * n, w, y + (Index)row * m, n, m);
 }
 
-// Less than R rows wait for memory alone, which is fastest column by column.
+// With fewer than R rows the memory is what takes time, and it is read fastest column by column.
 extern "C" __global__ void few_rows_transposed(const element *x, const element *w, element *y, int b, int n, int m) {
     constexpr int N = 4;
     int column = 0;
