@@ -125,8 +125,9 @@ check() {
     "$venv/bin/python" -m isort --check-only --quiet . || { echo "Sort imports with .venv/bin/isort ." && status=1; }
     "$venv/bin/python" -m mypy || status=1
     "$venv/bin/lint-imports" --no-cache >"$venv/storeys.log" || { cat "$venv/storeys.log" && status=1; }
-    # Two files at a time, long ones first, each with ranks of its own; a later -n in OPTIONS has the last word.
-    "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=1
+    # Three files at a time, since many tests wait: long ones first, each with ranks of its own; a later -n in OPTIONS
+    # has the last word.
+    "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=1
     return $status
 }
 

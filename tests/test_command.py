@@ -236,7 +236,7 @@ def test_help_comes_without_numpy_and_mpi(tmp_path):
 
 @pytest.mark.parametrize("line", ["-m mpi_impl.shardlab run -n 8 pretrain_gpt --help", "-m mpi_impl.pretrain_bert -h"])
 def test_the_options_of_training_come_without_numpy_and_mpi(line, tmp_path):
-    """So no rank waits for another, and nothing is imported that computes."""
+    """No rank waits for another, and no library is imported that only a run needs."""
     done = command(*line.split(), env=without(tmp_path, "numpy", "mpi4py", "tokenizers", "msgspec"))
     assert (done.returncode, done.stderr) == (0, "") and "--tensor-model-parallel-size" in done.stdout
 

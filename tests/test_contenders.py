@@ -69,7 +69,7 @@ def as_torch_batch(batch) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_same_texts_by_the_same_model(contenders, tmp_path, attention):
-    """Of a batch, and all tokens that are asked for, whichever they are."""
+    """They are the texts of a whole batch, and none ends early, whatever its tokens are."""
     pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     torch.set_default_dtype(torch.float32)
     theirs, ours = contenders("transformers_texts"), contenders("shardlab_texts")

@@ -123,6 +123,32 @@ def test_an_interrupted_launch_leaves_no_process(family, number, status, with_ch
         assert job.wait(SOON) == status
 
 
+SIGNAL_WHILE_LOCKED = """
+import os, signal, subprocess, threading
+from mpi_impl.launching.launch import supervise
+
+class Lock:
+    def __init__(self):
+        self.lock, self.release, self.signals = threading.Lock(), self.__exit__, [signal.SIGTERM]
+    def acquire(self, *waits):
+        taken = self.lock.acquire(*waits)
+        if self.signals:
+            os.kill(os.getpid(), self.signals.pop())
+        return taken
+    def __enter__(self):
+        self.lock.acquire()
+    def __exit__(self, *_):
+        self.lock.release()
+
+subprocess.threading = type("", (), {"Lock": Lock})
+supervise(["sleep", "60"], dict(os.environ), None)
+"""
+
+
+def test_a_signal_that_comes_while_a_wait_holds_its_lock_ends_the_job():
+    assert command("-c", SIGNAL_WHILE_LOCKED).returncode == 143
+
+
 @LINUX
 @pytest.mark.parametrize("depth, sentence", [
     (1, "error: the process that guards the job died by signal 9, and the job ended with it."),

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from mpi4py import MPI
 
 from reference.batches import GPTBatch
@@ -81,6 +81,7 @@ def runs(draw, count):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_the_weights_after_three_steps_are_the_textbooks(ranks, count):
+    @settings(max_examples=settings().max_examples // 2)
     @given(runs(count), st.integers(0, 1000))
     def theorem(c, seed):
         text = np.random.default_rng(seed).integers(0, microshard.V, 200)

@@ -100,7 +100,7 @@ ALONE = {
         "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
         "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
         "mean_of_means": "the wrong way",
-        "Gradients": "one replica's gradients, summed while the backward goes on",
+        "Gradients Reduction": "one replica's gradients, summed while the backward goes on",
         "group_of reason_of": "where a bucket is summed, and why",
     },
     "parallel.pipeline": {

@@ -5,7 +5,9 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,13 +26,30 @@ NO_VERBS = NO_NOUNS | set("""A About After All Also An And Another Any Are Befor
 PLURAL_OR_THIRD_PERSON = re.compile(r"[A-Z][\w-]*[^s\W]s\b")      # "Tokens that ...", "Returns ...", but "Pass ..."
 
 
+class Definition(NamedTuple):
+    """A function, a class or a module of a file."""
+
+    kind: type
+    name: str
+    line: int
+    docstring: str | None
+
+
+@cache
+def definitions(file: Path) -> list[Definition]:
+    """Return what a file defines, and the file itself."""
+    return [Definition(type(node), getattr(node, "name", ""), getattr(node, "lineno", 1), ast.get_docstring(node))
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)]
+
+
 def docstrings(path: Path, *kinds: type) -> Iterator[tuple[str, str]]:
-    """Yield the docstrings of these kinds of nodes in a folder or a file, tests excepted, with their places."""
+    """Yield the docstrings of these kinds of definitions in a folder or a file, tests excepted, with their places."""
     for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            is_test = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-            if isinstance(node, kinds) and not is_test and (text := ast.get_docstring(node)):
-                yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text[:60]}", text
+        for kind, name, line, text in definitions(file):
+            is_test = kind is ast.FunctionDef and name.startswith("test_")
+            if kind in kinds and not is_test and text:
+                yield f"{file.relative_to(ROOT)}:{line}: {text[:60]}", text
 
 
 def is_imperative(text: str) -> bool:
@@ -63,9 +82,9 @@ def classes() -> Iterator[tuple[str, str, Path]]:
     """Yield each class of the packages: its name, its package, and its file there."""
     for package in ("reference", "mpi_impl", "grading", "benchmarks"):
         for file in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    yield node.name, package, file.relative_to(ROOT / package)
+            for found in definitions(file):
+                if found.kind is ast.ClassDef:
+                    yield found.name, package, file.relative_to(ROOT / package)
 
 
 def test_two_classes_of_one_name_are_twins_of_the_textbook_and_the_machine():

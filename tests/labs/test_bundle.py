@@ -13,17 +13,18 @@ from jupyter_core.paths import jupyter_path
 from jupyter_server.services.config.manager import ConfigManager
 
 from grading.bundle import ROOT, make_bundle, students_commands
-from grading.lab_source import labs, notebook_of
+from grading.lab_source import labs
 from grading.release import without_secrets
+from tests.labs.submissions import solution
 from tests.labs.test_release import REGIONS, lines
 
-LABS = {source.stem: notebook_of(source) for source in labs()}
+LABS = [source.stem for source in labs()]
 PACKAGES = ("shardlab/reference/", "shardlab/mpi_impl/", "shardlab/grading/")
 
 
 @pytest.fixture(scope="module")
 def archive() -> zipfile.ZipFile:
-    data = make_bundle({lab: nbformat.writes(without_secrets(notebook)) for lab, notebook in LABS.items()})
+    data = make_bundle({lab: nbformat.writes(without_secrets(solution(lab))) for lab in LABS})
     return zipfile.ZipFile(BytesIO(data))
 
 
@@ -39,11 +40,11 @@ def cells_of(text: str) -> str:
 @pytest.mark.parametrize("lab", LABS)
 def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_it(files, lab):
     """But for those that a lab itself shows, and lines that the project's code has, too."""
-    shown = lines("\n".join(REGIONS.sub("", cell.source) for each in LABS.values() for cell in each.cells))
-    secret = lines("\n".join(region[1] for cell in LABS[lab].cells for region in REGIONS.findall(cell.source))) - shown
+    shown = lines("\n".join(REGIONS.sub("", cell.source) for each in LABS for cell in solution(each).cells))
+    hidden = lines("\n".join(region[1] for cell in solution(lab).cells for region in REGIONS.findall(cell.source)))
     public = lines("\n".join(path.read_text() for package in ("reference", "mpi_impl")
                              for path in (ROOT / package).rglob("*.py")))
-    own = {line for line in secret - public if len(line) > 12}
+    own = {line for line in hidden - shown - public if len(line) > 12}
     assert len(own) > 10
     for name, text in files.items():
         found = own & lines(cells_of(text) if name.endswith(".ipynb") else text)
@@ -128,7 +129,7 @@ def test_it_alone_runs_a_walkthrough_and_a_labs_checks(archive, tmp_path, page):
     archive.extractall(tmp_path)
     bundle, answers = tmp_path / "shardlab", nbformat.v4.new_notebook()
     answers.metadata["answers"] = {cell.metadata.nbgrader["grade_id"]: cell.source
-                                   for cell in LABS["lab1_collectives"].cells
+                                   for cell in solution("lab1_collectives").cells
                                    if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("solution")}
     nbformat.write(answers, tmp_path / "answers.ipynb")
     (tmp_path / "run.py").write_text(ANSWERED)

@@ -59,7 +59,7 @@ TOPOLOGIES = {
 }
 
 
-@pytest.mark.parametrize("line", one_fast_of(4, TOPOLOGIES))
+@pytest.mark.parametrize("line", one_fast_of(7, TOPOLOGIES))
 def test_a_run_is_proved(ranks, line):
     """Every tensor that the textbook names is among those compared, and the chance of error is negligible."""
     found = ranks.run(TOPOLOGIES[line], prove, line)

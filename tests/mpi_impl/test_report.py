@@ -191,10 +191,10 @@ class Traced:
 
 
 def test_a_large_run_has_a_small_page():
-    """Eight ranks, four stages on each, a thousand microbatches with all their collectives: the page shows the first
+    """Eight ranks, four stages on each, two hundred microbatches with all their collectives: the page shows the first
     ones, and says so.
     """
-    c, m = ParallelConfig(1, 8, 1, "interleaved", 4), 1000
+    c, m = ParallelConfig(1, 8, 1, "interleaved", 4), 200
     schedule = schedule_of(c, m)
     timeline = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3, 1e-5)))
     steps = []

@@ -83,8 +83,8 @@ def schedules_of(p: int) -> list[tuple[str, int | None]]:
 
 
 EVERY = [(t, p, d, schedule, v) for t, p, d in places() for schedule, v in schedules_of(p)]
-# Of every other t, p and d one schedule, of each schedule and a p of 2 and 3 one t and d; the others are deep.
-SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) in enumerate(places()) if i % 2} | {
+# Of every fourth t, p and d one schedule, of each schedule and a p of 2 and 3 one t and d; the others are deep.
+SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) in enumerate(places()) if i % 4 == 1} | {
     (*max((t, q, d) for t, q, d in places() if q == p and t * d <= 2), schedule, v)
     for p in (2, 3) for schedule, v in schedules_of(p)}
 

@@ -224,10 +224,11 @@ KEPT = Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.mi
            "self.caches[action.stage, action.microbatch]")
 CIRCLE = Bug("mpi_impl.demos.deadlock", "return seen[seen.index(rank):]", "return seen[:-1]")
 SUM = Bug("mpi_impl.parallel.data_parallel",
-          'post_all_reduce(self.own.flat[bucket.slice], reason_of(bucket))',
-          'post_all_reduce(self.own.flat[bucket.slice].copy(), "gradients")')
-OFFSET = Bug("mpi_impl.parallel.zero", "flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)",
-             "flat, own = self.own.flat, self.layout.owned_piece(bucket, 0)")
+          "post_all_reduce(flat, reason_of(bucket))", 'post_all_reduce(flat.copy(), "gradients")')
+OFFSET = Bug("mpi_impl.parallel.zero", "def post(self, bucket: Bucket, flat) -> Pending:\n"
+             "        own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))",
+             "def post(self, bucket: Bucket, flat) -> Pending:\n"
+             "        own = self.own.load(self.layout.owned_piece(bucket, 0))")
 G = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)", "return partial")
 
 
