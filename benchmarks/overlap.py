@@ -28,7 +28,8 @@ from reference.config import require_positive
 from reference.errors import UserError
 
 RANKS = 2
-SWEPT = {"buckets": "MB of a bucket", "prefetch": "width of a layer", "ring": "positions of a rank"}
+SWEPT = {"buckets": "MB of a bucket", "zero_2": "MB of a bucket, ZeRO-2", "zero_3": "width of a layer, gradients",
+         "prefetch": "width of a layer", "ring": "positions of a rank"}
 OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}      # MPICH's variables
 # Run the rest of the command where the loopback device sends so many Gbit/s, of both directions together.
 LIMITED = 'ip link set lo up && tc qdisc add dev lo root tbf rate "$0"gbit burst 256kb latency 2s && exec "$@"'

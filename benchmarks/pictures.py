@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from mpi_impl.reports.charts import finish
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
-OVERLAPS = "gradients behind the backward", "ZeRO-3's prefetch", "ring attention"
+OVERLAPS = "gradients", "gradients, ZeRO-2", "gradients, ZeRO-3", "ZeRO-3's prefetch", "ring attention"
 NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 KINDS = {"matrix products": "#0072B2", "our kernels": "#009E73", "Python, and NumPy outside kernels": "#D55E00",
          "messages": "#CC79A7", "waiting for other ranks": "#8A8A8A", "no core": "#B8B8B8"}   # as in cpu_times.py
@@ -59,7 +59,7 @@ def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Fig
 
     `found` has Overlaps (overlap.py) by the way that messages take, and `swept` what varies, by kind.
     """
-    figure = Figure((11.5, 6.4), layout="constrained")
+    figure = Figure((14, 6.4), layout="constrained")
     panels = figure.subplots(2, len(swept), sharex="col", sharey="row")
     for (above, below), (kind, label), title in zip(panels.T, swept.items(), OVERLAPS, strict=True):
         curves = {name: [one for one in overlaps if one.kind == kind] for name, overlaps in found.items()}
@@ -78,7 +78,7 @@ def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Fig
         below.axhline(1, color="#707070", linewidth=1)
         finish(above, "", title, "both")
         finish(below, label, "", "both")
-        if kind == "buckets":               # the same work at all sizes, so that the steps' times can be compared
+        if kind in ("buckets", "zero_2"):   # the same work at all sizes, so that the steps' times can be compared
             label_steps(below, curves.values())
     panels[0, 0].set_ylabel("share of message time that is hidden", fontsize=9)
     panels[1, 0].set_ylabel("step / step that waits at each message", fontsize=9)

@@ -41,8 +41,8 @@ IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| +(\w+)")
 OURS = ("mpi_impl", "reference")
 PACKAGES = 8            # of the third table, those that take longest
 
-# What the user's shell may have set, and nobody else has: bytecode is kept, as it is after the first start.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE",)}
+# Python keeps bytecode, as it does for users, even if this shell's variables say that it should not.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -36,7 +37,8 @@ from reference.precision import Precision
 WAYS = ("overlapped", "unhelped", "immediate", "alone")
 COUNTED = {"post": mean, "help": mean, "wait": min}     # of what the ranks spend in a call; see seconds_by_call
 RING = ("keys and values", "gradients of keys and values")
-REASONS = {"buckets": ("gradients",), "prefetch": ("parameters",), "ring": RING}    # of the messages, in the ledger
+REASONS = {**dict.fromkeys(("buckets", "zero_2", "zero_3"), ("gradients",)),      # of the messages, in the ledger
+           "prefetch": ("parameters",), "ring": RING}
 
 
 class Case(NamedTuple):
@@ -62,10 +64,11 @@ def gpt(layers: int, width: int, positions: int) -> ModelConfig:
 def cases(ranks: int) -> list[Case]:
     """Return what is swept: the blocks in a bucket, the width of a layer, and the positions of a rank."""
     block = 12 * 256 ** 2
-    return [*(Case("buckets", gpt(8, 256, 128), ParallelConfig(data_parallel_size=ranks, ddp_bucket_size=n * block), 2)
-              for n in (1, 2, 4, 8)),
-            *(Case("prefetch", gpt(4, width, 128), ParallelConfig(data_parallel_size=ranks, zero_stage=3), 2)
-              for width in (128, 256, 512)),
+    plain = ParallelConfig(data_parallel_size=ranks)
+    return [*(Case(kind, gpt(8, 256, 128), replace(plain, ddp_bucket_size=n * block, zero_stage=stage), 2)
+              for kind, stage in (("buckets", 0), ("zero_2", 2)) for n in (1, 2, 4, 8)),
+            *(Case(kind, gpt(4, width, 128), replace(plain, zero_stage=3), 2)
+              for kind in ("zero_3", "prefetch") for width in (128, 256, 512)),
             *(Case("ring", gpt(2, 256, ranks * each),     # gradients are sent when no ring is under way any more
                     ParallelConfig(context_parallel_size=ranks, ddp_bucket_size=4 * block), 1)
               for each in (128, 256, 512, 1024))]
@@ -173,9 +176,9 @@ class CaseOnRank:
     @property
     def size(self) -> float:
         """Return what the case's sweep varies: MB of the largest bucket, the layers' width, or positions of a rank."""
-        if self.case.kind == "buckets":
+        if self.case.kind in ("buckets", "zero_2"):
             return round(max(bucket.size for bucket in self.trainer.state.layout.buckets) * 4 / 1e6, 1)
-        return self.case.model.hidden_size if self.case.kind == "prefetch" else self.batch.tokens.shape[1]
+        return self.batch.tokens.shape[1] if self.case.kind == "ring" else self.case.model.hidden_size
 
 
 def main() -> None:
