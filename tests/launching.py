@@ -1,9 +1,10 @@
 """Small programs that tests start on real ranks, through mpi_impl.launch, from a folder of their own."""
 import os
+import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,12 +44,24 @@ def launch(ranks: int, *program, env: dict[str, str] | None = None) -> subproces
     return command("-m", "mpi_impl.launch", "-n", ranks, *program, env=env)
 
 
+def in_foreground() -> None:
+    """Undo, in a new child, what a shell does to its background jobs: they ignore SIGINT, and under nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def in_background() -> None:
+    """Ignore the signals, in a new child, that `nohup COMMAND &` ignores."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
-def launched(ranks: int, program: Path) -> Iterator[subprocess.Popen]:
+def launched(ranks: int, program: Path, place: Callable[[], None] = in_foreground) -> Iterator[subprocess.Popen]:
     """Yield a running job, and end it with the `with` block."""
     line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(program)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True) as job:
+    with subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True, preexec_fn=place) as job:
         try:
             yield job
         finally:

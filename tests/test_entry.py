@@ -10,7 +10,7 @@ from mpi_impl.launching.entry import ArgumentParser, exit_status, say
 from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
 from mpi_impl.runtime.rank_environment import is_first_rank
 from reference.errors import UserError
-from tests.launching import SOON, command, environment, launch, write_program
+from tests.launching import SOON, command, environment, in_foreground, launch, write_program
 
 
 def ends(tmp_path, main: str, ranks: int = 3, **options) -> subprocess.CompletedProcess:
@@ -291,7 +291,8 @@ def main():
 {by}(main)
 """
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=pipe, stderr=pipe) as job:
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=pipe, stderr=pipe,
+                          preexec_fn=in_foreground) as job:
         assert job.stdout and job.stdout.readline() == b"a line\n"
         job.stdout.close() if left else job.send_signal(signal.SIGINT)
         assert job.communicate(timeout=SOON)[1] == said.encode() and job.returncode == status

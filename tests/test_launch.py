@@ -17,7 +17,8 @@ from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, check_options, find_mp
                                        mpi_vendor, parse_options, supervise)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
-from tests.launching import ROOT, SOON, command, environment, launch, launched, write_program
+from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
+                             write_program)
 
 
 def pids(folder: Path) -> list[int]:
@@ -99,10 +100,10 @@ FAMILY = """
 def family(tmp_path):
     """Start a job of two ranks in `with family(with_children):`; assert at its end that all its processes are gone."""
     @contextmanager
-    def start(with_children=True):
+    def start(with_children=True, place=in_foreground):
         main = FAMILY.replace("{folder}", str(tmp_path)).replace("{with_children}", str(with_children))
         program = write_program(tmp_path, main)
-        with launched(2, program) as job:
+        with launched(2, program, place) as job:
             try:
                 assert wait_until(lambda: len(pids(tmp_path)) == 2 + 2 * with_children)
                 yield job
@@ -121,6 +122,17 @@ def test_an_interrupted_launch_leaves_no_process(family, number, status, with_ch
     with family(with_children) as job:
         job.send_signal(number)
         assert job.wait(SOON) == status
+
+
+def test_a_launch_in_the_background_goes_on_until_it_is_asked_to_end(family):
+    """It ignores SIGINT and SIGHUP, as `nohup` asks, and ends with SIGTERM."""
+    with family(False, in_background) as job:
+        job.send_signal(signal.SIGINT)
+        job.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(SOON) == 143
 
 
 SIGNAL_WHILE_LOCKED = """

@@ -11,6 +11,7 @@ from hypothesis import Phase, find, given, settings, strategies as st
 
 from mpi_impl.launching.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
+from tests.launching import in_foreground
 from tests.pool_functions import (broadcast_seven, die, divide_by_zero, fail_from, give_a_lambda,
                                   leave_a_message_behind, process_id, raise_on, skip_an_all_reduce,
                                   sleep_in_native_code, speak, split_and_free, sum_of_ranks, the_environment,
@@ -174,7 +175,7 @@ def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     """)
     root = Path(__file__).parent.parent
     caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              text=True, cwd=root)
+                              text=True, cwd=root, preexec_fn=in_foreground)
     pids = caller.stdout.readline().split()
     time.sleep(0.2)
     caller.send_signal(end)

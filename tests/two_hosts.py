@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpi_impl.launching.guard import PR_SET_PDEATHSIG
-from tests.launching import environment
+from tests.launching import environment, in_foreground
 
 ADDRESSES = {"alpha": "10.77.0.1", "beta": "10.77.0.2"}     # by name
 NAMESPACES = ("net", "uts", "ipc", "pid", "mount")
@@ -177,7 +177,7 @@ class TwoHosts:
         """Start this on alpha, in this folder, where `ssh` is one that knows the way."""
         variables = environment({"PATH": f"{self.folder}:{search_path()}"} | (env or {}))
         return subprocess.Popen(self.hosts[0].inside("env", "-C", folder, *command), env=variables, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=in_foreground)
 
     def end(self) -> None:
         for host in self.hosts:

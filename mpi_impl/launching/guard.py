@@ -24,7 +24,11 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_guarded(work: Callable[[], object]) -> int:
-    """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent."""
+    """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent.
+
+    A signal that this process ignores from its start stays ignored: shells have their background jobs ignore SIGINT,
+    and nohup SIGHUP. SIGTERM ends such a job.
+    """
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until their handlers are set
     guard = os.fork()
@@ -32,7 +36,7 @@ def run_guarded(work: Callable[[], object]) -> int:
         be_guard(work, parent)
     with leaving_nothing():
         for number in ENDS:
-            if signal.getsignal(number) is not signal.SIG_IGN:      # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, _: os.kill(guard, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])

@@ -94,7 +94,9 @@ def start(options: argparse.Namespace) -> None:
 
 def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:
     """Parse a command line; `start` checks what it says. Raises UserError."""
-    parser = ArgumentParser(prog=prog, description="Start a program on n ranks, under any MPI.")
+    parser = ArgumentParser(prog=prog, description="Start a program on n ranks, under any MPI. Ctrl-C, SIGTERM and "
+                            "SIGHUP end the job. A job that ignores some of them, as in the background of a script or "
+                            "under nohup, ends with SIGTERM.")
     add_launch_options(parser)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")

@@ -1,5 +1,6 @@
 """`%%ranks`: state lives between cells, errors show the rank, hangs end, and what is asked wrongly gets a sentence."""
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -67,7 +68,15 @@ def test_an_error_names_its_cell_and_line_as_the_reader_sees_them(shell, cell):
     assert f'File "In [{result.execution_count}]", line {cell.count(chr(10)) + 1}' in str(result.error_in_exec)
 
 
-def test_an_interrupt_shows_where_each_rank_was(shell):
+@pytest.fixture
+def interruptible():
+    """Listen to SIGINT, as a kernel does: tests that run in the background inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_shows_where_each_rank_was(shell, interruptible):
     """Rank 0 sends it, and computes without end. Rank 1 waits for it."""
     shell.push({"caller": os.getpid()})
     run(shell, "ranks['caller'] = caller")
