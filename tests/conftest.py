@@ -3,6 +3,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,8 @@ settings.register_profile("deep", settings.get_profile("fast"), max_examples=400
 
 def pytest_addoption(parser):
     parser.addoption("--deep", action="store_true", help="run the tests marked deep too, and draw many more examples")
+    parser.addoption("--slice", type=lambda text: tuple(map(int, text.split("/"))), default=(1, 1), metavar="K/N",
+                     help="run the tests of one slice, the Kth of N: a test's name decides where it is")
     parser.addoption("--cuda", action="store_true", help="run the tests of tests/gpu on this machine's GPUs")
 
 
@@ -54,9 +57,11 @@ def place(item) -> int:
 def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         items.sort(key=place)
-    if not config.getoption("deep"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("deep")])
-        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+    deep, (k, n) = config.getoption("deep"), config.getoption("slice")
+    chosen = [item for item in items
+              if (deep or not item.get_closest_marker("deep")) and crc32(item.nodeid.encode()) % n == k - 1]
+    config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+    items[:] = chosen
 
 
 @pytest.hookimpl(wrapper=True)
