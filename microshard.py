@@ -1,4 +1,4 @@
-"""Megatron-LM in one file: a GPT trained on t x p x d ranks. All else in this repository is care, speed and proof.
+"""Megatron-LM in one file: train a GPT on t x p x d ranks, prove its weights equal to one process's, let it write.
 
     python microshard.py                                   one process
     mpirun -np 8 python microshard.py --t 2 --p 2          8 ranks: 2 shards of each layer x 2 stages x 2 replicas
@@ -8,8 +8,9 @@
     data      d replicas share the batch: each learns from B/d of its samples
 
 A layer is a function that returns its result and its `backward`, which maps the gradient of the result to that of the
-input, and adds the gradients of the weights w to dw. Letters: b samples in a microbatch, B in a batch; s tokens in a
-sample; h hidden size; L layers; a attention heads of e numbers each, h = a e; V tokens in the vocabulary.
+input, and adds the gradients of the weights w to dw. Where t ranks share it stand Megatron's two operators: g sums the
+results forward, f sums the gradients backward. Letters: b samples in a microbatch, B in a batch, s tokens in a sample;
+h hidden size, L layers, a attention heads of e numbers each, h = a e; V tokens in the vocabulary; c: all these sizes.
 """
 import argparse
 import os
@@ -28,24 +29,19 @@ sent = Counter[str]()                                      # the bytes that this
 # ---- 1. messages ----------------------------------------------------------------------------------------------------
 def all_reduce(x, group, op=MPI.SUM):
     """Combine one array per rank, element by element. Every rank gets the result."""
-    if group.size == 1:
-        return x
     result = np.array(x, order="C")
     group.Allreduce(MPI.IN_PLACE, result, op)
     sent[group.name] += 2 * (group.size - 1) * x.nbytes // group.size     # by a ring: 2 (n - 1) messages, each 1/n of x
     return result
 
-
 def send(x, to, group):
-    """Start sending an array, and go on: two ranks that wait for each other to receive would wait for ever."""
+    """Start sending an array, and go on: two ranks that each wait until the other receives would deadlock."""
     sent[group.name] += x.nbytes
     return group.Isend(np.ascontiguousarray(x), to)
 
-
 def receive(shape, source, group):
     """Wait for an array from another rank."""
-    x = np.empty(shape)
-    group.Recv(x, source)
+    group.Recv(x := np.empty(shape), source)
     return x
 
 
@@ -69,11 +65,10 @@ def mlp(x, w, dw, tensor):
         return all_reduce(dx, tensor)                      # f: all t ranks read x, so its gradient is their sum
     return out, backward
 
-
 def attention(x, w, dw, tensor):
     """Attend to this token and those before it. Heads do not look at one another: a rank computes a/t of them."""
     s, e = x.shape[1], w["qkv"].shape[-1]
-    qkv = einsum("bsh,hcae->cbase", x, w["qkv"])           # [b, s, h], [h, 3, a/t, e] -> [3, b, a/t, s, e]
+    qkv = einsum("bsh,hjae->jbase", x, w["qkv"])           # [b, s, h], [h, 3, a/t, e] -> [3, b, a/t, s, e]
     q, k, v = qkv + w["qkv bias"][:, None, :, None]        # each [b, a/t, s, e]
     scores = einsum("baqe,bake->baqk", q, k) / np.sqrt(e)  # [b, a/t, s, s]
     scores += np.triu(np.full((s, s), -np.inf), 1)         # [s, s]: no query q sees a key k that comes later
@@ -93,11 +88,10 @@ def attention(x, w, dw, tensor):
         dv = einsum("baqk,baqe->bake", probs, dcontext)    # [b, a/t, s, e]
         dqkv = np.stack([dq, dk, dv])                      # [3, b, a/t, s, e]
         dw["qkv bias"] += dqkv.sum((1, 3))                 # [3, a/t, e]
-        dw["qkv"] += einsum("bsh,cbase->hcae", x, dqkv)    # [h, 3, a/t, e]
-        dx = einsum("cbase,hcae->bsh", dqkv, w["qkv"])     # [b, s, h]
+        dw["qkv"] += einsum("bsh,jbase->hjae", x, dqkv)    # [h, 3, a/t, e]
+        dx = einsum("jbase,hjae->bsh", dqkv, w["qkv"])     # [b, s, h]
         return all_reduce(dx, tensor)                      # f: all t ranks read x, so its gradient is their sum
     return out, backward
-
 
 def layer_norm(x, w, dw, tensor):
     """Give each token's h numbers mean 0 and variance 1, then a gain and a shift. Each rank does it all: no message."""
@@ -111,13 +105,11 @@ def layer_norm(x, w, dw, tensor):
         return (dnormed - dnormed.mean(-1, keepdims=True) - along) / deviation                # nor does shifting it
     return normed * w["gain"] + w["shift"], backward
 
-
 def residual(branch, x, w, dw, tensor):
     """x + branch(norm(x))."""
     normed, norm_backward = layer_norm(x, w, dw, tensor)   # [b, s, h]
     y, branch_backward = branch(normed, w, dw, tensor)     # [b, s, h]
     return x + y, lambda dout: dout + norm_backward(branch_backward(dout))
-
 
 def embedding(tokens, w, dw, tensor):
     """Look up each token's row in a table that is sharded by rows: rank i holds V/t of them, from i V/t on."""
@@ -129,7 +121,6 @@ def embedding(tokens, w, dw, tensor):
         dw["position"] += dx.sum(0)                        # [s, h]
     return x, backward
 
-
 def loss(targets, x, w, dw, tensor):
     """Sum -log softmax(x word^T) at the targets. Logits stay sharded: three numbers per token are sent, not V."""
     logits = x @ w["word"].T                               # [b, s, h] @ [h, V/t] -> [b, s, V/t]
@@ -137,8 +128,8 @@ def loss(targets, x, w, dw, tensor):
     exp = np.exp(logits - top[..., None])                  # [b, s, V/t]
     total = all_reduce(exp.sum(-1), tensor)                # [b, s]: softmax divides by the sum over all V
     rows, here = find_rows(targets, w["word"], tensor)     # each [b, s]
-    hit = np.take_along_axis(logits, rows[..., None], -1)[..., 0] * here  # [b, s]
-    hit = all_reduce(hit, tensor)                          # [b, s]: one rank has the target's logit
+    hit = np.take_along_axis(logits, rows[..., None], -1)[..., 0]         # [b, s]
+    hit = all_reduce(hit * here, tensor)                   # [b, s]: one rank has the target's logit
     def backward(dloss):                                   # a number
         dlogits = dloss * exp / total[..., None]           # [b, s, V/t]: softmax,
         dlogits[here, rows[here]] -= dloss                 # less 1 at the target
@@ -146,7 +137,6 @@ def loss(targets, x, w, dw, tensor):
         dx = dlogits @ w["word"]                           # [b, s, V/t] @ [V/t, h] -> [b, s, h]
         return all_reduce(dx, tensor)                      # f: all t ranks read x, so its gradient is their sum
     return (np.log(total) + top - hit).sum(), backward
-
 
 def find_rows(tokens, table, tensor):
     """Return each token's row in this rank's piece of the table, and whether the piece has it."""
@@ -157,7 +147,6 @@ def find_rows(tokens, table, tensor):
 
 # ---- 3. the model: its weights, and the layers of one of p stages ---------------------------------------------------
 AXIS = {"word": 0, "qkv": 2, "qkv bias": 1, "out": 0, "A": 1, "a": 0, "B": 0}      # sharded; the others are replicated
-
 
 def initial_weights(c):
     """Draw the whole model. All ranks draw the same and keep their shards, so every topology trains the same model."""
@@ -175,7 +164,6 @@ def initial_weights(c):
             "B": rng.normal(0, end, (4 * h, h)), "b": np.zeros(h)}
     return {(layer, name): x for layer, tensors in model.items() for name, x in tensors.items()}
 
-
 def stage_layers(c, pipeline):
     """List the layers of this rank's stage, in order: each one's function and name."""
     first, count = pipeline.rank * c.L // pipeline.size, c.L // pipeline.size
@@ -184,13 +172,11 @@ def stage_layers(c, pipeline):
                for i in range(first, first + count) for branch in (attention, mlp)]
     return layers + ([(layer_norm, "final norm"), (loss, "embedding")] if pipeline.rank == pipeline.size - 1 else [])
 
-
 def own_part(whole, c, tensor, pipeline):
     """Return what this rank holds: its stage's tensors (two stages hold the word table), 1/t of each sharded one."""
     held = {name for _, name in stage_layers(c, pipeline)}
     return {(layer, name): np.split(x, tensor.size, AXIS[name])[tensor.rank].copy() if name in AXIS else x.copy()
             for (layer, name), x in whole.items() if layer in held and not (name == "position" and pipeline.rank > 0)}
-
 
 def stage(x, targets, w, dw, c, tensor, pipeline):
     """Map tokens [b, s], or the x [b, s, h] of the stage before, to x [b, s, h], or on the last stage to the loss."""
@@ -205,14 +191,16 @@ def stage(x, targets, w, dw, c, tensor, pipeline):
 
 # ---- 4. training on t x p x d ranks ---------------------------------------------------------------------------------
 def make_groups(world, t, p):
-    """Arrange the ranks in a box p x d x t. Its lines are the groups; tensor, the busiest, joins neighbours."""
+    """Arrange the ranks in a box p x d x t. Its lines are the groups; tensor, the busiest, joins neighbours.
+
+    `Split(colour)` puts ranks that give the same number, such as their place on the other two axes, into one group.
+    """
     d = world.size // (t * p)
     at_p, at_d, at_t = (int(i) for i in np.unravel_index(world.rank, (p, d, t)))
     tensor, pipeline, data = world.Split(at_p * d + at_d), world.Split(at_d * t + at_t), world.Split(at_p * t + at_t)
     ends = pipeline.Split(at_p in (0, p - 1))              # the stages that hold the word table: first and last
     tensor.name, pipeline.name, data.name, ends.name = "tensor", "pipeline", "data", "pipeline"
     return tensor, pipeline, data, ends
-
 
 def gradients(samples, w, dw, c, tensor, pipeline):
     """Add the gradients of microbatches [m, b, s + 1] to dw, in the order called 1F1B; return the sum of the losses."""
@@ -237,12 +225,11 @@ def gradients(samples, w, dw, c, tensor, pipeline):
     MPI.Request.Waitall(sending)
     return total
 
-
 def train(world, c, t, p, text, report):
     """Train c.steps steps on the ranks of a communicator; return this rank's weights."""
     tensor, pipeline, data, ends = make_groups(world, t, p)
     w = own_part(initial_weights(c), c, tensor, pipeline)
-    mean, square = ({key: np.zeros_like(x) for key, x in w.items()} for _ in range(2))
+    means, squares = ({key: np.zeros_like(x) for key, x in w.items()} for _ in range(2))
     for i in range(1, c.steps + 1):
         starts = np.random.default_rng(i).integers(0, len(text) - c.s, c.B)         # [B], identical on all ranks
         batch = text[starts[:, None] + np.arange(c.s + 1)]                                    # [B, s + 1]
@@ -251,19 +238,30 @@ def train(world, c, t, p, text, report):
         total = gradients(samples, w, dw, c, tensor, pipeline)
         if ("embedding", "word") in dw:                    # two stages have the table: its gradient is the sum of both
             dw["embedding", "word"] = all_reduce(dw["embedding", "word"], ends)
-        for key, m in mean.items():
-            g, v = all_reduce(dw[key], data), square[key]  # replicas saw other samples. (Not over `tensor`: there the
-            m += 0.1 * (g - m)                             # gradients of replicated weights are identical already.)
-            v += 0.001 * (g * g - v)
-            w[key] -= c.lr * m / (1 - 0.9**i) / (np.sqrt(v / (1 - 0.999**i)) + 1e-8)          # Adam
+        for key, mean in means.items():
+            gradient = all_reduce(dw[key], data)           # replicas saw other samples. (Not over `tensor`: there the
+            mean += 0.1 * (gradient - mean)                # gradients of replicated weights are identical already.)
+            squares[key] += 0.001 * (gradient**2 - squares[key])
+            w[key] -= c.lr * mean / (1 - 0.9**i) / (np.sqrt(squares[key] / (1 - 0.999**i)) + 1e-8)             # Adam
         mean_loss = world.allreduce(total) / t / (c.B * c.s)                 # all t ranks of the last stage have it
         report(f"t {t} x p {p} x d {data.size}   step {i:3}   loss {mean_loss:.4f}")
     return w
 
 
-# ---- 5. a run and its proof -----------------------------------------------------------------------------------------
+# ---- 5. a run, its proof, and what the model writes -----------------------------------------------------------------
+def write(w, c, text, alone=MPI.COMM_SELF):
+    """Return s tokens after the first s of the text: draw each from the softmax of its logits. One process does it."""
+    tokens, rng = list(text[:c.s]), np.random.default_rng(0)
+    while len(tokens) < 2 * c.s:
+        x = np.array([tokens[-c.s:]])                      # [1, s]
+        for function, layer in stage_layers(c, alone)[:-1]:               # all but the loss: x is [1, s, h]
+            x, _ = function(x, {name: w[at, name] for at, name in w if at == layer}, None, alone)
+        logits = x[0, -1] @ w["embedding", "word"].T       # [h] @ [h, V] -> [V]
+        tokens.append(np.argmax(logits + rng.gumbel(size=V)))             # such noise draws from the softmax
+    return bytes(tokens[c.s:]).decode(errors="replace")
+
 def main():
-    world, parser = MPI.COMM_WORLD, argparse.ArgumentParser(description="Train a GPT on t x p x d ranks.")
+    world, parser = MPI.COMM_WORLD, argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.error = lambda text: sys.exit(f"error: {text}" if world.rank == 0 else 2)
     parser.add_argument("text", nargs="?", default=__file__, help="the file to learn from (default: this program)")
     for name, default, about in (
@@ -292,6 +290,7 @@ def main():
     part = own_part(whole, c, *make_groups(world, c.t, c.p)[:2])
     error = world.allreduce(max(abs(part[key] - w[key]).max() for key in w), MPI.MAX)
     report(f"the same steps in one process: {'equal' if error < 1e-9 else 'WRONG'}, to {error:.0e} in every weight")
+    report(f"it writes {write(whole, c, text)!r}")
     sys.exit(int(not error < 1e-9))
 
 

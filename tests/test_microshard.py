@@ -129,13 +129,14 @@ def test_it_fits_on_three_hundred_lines_and_imports_only_numpy_and_mpi4py():
     assert len(PROGRAM.read_text().splitlines()) <= 300
 
 
-def test_a_run_proves_itself():
+def test_a_run_proves_itself_and_writes():
     done = command("-m", "mpi_impl.launch", "-n", 8, PROGRAM, "--t", 2, "--p", 2, "--steps", 2, "--h", 16, "--s", 8)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if re.fullmatch(r"t 2 x p 2 x d 2   step +\d   loss \d\.\d{4}", line)] == lines[:2]
     assert [line.split()[0] for line in lines[2:5]] == ["tensor", "pipeline", "data"]
     assert re.fullmatch("the same steps in one process: equal, to .* in every weight", lines[5])
+    assert re.fullmatch(r"it writes (['\"]).{8,}\1", lines[6]) and len(lines) == 7
 
 
 @pytest.mark.parametrize(("options", "sentence"), [
