@@ -19,8 +19,9 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
              runs/course; notebooks/labs/README.md tells instructors the rest
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
-  setup      only make the environment, .venv, which the commands above do when it is missing or out of date
-  lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock and requirements-docs.lock
+  setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it
+             stands what for: run (as demo needs it), notebook, test or docs, each with all before it; else run
+  lock       choose the newest packages that pyproject.toml allows, and pin them in requirements/
 
 The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
 or newer on PATH."
@@ -53,36 +54,54 @@ print(platform.python_version(), getattr(sys, "_base_executable", None) or sys.e
         "install one, or name one in the variable PYTHON, as in PYTHON=/path/to/python3 ./run.sh setup."
 }
 
-# Makes .venv, unless it is there and was made, to the end, from this lock, by this Python, in this place.
-setup() {
-    local wanted log status packages
-    find_python
-    wanted="$(cksum <"$root/requirements.lock") $version $root"
-    if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ]; then
-        return
-    fi
-    "$python" -c "import ensurepip, venv" 2>/dev/null || fail "$python cannot make environments, since its module" \
-        "'venv' or 'ensurepip' is missing: install it (on Debian and Ubuntu: apt install python${version%.*}-venv)," \
-        "or name another Python in the variable PYTHON."
-    [ -w "$root" ] || fail "the environment cannot be made, since you may not write in $root:" \
-        "copy Shardlab to a folder of your own."
+# What an environment can be for. Each needs all that those before it need, and requirements/ has a lock for each.
+purposes="run notebook test docs"
 
-    echo "Making the environment in .venv with Python $version; this happens once and takes a minute or two."
-    rm -rf "$venv" 2>/dev/null || fail "the old $venv cannot be removed: remove it, as the user who made it."
+# Makes .venv, unless it is there and was made, to the end, by this Python, in this place; and installs what it lacks for
+# a purpose.
+setup() {
+    local wanted log packages
+    [ -f "$root/requirements/$1.lock" ] || fail "there is no requirements/$1.lock, so no environment for '$1':" \
+        "$(cd "$root/requirements" && echo *.lock) are there."
+    find_python
+    wanted="$(cksum <"$root/requirements/run.lock") $version $root"
+    if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/made-from" 2>/dev/null)" != "$wanted" ]; then
+        "$python" -c "import ensurepip, venv" 2>/dev/null || fail "$python cannot make environments, since its module" \
+            "'venv' or 'ensurepip' is missing: install it (on Debian and Ubuntu: apt install python${version%.*}-venv)," \
+            "or name another Python in the variable PYTHON."
+        [ -w "$root" ] || fail "the environment cannot be made, since you may not write in $root:" \
+            "copy Shardlab to a folder of your own."
+        echo "Making the environment in .venv with Python $version; this happens once and takes half a minute or so."
+        rm -rf "$venv" 2>/dev/null || fail "the old $venv cannot be removed: remove it, as the user who made it."
+        log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
+        "$python" -m venv "$venv" >"$log" 2>&1 || fail "Python's venv failed: $(tail -n 1 "$log") (All it said: $log)"
+        rm -f "$log"
+        install_for "$1"
+        packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        make_command
+        echo "$root" >"$packages/shardlab.pth"    # so that `python -m mpi_impl...` works from any folder
+        echo "$wanted" >"$venv/made-from"
+    elif ! cmp -s "$root/requirements/$1.lock" "$venv/made-for-$1"; then
+        echo "Adding to .venv what ./run.sh $command needs; this happens once."
+        install_for "$1"
+    fi
+}
+
+# Installs what a purpose needs, and notes it, with what it includes.
+install_for() {
+    local log purpose status=0
     log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
-    "$python" -m venv "$venv" >"$log" 2>&1 || fail "Python's venv failed: $(tail -n 1 "$log") (All it said: $log)"
-    status=0
-    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --retries 2 \
-        --no-compile --require-hashes -r "$root/requirements.lock" 2>&1 | tee "$log" | show_progress || status=$?
-    [ $status -eq 0 ] || fail "pip could not install the packages of requirements.lock: is there a network?" \
+    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --retries 2 --no-compile \
+        --require-hashes -r "$root/requirements/$1.lock" 2>&1 | tee "$log" | show_progress || status=$?
+    [ $status -eq 0 ] || fail "pip could not install the packages of requirements/$1.lock: is there a network?" \
         "It said: $(grep '^ERROR' "$log" | head -n 1) (All it said: $log)"
     rm -f "$log"
-    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # On all cores: pip takes one, and three times as long.
-    "$venv/bin/python" -m compileall -q -j 0 -x '/tests/' "$packages" >/dev/null 2>&1 || true
-    make_command
-    echo "$root" >"$packages/shardlab.pth"    # so that `python -m mpi_impl...` works from any folder
-    echo "$wanted" >"$venv/made-from"
+    "$venv/bin/python" -m compileall -q -j 0 -x '/tests/' "$venv/lib" >/dev/null 2>&1 || true
+    for purpose in $purposes; do
+        cp "$root/requirements/$purpose.lock" "$venv/made-for-$purpose"
+        [ "$purpose" != "$1" ] || break
+    done
 }
 
 # Reads what pip says, shows the name of each package as it comes to it.
@@ -100,16 +119,6 @@ make_command() {
     printf '#!/usr/bin/env bash\n# PYTHON_ARGCOMPLETE_OK\nexec %q -m mpi_impl.shardlab "$@"\n' "$venv/bin/python" \
         >"$venv/bin/shardlab"
     chmod +x "$venv/bin/shardlab"
-}
-
-# Adds to .venv what only the site needs.
-setup_docs() {
-    local lock="$root/requirements-docs.lock"
-    if ! cmp -s "$lock" "$venv/docs-made-from"; then
-        echo "Installing what the site needs ..."
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock"
-        cp "$lock" "$venv/docs-made-from"
-    fi
 }
 
 # Lint, types and tests: each one speaks, whatever the others found, and pytest's closing line is the last.
@@ -149,8 +158,10 @@ notebook() {
     PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root/notebooks" "$@"
 }
 
+# Writes the locks of all purposes from the newest versions that suit all of them. Each names the one before it, and
+# leaves out what that one pins.
 lock() {
-    local tools
+    local tools all purpose before=none
     find_python
     tools=$(mktemp -d)
     # shellcheck disable=SC2064  # the folder is known now, and gone from scope when the trap runs
@@ -158,24 +169,38 @@ lock() {
     "$python" -m venv "$tools"
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
-    set -- --extra mpich --extra test --extra notebook --quiet --universal --python-version "$minimum_python" \
-        --generate-hashes --no-emit-index-url --no-annotate --no-header
-    "$tools/bin/uv" pip compile pyproject.toml "$@" --upgrade --output-file requirements.lock
-    "$tools/bin/uv" pip compile pyproject.toml "$@" --upgrade --extra docs --constraint requirements.lock \
-        --output-file requirements-docs.lock
+    : >"$tools/none"
+    all="--extra mpich --extra notebook --extra prepare --extra test --extra docs"
+    pin $all --upgrade --output-file "$tools/all"
+    set --
+    for purpose in $purposes; do
+        case $purpose in run) set -- --extra mpich ;; test) set -- "$@" --extra prepare ;; esac
+        [ "$purpose" = run ] || set -- "$@" --extra "$purpose"
+        pin "$@" --constraint "$tools/all" --output-file "$tools/$purpose"
+        { [ $before = none ] || echo "-r $before.lock"; } >"requirements/$purpose.lock"
+        awk 'FILENAME == ARGV[1] { if (/^[^ ]/) pinned[$1] = 1; next } /^[^ ]/ { keep = !($1 in pinned) } keep' \
+            "$tools/$before" "$tools/$purpose" >>"requirements/$purpose.lock"
+        before=$purpose
+    done
+}
+
+# Lets uv choose versions for all systems, and print their hashes without an address.
+pin() {
+    "$tools/bin/uv" pip compile pyproject.toml --quiet --universal --python-version "$minimum_python" \
+        --generate-hashes --no-emit-index-url --no-annotate --no-header "$@"
 }
 
 command=${1:-help}
 [ $# -eq 0 ] || shift
 case $command in
-    notebook)   setup; notebook "$@" ;;
-    labs)       setup; "$venv/bin/python" -m grading.release "$@" ;;
-    docs)       setup; setup_docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
-    setup)      setup; echo "The environment is ready: $venv" ;;
-    demo)       setup; "$venv/bin/shardlab" demo "$@" ;;
-    test)       setup; check "$@" ;;
-    test-all)   setup; check --deep "$@" ;;
-    test-cuda)  setup; check_cuda "$@" ;;
+    notebook)   setup notebook; notebook "$@" ;;
+    labs)       setup notebook; "$venv/bin/python" -m grading.release "$@" ;;
+    docs)       setup docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
+    setup)      setup "${1:-run}"; echo "The environment is ready: $venv" ;;
+    demo)       setup run; "$venv/bin/shardlab" demo "$@" ;;
+    test)       setup test; check "$@" ;;
+    test-all)   setup test; check --deep "$@" ;;
+    test-cuda)  setup test; check_cuda "$@" ;;
     lock)       lock ;;
     help | -h | --help) echo "$usage" ;;
     *)          echo "$usage" >&2; fail "there is no command '$command'." ;;

@@ -17,11 +17,11 @@ from grading.archive import pack
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ROOT / "notebooks" / "labs" / "bundle"      # the bundle's own pages
-FILES = ("LICENSE", "requirements.lock")
+FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock")
 SETTINGS = "notebooks/.jupyter"
 SOURCES = {".py", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
 COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
-FUNCTIONS = {"check", "check_cuda", "setup_docs", "lock"}   # of run.sh, which other commands need
+FUNCTIONS = {"check", "check_cuda", "lock", "pin"}   # of run.sh, which other commands need
 
 
 def make_bundle(labs: Mapping[str, str]) -> bytes:

@@ -41,7 +41,8 @@ from reference.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("reference", "mpi_impl", "grading")
-NEEDED = ("numpy", "nbformat")      # of requirements.lock, for grading, which needs no MPI
+NEEDED = ("numpy", "nbformat")      # of LOCKS, for grading, which needs no MPI
+LOCKS = ("run.lock", "notebook.lock")
 
 CONFIG = '''"""nbgrader's configuration of this course. ./run.sh labs never overwrites it: add what you need."""
 from grading.nbgrader_checks import configure
@@ -251,7 +252,7 @@ def hunts(folder: Path) -> dict[str, str]:
 
 def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     """Make Gradescope's zip: its two scripts, and all files that they need."""
-    lock = (ROOT / "requirements.lock").read_text()
+    lock = "".join((ROOT / "requirements" / name).read_text() for name in LOCKS)
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
              **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
              "requirements.txt": "\n".join(NEEDED) + "\n",

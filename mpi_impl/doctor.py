@@ -27,14 +27,14 @@ from reference.errors import UserError
 # Packages of the base install that every run imports, by name, with their modules; and the others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
           "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
-USEFUL = {"matplotlib": "pictures", "datasketch": "`shardlab prepare`", "argcomplete": "tab completion"}
+USEFUL = {"matplotlib": "pictures", "datasketch": "near-duplicates in `shardlab prepare`", "argcomplete": "tab completion"}
 NOTEBOOKS = ("jupyterlab", "jupytext", "nbgrader")      # modules
 
 SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
 ENOUGH_SHARED = 256 << 20   # bytes, for 8 ranks and more (ROOM in comm/transports/shared_memory.py)
 WIDTH = 110
-INSTALL = "In a clone of the project, ./run.sh setup makes an environment that has it all; elsewhere, "
+INSTALL = "In a clone of the project, ./run.sh setup test makes an environment that has it all; elsewhere, "
 
 
 class Fact(NamedTuple):

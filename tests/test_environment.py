@@ -12,7 +12,8 @@ from tools.environment_yml import CONDA_FORGE, environments
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ENVIRONMENTS = environments(PROJECT)
-LOCK = (ROOT / "requirements.lock").read_text()
+PURPOSES = {"run": ["mpich"], "notebook": ["notebook"], "test": ["prepare", "test"], "docs": ["docs"]}    # with extras
+LOCKS = {purpose: (ROOT / "requirements" / f"{purpose}.lock").read_text() for purpose in PURPOSES}
 
 
 def name(requirement: str) -> str:
@@ -74,19 +75,29 @@ def requiring(requirement: str) -> dict:
     return project
 
 
-@pytest.mark.parametrize("requirement", [
-    *PROJECT["dependencies"], *PROJECT["optional-dependencies"]["mpich"], *PROJECT["optional-dependencies"]["test"],
-    *PROJECT["optional-dependencies"]["notebook"],
-])
-def test_the_lock_pins_every_dependency(requirement):
-    assert re.search(rf"^{name(requirement)}==", LOCK, re.MULTILINE), "Run `./run.sh lock`."
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_a_lock_pins_what_its_purpose_adds_to_those_before_it(purpose):
+    """Nothing that one before it pins already, and nothing of the later ones: an environment is as small as it can be."""
+    extras = PROJECT["optional-dependencies"]
+    added = {extra: set(map(name, extras[extra])) for extra in sum(PURPOSES.values(), [])}
+    wanted = set().union(*(added[extra] for extra in PURPOSES[purpose]))
+    wanted |= set(map(name, PROJECT["dependencies"])) if purpose == "run" else set()
+    before = [*PURPOSES][:[*PURPOSES].index(purpose)]
+    assert wanted <= pinned(purpose), "Run `./run.sh lock`."
+    assert not pinned(purpose) & set().union(*map(pinned, before))
+    assert LOCKS[purpose].startswith(f"-r {before[-1]}.lock\n") if before else "-r" not in LOCKS[purpose]
 
 
-def test_every_pin_has_a_hash_and_none_an_address():
-    pins = re.split(r"\n(?=\S)", LOCK)
-    assert all("--hash=sha256:" in pin for pin in pins)
+def pinned(purpose: str) -> set[str]:
+    return set(re.findall(r"^([\w.-]+)==", LOCKS[purpose], re.MULTILINE))
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_every_pin_has_a_hash_and_none_an_address(purpose):
+    pins = re.split(r"\n(?=\S)", LOCKS[purpose])
+    assert all("--hash=sha256:" in pin for pin in pins if not pin.startswith("-r "))
     for address in ("://", "--index", "--find-links", ".whl", "file:", " @ "):
-        assert address not in LOCK, "Run `./run.sh lock`, which leaves addresses out."
+        assert address not in LOCKS[purpose], "Run `./run.sh lock`, which leaves addresses out."
 
 
 def test_run_sh_asks_for_the_python_of_pyproject():

@@ -54,5 +54,5 @@ def test_the_citation_agrees_with_pyproject():
 
 def test_the_container_is_set_up_by_a_command_that_exists():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert container["postCreateCommand"] == "./run.sh setup"
+    assert container["postCreateCommand"] == "./run.sh setup test"
     assert ".venv/bin/python" in container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]

@@ -68,7 +68,7 @@ def environments(project: dict) -> dict[str, str]:
     """Return the text of each file, by its path. `project` is the table of that name in pyproject.toml."""
     python, extras = f"python{project['requires-python']}", project["optional-dependencies"]
     notebooks = [*project["dependencies"], *extras["mpich"], *extras["notebook"]]
-    everything = [*notebooks, *extras["test"]]
+    everything = [*notebooks, *extras["prepare"], *extras["test"]]
     on_gpus = [*everything, *extras["cuda12"], *extras["cudnn12"]]
     here = PURPOSE.format(where="", file="environment.yml", name="shardlab")
     there = PURPOSE.format(where=" and NVIDIA GPUs", file="environment-cuda.yml", name="shardlab-cuda")

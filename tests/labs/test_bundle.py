@@ -54,7 +54,7 @@ def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_it(files, lab):
 def test_no_hidden_test_and_no_page_of_the_instructors_is_in_it(files):
     kinds = {name.split("/")[1] for name in files}
     assert kinds == {"AGENTS.md", "LICENSE", "README.md", "docs", "grading", "mpi_impl", "notebooks", "reference",
-                     "requirements.lock", "run.sh"}, "no tests, and so no mistakes"
+                     "requirements", "run.sh"}, "no tests, and so no mistakes"
     for name, text in files.items():
         if not name.startswith(PACKAGES):
             assert "HIDDEN" not in text and "BEGIN SOLUTION" not in text, name

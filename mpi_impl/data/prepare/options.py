@@ -1,4 +1,5 @@
 """The options of mpi_impl.data.prepare, checked before anything is read or written."""
+import importlib.util
 import os
 from collections.abc import Sequence
 
@@ -56,4 +57,7 @@ def parse(argv: Sequence[str] | None) -> PreparationOptions:
     if not 0 <= args.jaccard <= 0.99:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
+    if args.jaccard and importlib.util.find_spec("datasketch") is None:
+        raise UserError("--jaccard needs the package datasketch, which is not installed: `pip install datasketch` "
+                        "installs it. Or give --jaccard 0 to keep near-duplicates.")
     return args
