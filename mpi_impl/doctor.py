@@ -27,7 +27,7 @@ from reference.errors import UserError
 # Packages of the base install that every run imports, by name, with their modules; and the others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
           "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
-USEFUL = {"matplotlib": "pictures", "datasketch": "near-duplicates in `shardlab prepare`", "argcomplete": "tab completion"}
+USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion"}
 NOTEBOOKS = ("jupyterlab", "jupytext", "nbgrader")      # modules
 
 SECONDS = 60                # for one question

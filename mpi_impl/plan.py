@@ -35,7 +35,8 @@ class ClusterOptions:
     num_gpus: int = option_field(metavar="N", help="or other devices, one for each rank")
     global_batch_size: int = option_field(metavar="B", help="samples of a step")
     hardware: str = option_field(
-        "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME")
+        "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME",
+        known=profiles.known())
 
 
 @option_group

@@ -2,13 +2,15 @@
 """The command `shardlab`, one door to all programs: `shardlab run -n 8 pretrain_gpt ...` is
 `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt ...`.
 
-It has no options of its own, and imports neither NumPy nor MPI: help and completion must come while one looks.
+It imports neither NumPy nor MPI: help and completion must come while one looks.
 """
 import argparse
 import difflib
+import importlib.metadata
 import os
 import runpy
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +19,12 @@ from typing import NamedTuple
 from mpi_impl.demos import DEMOS
 from mpi_impl.launching import launch
 from mpi_impl.launching.completion import Completed, complete
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launching.entry import TYPED, ArgumentParser, run_alone
 from mpi_impl.launching.guard import run_guarded
 from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 
+ROOT = Path(__file__).parents[1]
 RESULTS = "runs/demo"       # of the demo, in the current folder
 DEMO = f"""
     --tensor-model-parallel-size 4
@@ -57,7 +60,7 @@ PROGRAMS = {
     "generate": Completed("mpi_impl.programs.generation_options:GenerationOptions"),
     "evaluate": Completed("mpi_impl.evaluation.options"),
 }
-LABS = Path(__file__).parents[1] / "notebooks" / "labs"
+LABS = ROOT / "notebooks" / "labs"
 OWN_PACKAGES = ("mpi_impl", "reference", "grading")
 
 HELP = """\
@@ -101,6 +104,12 @@ def act(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return
+    if argv[0] == "--version":
+        print(f"shardlab {version()}")
+        return
+    if argv[0] != "run":        # whose programs have names of their own
+        name = [word for word in argv[:2 if argv[0] == "demos" else 1] if not word.startswith("-")]
+        os.environ[TYPED] = " ".join(["shardlab", *name])
     program = program_of(argv)
     if folder := COMMANDS[argv[0]].folder:
         check_folder(folder)
@@ -129,6 +138,14 @@ def run_module(module: Module) -> None:
             raise
         raise UserError(f"{module.name} needs the package {package}, which is not installed in this environment. "
                         "`shardlab doctor` tells what is missing, and how to install it.") from error
+
+
+def version() -> str:
+    """Return the project's version: the clone's, or that of the installed package."""
+    project = ROOT / "pyproject.toml"
+    if project.exists():
+        return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+    return importlib.metadata.version("shardlab")
 
 
 def help_text() -> str:
@@ -167,9 +184,9 @@ def run(argv: list[str]) -> Target:
     return options
 
 
-def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Target:
+def on_ranks(module: str, ranks: int, argv: list[str]) -> Target:
     """Return a module on as many ranks as -n says, which may stand anywhere. The other options are the module's."""
-    parser = ArgumentParser(prog=f"shardlab {command}", add_help=False)
+    parser = ArgumentParser(prog=module, add_help=False)
     launch.add_launch_options(parser, ranks)
     options, others = parser.parse_known_args(argv)
     options.module, options.script = [module, *others], []
@@ -188,7 +205,7 @@ def asks_for_help(words: Iterable[str]) -> bool:
 
 def demo(argv: list[str]) -> Target:
     """Return the training of a small GPT. Options that are given again replace the demo's."""
-    return on_ranks("demo", "mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
+    return on_ranks("mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
 
 
 def demos(argv: list[str]) -> Target:
@@ -198,7 +215,10 @@ def demos(argv: list[str]) -> Target:
         return Module("mpi_impl.demos", others)
     if name not in DEMOS:
         raise unknown("shardlab demos has no", name, DEMOS)
-    return on_ranks(f"demos {name}", f"mpi_impl.demos.{name}", 4, others)
+    if others and others[0].isdecimal():
+        raise UserError(f"shardlab demos {name} cannot use {others[0]}. If it is the number of ranks, write "
+                        f"`shardlab demos {name} -n {others[0]}`.")
+    return on_ranks(f"mpi_impl.demos.{name}", 4, others)
 
 
 def labs(argv: list[str]) -> Target:
@@ -220,9 +240,9 @@ COMMANDS = {
     "run": Command("-n RANKS PROGRAM ...", f"start {', '.join(list(PROGRAMS)[:2])}, or a file such as microshard.py",
                    run, Completed(launches=True, programs=PROGRAMS)),
     "generate": Command("[-n RANKS] ...", "let a trained GPT write", partial(
-        on_ranks, "generate", "mpi_impl.generate", 1), PROGRAMS["generate"]._replace(launches=True)),
+        on_ranks, "mpi_impl.generate", 1), PROGRAMS["generate"]._replace(launches=True)),
     "evaluate": Command("[-n RANKS] ...", "evaluate a model on published data", partial(
-        on_ranks, "evaluate", "mpi_impl.evaluate", 1), PROGRAMS["evaluate"]._replace(launches=True)),
+        on_ranks, "mpi_impl.evaluate", 1), PROGRAMS["evaluate"]._replace(launches=True)),
     "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare"),
                        Completed("mpi_impl.data.prepare.options:PreparationOptions")),
     "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "mpi_impl.plan"),
@@ -233,6 +253,10 @@ COMMANDS = {
                              Completed("mpi_impl.plot_schedule")),
     "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),
                        Completed()),
+    "prove": Command("[-n RANKS] ...", "prove that a training run computes what one process does", partial(
+        on_ranks, "mpi_impl.prove", 4), PROGRAMS["prove"]._replace(launches=True)),
+    "microshard": Command("[-n RANKS] ...", "train, prove and write with the whole algorithm in one file", partial(
+        on_ranks, "microshard", 4), Completed("microshard", launches=True)),
     "labs": Command("[FOLDER]", "make a course of the labs, for nbgrader and Gradescope", labs, Completed()),
 }
 

@@ -54,6 +54,7 @@ def without(folder: Path, *modules: str) -> dict[str, str]:
     ("demos zero", 4, "mpi_impl.demos.zero"),
     ("generate --load F --greedy", 1, "mpi_impl.generate --load F --greedy"),
     ("evaluate --task race -n 2 --load F", 2, "mpi_impl.evaluate --task race --load F"),
+    ("prove --bf16", 4, "mpi_impl.prove --bf16"), ("microshard -n 8 --t 2", 8, "microshard --t 2"),
 ])
 def test_a_command_starts_a_program_on_ranks(line, n, module):
     program = program_of(line.split())
@@ -105,7 +106,7 @@ def test_the_demo_has_options_that_eight_ranks_take():
 
 @pytest.mark.parametrize("line, sentence", [
     ("dmo", "no command 'dmo'. Did you mean demo"), ("xyzzy", "It has doctor, demo, "),
-    ("demos mpl", "no 'mpl'. Did you mean mlp"),
+    ("demos mpl", "no 'mpl'. Did you mean mlp"), ("demos mlp 4", "shardlab demos mlp -n 4"),
     ("run -n 2 pretrain_gtp", "'pretrain_gtp'. Did you mean pretrain_gpt or pretrain_bert"),
     ("run -n 2 plan", "plan is a command, .* `shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),
     ("run pretrain_gpt", "shardlab run cannot use its options: .* required: -n"),
@@ -115,6 +116,19 @@ def test_an_unknown_word_is_a_sentence_that_names_near_ones(line, sentence):
     with pytest.raises(UserError, match=sentence):
         program = program_of(line.split())
         launch.check_options(program)
+
+
+@pytest.mark.parametrize("line, name", [
+    ("demo --nope", "shardlab demo"), ("demos mlp --nope", "shardlab demos mlp"), ("plan --nope", "shardlab plan"),
+    ("run -n 1 pretrain_gpt --nope", "pretrain_gpt"), ("prove -n 1 --nope", "shardlab prove"),
+    ("generate -n x", "shardlab generate")])
+def test_a_program_has_the_name_that_was_typed(line, name):
+    done = command("-m", "mpi_impl.shardlab", *line.split())
+    assert done.returncode == 2 and f"error: {name} " in done.stderr and "mpi_impl" not in done.stderr
+
+
+def test_the_version_is_that_of_the_project():
+    assert command("-m", "mpi_impl.shardlab", "--version").stdout == f"shardlab {PROJECT['version']}\n"
 
 
 def test_labs_need_a_clone(monkeypatch, tmp_path):
@@ -214,12 +228,20 @@ def completions(line: str, program: list[str], env: dict[str, str], folder: Path
     ("shardlab generate --prompt x --pro", ["--prompt", "--prompts-file"], "--prompt"),
     ("shardlab demo --train-i", ["--train-iters"], "--train-iters"),
     ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"], "--tokenizer"),
-    ("shardlab plan --num-g", ["--num-gpus"], "--num-gpus"),
+    ("shardlab plan --num-g", ["--num-gpus"], "--num-gpus"), ("shardlab prove --mod", ["--model"], "--model"),
 ])
 def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, all_begin, tmp_path):
     env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
     found = completions(line, [sys.executable, "-m", "mpi_impl.shardlab"], env, tmp_path)
     assert sorted(found) == sorted(some) and all(word.startswith(all_begin) for word in found)
+
+
+@pytest.mark.parametrize("line, values", [
+    ("demo --pipeline-schedule zb", ["zb-h1", "zb-h2", "zb-v"]), ("plan --hardware dgx-a", ["dgx-a100"]),
+    ("run -n 2 prove --model b", ["bert"]), ("generate --dtype bf", ["bfloat16"]), ("plan --num-gpus ", [])])
+def test_a_shell_gets_the_values_of_an_option(line, values, tmp_path):
+    line, program = f"shardlab {line}", [sys.executable, "-m", "mpi_impl.shardlab"]
+    assert sorted(completions(line, program, environment(), tmp_path)) == values
 
 
 def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):

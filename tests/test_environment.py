@@ -77,7 +77,7 @@ def requiring(requirement: str) -> dict:
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_a_lock_pins_what_its_purpose_adds_to_those_before_it(purpose):
-    """Nothing that one before it pins already, and nothing of the later ones: an environment is as small as it can be."""
+    """And nothing that one before it pins already: an environment is as small as it can be."""
     extras = PROJECT["optional-dependencies"]
     added = {extra: set(map(name, extras[extra])) for extra in sum(PURPOSES.values(), [])}
     wanted = set().union(*(added[extra] for extra in PURPOSES[purpose]))

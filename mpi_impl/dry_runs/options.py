@@ -28,7 +28,8 @@ class DryRunOptions:
         (), "run this rank; may be repeated (default: the first rank of each kind, and a match of all kinds' messages)",
         "R", repeated=True)
     hardware: str = option_field(
-        "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME")
+        "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME",
+        known=profiles.known())
     model: str = option_field("gpt", "whose training to run: with pretrain_gpt's options, or with pretrain_bert's",
                               choices=tuple(NAMES))
 

@@ -1,17 +1,21 @@
-"""Tab completion of `shardlab`, by argcomplete: commands, programs, and the long options of each.
+"""Tab completion of `shardlab`, by argcomplete: commands, programs, the long options of each, and their values.
 
 A shell waits for it at every press of the key, and importing the programs would take a second. So options are read from
-the sources that declare them, by their syntax, and only those of the program on the line.
+the sources that declare them, by their syntax, and only those of the program on the line. For the values of an option
+its module is imported.
 """
 import argparse
 import ast
 import os
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpi_impl.launching.launch import add_launch_options
+from mpi_impl.launching.option_fields import declared
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,13 +42,25 @@ def add_completed(parser: argparse.ArgumentParser, completed: Completed, words: 
     if completed.launches:
         add_launch_options(parser, ranks=1)
     for name, settings in declared_options(completed.options).items():
-        parser.add_argument(name, **settings)
+        action: Any = parser.add_argument(name, **settings)
+        action.completer = partial(known_values, completed.options, name)
     if completed.programs:
         programs = parser.add_subparsers()
         for name, program in completed.programs.items():
             below = programs.add_parser(name, allow_abbrev=False)
             if name in words:
                 add_completed(below, program, words)
+
+
+def known_values(where: str, option: str, **_: Any) -> Iterable[str]:
+    """Return the values of an option that is a field of a class there, if the field names some."""
+    module, _, name = where.partition(":")
+    namespace = vars(import_module(module))
+    for kind in [namespace[name]] if name else filter(is_dataclass, namespace.values()):
+        one = declared(kind).get(option.removeprefix("--").replace("-", "_"))
+        if one and "known" in one.metadata:     # a field of another class may have the name
+            return one.metadata["known"]
+    return ()
 
 
 # ---- options, from the sources that declare them --------------------------------------------------------------------

@@ -39,6 +39,7 @@ from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
+TYPED = "SHARDLAB_COMMAND"          # where `shardlab` tells a program by which words its user knows it
 PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
 SECONDS_TO_MEET = 300               # that a rank waits for the others while the job comes up, and when it fails
@@ -280,11 +281,13 @@ class ArgumentParser(argparse.ArgumentParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
     Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and
-    `float` as an option's type mean the two functions below.
+    `float` as an option's type mean the two functions below. Messages call a program what its user typed, if `shardlab`
+    has started it.
     """
 
-    def __init__(self, **settings):
-        super().__init__(allow_abbrev=False, **settings)
+    def __init__(self, prog: str = "", **settings):
+        typed = os.environ.get(TYPED, prog)
+        super().__init__(prog=prog if " " in prog else typed, allow_abbrev=False, **settings)
         self.register("type", int, short_integer)
         self.register("type", float, finite_float)
 

@@ -20,13 +20,15 @@ PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a 
 
 def option_field(default: Any = MISSING, help: str = "", metavar: str | None = None,
                  choices: Iterable[str] | None = None, repeated: bool = False,
-                 check: Callable[[str, Any], None] | None = None) -> Any:
+                 check: Callable[[str, Any], None] | None = None, known: Iterable[str] = ()) -> Any:
     """Declare an option. Without a default it is required; a `repeated` one may be given several times.
 
-    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are.
+    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are. Tab
+    completion offers the choices, or the `known` values of an option that takes others, too.
     """
-    about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated,
-             "check": check}
+    choices = choices and tuple(choices)
+    about = {"help": help, "metavar": metavar, "choices": choices, "repeated": repeated, "check": check,
+             "known": choices or tuple(known)}
     return field(default=default, metadata=about)
 
 
