@@ -6,6 +6,9 @@ It tries all plans, drops those that do not fit into memory, and ranks the other
 formulas alone: one process, no ranks. mpi_impl/experiments/scaling_study.py compares the formulas with measurements on
 the papers' clusters, benchmarks/predict.py with measurements on the machine at hand.
 """
+import sys
+import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +16,7 @@ from mpi_impl.launching.entry import run_alone
 from mpi_impl.launching.option_fields import declared, filled, option_field, option_group, parse_given, same_option
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check, shape_words
-from mpi_impl.planning.launch_line import SIZES, launch_line
+from mpi_impl.planning.launch_line import SIZES, WIDTH, launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.arguments import experts_config, in_other_words
 from mpi_impl.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, ModelOptions
@@ -64,17 +67,25 @@ class PlanOptions(ClusterOptions, ModelSizeOptions, LlamaOptions, ExpertsOptions
     plot: str | None = option_field(None, "draw their memory and their time", "FILE")
 
 
+SECONDS_OF_SILENCE = 5.0
+LETTERS = {"t": "ranks that share each layer", "p": "stages of the pipeline", "d": "replicas",
+           "c": "ranks that share a sequence", "e": "ranks that share the experts", "v": "stages on a rank",
+           "b": "samples in a microbatch", "m": "microbatches in a step", "GB": "on a device",
+           "idle": "waiting in the pipeline", "MFU": "share of the peak that the model's own FLOPs reach"}
+RULES = "Narayanan et al. 2021 (arXiv 2104.04473, section 3) give three rules:"
+
 MODEL = declared(PlanOptions).keys() - declared(ClusterOptions).keys() - {"preset", "vocab_size", "best", "plot"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     args = PlanOptions(**given)
-    job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
+    job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
+                     Progress().watch)
     check(job)
     best = job.best[:args.best]
-    print(f"{summary(job)}\n\n{table(job, best)}\n")
-    print("\n".join(reasons(job)))
+    print(f"{summary(job)}\n\n{table(job, best)}\n\n{legend(job, best)}\n\n{RULES}")
+    print("\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in reasons(job)))
     print(f"\n{launch_line(best[0].plan, args.preset, job.hardware)}\n\n{corpus(job.model)}")
     if args.plot:
         draw(args.plot, job, best)
@@ -125,8 +136,8 @@ def size_of(model: ModelConfig) -> str:
 
 
 def corpus(model: ModelConfig) -> str:
-    return (f"Add --data-path, and your corpus's tokenizer: the plan counts on {model.vocab_size:,} tokens. Without "
-            "them it trains on Python's own source.")
+    return textwrap.fill(f"Add --data-path, and your corpus's tokenizer: the plan counts on {model.vocab_size:,} "
+                         "tokens. Without them it trains on Python's own source.", WIDTH)
 
 
 def table(job: PlanSearch, best: Sequence[Timed]) -> str:
@@ -142,6 +153,24 @@ def table(job: PlanSearch, best: Sequence[Timed]) -> str:
                      f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",
                      f"{utilization(flops_of_step(one.plan), one.seconds, job.n, job.hardware.peak):.1%}"])
     return aligned(rows, left=())
+
+
+def legend(job: PlanSearch, best: Sequence[Timed]) -> str:
+    """Explain the letters that the table has."""
+    shown = {"c": any(one.shape[3] > 1 for one in best), "e": job.model.experts is not None}
+    return textwrap.fill("; ".join(f"{name}: {text}" for name, text in LETTERS.items() if shown.get(name, True)), WIDTH)
+
+
+class Progress:
+    """Lines on standard error about work that takes long, after some seconds of silence."""
+
+    def __init__(self):
+        self.spoke = time.monotonic()
+
+    def watch(self, work: str, done: int, of: int) -> None:
+        if time.monotonic() - self.spoke > SECONDS_OF_SILENCE:
+            print(f"{done:,} of {of:,} {work}", file=sys.stderr, flush=True)
+            self.spoke = time.monotonic()
 
 
 def gigabytes(size: float) -> str:

@@ -1,7 +1,7 @@
 """All parallelisms of a model on n devices: every (t, p, d, c, e, v, b, ZeRO stage, sequence parallelism, recompute)
 that the sizes allow, those that fit into a device's memory, and the fastest of them.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -60,6 +60,7 @@ class PlanSearch:
     n: int          # devices
     B: int          # samples of a step
     hardware: Hardware
+    watch: Callable[[str, int, int], None] = lambda work, done, of: None    # hears what is done of which work
 
     def __post_init__(self):
         require_positive("num_gpus", self.n)
@@ -82,8 +83,11 @@ class PlanSearch:
     @cached_property
     def fitting(self) -> list[Timed]:
         """Return the plans that fit, timed by the closed form, fastest first."""
-        fitting = filter(self.fits, self.plans)
-        found = [Timed(plan, step_time(plan, self.hardware, closed_form=True)) for plan in fitting]
+        found = []
+        for i, plan in enumerate(self.plans):
+            self.watch("plans are timed", i, len(self.plans))
+            if self.fits(plan):
+                found.append(Timed(plan, step_time(plan, self.hardware, closed_form=True)))
         return sorted(found, key=seconds_of)
 
     @cached_property
@@ -94,7 +98,10 @@ class PlanSearch:
             rivals = contestants.setdefault(one.shape, [])
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
                 rivals.append(one)
-        found = [min(map(self.simulate, rivals), key=seconds_of) for rivals in list(contestants.values())[:SIMULATED]]
+        found, simulated = [], list(contestants.values())[:SIMULATED]
+        for i, rivals in enumerate(simulated):
+            self.watch("shapes are simulated", i, len(simulated))
+            found.append(min(map(self.simulate, rivals), key=seconds_of))
         return sorted(found, key=seconds_of)
 
     def simulate(self, one: Timed) -> Timed:

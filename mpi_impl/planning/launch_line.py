@@ -1,5 +1,7 @@
 """The command that trains by a plan, to be copied."""
+import re
 import shlex
+import textwrap
 from typing import Any
 
 from mpi_impl.launching.option_fields import declared
@@ -10,6 +12,7 @@ from reference.costs.hardware import Hardware
 from reference.costs.plans import HALF, Plan
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")      # that every model needs
+WIDTH = 110     # characters of a line
 NOT_PLANNED = ("vocab_size", "make_vocab_size_divisible_by")                    # the corpus's tokenizer decides
 
 
@@ -20,10 +23,17 @@ def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
     start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
     program = ["-m", f"mpi_impl.pretrain_{plan.model.architecture}"]
     gpu = hardware.element_bytes == HALF
-    precision = ["--fp16"] if gpu and not preset else []        # presets choose their own
+    precision = [f"--{hardware.half}"] if gpu and not preset else []        # presets choose their own
     device = ["--device", "cuda"] if gpu else []
     groups = [start, program, model_options(plan, preset) + precision + device, plan_options(plan, preset)]
-    return " \\\n    ".join(map(shlex.join, groups))
+    return " \\\n    ".join(line for group in groups for line in wrapped(group))
+
+
+def wrapped(words: list[str]) -> list[str]:
+    """Return lines of words, none longer than WIDTH. No option is parted from its value."""
+    glued = re.sub(" (?!-)", "\0", shlex.join(words))
+    return [line.replace("\0", " ") for line in textwrap.wrap(glued, WIDTH, break_long_words=False,
+                                                              break_on_hyphens=False)]
 
 
 def model_options(plan: Plan, preset: str | None) -> list[str]:

@@ -70,12 +70,15 @@ class Hardware:
     between: Link                                # between servers: the bandwidth is a server's, which its devices share
     sharded: Sharded = Sharded()
     hidden: float = 0.0                          # as in `sharded`, of all other messages between replicas
+    half: str = "fp16"                           # the 16 bits to train in, fp16 or bf16, where element_bytes is 2
     jitter: float = 0.0                          # standard deviation of a replica's time for a step, as a share of it
 
     def __post_init__(self):
         for name in ("peak", "memory", "bandwidth", "element_bytes", "server"):
             if not 0 < getattr(self, name) < inf:
                 raise UserError(f"The hardware's {name} is {getattr(self, name)}, but must be a number above 0.")
+        if self.half not in ("fp16", "bf16"):
+            raise UserError(f"The hardware's half is {self.half!r}, but must be fp16 or bf16.")
         if self.server % 1:
             raise UserError(f"The hardware's server has {self.server} devices, but must have a whole number of them.")
         if not self.memory > self.reserved >= 0:

@@ -78,4 +78,5 @@ def test_where_all_is_float32_the_program_stays_on_the_processor():
     """As in a profile that benchmarks/calibrate.py writes."""
     plan = PlanSearch(model_of(2), 2, 2, A100).plans[0]
     assert {"--fp16", "--device"} <= set(launch_line(plan, None, A100).split())
+    assert {"--bf16", "--device"} <= set(launch_line(plan, None, load("dgx-h100")).split())
     assert not {"--fp16", "--device"} & set(launch_line(plan, None, replace(A100, element_bytes=4)).split())
