@@ -232,6 +232,7 @@ def test_a_rank_that_is_a_world_of_its_own_is_refused(tmp_path, told):
     job = command(write_program(tmp_path, "wait()"), env=told)
     assert job.returncode == 2
     assert "error: 4 ranks were asked for, but each rank is a world of its own" in job.stderr
+    assert ("srun --mpi=pmix" in job.stderr) == ("SLURM_PROCID" in told)
 
 
 def test_a_world_of_another_size_than_asked_for_is_refused(tmp_path):

@@ -285,6 +285,14 @@ def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
     assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "cray_shasta"
 
 
+def test_a_status_of_srun_is_not_taken_for_a_lack_of_memory(tmp_path, capfd):
+    """It has the same one where it could not start a rank."""
+    write_script(tmp_path / "srun", "exit 137")
+    assert supervise([str(tmp_path / "srun")], dict(os.environ), None) == 137
+    said = capfd.readouterr().err
+    assert "srun could not start one" in said and "memory" not in said
+
+
 def test_a_number_of_nodes_that_is_none_is_a_sentence(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "abc")
     with pytest.raises(UserError, match="^The environment variable SLURM_JOB_NUM_NODES is 'abc', but must be a whole"):

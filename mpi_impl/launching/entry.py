@@ -154,10 +154,11 @@ def check_world_size(size: int, library: str) -> None:
         sys.exit(2)
     found = f"the world has {size}." if size > 1 else (
         f"each rank is a world of its own: they were started by another MPI's launcher than mpi4py's {library}.")
-    raise UserError(
-        f"{asked} ranks were asked for, but {found} Start the job with `python -m mpi_impl.launch -n {asked}`, "
-        "which finds the right launcher."
-    )
+    advice = f"Start the job with `python -m mpi_impl.launch -n {asked}`, which finds the right launcher."
+    if size == 1 and "SLURM_PROCID" in os.environ:
+        advice = (f"Or by an srun that introduces them in another way: Open MPI needs `srun --mpi=pmix`, the others "
+                  f"`srun --mpi=pmi2`; SLURM_MPI_TYPE is {os.environ.get('SLURM_MPI_TYPE', 'not set')}. {advice}")
+    raise UserError(f"{asked} ranks were asked for, but {found} {advice}")
 
 
 def end_all(words: str, status: int) -> NoReturn:

@@ -273,7 +273,10 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
-    if status in DEATHS or status - 128 in DEATHS:
+    if os.path.basename(command[0]) == "srun" and status > 128:
+        say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
+            "start one, or ended all because one failed: its own lines above say which.")
+    elif status in DEATHS or status - 128 in DEATHS:
         say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}.")
     return status
 

@@ -25,7 +25,8 @@ class SavedModelOptions:
     """The model."""
 
     load: str | None = option_field(None, "the last checkpoint in this folder, which pretrain_gpt has saved", "DIR")
-    load_hf: str | None = option_field(None, "or the weights of a GPT-2 in Hugging Face's layout", "DIR")
+    load_hf: str | None = option_field(None, "or weights in Hugging Face's layout, of a GPT-2, Llama, Mistral, "
+                                      "Qwen or Mixtral", "DIR")
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 
@@ -95,7 +96,7 @@ def check_model_and_prompts(args: GenerationOptions) -> None:
     """Raise UserError unless one model is named, or for prompts from two places."""
     if (args.load is None) == (args.load_hf is None):
         raise UserError("A text comes from one model. Give its folder: --load for a checkpoint of pretrain_gpt, or "
-                        "--load-hf for a GPT-2 in Hugging Face's layout.")
+                        "--load-hf for weights in Hugging Face's layout.")
     if args.prompt and args.prompts_file:
         raise UserError(f"--prompt and --prompts-file {args.prompts_file} are both given. Write all prompts into the "
                         "file, or leave it out.")
