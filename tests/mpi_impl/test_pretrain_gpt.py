@@ -132,7 +132,7 @@ STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
         ("gradient", "mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-        ("weights", "mpi_impl.training.optimizer", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
+        ("weights", "mpi_impl.parallel.tiles", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
     ]),
     ("weights", "mpi_impl.training.trainer", STEP,
      f"self.state.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
