@@ -233,7 +233,7 @@ BAD = [
     (["--num-layers", "10000", "--hidden-size", "1000000"], "Choose a smaller --num-layers"),
     (["--num-layers", "1000000000"], "--num-layers is 1,000,000,000, but must be at most 10,000"),
     (["--seed", "1234567890123456"], "argument --seed: 1234567890123456 has more than 15 digits"),
-    (["--layernorm-epsilon", "inf"], "argument --layernorm-epsilon: inf is not a finite number"),
+    (["--layernorm-epsilon", "inf"], "argument --layernorm-epsilon/--norm-epsilon: inf is not a finite number"),
     (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
      f"{__file__} is a file, where a folder is needed"),
