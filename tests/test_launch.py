@@ -193,6 +193,7 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     (["-n", "1001", "program.py"], "-n is 1001, but at most 1,000 ranks start on one machine."),
     (["-n", "2"], "There is nothing to run."),
     (["-n", "2", "nosuch.py"], "There is no script nosuch.py to run."),
+    (["-n", "2", "/dev/zero"], "/dev/zero cannot be read: it is a pipe or a device"),
     (["-n", "2", "-m", "nosuch"], "There is no module nosuch to run."),
     (["-n", "2", "-m", "mpi_impl.nosuch"], "There is no module mpi_impl.nosuch to run."),
     (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "There is no module mpi_impl.launch.nosuch to run."),
