@@ -78,7 +78,7 @@ def run(main: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted: let the first one say so
         end_all("Interrupted.", 130)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:      # a SystemExit, and what libraries in Rust raise when they panic
         end_together(error, world)
         end_all(last_words(error, f"rank {world.rank} of {world.size}"), exit_status(error))
 
