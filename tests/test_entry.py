@@ -264,6 +264,7 @@ def parser() -> ArgumentParser:
       for value in ("nan", "inf", "Infinity", "1e999")),
     (["--lr", "fast"], "argument --lr: invalid float value: 'fast'."),
     (["--dtype", "int8"], "invalid choice: 'int8'"),
+    *(([f"{option}=--"], f"argument {option}: -- is not a value") for option in ("--hidden-size", "--lr", "--dtype")),
 ])
 def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):
     with pytest.raises(UserError) as error:

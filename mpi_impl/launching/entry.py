@@ -36,6 +36,7 @@ from typing import NoReturn
 
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
+from reference import options
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
@@ -276,7 +277,7 @@ def shorten(text: str) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
-class ArgumentParser(argparse.ArgumentParser):
+class ArgumentParser(options.ArgumentParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
     Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and
