@@ -123,6 +123,15 @@ def test_an_interrupted_launch_leaves_no_process(family, number, status, with_ch
         assert job.wait(SOON) == status
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_shell_that_ignores_its_children_gets_the_status(tmp_path, status):
+    """The signal's disposition is inherited, and the system keeps no status of a child that nobody wants to hear of."""
+    ignoring = "import os, sys; from signal import *; signal(SIGCHLD, SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    program = write_program(tmp_path, f"sys.exit({status})")
+    job = command("-c", ignoring, sys.executable, "-m", "mpi_impl.launch", "-n", 2, program)
+    assert (job.returncode, job.stderr) == (status, "")
+
+
 SIGNAL_WHILE_LOCKED = """
 import os, signal, subprocess, threading
 from mpi_impl.launching.launch import supervise

@@ -26,7 +26,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_guarded(work: Callable[[], object]) -> int:
     """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent."""
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until their handlers are set
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # whoever has started this may ignore it, and no child's status
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # is kept then; until the handlers of these are set
     guard = os.fork()
     if guard == 0:
         be_guard(work, parent)
