@@ -48,8 +48,8 @@ def take_lock(file: TextIO, root: str) -> str:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 file.seek(0)
-                raise UserError(f"--save {root} is in use: {file.read(300).strip() or 'another run'} saves into it. "
-                                "Wait until that run has ended, or choose another folder.") from error
+                raise UserError(f"--save {root} is in use by {file.read(300).strip() or 'another run'}. Wait until it "
+                                "has ended, or choose another folder.") from error
         except OSError as error:
             return (f"note: {root} cannot be locked ({error.strerror}), so that no second run would be refused there: "
                     "start none that saves into it")
@@ -59,7 +59,7 @@ def take_lock(file: TextIO, root: str) -> str:
 def name_holder(file: TextIO) -> None:
     """Write this process into the file, for a run that is refused."""
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')},\n")
+    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
 
 
