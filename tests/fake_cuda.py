@@ -8,6 +8,7 @@ Ranks are real, and what they say to one another goes by MPI.
 """
 import itertools
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -86,11 +87,33 @@ def on_gpus(group, way: str):
     with fake_cuda() as cupy:
         group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
                                          "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
+        group.transports.mpi.comm = CudaAwareOpenMPI(group.comm)
         yield cupy
+        group.transports.mpi.comm = group.comm
         for transport in group.transports.on_device:
             transport.free()
         del group.transports.on_device
         assert cupy.cuda.nccl.alive == 0
+
+
+class CudaAwareOpenMPI:
+    """A communicator of Open MPI, which does not know device memory in nonblocking collectives: it would crash there.
+    """
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def __getattr__(self, name):
+        call = getattr(self.comm, name)
+        return partial(refuse_devices, call) if name in NONBLOCKING else call
+
+
+NONBLOCKING = ("Iallreduce", "Iallgather", "Ireduce_scatter_block")
+
+
+def refuse_devices(call, *buffers):
+    assert not any(isinstance(x, SpyArray) for x in buffers), "device memory in a nonblocking collective of Open MPI"
+    return call(*buffers)
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------

@@ -313,6 +313,9 @@ BUGS = {
     "communicators kept": (Bug("mpi_impl.comm.group", "self.transports.free()", "pass"), "groups"),
     "MPI ahead of the device": (Bug(f"{TRANSPORTS}.mpi", "        finish_device()\n", "        pass\n"), "direct"),
     "a view handed to MPI": (Bug(ARRAYS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "by MPI"),
+    "device memory in a posted collective of MPI": (
+        Bug(f"{TRANSPORTS}.choice", "StagedPosts(PinnedStaging(), self.choose), *self.by_mpi", "*self.by_mpi"),
+        "posted by MPI"),
     "pinned memory used anew": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
 }
 ACTS = {
@@ -321,6 +324,7 @@ ACTS = {
     "textbook": (test_group.collectives_agree, list(np.arange(64.0).reshape(4, 4, 4)), 1),
     "posted": (check_posts_agree, "nccl", SEVERAL, 7, "float64", 1),
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
+    "posted by MPI": (check_posts_agree, "mpi", SEVERAL, 7, "float64", 1),
     "by MPI": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
     "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),
     "groups": (several_groups,),

@@ -50,15 +50,31 @@ class DevicePath(NamedTuple):
     in which they were posted.
     """
 
-    staging: Staging | None = Staging()     # None: MPI reads and writes device memory by itself
+    staging: Staging | None = Staging()     # None: MPI reads and writes device memory, but for posted collectives
     nccl: NCCL | None = None
 
 
-class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
-    """Arrays on a device, by whichever transport takes their buffers on the host."""
+class StagedPosts(PostedCollectives):
+    """Posted collectives of arrays on a device, by whichever transport takes their buffers on the host.
+
+    A CUDA-aware MPI needs this, too: in Open MPI its blocking collectives read device memory, the nonblocking ones don't.
+    """
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
         self.staging, self.choose = staging, choose
+
+    def post(self, operation, x, out):
+        sent = self.staging.to_buffer(x)
+        received = sent if out is x else self.staging.like(out)
+        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
+
+    def _copied(self, request, buffer, x):
+        """Return a request that ends with a copy of the buffer to the device."""
+        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))
+
+
+class StagedTransport(StagedPosts, Collectives, AllToAll, PointToPoint):
+    """Everything else of arrays on a device, in the same way."""
 
     def all_reduce(self, x, op):
         buffer = self.staging.to_buffer(x)
@@ -85,11 +101,6 @@ class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
         self.choose(AllToAll, buffer).all_to_all_rows(buffer, sent, arrived, received)
         self.staging.copy_back(arrived, out)
 
-    def post(self, operation, x, out):
-        sent = self.staging.to_buffer(x)
-        received = sent if out is x else self.staging.like(out)
-        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
-
     def post_send(self, x, to, tag):
         sent = self.staging.to_buffer(x)
         return self.choose(PointToPoint, sent).post_send(sent, to, tag)
@@ -97,7 +108,3 @@ class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     def post_receive(self, x, source, tag):
         received = self.staging.like(x)
         return self._copied(self.choose(PointToPoint, received).post_receive(received, source, tag), received, x)
-
-    def _copied(self, request, buffer, x):
-        """Return a request that ends with a copy of the buffer to the device."""
-        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))
