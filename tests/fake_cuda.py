@@ -168,6 +168,7 @@ class FakeNccl:
     def __init__(self, cupy: FakeCuda):
         self.cupy, self.made = cupy, itertools.count()
         self.alive = 0                  # communicators
+        self.posted = False             # whether anything has begun on a second stream
         for name, code in CODES.items():
             setattr(self, f"NCCL_{name}", code)
         for name, code in OPS.items():
@@ -186,6 +187,7 @@ class FakeCommunicator:
 
     def __init__(self, nccl: FakeNccl, ndev: int, commId: bytes, rank: int):
         assert len(commId) == 128 and 0 <= rank < ndev
+        assert not nccl.posted, "a communicator needs a device on which no call waits for other ranks"
         world, (host, tag) = MPI.COMM_WORLD, np.frombuffer(commId[:16], np.int64).tolist()
         world.send((rank, world.rank), host, tag)
         if world.rank == host:
@@ -240,7 +242,7 @@ class Call:
         self.theirs = np.empty((comm.size, send.count), send.dtype)
         self.requests = [comm.Iallgather(self.says, self.said),
                          comm.Iallgather(as_bytes(self.mine), as_bytes(self.theirs))]
-        self.stream = communicator.nccl.cupy.streams[stream]
+        self.nccl, self.stream = communicator.nccl, communicator.nccl.cupy.streams[stream]
         if self.stream.is_current:
             self.end()
             QUEUE.launched += 1
@@ -250,6 +252,7 @@ class Call:
     def begin(self) -> None:
         assert self.stream.knows >= QUEUE.launched, "NCCL would begin before the device has computed what is sent"
         self.stream.waiting.append(self)
+        self.nccl.posted = True
         as_bytes(self.receive.elements())[...] = NONSENSE
         if self.in_place:
             self.send.elements()[...] = self.mine       # which NCCL has yet to read

@@ -57,7 +57,7 @@ class DevicePath(NamedTuple):
 class StagedPosts(PostedCollectives):
     """Posted collectives of arrays on a device, by whichever transport takes their buffers on the host.
 
-    A CUDA-aware MPI needs this, too: in Open MPI its blocking collectives read device memory, the nonblocking ones don't.
+    A CUDA-aware MPI needs this, too: Open MPI's blocking collectives read device memory, its nonblocking ones do not.
     """
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
