@@ -10,6 +10,7 @@ import itertools
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -17,16 +18,16 @@ from mpi4py import MPI
 
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
+from mpi_impl.runtime import pinned
 from tests import spy
 from tests.installed import installed
-from tests.spy import LENT, QUEUE, SpyArray
+from tests.spy import LENT, NONSENSE, QUEUE, SpyArray
 
 CODES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
          "FLOAT64": 8, "BFLOAT16": 9}         # as in CuPy 14.2
 OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 DTYPES = {code: np.dtype(ml_dtypes.bfloat16 if name == "BFLOAT16" else name.lower()) for name, code in CODES.items()}
 UFUNCS = {OPS["SUM"]: np.add, OPS["MAX"]: np.maximum}
-NONSENSE = 0xFF                               # in every byte: of floats, not a number
 MEETING = 20_000                              # tags of the world, for those that make a communicator
 
 
@@ -43,7 +44,7 @@ class FakeCuda:
         self.current = FakeStream(self, is_current=True)
         self.cuda = SimpleNamespace(
             runtime=self, Device=self.device, Stream=lambda non_blocking: FakeStream(self),
-            Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=spy.Pinned,
+            Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=pinned_memory,
             nccl=FakeNccl(self) if nccl else SimpleNamespace(available=False))
 
     def device(self, i):
@@ -84,7 +85,7 @@ def fake_cuda(**machine):
 @contextmanager
 def on_gpus(group, way: str):
     """Let the group's arrays on a device go one of three ways, in `with on_gpus(group, way) as cupy:`."""
-    with fake_cuda() as cupy:
+    with fake_cuda() as cupy, mock.patch.object(pinned, "PIECE", 64):
         group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
                                          "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
         group.transports.mpi.comm = CudaAwareOpenMPI(group.comm)
@@ -114,6 +115,11 @@ NONBLOCKING = ("Iallreduce", "Iallgather", "Ireduce_scatter_block")
 def refuse_devices(call, *buffers):
     assert not any(isinstance(x, SpyArray) for x in buffers), "device memory in a nonblocking collective of Open MPI"
     return call(*buffers)
+
+
+def pinned_memory(nbytes: int) -> spy.Pinned:
+    assert nbytes <= pinned.PIECE, f"{nbytes} bytes would be pinned for good, and more by rounding up"
+    return spy.Pinned(nbytes)
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
@@ -148,9 +154,14 @@ class FakeEvent:
     def __init__(self, *, disable_timing=False):
         self.before, self.launched = [], -1
 
+    def record(self) -> None:
+        """Mark what was launched on the current stream."""
+        self.launched = QUEUE.launched
+
     def synchronize(self) -> None:
         for call in self.before:
             call.end()
+        QUEUE.finish(self.launched)
 
     @property
     def done(self) -> bool:

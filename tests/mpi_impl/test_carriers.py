@@ -304,6 +304,7 @@ def train_with_nccl(group):
 
 TRANSPORTS = "mpi_impl.comm.transports"
 NCCL, BUFFERS, ARRAYS = f"{TRANSPORTS}.nccl", f"{TRANSPORTS}.buffers", "mpi_impl.runtime.arrays"
+PINNED = "mpi_impl.runtime.pinned"
 SEVERAL = [("all_reduce", False), ("all_gather", True), ("reduce_scatter", True), ("reduce_scatter", False)]
 BUGS = {
     "too many elements": (Bug(NCCL, "address(out), out.size,", "address(out), x.size,"), "blocking"),
@@ -335,6 +336,14 @@ BUGS = {
         Bug(f"{TRANSPORTS}.choice", "StagedPosts(PinnedStaging(), self.choose), *self.by_mpi", "*self.by_mpi"),
         "posted by MPI"),
     "pinned memory used anew": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
+    "arrays of any size pinned": (
+        Bug(f"{TRANSPORTS}.staging", "pinned.pinned_like(x) if x.nbytes <= pinned.PIECE else super().like(x)",
+            "pinned.pinned_like(x)"), "in pieces"),
+    "a pinned piece used anew": (Bug(PINNED, "        end.synchronize()    ", "        pass    "), "in pieces"),
+    "pieces let go of": (Bug(PINNED, "        for _, end in both:\n            end.synchronize()", "        pass"),
+                         "in pieces"),
+    "a piece read before it has arrived": (Bug(PINNED, "    end.synchronize()\n    return", "    return"), "in pieces"),
+    "a piece written before it was read": (Bug(PINNED, "cycle(both)", "cycle(both[:1])"), "in pieces"),
 }
 ACTS = {
     "blocking": (collectives_agree, "nccl", 1, 1, 1, "bfloat16", "whole", 1),
@@ -344,7 +353,8 @@ ACTS = {
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
     "posted by MPI": (check_posts_agree, "mpi", SEVERAL, 7, "float64", 1),
     "by MPI": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
-    "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),
+    "staged": (collectives_agree, "staged", 1, 1, 0, "float16", "whole", 1),
+    "in pieces": (collectives_agree, "staged", 3, 3, 0, "float64", "whole", 1),
     "groups": (several_groups,),
     "copy": (gather_a_copy,),
     "training": (train_with_nccl,),

@@ -14,6 +14,7 @@ from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import PinnedStaging
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs import program
+from mpi_impl.runtime import pinned
 from reference.errors import UserError
 from reference.params import HOST
 from tests.deep import one_fast_of
@@ -192,7 +193,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 def pretrain_on_spies(group, options):
     with mock.patch.object(program, "device_of", on_spies), fake_cuda() as cupy, \
-            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
+            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
         pretrain(group, options)
         assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)
 

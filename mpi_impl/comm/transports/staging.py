@@ -8,6 +8,8 @@ import numpy as np
 from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.runtime import pinned
+from mpi_impl.runtime.arrays import contiguous
 
 
 class Staging:
@@ -20,27 +22,41 @@ class Staging:
     def to_buffer(self, x) -> np.ndarray:
         """Return a buffer with the elements of x."""
         buffer = self.like(x)
-        x.get(out=buffer)
+        self.get(x, buffer)
         return buffer
 
     def copy_back(self, buffer, x) -> None:
         """Copy a buffer to x."""
         whole = x if x.flags.c_contiguous else np.empty_like(x, order="C")
-        whole.set(buffer)
+        self.set(buffer, whole)
         if whole is not x:
             x[...] = whole
 
+    def get(self, x, buffer) -> None:
+        x.get(out=buffer)
+
+    def set(self, buffer, x) -> None:
+        x.set(buffer)
+
 
 class PinnedStaging(Staging):
-    """Host buffers that stay where they are in memory, so that a device can read and write them by itself."""
+    """Host buffers in pinned memory, which a device reads and writes by itself. Larger ones go through pieces of it."""
 
     def like(self, x):
-        import cupy
-        return np.ndarray(x.shape, x.dtype, cupy.cuda.alloc_pinned_memory(x.nbytes))
+        return pinned.pinned_like(x) if x.nbytes <= pinned.PIECE else super().like(x)
 
-    def copy_back(self, buffer, x):
-        super().copy_back(buffer, x)
-        finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
+    def get(self, x, buffer):
+        if x.nbytes <= pinned.PIECE:
+            x.get(out=buffer)
+        else:
+            pinned.copy_to_host(contiguous(x), buffer)
+
+    def set(self, buffer, x):
+        if x.nbytes <= pinned.PIECE:
+            x.set(buffer)
+            finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
+        else:
+            pinned.copy_to_device(buffer, x)
 
 
 class DevicePath(NamedTuple):
