@@ -67,11 +67,14 @@ def stays(form):
 
 
 def laid_out(x, how):
-    """Copy x [..., r, c] to the device in this layout: contiguous rows, rows apart, contiguous columns, or neither."""
+    """Copy x [..., r, c] to the device in this layout: contiguous rows, rows apart, contiguous columns, or neither.
+
+    Where rows are apart, halves begin 2 bytes after a multiple of 4, as any of them may in a flat buffer.
+    """
     if how == "apart":
         wider = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), x.dtype)
-        wider[..., 2:2 + x.shape[-1]] = x
-        return put(wider)[..., 2:2 + x.shape[-1]]
+        wider[..., 1:1 + x.shape[-1]] = x
+        return put(wider)[..., 1:1 + x.shape[-1]]
     if how == "columns":
         return put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
     if how == "neither":
