@@ -49,17 +49,24 @@ def block_in_halves(group, case):
 BERT = {"architecture": "bert", "heads": ("lm", "sop")}
 
 
-@pytest.mark.parametrize("t, p, d, c, schedule, stage, offload, recompute, choices", [
-    (2, 2, 1, 1, "zb-h1", 3, True, Recompute("full"), {}), (1, 1, 1, 2, "1f1b", 1, False, Recompute(), {}),
+@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", [
+    (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}),
     *(pytest.param(*plan, marks=pytest.mark.deep) for plan in [
-        (2, 1, 2, 1, "1f1b", 2, False, Recompute(), BERT), (1, 1, 1, 1, "1f1b", 0, False, Recompute(), {}),
-        (2, 1, 2, 1, "1f1b", 1, False, Recompute("selective"), {}),
-        (1, 2, 2, 1, "zb-v", 2, False, Recompute(), {}),
-        (2, 2, 1, 1, "zb-h1", 3, False, Recompute("selective"), BERT)])])
-def test_training(ranks, t, p, d, c, schedule, stage, offload, recompute, choices):
+        (2, 1, 2, "1f1b", 2, False, Recompute(), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
+        (2, 1, 2, "1f1b", 1, False, Recompute("selective"), {}),
+        (1, 2, 2, "zb-v", 2, False, Recompute(), {}), (2, 2, 1, "zb-h1", 3, False, Recompute("selective"), BERT)])])
+def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
     """The main theorem, dropout on: losses, gradients and weights of one process."""
     model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4, **choices)
-    case = Case(t, model, 2, 6 if c == 1 else 4, seed=3, sequence_parallel=t > 1)
+    case = Case(t, model, 2, 6, seed=3, sequence_parallel=t > 1)
     plan = training_theorems.Plan(p, schedule, None, t == 1, bucket_size=200, zero_stage=stage, cpu_offload=offload,
-                                  recompute=recompute, c=c)
-    ranks.run(t * p * d * c, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)
+                                  recompute=recompute)
+    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)
+
+
+@pytest.mark.parametrize("way", ["p2p", "all_gather"])
+def test_training_with_context_parallelism(ranks, way):
+    """By blocks of keys, which have kernels of their own."""
+    case = Case(1, ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=4), 2, 4, seed=3)
+    plan = training_theorems.Plan(zero_stage=1, c=2, cp_comm_type=way)
+    ranks.run(2, on_a_gpu, training_theorems.training_equals_one_process, case, 2, 1, 0.05, plan)
