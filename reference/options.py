@@ -2,7 +2,7 @@
 import argparse
 
 
-class ArgumentParser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """argparse's parser, which refuses `--option=--`: Python 3.11 makes an empty list of that, whatever the type."""
 
     def _get_values(self, action, arg_strings):

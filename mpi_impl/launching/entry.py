@@ -36,8 +36,8 @@ from typing import NoReturn
 
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
-from reference import options
 from reference.errors import UserError
+from reference.options import OptionParser
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
@@ -277,7 +277,7 @@ def shorten(text: str) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
-class ArgumentParser(options.ArgumentParser):
+class ArgumentParser(OptionParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
     Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and
