@@ -8,7 +8,7 @@
 # **You will** split a product in three ways and see what each costs; combine two of them so that nothing has to be sent
 # in between; fall into the trap; and run the same thing on processes that really hold one shard each.
 #
-# **You need** NumPy and matrix products. No paper, no GPU, no MPI. About 20 minutes.
+# **You need** NumPy and matrix products. No paper, no GPU, no MPI. About 30 minutes.
 #
 # The first cell is the same in all walkthroughs. It does two things: figures are displayed automatically, and `%%ranks`
 # runs a cell on several processes (we come to that at the end).

@@ -9,7 +9,7 @@
 # transpose; check a sharded MLP against numerical gradients; leave a sum out, or do it twice, and see what happens;
 # take an all-reduce apart into the steps of a ring; and find the same two matrices again in sequence parallelism.
 #
-# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce) and the chain rule. About 30 minutes.
+# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce) and the chain rule. About 50 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -10,7 +10,7 @@
 # and why it belongs to the head; and do it all on real ranks, forward and backward.
 #
 # **You need** walkthroughs [1](01_splitting_matrices.ipynb) (columns, then rows) and [2](02_f_and_g.ipynb) (f and g).
-# About 25 minutes.
+# About 40 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -149,7 +149,7 @@ reveal(guess, ways["by heads: g"] * megabytes, "MB that each rank sends, by head
 
 # %% [markdown]
 # Splitting by positions costs the same as by heads, but a rank then holds the whole layer. (For very long texts it is
-# done nevertheless; it is called context parallelism, and is not in this project.) By heads, a rank holds $1/t$ of the
+# done nevertheless. It is called context parallelism, and walkthrough 14 shows it.) By heads, a rank holds $1/t$ of the
 # weights, and $1/t$ of what grows with $s^2$: the shares $[b, a/t, s, s]$.
 #
 # ## The trap: how Q, K and V are stored

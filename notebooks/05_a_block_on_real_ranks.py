@@ -9,7 +9,7 @@
 # backward, and get the same numbers as in one process; count what the ranks send, and compare it with the formula of
 # the papers.
 #
-# **You need** walkthroughs 1 to 3: shards, an all-reduce, *f* and *g*, heads. About 15 minutes.
+# **You need** walkthroughs 1 to 3: shards, an all-reduce, *f* and *g*, heads. About 25 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -211,8 +211,6 @@ print("as the formula says, on every rank:",
 megabytes = 2 * tensor_parallel_traffic(1, 2048, gpt3.hidden_size, 8) / 1e6     # 2 bytes a number, b = 1, s = 2048
 print(f"GPT-3 on 8 ranks: each sends {megabytes:,.0f} MB for a block and a microbatch, and there are "
       f"{gpt3.num_layers} blocks")
-
-# %% [markdown]
 
 # %% [markdown]
 # That is why tensor parallelism stays inside one server, where the links are fast.

@@ -9,7 +9,7 @@
 # rank a seed of its own, and see one model become four; and let all ranks draw from the same numbers, which is wrong in
 # another way.
 #
-# **You need** walkthrough [5](05_a_block_on_real_ranks.ipynb): a block on real ranks. About 15 minutes.
+# **You need** walkthrough [5](05_a_block_on_real_ranks.ipynb): a block on real ranks. About 25 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -10,7 +10,7 @@
 # be computed again (recompute), dropout included.
 #
 # **You need** walkthroughs [5](05_a_block_on_real_ranks.ipynb) (a block on real ranks) and
-# [6](06_dropout_on_many_ranks.ipynb) (masks as functions). About 20 minutes.
+# [6](06_dropout_on_many_ranks.ipynb) (masks as functions). About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

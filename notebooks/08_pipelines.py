@@ -10,7 +10,7 @@
 # with seven of them; compare their timeline with a prediction; and make a plan that hangs, and find out why before it
 # runs.
 #
-# **You need** walkthrough 1, and that training goes forward through the layers and then backward. About 30 minutes.
+# **You need** walkthrough 1, and that training goes forward through the layers and then backward. About 60 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -432,8 +432,8 @@ reveal(guess, ends[1], "is the makespan with one slow stage")
 # %% [markdown]
 # That is why layers are distributed so that all stages take the same time.
 #
-# To see such a picture with times that were not made up, train with `--trace DIR --trace-clock virtual` (see the
-# README).
+# To see such a picture with times that were not made up, train with `--trace DIR --trace-clock virtual` (see
+# `docs/pipelines.md`).
 #
 # ## A schedule that never ends
 #

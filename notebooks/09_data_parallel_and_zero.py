@@ -9,7 +9,7 @@
 # that raises no error; see how gradients are stored in memory; take an all-reduce apart; and train with ZeRO's stages,
 # 0 to 3, on real ranks, counting what each rank holds and sends.
 #
-# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 30
+# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 55
 # minutes.
 
 # %%

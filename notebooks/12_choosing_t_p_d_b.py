@@ -9,7 +9,7 @@
 # a plan fits.
 #
 # **You need** the terms of walkthroughs 8 and 9 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
-# comparing it with real ranks. About 30 minutes.
+# comparing it with real ranks. About 60 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
 # microbatch, $B$ in a step, so $m = B / (b d)$ microbatches; $s$ tokens in a sample, $h$ columns, $a$ heads, $L$
@@ -324,8 +324,8 @@ for run in PTD_P:
 # *Weak* scaling: with more GPUs the problem grows, too, so that the work of each stays the same. *Strong* scaling: the
 # problem stays, and each GPU has less to do. The table above is weak scaling, and so is Megatron's ([Shoeybi et al.
 # 2019](https://arxiv.org/abs/1909.08053), figure 5), where the model grows with $t$. If bandwidth alone were the limit,
-# how efficient would it be? (Of the measurements only the last is in the paper's text. The others are read off its
-# figure.)
+# how efficient would it be? Their GPUs, V100s, send 150 GB/s inside a server. (The 300 GB/s that the paper names count
+# both directions. Of the measurements only the last is in the paper's text. The others are read off its figure.)
 
 # %%
 print("billions  t  measured  bandwidth alone")
@@ -333,11 +333,11 @@ for one in MEGATRON:
     compute = iteration_flops(one.model, 8, 1024, "full") / one.t / V100_REACHED
     numbers = 1.5 * one.L * tensor_parallel_traffic(8, 1024, one.h, one.t)     # recompute: a second forward
     assert f"{parameters(one.model) / 1e9:.1f}" == one.billions
-    print(f"{one.billions:>8} {one.t:2} {one.efficiency:9.0%} {compute / (compute + 2 * numbers / 300e9):16.0%}")
+    print(f"{one.billions:>8} {one.t:2} {one.efficiency:9.0%} {compute / (compute + 2 * numbers / 150e9):16.0%}")
 
 # %% [markdown]
-# So bandwidth explains less than a third of the loss on 8 GPUs. The rest is not in the formula: latency of many
-# messages, smaller matrices, and work that every rank repeats (layer norms, dropout outside the regions).
+# So bandwidth explains about half of the loss on 8 GPUs. The rest is not in the formula: latency of many messages,
+# smaller matrices, and work that every rank repeats (layer norms, dropout outside the regions).
 #
 # Strong scaling is harder. Keep the smallest of these models, and give it more GPUs:
 

@@ -9,7 +9,7 @@
 # meet; write numbers without rounding in twenty lines; prove a split for *every* activation function, known or unknown;
 # and prove a whole layer, forward and backward, on real ranks, with the chance that the proof is wrong.
 #
-# **You need** walkthroughs 1 and 5, polynomials from school, and remainders: 17 modulo 5 is 2. About 30 minutes.
+# **You need** walkthroughs 1 and 5, polynomials from school, and remainders: 17 modulo 5 is 2. About 60 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

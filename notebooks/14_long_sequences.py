@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 14. Long sequences: positions dealt out to ranks
 #
-# A rank keeps activations for every position of a text until the backward. With a text of 131,072 tokens that is
-# too much for any device, however the layers are sharded. *Context parallelism* shards the text: each of $c$ ranks has
-# $s/c$ of the positions, through the whole model. Only attention needs the others.
+# A rank keeps activations for every position of a text until the backward. With a text of 131,072 tokens they can fill
+# a device, even if eight of them shard every layer. *Context parallelism* shards the text: each of $c$ ranks has $s/c$
+# of the positions, through the whole model. Only attention needs the others.
 #
 # **You will** deal out positions so that all ranks have the same work; add up a softmax whose parts are on different
 # ranks; send keys around a ring of real ranks; compare three ways to do it; and see what else goes wrong when nobody
 # has the whole text, above all the loss.
 #
-# **You need** walkthroughs 2 and 3. About 25 minutes.
+# **You need** walkthroughs 2 and 3. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -48,10 +48,18 @@ lengths = [1 << n for n in range(12, 21)]
 draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (1, 4, 16)}, "tokens in a text",
             "GB on each rank", "activations of one text", x=lengths, log="xy")
 
+# %%
+for n in (1, 4, 16):
+    print(f"131,072 tokens, c = {n:2}: {gigabytes(131_072, n):2.0f} GB on each rank")
+H100, H200 = 80, 141        # GB
+assert 0.9 * H100 < gigabytes(131_072, 1) < H100 and gigabytes(131_072, 1) < H200 < 2 * gigabytes(131_072, 1)
+
 # %% [markdown]
-# It grows with the text. A batch has at least one text, $t$ is limited by the heads, a pipeline has several
-# microbatches in flight, and to compute whole layers again costs a third more time. So the largest Llama 3 was trained
-# with $c = 16$ on texts of 131,072 tokens ([2407.21783](https://arxiv.org/abs/2407.21783), table 4).
+# It grows with the text, and a rank also holds weights and optimizer states. 73 GB nearly fill an H100, which has 80.
+# (An H200 has 141 GB: there one text of this length fits, two do not.) A batch has at least one text, $t$ is limited by
+# the heads, a pipeline has several microbatches in flight, and to compute whole layers again costs a third more time.
+# So the largest Llama 3 was trained with $c = 16$ on texts of 131,072 tokens
+# ([2407.21783](https://arxiv.org/abs/2407.21783), table 4).
 #
 # ## Who gets which positions
 #
@@ -159,10 +167,10 @@ for name, mine, right in zip(("dQ", "dK", "dV"), zip(*ranks["gradients"]), atten
     print(f"{name} too:", np.allclose(collect(mine, zigzag(c, s)), right))
 
 # %% [markdown]
-# The backward sends three things instead of one. It needs all keys again, so they go around once more. And each rank
-# finds a part of $dK$ and $dV$ of keys that are not its own. These parts travel behind the keys, one step later: each
-# rank adds its own, and passes on, until they are home. (To keep them where they were found is a classic bug, and so is
-# to compute the backward from the rank's *own* keys, which are the ones that its forward has saved: see
+# The backward sends two things instead of one. It needs all keys and values again, so they go around once more. And
+# each rank finds a part of $dK$ and $dV$ of keys that are not its own. These parts travel behind the keys, one step
+# later: each rank adds its own, and passes on, until they are home. (To keep them where they were found is a classic
+# bug, and so is to compute the backward from the rank's *own* keys, which are the ones that its forward has saved: see
 # [diffusers #14265](https://github.com/huggingface/diffusers/issues/14265). Neither raises an error.)
 #
 # ## Three ways

@@ -8,7 +8,7 @@
 # find out whose gradients are whole already; see a loss that depends on the number of ranks, and one that does not; and
 # see why a capacity makes another run of every topology.
 #
-# **You need** walkthroughs 2 (f and g) and 9 (replicas). About 25 minutes.
+# **You need** walkthroughs 2 (f and g) and 9 (replicas). About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -23,10 +23,10 @@ from mpi_impl.notebook.predictions import reveal
 from reference.config import ExpertsConfig, ModelConfig
 
 # %% [markdown]
-# ## More parameters, the same work
+# ## Parameters grow with the experts, work with those that are used
 #
 # Take a small GPT, and put 2, 4, 8 experts in the place of each MLP, of which every token uses 2. The parameters grow
-# with the number of experts. The work of a token does not:
+# with the number of experts. The work of a token grows with the number that it uses:
 #
 # **Predict.** By how much does the *work* of a token grow with 8 experts, of which it uses 2?
 
@@ -45,6 +45,8 @@ draw_bars({name: {"parameters": parameters(c) / parameters(dense)} for name, c i
 # %% tags=["hide-output"]
 work = {name: sum(forward_flops(c, 1, 64)) for name, c in models.items()}
 reveal(guess, work["8 experts"] / work["an MLP"], "times the FLOPs of a token")
+assert f"{parameters(models['8 experts']) / parameters(dense):.1f}" == "4.9"
+assert f"{work['8 experts'] / work['an MLP']:.1f}" == "1.5"
 draw_bars({name: {"FLOPs": flops / work["an MLP"]} for name, flops in work.items()},
           "FLOPs of a token, relative to a GPT with MLPs")
 
@@ -273,7 +275,8 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 #
 # ## What to take away
 #
-# - Experts add parameters, and hardly any work: a token pays for those that it uses.
+# - Experts add parameters, and a token pays for those that it uses. With 2 of 8 the GPT above has 4.9 times the
+#   parameters, and 1.5 times the work.
 # - Dispatch and combine are a permutation and its inverse; between ranks, an all-to-all each.
 # - A gradient is summed over the ranks that hold a copy of its tensor: all replicas for the router, fewer for an
 #   expert.

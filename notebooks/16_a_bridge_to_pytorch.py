@@ -10,7 +10,7 @@
 # our ledger in it; and see buckets leave while a backward is still at work.
 #
 # **You need** walkthroughs [2](02_f_and_g.ipynb) (f and g) and [9](09_data_parallel_and_zero.ipynb) (buckets), and
-# PyTorch, on any computer: no GPU. It is not among this project's packages. About 20 minutes.
+# PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -33,7 +33,8 @@ if not find_spec("torch"):
 # %%
 import tempfile
 
-ranks["meeting_place"] = tempfile.mktemp()
+folder = tempfile.TemporaryDirectory()
+ranks["meeting_place"] = f"{folder.name}/meeting_place"
 
 # %%
 # %%ranks 4
@@ -278,8 +279,10 @@ print(*ranks["order"][0], sep="\n")
 # %% [markdown]
 # Each bucket leaves before the backward of the layer before it: communication behind computation. Here are the trace's
 # times, of all four ranks, in our picture of a timeline: the backward of each layer above, and below what is on its
-# way, three all-reduces that overlap. (Times differ from run to run. On a computer with fewer cores than ranks you see
-# mostly who had to wait for a core, and the first rank to arrive at an all-reduce waits for the last.)
+# way. The three all-reduces overlap, so they look like one bar, which begins while the backward still runs. Most of it
+# lies in idle time (hatched): three small layers compute for milliseconds, and the first rank to arrive at an
+# all-reduce waits for the last. (Times differ from run to run. On a computer with fewer cores than ranks you see mostly
+# who had to wait for a core.)
 
 # %%
 # %%ranks 4

@@ -28,7 +28,7 @@ class AuxiliaryLosses:
 
 
 class LayerContext(NamedTuple):
-    """One microbatch's context. The caller of a model chooses the first five fields; the model adds the other two."""
+    """One microbatch's context. The caller of a model chooses the first five fields; the model adds the others."""
 
     dropout: Any = None                   # a Dropout, or None where nothing is dropped
     recompute: Recompute = Recompute()    # which activations are not kept for the backward

@@ -3,7 +3,6 @@
 A small model and its splits over t tensor-parallel ranks, p pipeline ranks and d replicas, all in one process, compute
 losses and gradients on exact numbers (reference/exact/): equal numbers are equal formulas.
 """
-import argparse
 import sys
 from collections.abc import Iterator
 from math import log10
@@ -20,6 +19,7 @@ from reference.models.bert import sharded_bert_backward, sharded_bert_forward
 from reference.models.gpt import sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import batch_type, model_tensors
 from reference.models.stage import join_stages
+from reference.options import OptionParser
 from reference.parallel.data_parallel import data_parallel_gradients
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage, schedule_of
@@ -35,7 +35,7 @@ DRAWS = 3       # of other numbers, if a divisor is 0
 
 def main(argv: list[str] | None = None) -> None:
     """Prove that a model's splits compute the same formulas as the whole model."""
-    parser = argparse.ArgumentParser(prog="reference.prove", description=main.__doc__)
+    parser = OptionParser(prog="reference.prove", description=main.__doc__)
     parser.add_argument("--model", choices=HEADS, default="gpt")
     for size in ("tensor", "pipeline"):
         parser.add_argument(f"--{size}-model-parallel-size", type=int, default=2, metavar=size[0].upper())

@@ -8,7 +8,9 @@ Ranks are real, and what they say to one another goes by MPI.
 """
 import itertools
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -16,16 +18,16 @@ from mpi4py import MPI
 
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
+from mpi_impl.runtime import pinned
 from tests import spy
 from tests.installed import installed
-from tests.spy import LENT, QUEUE, SpyArray
+from tests.spy import LENT, NONSENSE, QUEUE, SpyArray
 
 CODES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
          "FLOAT64": 8, "BFLOAT16": 9}         # as in CuPy 14.2
 OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4}
 DTYPES = {code: np.dtype(ml_dtypes.bfloat16 if name == "BFLOAT16" else name.lower()) for name, code in CODES.items()}
 UFUNCS = {OPS["SUM"]: np.add, OPS["MAX"]: np.maximum}
-NONSENSE = 0xFF                               # in every byte: of floats, not a number
 MEETING = 20_000                              # tags of the world, for those that make a communicator
 
 
@@ -42,7 +44,7 @@ class FakeCuda:
         self.current = FakeStream(self, is_current=True)
         self.cuda = SimpleNamespace(
             runtime=self, Device=self.device, Stream=lambda non_blocking: FakeStream(self),
-            Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=spy.Pinned,
+            Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=pinned_memory,
             nccl=FakeNccl(self) if nccl else SimpleNamespace(available=False))
 
     def device(self, i):
@@ -83,14 +85,41 @@ def fake_cuda(**machine):
 @contextmanager
 def on_gpus(group, way: str):
     """Let the group's arrays on a device go one of three ways, in `with on_gpus(group, way) as cupy:`."""
-    with fake_cuda() as cupy:
+    with fake_cuda() as cupy, mock.patch.object(pinned, "PIECE", 64):
         group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
                                          "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
+        group.transports.mpi.comm = CudaAwareOpenMPI(group.comm)
         yield cupy
+        group.transports.mpi.comm = group.comm
         for transport in group.transports.on_device:
             transport.free()
         del group.transports.on_device
         assert cupy.cuda.nccl.alive == 0
+
+
+class CudaAwareOpenMPI:
+    """A communicator of Open MPI, which does not know device memory in nonblocking collectives: it would crash there.
+    """
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def __getattr__(self, name):
+        call = getattr(self.comm, name)
+        return partial(refuse_devices, call) if name in NONBLOCKING else call
+
+
+NONBLOCKING = ("Iallreduce", "Iallgather", "Ireduce_scatter_block")
+
+
+def refuse_devices(call, *buffers):
+    assert not any(isinstance(x, SpyArray) for x in buffers), "device memory in a nonblocking collective of Open MPI"
+    return call(*buffers)
+
+
+def pinned_memory(nbytes: int) -> spy.Pinned:
+    assert nbytes <= pinned.PIECE, f"{nbytes} bytes would be pinned for good, and more by rounding up"
+    return spy.Pinned(nbytes)
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
@@ -125,9 +154,14 @@ class FakeEvent:
     def __init__(self, *, disable_timing=False):
         self.before, self.launched = [], -1
 
+    def record(self) -> None:
+        """Mark what was launched on the current stream."""
+        self.launched = QUEUE.launched
+
     def synchronize(self) -> None:
         for call in self.before:
             call.end()
+        QUEUE.finish(self.launched)
 
     @property
     def done(self) -> bool:
@@ -145,6 +179,7 @@ class FakeNccl:
     def __init__(self, cupy: FakeCuda):
         self.cupy, self.made = cupy, itertools.count()
         self.alive = 0                  # communicators
+        self.posted = False             # whether anything has begun on a second stream
         for name, code in CODES.items():
             setattr(self, f"NCCL_{name}", code)
         for name, code in OPS.items():
@@ -163,6 +198,7 @@ class FakeCommunicator:
 
     def __init__(self, nccl: FakeNccl, ndev: int, commId: bytes, rank: int):
         assert len(commId) == 128 and 0 <= rank < ndev
+        assert not nccl.posted, "a communicator needs a device on which no call waits for other ranks"
         world, (host, tag) = MPI.COMM_WORLD, np.frombuffer(commId[:16], np.int64).tolist()
         world.send((rank, world.rank), host, tag)
         if world.rank == host:
@@ -217,7 +253,7 @@ class Call:
         self.theirs = np.empty((comm.size, send.count), send.dtype)
         self.requests = [comm.Iallgather(self.says, self.said),
                          comm.Iallgather(as_bytes(self.mine), as_bytes(self.theirs))]
-        self.stream = communicator.nccl.cupy.streams[stream]
+        self.nccl, self.stream = communicator.nccl, communicator.nccl.cupy.streams[stream]
         if self.stream.is_current:
             self.end()
             QUEUE.launched += 1
@@ -227,6 +263,7 @@ class Call:
     def begin(self) -> None:
         assert self.stream.knows >= QUEUE.launched, "NCCL would begin before the device has computed what is sent"
         self.stream.waiting.append(self)
+        self.nccl.posted = True
         as_bytes(self.receive.elements())[...] = NONSENSE
         if self.in_place:
             self.send.elements()[...] = self.mine       # which NCCL has yet to read

@@ -8,9 +8,11 @@ iteration over elements, reading through a mask or a list, and matrix products o
 refused, each with a sentence that says what CuPy would do. `x.item()` and `x.get()` say that they wait for the
 device, so they are allowed.
 """
+import contextlib
 import dataclasses
+import threading
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -81,22 +83,55 @@ class Queue:
     launched: int = 0
     finished: int = 0
     faults: list[str] = dataclasses.field(default_factory=list)     # where nobody could raise them
+    pinned: weakref.WeakSet = dataclasses.field(default_factory=weakref.WeakSet)
+    lock: Any = dataclasses.field(default_factory=threading.Lock)   # a checkpoint is saved by several threads
 
-    def finish(self) -> None:
-        self.finished = self.launched
+    def finish(self, until: int | None = None) -> None:
+        """Wait for everything that was launched, or for so much of it."""
+        with self.lock:
+            self.finished = max(self.finished, self.launched if until is None else until)
+            for memory in list(self.pinned):
+                memory.settle()
 
 
 QUEUE = Queue()
+NONSENSE = 0xFF     # in every byte: of floats, not a number
 
 
 class Pinned(bytearray):
-    """Host memory that `x.set` lets the device read, later. CuPy uses it anew when nobody holds it any more."""
+    """Host memory that the device reads (`x.set`) or writes (an `x.get` that does not block), later. CuPy uses it anew
+    when nobody holds it any more.
+    """
 
-    read_by = 0         # after how much of what was launched
+    __hash__ = object.__hash__
+
+    def __init__(self, nbytes: int):
+        super().__init__(nbytes)
+        self.copies: list[tuple[int, slice, bytes, bool]] = []
+        with QUEUE.lock:
+            QUEUE.pinned.add(self)
+
+    def begin(self, host: np.ndarray, elements: np.ndarray, written: bool) -> None:
+        """Begin a copy from or to these elements. What is written is nonsense until it is over."""
+        start = host.__array_interface__["data"][0] - np.frombuffer(self, np.uint8).__array_interface__["data"][0]
+        with QUEUE.lock:
+            QUEUE.launched += 1
+            self.copies.append((QUEUE.launched, slice(start, start + host.nbytes), elements.tobytes(), written))
+            if written:
+                host.reshape(-1).view(np.uint8)[...] = NONSENSE
+
+    def settle(self) -> None:
+        """End the copies that the host has waited for."""
+        for number, place, content, written in self.copies:
+            if number <= QUEUE.finished and written:
+                self[place] = content
+            elif number <= QUEUE.finished and self[place] != content:
+                QUEUE.faults.append("pinned memory was changed before the device had read it")
+        self.copies = [copy for copy in self.copies if copy[0] > QUEUE.finished]
 
     def __del__(self):
-        if QUEUE.finished < self.read_by:
-            QUEUE.faults.append("pinned memory was let go of before the device had read it")
+        if self.copies:
+            QUEUE.faults.append("pinned memory was let go of before the device had finished with it")
 
 
 class Memory:
@@ -138,16 +173,22 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # --- explicit transfers
 
-    def get(self, *, out=None) -> np.ndarray:
-        """Copy to the host, into `out` if it is given."""
-        QUEUE.finish()
+    def get(self, *, out=None, blocking=True) -> np.ndarray:
+        """Copy to the host, into `out` if it is given; without `blocking` later, into pinned memory."""
+        if blocking:
+            QUEUE.finish()
         if out is None:
             return self._elements.copy()
         if not isinstance(out, np.ndarray) or not out.flags.c_contiguous:
             raise Refused("CuPy's x.get writes to a contiguous host array.")
         if out.dtype != self.dtype or out.shape != self.shape:
             raise Refused(f"CuPy's x.get converts nothing: {self.dtype} {self.shape} into {out.dtype} {out.shape}.")
-        out[...] = self._elements
+        if blocking:
+            out[...] = self._elements
+        elif isinstance(pinned := owner(out).base, Pinned):
+            pinned.begin(out, self._elements, written=True)
+        else:
+            raise Refused("CuPy's x.get waits for the device if `out` is not in pinned memory.")
         return out
 
     def set(self, host) -> None:
@@ -158,15 +199,21 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise Refused(f"CuPy's x.set converts nothing: {host.dtype} {host.shape} into {self.dtype} {self.shape}.")
         if not (self.flags.c_contiguous or self.flags.f_contiguous):
             raise Refused("CuPy cannot set a view that is not contiguous.")
-        QUEUE.launched += 1
         if isinstance(pinned := owner(host).base, Pinned):
-            pinned.read_by = QUEUE.launched
+            pinned.begin(host, host, written=False)
+        else:
+            QUEUE.launched += 1
         self._elements[...] = host
 
     def item(self):
         """Return the one element as a Python number. Wait for the device, and say so."""
         QUEUE.finish()
         return self._elements.item()
+
+    @property
+    def device(self):
+        """Return the device, which a thread has to enter before it uses streams and events."""
+        return contextlib.nullcontext()
 
     # --- what others than CuPy get to see
 

@@ -31,10 +31,13 @@ def test_a_job_in_which_all_return_succeeds(tmp_path):
     assert sorted(job.stdout.splitlines()) == [f"rank {rank} was here" for rank in range(3)]
 
 
-def test_a_rank_that_raises_ends_the_job_with_its_traceback(tmp_path):
-    job = ends(tmp_path, "if rank == 1: {}['missing']\nwait()")
+@pytest.mark.parametrize("statement, says", [
+    ("{}['missing']", "KeyError: 'missing'"), ("raise BaseException('a panic')", "BaseException: a panic")])
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(tmp_path, statement, says):
+    """A library in Rust raises what is no Exception."""
+    job = ends(tmp_path, f"if rank == 1: {statement}\nwait()")
     assert job.returncode == 1
-    assert job.stderr.count("Traceback") == job.stderr.count("KeyError: 'missing'") == 1
+    assert job.stderr.count("Traceback") == job.stderr.count(says) == 1
     assert "error: rank 1 of 3 failed with the traceback above; the job has been ended." in job.stderr
 
 
@@ -262,6 +265,7 @@ def parser() -> ArgumentParser:
       for value in ("nan", "inf", "Infinity", "1e999")),
     (["--lr", "fast"], "argument --lr: invalid float value: 'fast'."),
     (["--dtype", "int8"], "invalid choice: 'int8'"),
+    *(([f"{option}=--"], f"argument {option}: -- is not a value") for option in ("--hidden-size", "--lr", "--dtype")),
 ])
 def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):
     with pytest.raises(UserError) as error:

@@ -63,6 +63,15 @@ def test_nonsense_is_a_sentence(tmp_path, text, sentence):
     assert f"--hostfile {path}" in str(refused.value) and sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir,
+                                  lambda path: (path.touch(), os.truncate(path, 20 * 10**9))])
+def test_only_a_file_of_some_size_is_read(tmp_path, make):
+    """A pipe would be waited for, and the others fill the memory."""
+    make(tmp_path / "hosts")
+    with pytest.raises(UserError, match=f"^--hostfile {tmp_path}/hosts (cannot be read: |has 20,000,000,000 bytes)"):
+        read_hosts(str(tmp_path / "hosts"))
+
+
 def test_it_is_said_before_anything_starts(tmp_path):
     job = command("-m", "mpi_impl.launch", "-n", 4, "--hostfile", tmp_path / "hosts", "-m", "mpi_impl.pretrain_gpt")
     assert job.returncode == 2 and job.stderr.count("\n") == 1

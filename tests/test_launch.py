@@ -135,6 +135,15 @@ def test_a_launch_in_the_background_goes_on_until_it_is_asked_to_end(family):
         assert job.wait(SOON) == 143
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_shell_that_ignores_its_children_gets_the_status(tmp_path, status):
+    """The signal's disposition is inherited, and the system keeps no status of a child that nobody wants to hear of."""
+    ignoring = "import os, sys; from signal import *; signal(SIGCHLD, SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    program = write_program(tmp_path, f"sys.exit({status})")
+    job = command("-c", ignoring, sys.executable, "-m", "mpi_impl.launch", "-n", 2, program)
+    assert (job.returncode, job.stderr) == (status, "")
+
+
 SIGNAL_WHILE_LOCKED = """
 import os, signal, subprocess, threading
 from mpi_impl.launching.launch import supervise
@@ -205,6 +214,7 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     (["-n", "1001", "program.py"], "-n is 1001, but at most 1,000 ranks start on one machine."),
     (["-n", "2"], "There is nothing to run."),
     (["-n", "2", "nosuch.py"], "There is no script nosuch.py to run."),
+    (["-n", "2", "/dev/zero"], "/dev/zero cannot be read: it is a pipe or a device"),
     (["-n", "2", "-m", "nosuch"], "There is no module nosuch to run."),
     (["-n", "2", "-m", "mpi_impl.nosuch"], "There is no module mpi_impl.nosuch to run."),
     (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "There is no module mpi_impl.launch.nosuch to run."),

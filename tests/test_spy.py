@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.fake_cuda import CODES, OPS, FakeCommunicator
+from tests.gpu.emulated import FakeCublas
 from tests.spy import CREATION, FUNCTIONS, METHODS, UFUNC_METHODS, UFUNCS_LACKING, Refused, SpyArray, to_device, to_host
 
 HOST = np.arange(6.0).reshape(2, 3)
@@ -235,7 +236,28 @@ def test_cupys_nccl_has_these_calls_and_codes():
         assert ["self", *taken_by_cupy(getattr(nccl.NcclCommunicator, name))[-len(ours) + 1:]] == ours, name
     assert taken_by_cupy(nccl.NcclCommunicator)[:3] == ["ndev", "commId", "rank"]
     assert taken_by_cupy(cupy.cuda.Event)[:2] == ["block", "disable_timing"] and hasattr(cupy.cuda.Event, "done")
+    assert taken_by_cupy(cupy.ndarray.get)[-2:] == ["out", "blocking"] and hasattr(cupy.ndarray, "device")
     for owner, names in ((cupy.cuda.Stream, "record wait_event synchronize"), (cupy.cuda, "alloc_pinned_memory"),
+                         (cupy.cuda.Event, "record synchronize"),
                          (cupy.cuda.runtime, "memGetInfo deviceGetPCIBusId getDeviceProperties")):
         assert all(hasattr(owner, name) for name in names.split())
     assert len(nccl.get_unique_id()) == 128
+
+
+def test_cupys_cublas_has_these_calls_and_codes():
+    pytest.importorskip("cupy")
+    try:
+        from cupy_backends.cuda.libs import cublas
+    except ImportError:
+        pytest.skip("CuPy finds no cuBLAS")
+    for name in ("setMathMode", "gemmEx", "gemmStridedBatchedEx"):
+        assert taken_by_cupy(getattr(cublas, name)) == taken_by_cupy(getattr(FakeCublas, name)), name
+    for name in ("CUBLAS_COMPUTE_32F", "CUBLAS_COMPUTE_64F"):
+        assert getattr(cublas, name) == getattr(FakeCublas, name)
+
+
+def test_cupy_compiles_for_the_gpu_itself():
+    """And not to PTX, which a driver does not take from a compiler that is newer than itself."""
+    pytest.importorskip("cupy")
+    from cupy.cuda import compiler
+    assert compiler._get_arch_for_options_for_nvrtc.__wrapped__("90") == ("-arch=sm_90", "cubin")

@@ -88,7 +88,8 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
 
     def write(state: str) -> tuple[str, FileSeal]:
-        name, elements = file_of(state, rank), (load_finite(trainer, piece, state) for piece in pieces)
+        name, elements = file_of(state, rank), (
+            finite(trainer, state, *elements) for elements in trainer.state.optimizer_states[state].on_host(pieces))
         return name, on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes, elements)
 
     with ThreadPoolExecutor() as threads:
@@ -102,10 +103,9 @@ def boxes_to_save(trainer: Trainer) -> tuple[list[Piece], list[tuple[str, Box]]]
         piece, trainer.topology.place.tensor, trainer.topology.expert_rank)]
 
 
-def load_finite(trainer: Trainer, piece: Piece, state: str):
-    """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's format."""
-    values, form = trainer.state.optimizer_states[state].on_host(piece), trainer.state.precision.form
-    weights = state == "parameters"
+def finite(trainer: Trainer, state: str, piece: Piece, values: np.ndarray) -> np.ndarray:
+    """Return elements of a piece. Raise UserError if they are not finite in the state's format."""
+    form, weights = trainer.state.precision.form, state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
         what = f"{piece.of.name} infinite in {form.name}" if weights else f"Adam's {state} of {piece.of.name} infinite"
         raise UserError(f"Iteration {trainer.iteration} has made {what}, or no number, on rank "

@@ -4,7 +4,8 @@
     DIR/iter_0000020/manifest.json            all tensors, the ranks that saved their boxes, checksums of their files
                      manifest.json.sha256     the manifest's own, as sha256sum writes it
                      parameters-00003.safetensors, m-..., v-...      rank 3's shards of the optimizer's states
-    DIR/iter_0000030.tmp                      one in progress, or left over from a run that was killed
+    DIR/iter_0000030.1f09ab7c.tmp             one in progress, or left over from a run that was killed
+    DIR/run.lock                              the lock of the run that saves here (folder_lock.py)
 
 A checkpoint is written aside, and every file is on the disk before the folder gets its name; then the tracker is
 updated. So whenever a run is killed, the tracker names a complete one. Numbers come from JSON and safetensors: nothing
@@ -20,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from math import prod
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import xxhash
@@ -52,14 +54,11 @@ def check_free(root: str, iteration: int) -> None:
 
 
 def make_aside(root: str, iteration: int) -> str:
-    """Make an empty folder for a new checkpoint. Remove those of killed runs."""
+    """Make an empty folder for a new checkpoint, which no other run shares."""
     check_free(root, iteration)
+    aside = f"{folder_of(root, iteration)}.{uuid4().hex[:8]}.tmp"
     with writing(root):
         os.makedirs(root, exist_ok=True)
-        for name in os.listdir(root):
-            if re.fullmatch(r"iter_\d+\.tmp", name):
-                shutil.rmtree(os.path.join(root, name))
-        aside = f"{folder_of(root, iteration)}.tmp"
         os.mkdir(aside)
     return aside
 
@@ -89,6 +88,7 @@ def publish(root: str, aside: str, manifest: Manifest) -> None:
     text = manifest.text().encode()
     write_synced(os.path.join(aside, MANIFEST), [text])
     write_synced(os.path.join(aside, SEAL), [seal_of(text)])
+    check_free(root, manifest.iteration)    # another run may have saved since, where folders cannot be locked
     with writing(final):
         sync_folder(aside)
         if os.path.exists(final):           # left by a run that was killed before the tracker named it

@@ -1,6 +1,7 @@
 """The devices of the ranks: a CPU core, or a CUDA GPU, by CuPy, for each; and the path of arrays from GPU to GPU."""
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.group import Group
@@ -82,8 +83,18 @@ def gpus_here() -> list[tuple[str, str]]:
         raise UserError(f"--device is cuda, but CUDA finds no GPU on this machine ({error}). Start the run where there "
                         f"is one, {WITHOUT}") from None
     # By its address on the machine's bus: if a rank may see only one of them, that is its number 0.
-    return [(f"{socket.gethostname()} {runtime.deviceGetPCIBusId(i)}",
+    return [(f"{machine_id()} {runtime.deviceGetPCIBusId(i)}",
              runtime.getDeviceProperties(i)["name"].decode()) for i in range(count)]
+
+
+def machine_id() -> str:
+    """Return the id of this boot of the machine's kernel, as NCCL does: containers on two machines may share a host
+    name, and those on one may have several.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def has_nccl() -> bool:

@@ -37,6 +37,16 @@ class Group(ObjectGroup):
         self.transports.free()
         super().free()
 
+    def warm_up(self, like) -> None:
+        """Let NCCL, if arrays go by it from device to device, do what it does in its first call: connect ranks and load
+        kernels. That may need a device on which nothing runs, and what is posted runs until other ranks have come.
+
+        All ranks call this before anything is posted, in any group. `like` is an array of the kind that they will move.
+        """
+        if self.instruments.device_path.nccl is not None and self.size > 1:
+            with self.watchdog.waiting(self.name, "NCCL's first call", self.others):
+                self.transports.choose(Collectives, like).warm_up(like)
+
     # ---- collectives ----
 
     def all_reduce(self, x, reason: str, op: str = "sum"):

@@ -4,6 +4,8 @@ from functools import cache
 
 from mpi4py import MPI
 
+CUDA = 0        # MPIX_GPU_SUPPORT_CUDA
+
 
 def library() -> str:
     """Return the name and the version, as in 'MPICH 5.0.2'."""
@@ -12,9 +14,15 @@ def library() -> str:
 
 
 def reads_devices() -> bool:
-    """Report whether this MPI is CUDA-aware: whether it reads and writes device memory by itself."""
-    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
-    return bool(query and query())
+    """Report whether this MPI is CUDA-aware: whether it reads and writes device memory by itself.
+
+    Open MPI has the first of these functions, MPICH both, and others (HPE Cray's MPICH) only the second.
+    """
+    mpi, supported = ctypes.CDLL(MPI.__file__), ctypes.c_int(0)
+    if (query := getattr(mpi, "MPIX_GPU_query_support", None)) is not None:
+        query(CUDA, ctypes.byref(supported))
+    query = getattr(mpi, "MPIX_Query_cuda_support", None)
+    return bool(supported.value or query and query())
 
 
 def largest_tag() -> int:

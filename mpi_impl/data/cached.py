@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
+import xxhash
 
 from mpi_impl.data.corpus import Corpus, format_count
 from mpi_impl.data.encode import encode_documents, encode_sentences, report_progress
@@ -15,9 +17,10 @@ from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import Tokenizer, TrainedTokenizer
 from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer, report_shortage
-from mpi_impl.runtime.files import folder_aside
+from mpi_impl.runtime.files import folder_aside, opened_to_read, read_text
 from reference.errors import UserError
 
+CHECKSUMS = "xxh128sum.txt"
 RECIPE = 1  # increase it when the same corpus and options begin to give other tokens: older caches are then ignored
 
 Report = Callable[[str], None]
@@ -57,7 +60,7 @@ def prepare(data_path: str | None, choice: TokenizerChoice, split_sentences: boo
     folder = root / key([*corpus.files, *map(Path, choice.paths().values())], choice.tokenizer_type, size,
                         split_sentences)
     try:
-        if not is_complete(folder, wanted):
+        if not is_complete(folder, report):
             build(folder, corpus, wanted, size, split_sentences, report)
     except OSError as error:
         raise UserError(f"The cache folder {root} cannot be written ({error}). Make room there, or give "
@@ -102,18 +105,26 @@ def key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sen
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) -> bool:
-    """Report whether the folder is complete, as it was when it appeared; remove one that was damaged since."""
+def is_complete(folder: Path, report: Report) -> bool:
+    """Report whether the folder is there, as it was when it appeared; remove one that was damaged since."""
     if not folder.is_dir():
         return False
-    try:
-        IndexedDataset(folder / "tokens")
-        if isinstance(tokenizer, type):
-            tokenizer.load(folder / SAVED)
-        return True
-    except UserError:
-        shutil.rmtree(folder)
-        return False
+    with suppress(UserError):
+        if read_text(str(folder / CHECKSUMS)) == checksums(folder):
+            return True
+    report(f"{folder} is damaged, or of an earlier version: its tokens are made again")
+    shutil.rmtree(folder)
+    return False
+
+
+def checksums(folder: Path) -> str:
+    """Return the checksums of the folder's files, as `xxh128sum` prints them. Raise UserError if one cannot be read."""
+    lines = []
+    for name in ("tokens.bin", "tokens.idx", SAVED):
+        if (folder / name).exists():
+            with opened_to_read(str(folder / name)) as file:
+                lines.append(f"{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}  {name}\n")
+    return "".join(lines)
 
 
 def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
@@ -135,6 +146,7 @@ def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToken
         encode = encode_sentences if split_sentences else encode_documents
         documents = encode(report_progress(corpus.documents(), "encoded", report), tokenizer)
         write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
+        (aside / CHECKSUMS).write_text(checksums(aside))
         if corpus.skipped:
             report(f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
                    f"{corpus.skipped[0]}")

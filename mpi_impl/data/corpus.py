@@ -5,11 +5,13 @@ import platform
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
+from mpi_impl.runtime.files import LARGEST, opened_to_read, read_bytes
 from reference.errors import UserError
 
 BAD_KINDS = BAD_BYTES, BAD_JSON, EMPTY, TOO_LONG = "bad bytes", "bad JSON", "empty", "too long"
@@ -77,13 +79,11 @@ class Corpus:
             if self.is_json_lines(file):
                 yield from json_lines(file)
             else:
-                yield text_of_file(file.read_bytes())
+                yield text_of_file(read_bytes(str(file)))
         except BadText as bad:
             if not self.is_folder:
                 raise UserError(f"{file} {bad.fault}. Give another {self.option}.") from bad
             self.skipped.append(file)
-        except OSError as error:
-            raise UserError(f"{file} cannot be read ({error.strerror}). Check that you may read it.") from error
 
 
 def format_count(n: int, noun: str) -> str:
@@ -184,11 +184,13 @@ def text_of_line(line: bytes) -> str:
 
 
 def json_lines(file: Path) -> Iterator[str]:
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    with opened_to_read(str(file)) as lines:
+        for number, line in enumerate(iter(partial(lines.readline, LARGEST), b""), start=1):
             if line.isspace():
                 continue
             try:
+                if len(line) == LARGEST:
+                    raise BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB")
                 text = text_of_line(line)
             except BadText as bad:
                 raise UserError(f'{file}, line {number}, {bad.fault}. Correct the line: each one should read like '

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from mpi_impl.data.tokenizer import END_OF_DOCUMENT, LibraryTokenizer, check_file
+from mpi_impl.data.tokenizer import END_OF_DOCUMENT, LibraryTokenizer, check_file, panics_as_errors
 from mpi_impl.runtime.files import LARGEST
 from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError
@@ -36,7 +36,8 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         try:
             about, library = ((content[cls.name], content["library"]) if cls.name in content else
                               (facts_beside(str(path)), content))
-            return cls(Library.from_str(json.dumps(library)), about["end_of_document"], about["vocab_size"])
+            with panics_as_errors():
+                return cls(Library.from_str(json.dumps(library)), about["end_of_document"], about["vocab_size"])
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"--tokenizer-model {path} is not a tokenizer.json whose {SETTINGS} names the token that "
                             f"ends a document ({error}). Give the files as they are published.") from error

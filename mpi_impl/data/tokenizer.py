@@ -10,9 +10,11 @@ space is lost, and a word with a character that is in no piece becomes [UNK] as 
 or BERT's.
 """
 import hashlib
+import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -27,6 +29,7 @@ DEFAULT_VOCAB_SIZE = 4096
 LARGEST_TRAINED = 1_000_000   # tokens; several times the largest vocabulary in use, and training still fits in memory
 LARGEST_ID = 2**31 - 1        # Megatron's widest type for tokens is int32
 END_OF_DOCUMENT = "<|endoftext|>"
+SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")    # no merge makes one
 BYTES = pre_tokenizers.ByteLevel.alphabet()  # one printable character for each of the 256 bytes
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUES = "##"              # marks a piece that does not begin a word
@@ -108,7 +111,8 @@ class TrainedTokenizer(LibraryTokenizer):
         """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
         text = read_text(str(path))
         try:
-            return cls(Library.from_str(text))
+            with panics_as_errors():
+                return cls(Library.from_str(text))
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"{path} is not a tokenizer saved by this program as {cls.name} ({error}). Give another, "
                             "or train it again.") from error
@@ -152,13 +156,19 @@ class GPT2BPETokenizer(LibraryTokenizer):
         for option, path in ("--vocab-file", vocab_file), ("--merge-file", merge_file):
             check_file(option, path, "GPT-2's file")
         try:
-            bpe = byte_level(models.BPE.from_file(vocab_file, merge_file))
+            with panics_as_errors():
+                bpe = byte_level(models.BPE.from_file(vocab_file, merge_file))
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"--vocab-file {vocab_file} and --merge-file {merge_file} are not GPT-2's vocab.json and "
                             f"merges.txt ({error}). Give the pair as it is published.") from error
         if missing := {*BYTES, END_OF_DOCUMENT} - bpe.get_vocab().keys():
             raise UserError(f"--vocab-file {vocab_file} lacks {min(missing)!r}: GPT-2's vocabulary holds the "
                             f"{len(BYTES)} bytes and {END_OF_DOCUMENT}. Give the file as it is published.")
+        made = {*BYTES, *(line.replace(" ", "") for line in read_text(merge_file).splitlines())}
+        if missing := {token for token in bpe.get_vocab().keys() - made if not SPECIAL_TOKEN.fullmatch(token)}:
+            raise UserError(f"--merge-file {merge_file} does not fit --vocab-file {vocab_file}: it has no merge that "
+                            f"makes {min(missing)!r}, one of {len(missing):,} such tokens, and texts would get other "
+                            "tokens. Give the pair as it is published.")
         super().__init__(bpe)
 
 
@@ -221,7 +231,8 @@ class WordPieceTokenizer(TrainedTokenizer):
         """Read BERT's tokenizer from its vocab.txt, one token in each line. Raise UserError if that fails."""
         check_file("--vocab-file", vocab_file, "BERT's vocab.txt")
         try:
-            return cls(word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
+            with panics_as_errors():
+                return cls(word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"--vocab-file {vocab_file} is not a vocab.txt like BERT's ({error}). Give the file as it "
                             "is published.") from error
@@ -303,6 +314,17 @@ class NullTokenizer:
             return int(word)
         raise UserError(f"NullTokenizer reads token ids from 0 to {self.eod}, and {word[:40]!r} is not one. Give "
                         "numbers, a larger --vocab-size, or another --tokenizer-type.")
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the library, which is written in Rust, into a ValueError: as it comes, it is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":        # which cannot be imported
+            raise
+        raise ValueError(f"the library tokenizers failed: {error}") from error
 
 
 def check_file(option: str, path: str, what: str) -> None:

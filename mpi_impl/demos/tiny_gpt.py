@@ -53,7 +53,7 @@ def textbook_of(model: ModelConfig) -> training.Trainer:
     return training.Trainer(model, OPTIMIZER, SEED, FLOAT64)
 
 
-def global_batch(step: int, samples: int):
+def global_batch(step: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens and targets [B, s], identical on every rank. Counting on from the first token gives all others."""
     first = np.random.default_rng([SEED, step]).integers(WORDS, size=(samples, 1))
     windows = (first + np.arange(POSITIONS + 1)) % WORDS

@@ -1,5 +1,6 @@
 """The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
+from contextlib import ExitStack
 from math import nan
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
@@ -74,15 +76,23 @@ class FineTuning(Program):
     def find_model(self) -> Pretrained:
         """Check, on rank 0, that the model is there, and that the outputs can be written."""
         check_outputs(self.args)
-        if self.args.save and on_disk.tracked(self.args.save) is not None:
-            raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
-                            "Choose another folder.")
+        with ExitStack() as held:
+            self.claim_outputs(held)
         check_architecture(self.args, architecture_of(self.args))
         found = find_pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:
             raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
                             "at least 1, or load a tuned model.")
         return found
+
+    def claim_outputs(self, held: ExitStack) -> None:
+        """Hold the folder of --save, which must not have a checkpoint of another model."""
+        if self.args.save:
+            if note := held.enter_context(only_saver(self.args.save)):
+                self.say(note)
+            if on_disk.tracked(self.args.save) is not None:
+                raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
+                                "Choose another folder.")
 
     def read(self) -> None:
         """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""

@@ -1,8 +1,8 @@
 """The reason why BERT's layer norms were moved: `mpirun -np 2 python -m mpi_impl.experiments.layer_norm_order`.
 
-Shoeybi et al. 2019 (section 5.3, figure 7) found that BERTs larger than BERT-Large get worse, unless the residual
-connection bypasses the layer norm instead of beginning behind it; and that then they can be trained with a larger rate,
-too. This experiment is a small one: narrow BERTs, shallow and deep, in both orders, otherwise identical, each from
+BERTs larger than BERT-Large got worse (Lan et al. 2019), until Shoeybi et al. 2019 (section 5.3, figure 7) let the
+residual connection bypass the layer norm instead of beginning behind it. Then they train stably, and to a lower loss.
+This experiment is a small one: narrow BERTs, shallow and deep, in both orders, otherwise identical, each from
 several seeds. They fill in masked numbers of sequences with equal steps, for which they must look at other positions,
 in both directions.
 

@@ -37,6 +37,7 @@ from typing import NoReturn
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
 from reference.errors import UserError
+from reference.options import OptionParser
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 TYPED = "SHARDLAB_COMMAND"          # where `shardlab` tells a program by which words its user knows it
@@ -79,7 +80,7 @@ def run(main: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted: let the first one say so
         end_all("Interrupted.", 130)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:      # a SystemExit, and what libraries in Rust raise when they panic
         end_together(error, world)
         end_all(last_words(error, f"rank {world.rank} of {world.size}"), exit_status(error))
 
@@ -278,7 +279,7 @@ def shorten(text: str) -> str:
     return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
-class ArgumentParser(argparse.ArgumentParser):
+class ArgumentParser(OptionParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
     Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and

@@ -30,7 +30,8 @@ def run_guarded(work: Callable[[], object]) -> int:
     and nohup SIGHUP. SIGTERM ends such a job.
     """
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until their handlers are set
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # whoever has started this may ignore it, and no child's status
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # is kept then; until the handlers of these are set
     guard = os.fork()
     if guard == 0:
         be_guard(work, parent)

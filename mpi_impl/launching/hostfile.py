@@ -16,9 +16,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpi_impl.runtime.files import read_text
 from reference.errors import UserError
 
 LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
+LARGEST = 1 << 24           # bytes of a file of hosts
 SECONDS_TO_ANSWER = 10      # for a host, before it counts as one that cannot be reached
 
 # For ssh: ask no question, since nobody would answer; and end within 20 seconds when the connection breaks.
@@ -44,12 +46,10 @@ class Host(NamedTuple):
 def read_hosts(path: str) -> list[Host]:
     """Read the hosts of a file, in its order. Raises UserError for a missing file or a wrong line."""
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.split("#")[0].strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UserError(f"--hostfile {path} cannot be read: {reason}. Name a file with a host a line, as in "
-                        "`node1 slots=4`.") from error
+        text = read_text(path, LARGEST)
+    except UserError as error:
+        raise UserError(f"--hostfile {error} Name a file with a host a line, as in `node1 slots=4`.") from error
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
     hosts = [parse_line(line, f"--hostfile {path}, line {number}") for number, line in enumerate(lines, 1) if line]
     if not hosts:
         raise UserError(f"--hostfile {path} names no host. Write a host a line, as in `node1 slots=4`.")

@@ -33,6 +33,7 @@ from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launching.guard import Losses, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
+from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.openblas import kernel_settings
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
@@ -141,6 +142,8 @@ def check_program(module: list[str] | None, script: list[str]) -> None:
                         "from which it can be imported.")
     if not module and not os.path.exists(script[0]):
         raise UserError(f"There is no script {script[0]} to run. Check its path, or name a module after -m.")
+    if not module and not os.path.isdir(script[0]):     # Python runs a folder's __main__.py
+        check_readable(script[0], LARGEST)
 
 
 def module_exists(name: str) -> bool:

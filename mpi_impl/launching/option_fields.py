@@ -20,14 +20,16 @@ PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a 
 
 def option_field(default: Any = MISSING, help: str = "", metavar: str | None = None,
                  choices: Iterable[str] | None = None, repeated: bool = False,
-                 check: Callable[[str, Any], None] | None = None, known: Iterable[str] = ()) -> Any:
+                 check: Callable[[str, Any], None] | None = None, also: str | None = None,
+                 known: Iterable[str] = ()) -> Any:
     """Declare an option. Without a default it is required; a `repeated` one may be given several times.
 
-    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are. Tab
-    completion offers the choices, or the `known` values of an option that takes others, too.
+    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are. `also` is
+    another name of the option on the command line. Tab completion offers the choices, or the `known` values of an
+    option that takes others, too.
     """
     choices = choices and tuple(choices)
-    about = {"help": help, "metavar": metavar, "choices": choices, "repeated": repeated, "check": check,
+    about = {"help": help, "metavar": metavar, "choices": choices, "repeated": repeated, "check": check, "also": also,
              "known": choices or tuple(known)}
     return field(default=default, metadata=about)
 
@@ -95,7 +97,8 @@ def add_options(parser: ArgumentParser, kind: type) -> None:
         if own := [name for name in vars(group).get("__annotations__", ()) if name not in added]:
             titled = parser.add_argument_group((group.__doc__ or "").splitlines()[0].rstrip("."))
             for name in own:
-                titled.add_argument(option(name), **argparse_settings(known[name], types[name]))
+                names = (name, known[name].metadata["also"])
+                titled.add_argument(*map(option, filter(None, names)), **argparse_settings(known[name], types[name]))
             added.update(own)
 
 

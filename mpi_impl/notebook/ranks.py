@@ -28,6 +28,7 @@ from mpi_impl.launching.pool import Interrupted, Pool, RankFailure, interrupted,
 from mpi_impl.notebook.cell import run_cell, set_variable, value_of
 from mpi_impl.notebook.running_cell import RunningCell
 from reference.errors import UserError
+from reference.options import OptionParser
 
 RANKS = 8           # of a notebook that asks for no more
 TIME_LIMIT = 30.0   # seconds for a cell that does not set its own
@@ -144,7 +145,7 @@ class RanksMagic(Magics):
 
 def parse_line(line: str) -> tuple[int, float]:
     """Parse '8 --timeout 5' to (8, 5.0). Raises CellFailed."""
-    parser = argparse.ArgumentParser(prog="%%ranks", exit_on_error=False, add_help=False)
+    parser = OptionParser(prog="%%ranks", exit_on_error=False, add_help=False)
     parser.add_argument("n", type=int)
     parser.add_argument("--timeout", type=float, default=TIME_LIMIT)
     usage = "Write `%%ranks 4` for four ranks, or `%%ranks 4 --timeout 5` for a time limit of five seconds."

@@ -5,11 +5,13 @@ the values, and stores them, `buffer.store(piece, values)`.
 """
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from tempfile import TemporaryFile
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to, to_host
+from mpi_impl.runtime import pinned
+from mpi_impl.runtime.arrays import moved_to, on_device, to_host
 from reference.parallel.layout import Piece
 
 
@@ -27,9 +29,14 @@ class Buffer(ABC):
         """Return a piece's elements."""
         return self.flat[self.place(piece)]
 
-    def on_host(self, piece: Piece):
-        """Return a piece's elements in the host's memory: a view, unless the buffer is on a device."""
-        return to_host(self.load(piece))
+    def on_host(self, pieces: Iterable[Piece]) -> Iterable[tuple[Piece, np.ndarray]]:
+        """Yield the elements of pieces in the host's memory: views. From a device they come in parts, each of which is
+        there until the next one is asked for.
+        """
+        views = [(piece, self.flat[self.place(piece)]) for piece in pieces]
+        if not on_device(self.flat):
+            return views
+        return pinned.on_host([(piece, part) for piece, x in views for _, part in pinned.parts_of(x)])
 
     def store(self, piece: Piece, values) -> None:
         """Give a piece these values."""
@@ -84,10 +91,8 @@ class OffloadedShard(Shard):
 
     def load(self, piece: Piece):
         """Return a copy on the device."""
-        return moved_to(self.on_host(piece).copy(), self.device_prototype)
-
-    def on_host(self, piece: Piece):
-        return super().load(piece)
+        own = super().load(piece)
+        return moved_to(own, self.device_prototype) if on_device(self.device_prototype) else own.copy()
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)

@@ -71,6 +71,15 @@ class ModelState:
         self.stage_params, self.stage_grads = (
             {stage: stage_of(units, layers) for stage, layers in self.stages.items()}
             for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Warm up all groups that move arrays of the device in collectives."""
+        topology = self.topology
+        groups = (topology.tensor, topology.context, topology.shards, topology.expert_replicas, topology.instances,
+                  self.embedding_group, self.block_group, *map(topology.neighbours, shared_pieces(self.pieces)))
+        for group in dict.fromkeys(filter(None, groups)):
+            group.warm_up(self.device_prototype)
 
     def tie_word_table(self, tensors) -> None:
         """Find out who shares the word table: tied logits use the embedding's, so the first and the last stage do.

@@ -34,7 +34,7 @@ class ModelOptions:
         False, "the residual connection begins after each layer norm, as in the original BERT, not before it")
     share_layers: bool = option_field(
         False, "all layers use the parameters of one block, as in ALBERT: its gradients are summed over the layers")
-    layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon)
+    layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon, also="norm_epsilon")
     init_method_std: float = option_field(ModelConfig.init_method_std)
     hidden_dropout: float = option_field(
         ModelConfig.hidden_dropout, "share of the embedding and of each branch's output that training drops")

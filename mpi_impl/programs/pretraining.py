@@ -1,7 +1,7 @@
 """A training run from its options to its reports: the common part of the programs pretrain_gpt and pretrain_bert."""
 import time
 from abc import abstractmethod
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
@@ -121,7 +122,8 @@ class Pretraining(Program):
             checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
             checkpoint.check_iterations(a.load, manifest, a.train_iters)
         if a.save:
-            check_free(a.save, manifest.iteration + 1 if manifest else 1)
+            with only_saver(a.save):        # it may be hours until the run needs it
+                check_free(a.save, manifest.iteration + 1 if manifest else 1)
         if a.load_hf:
             check_weights(a.load_hf, self.settings.model(read_config(a.load_hf, self.architecture)["vocab_size"]))
         return manifest
@@ -142,8 +144,6 @@ class Pretraining(Program):
         if self.loaded:
             checkpoint.check_tokenizer(a.load, self.loaded, tokenizer)
         baseline = self.check_data(prefixes, tokenizer)
-        if a.save:
-            saved_tokenizer.save(tokenizer, a.save)      # only after all checks: it may replace another run's
         return Sources(prefixes, list(weights), tokenizer.vocab_size, tokenizer.eod, baseline,
                        tokenizer if self.sentences else None)
 
@@ -170,6 +170,15 @@ class Pretraining(Program):
         """Begin the recording for --record."""
         about = facts_of(self.trainer.state, self.settings.optimizer, self.args.global_batch_size, self.args.seq_length)
         return RecordedSteps(self.trainer.state, self.args.record, about, self.say)
+
+    def claim_outputs(self, held: ExitStack) -> None:
+        """Hold the folder of --save, to which another run may have saved since it was checked."""
+        if self.args.save:
+            if note := held.enter_context(only_saver(self.args.save)):
+                self.say(note)
+            check_free(self.args.save, self.trainer.iteration + 1)
+            assert self.tokenizer is not None
+            saved_tokenizer.save(self.tokenizer, self.args.save)    # after all checks: it may replace another run's
 
     # ---- the run ----
 

@@ -1,6 +1,7 @@
 """The common part of all programs that run a model: their device, their instruments, their output, their end."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from mpi_impl.comm.clock import VirtualClock, WallClock
@@ -27,8 +28,13 @@ class Program(ABC):
 
     def run(self) -> None:
         """Do the work, and wait until all ranks have done theirs: only MPI's shutdown is left."""
-        self.work()
+        with ExitStack() as held:
+            self.world.broadcast_object(lambda: self.claim_outputs(held))
+            self.work()
         self.world.allgather_objects(None)
+
+    def claim_outputs(self, held: ExitStack) -> None:   # noqa: B027 - most programs save nothing
+        """Take hold, on rank 0, of what no other run may write until this one has ended."""
 
     def say(self, text: str) -> None:
         """Print a text, on rank 0."""

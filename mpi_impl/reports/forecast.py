@@ -1,6 +1,5 @@
 """The forecast of a run before it begins: the memory of its ranks, and the time of an iteration."""
 import os
-import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.device import Memory
+from mpi_impl.comm.device import Memory, machine_id
 from mpi_impl.comm.group import Group
 from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
@@ -98,7 +97,7 @@ def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Memory
 
     Tensors that are offloaded from a GPU are not in the forecast.
     """
-    machine = Memory(socket.gethostname(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    machine = Memory(machine_id(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     sizes, ranks = dict[str, int](), defaultdict[str, Counter[int]](Counter)
     for memory, where in world.allgather_objects((gpu or machine, place)):
         sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # a GPU's free memory shrinks

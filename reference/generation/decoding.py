@@ -41,7 +41,7 @@ class Sampling:
             require_positive("top_k", self.top_k)
         if not 0 < self.top_p <= 1:
             raise UserError(f"--top-p is {self.top_p}, but must be above 0 and at most 1: it is the probability that "
-                            "all tokens in the nucleus together.")
+                            "all tokens in the nucleus together have.")
 
     def choose(self, logits, position: int, text: int = 0) -> int:
         """Draw the token at this position of the text with this number from logits [V]."""

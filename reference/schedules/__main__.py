@@ -1,8 +1,8 @@
 """Print a schedule: `python -m reference.schedules --schedule 1f1b -p 4 -m 8`."""
-import argparse
 import sys
 
 from reference.errors import UserError
+from reference.options import OptionParser
 from reference.schedules.actions import to_csv
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, activations_in_flight, simulate
@@ -12,7 +12,7 @@ def main(argv: list[str] | None = None) -> None:
     """Print a schedule, its bubble and its memory."""
     if sys.stdout is None:
         sys.exit("error: standard output is closed, and there is nothing else that this program does but print.")
-    parser = argparse.ArgumentParser(prog="reference.schedules", description=main.__doc__)
+    parser = OptionParser(prog="reference.schedules", description=main.__doc__)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
     parser.add_argument("-m", type=int, default=8, help="microbatches")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -55,7 +56,7 @@ def test_three_iterations_and_three_are_six(ranks, data, tmp_path, capfd, n, opt
     both = curve(ranks, n, [*options, "--train-iters", "9", "--exit-interval", "6", "--load", f"{tmp_path}/D", "--save",
                             f"{tmp_path}/D", "--save-interval", "4"], tmp_path / "metrics")
     assert (tmp_path / "D" / TRACKER).read_text() == "6" and sorted(os.listdir(tmp_path / "D")) == [
-        "iter_0000003", "iter_0000004", "iter_0000006", TRACKER, SAVED]
+        "iter_0000003", "iter_0000004", "iter_0000006", TRACKER, LOCK, SAVED]
     assert both == whole and both[:len(first)] == first      # in one file, with which the second run has gone on
     said = capfd.readouterr().out
     assert re.search(rf"loaded iteration 3: [\d.]+ kB, {tmp_path}/D/iter_0000003\n", said)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.data import cached
-from mpi_impl.data.cached import prepare
+from mpi_impl.data.cached import CHECKSUMS, prepare
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
@@ -106,13 +106,23 @@ def test_two_jobs_at_once_end_with_one_result(make, corpus, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokenizer.json"])
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1])])
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokenizer.json", CHECKSUMS])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1]), change_a_byte])
 def test_a_damaged_result_is_made_again(make, name, damage):
-    """A file that was lost or cut in the cache."""
+    """A file that was lost, cut or changed in the cache."""
     prepared, _ = make()
-    damage(Path(prepared.prefix).with_name(name))
-    assert text_of(make()[0]).startswith("the quick")
+    path = Path(prepared.prefix).with_name(name)
+    whole = path.read_bytes()
+    damage(path)
+    _, said = make()
+    assert path.read_bytes() == whole and f"{path.parent} is damaged" in said
+    assert "encoding" not in make()[1]
 
 
 def test_a_small_corpus_gives_a_small_vocabulary_and_says_so(make):

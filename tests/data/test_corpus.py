@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from mpi_impl.data import corpus
 from mpi_impl.data.corpus import Corpus
 from reference.errors import UserError
 
@@ -160,3 +161,15 @@ def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
     assert list(Corpus(str(tmp_path)).documents()) == ["text"]
+
+
+@pytest.mark.parametrize("name, says", [
+    ("a.txt", "a.txt has 20,000,000,000 bytes, but"), ("a.jsonl", "a.jsonl, line 1, is longer than 1 MiB")])
+def test_no_document_fills_the_memory(tmp_path, monkeypatch, name, says):
+    """A file that is one hole: a document of it would be read into memory whole."""
+    monkeypatch.setattr(corpus, "LARGEST", 1 << 20)
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 20 * 10**9)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(UserError, match=says):
+            texts(path)

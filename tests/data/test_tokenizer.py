@@ -1,4 +1,5 @@
 """Tokenizers: text comes back unchanged, and options that do not fit are refused."""
+import json
 import os
 import pickle
 import re
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, SPECIAL, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer)
@@ -198,6 +200,25 @@ def test_gpt2_files_are_checked(gpt2_files, tmp_path):
     (tmp_path / "bad").write_text(Path(vocab).read_text("utf-8").replace(END_OF_DOCUMENT, "other"), "utf-8")
     with pytest.raises(UserError, match=re.escape("lacks '<|endoftext|>'")):
         GPT2BPETokenizer(bad, merges)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 20, -1])
+def test_all_tokens_of_gpt2s_vocabulary_are_bytes_or_merges(gpt2_files, tmp_path, kept):
+    """With fewer merges, the same text would get other tokens."""
+    vocab, merges = gpt2_files
+    (tmp_path / "merges.txt").write_text("".join(Path(merges).read_text("utf-8").splitlines(True)[:kept]), "utf-8")
+    with pytest.raises(UserError, match=f"--merge-file {tmp_path}/merges.txt does not fit --vocab-file {vocab}"):
+        GPT2BPETokenizer(vocab, str(tmp_path / "merges.txt"))
+
+
+def test_a_file_at_which_the_library_panics(trained_tokenizer, tmp_path):
+    """It is written in Rust, and what it raises then is no Exception."""
+    content = json.loads(trained_tokenizer.library.to_str())
+    content["model"]["continuing_subword_prefix"] = 9999 * "x"
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    for load in ByteLevelBPETokenizer.load, HuggingFaceTokenizer.load:
+        with pytest.raises(UserError, match=r"t\.json is not a tokenizer.* out of range"):
+            load(tmp_path / "t.json")
 
 
 def test_a_foreign_tokenizer_file_is_refused(trained_tokenizer, pieces, tmp_path):

@@ -148,6 +148,13 @@ class FakeCublas:
     """C = alpha op(A) op(B) + beta C, on matrices that lie column after column."""
 
     CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F = 68, 70
+    math_mode = 0
+    calls = 0
+
+    @staticmethod
+    def setMathMode(handle, mode):
+        assert handle == 7
+        FakeCublas.math_mode = mode
 
     @staticmethod
     def gemmEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, computeType,
@@ -160,6 +167,9 @@ class FakeCublas:
                              beta, C, Ctype, ldc, strideC, batchCount, computeType, algo):
         wide = {68: np.dtype(np.float32), 70: np.dtype(np.float64)}[computeType]
         assert handle == 7 and algo == -1
+        assert FakeCublas.math_mode == 16, "cuBLAS may add up in the format of the result"
+        FakeCublas.math_mode = 0            # as CuPy's own products leave it
+        FakeCublas.calls += 1
         assert Atype == Btype and FORMATS[Ctype] in (FORMATS[Atype], wide), "cuBLAS has no such product"
         assert (FORMATS[Atype] == np.float64) == (wide == np.float64)
         alpha, beta = (matrix(address, wide, 1, 1, 1)[0, 0] for address in (alpha, beta))

@@ -17,13 +17,13 @@ from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of, is_half
-from reference import ops, optimizer, rope
+from reference import online_softmax, ops, optimizer, rope
 from reference.dropout import Site
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
-from tests.gpu import device
+from tests.gpu import device, emulated
 from tests.gpu.device import put
-from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, attention_mask, sites
+from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, attention_mask, block_backward_arguments, block_of, sites
 from tests.reference.test_ops import lengths
 from tests.strategies import close
 
@@ -51,8 +51,11 @@ def wide(*values):
 def same(actual, expected, form, roundings=1.0):
     """Assert that an array is on the device, in this format, and near the textbook's."""
     assert not isinstance(actual, np.ndarray) and actual.dtype == dtype_of(form)
-    bound = {"float64": 1e-11, "float32": 2e-5}.get(form) or roundings * FORMATS[form].epsilon / 2 + 1e-4
-    close(actual.get().astype(np.float64), np.asarray(expected, np.float64), bound)
+    close(actual.get().astype(np.float64), np.asarray(expected, np.float64), bound_of(form, roundings))
+
+
+def bound_of(form, roundings=1.0):
+    return {"float64": 1e-11, "float32": 2e-5}.get(form) or roundings * FORMATS[form].epsilon / 2 + 1e-4
 
 
 def stays(form):
@@ -64,11 +67,14 @@ def stays(form):
 
 
 def laid_out(x, how):
-    """Copy x [..., r, c] to the device in this layout: contiguous rows, rows apart, contiguous columns, or neither."""
+    """Copy x [..., r, c] to the device in this layout: contiguous rows, rows apart, contiguous columns, or neither.
+
+    Where rows are apart, halves begin 2 bytes after a multiple of 4, as any of them may in a flat buffer.
+    """
     if how == "apart":
         wider = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), x.dtype)
-        wider[..., 2:2 + x.shape[-1]] = x
-        return put(wider)[..., 2:2 + x.shape[-1]]
+        wider[..., 1:1 + x.shape[-1]] = x
+        return put(wider)[..., 1:1 + x.shape[-1]]
     if how == "columns":
         return put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
     if how == "neither":
@@ -315,6 +321,40 @@ def test_cached_attention(b, n, before, g, each, d, form, seed):
     q, both = draw(seed, form, b, n, each * g, d), draw(seed + 1, form, 2, b, m + 3, g, d)
     k, v = (put(both)[i, :, :m] for i in range(2))
     same(kernels.cached_attention(put(q), k, v), ops.cached_attention(*wide(q, *both[:, :, :m])), form, 4)
+
+
+@FEWER
+@given(st.data(), *[st.integers(1, n) for n in (3, 9, 9, 3, 3, 5)], FORMS, SEEDS)
+def test_block_attention(data, b, n, m, g, each, d, form, seed):
+    """With samples of which no key is real. Results are numbers, but products of halves have rounded factors."""
+    def drawn(name, *shape):
+        x = draw(seed + sum(name.encode()), form if name in ("q", "k", "v", "dy") else stays(form), *shape)
+        return abs(x) + 3 if name in ("highest", "total") else x
+
+    block, dy = block_of(data, drawn, b, n, m, g, each, d)
+    arguments = block_backward_arguments(block, dy, drawn)
+    for name, its_arguments in (("block_attention", block), ("block_attention_backward", arguments)):
+        on_device = [put(x) if isinstance(x, np.ndarray) else x for x in its_arguments]
+        for actual, expected in zip(getattr(kernels, name)(*on_device),
+                                    getattr(online_softmax, name)(*wide(*its_arguments)), strict=True):
+            assert actual.dtype == stays(form)
+            seen = np.isfinite(expected)
+            assert (actual.get() == expected)[~seen].all()
+            close(np.where(seen, actual.get(), 0).astype(np.float64), np.where(seen, expected, 0), bound_of(form, 16))
+
+
+@pytest.mark.skipif(device.REAL, reason="counts the emulation's calls")
+def test_a_block_is_a_few_calls_of_cublas():
+    """Whatever the numbers of samples and heads: on a GPU, to launch a product for each takes longer than to compute
+    them.
+    """
+    q, k = put(draw(1, "bfloat16", 4, 5, 6, 8)), put(draw(2, "bfloat16", 4, 5, 3, 8))
+    along = put(draw(3, "float32", 4, 6, 5, 1))
+    before = emulated.FakeCublas.calls
+    kernels.block_attention(q, k, k, True)
+    assert emulated.FakeCublas.calls == before + 2
+    kernels.block_attention_backward(q, along, along, along, q, k, k, True)
+    assert emulated.FakeCublas.calls == before + 7
 
 
 def test_of_halves_no_probabilities_are_kept(monkeypatch):

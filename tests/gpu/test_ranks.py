@@ -62,3 +62,11 @@ def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
     plan = training_theorems.Plan(p, schedule, None, t == 1, bucket_size=200, zero_stage=stage, cpu_offload=offload,
                                   recompute=recompute)
     ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)
+
+
+@pytest.mark.parametrize("way", ["p2p", "all_gather"])
+def test_training_with_context_parallelism(ranks, way):
+    """By blocks of keys, which have kernels of their own."""
+    case = Case(1, ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=4), 2, 4, seed=3)
+    plan = training_theorems.Plan(zero_stage=1, c=2, cp_comm_type=way)
+    ranks.run(2, on_a_gpu, training_theorems.training_equals_one_process, case, 2, 1, 0.05, plan)

@@ -193,6 +193,8 @@ def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunk
 def test_the_last_one_counts():
     """A launch script's options can be overridden by adding to them."""
     assert parse("--seed 1 --hidden-size 64 --seed 2".split(), 1).args.seed == 2
+    assert parse("--norm-epsilon 0.1 --layernorm-epsilon 0.2".split(), 1).args.layernorm_epsilon == 0.2
+    assert parse("--layernorm-epsilon 0.2 --norm-epsilon 0.1".split(), 1).args.layernorm_epsilon == 0.1
 
 
 T2, P4 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 4"
@@ -209,8 +211,9 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--attention-dropout -0.1", "--attention-dropout is -0.1, but must be in [0, 1)"),
     *((f"--{name} {value}", f"argument --{name}: {value} is not a finite number") for name, value in (
         ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
-        ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
+        ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
         ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
+    ("--norm-epsilon inf", "argument --layernorm-epsilon/--norm-epsilon: inf is not a finite number"),
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
                        "or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),

@@ -4,20 +4,24 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
+from mpi_impl.runtime import pinned
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_tensors
 from reference.parallel.layout import Layout, Piece
-from tests.spy import SpyArray
+from tests.fake_cuda import fake_cuda
+from tests.spy import QUEUE, SpyArray
 from tests.strategies import cases
 
 KINDS: dict[str, Callable] = {
     "whole": lambda layout, folder: Whole(np.zeros(layout.size)),
+    "on a GPU": lambda layout, folder: Shard(SpyArray(np.zeros(layout.shard_size))),
     "shard": lambda layout, folder: Shard(np.zeros(layout.shard_size)),
     "offloaded": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
     "offloaded by a GPU": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
@@ -52,6 +56,25 @@ def test_what_is_stored_is_loaded(tmp_path, kind, layout, rank):
         owned = host(buffer.load(layout.owned_piece(bucket, rank)))
         inside = [value for piece, value in zip(pieces, values) if bucket.start <= piece.in_buffer.start < bucket.stop]
         assert (owned[:sum(map(len, inside))] == np.concatenate([[], *inside])).all()
+
+
+@OF_ANY
+@given(LAYOUTS, st.integers(0, 4))
+def test_what_is_saved_is_what_is_stored(tmp_path, kind, layout, rank):
+    """A host's elements are not copied; a device's come in parts, while the host works on those before."""
+    buffer, pieces = KINDS[kind](layout, tmp_path), layout.pieces(rank % layout.parts)
+    expected = np.arange(float(sum(piece.size for piece in pieces)))
+    for piece, values in zip(pieces, np.split(expected, np.cumsum([piece.size for piece in pieces])[:-1])):
+        buffer.store(piece, np.asarray(values, like=buffer.load(piece)))
+    with fake_cuda(), mock.patch.object(pinned, "PIECE", 32):
+        found, under_way = [], []
+        for piece, values in buffer.on_host(pieces) if pieces else ():
+            assert isinstance(values, np.ndarray) and (kind == "on a GPU" or values.size == piece.size)
+            assert kind == "on a GPU" or np.shares_memory(values, buffer.flat)
+            found.append(values.copy())
+            under_way.append(QUEUE.launched > QUEUE.finished)
+    assert np.concatenate([[], *found]).tolist() == expected.tolist()
+    assert under_way == [kind == "on a GPU"] * (len(found) - 1) + [False] * (len(found) > 0)
 
 
 @pytest.mark.parametrize("kind", ["offloaded", "offloaded by a GPU", "in a file"])

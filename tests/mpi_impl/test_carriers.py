@@ -16,11 +16,14 @@ from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.runtime.arrays import contiguous, dtype_of
 from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig
 from reference.schedules.simulate import Times
+from tests.cases import Case, Plan
 from tests.fake_cuda import on_gpus
 from tests.mpi_impl import test_group
 from tests.planted import Bug, assert_caught
 from tests.spy import SpyArray, to_host
+from tests.training_theorems import training_equals_one_process
 
 RANKS, SEEDS = st.integers(1, 5), st.integers(0, 2**32 - 1)
 WAYS = st.sampled_from(["staged", "mpi", "nccl"])
@@ -176,6 +179,8 @@ def several_groups(group):
     with on_gpus(group, "nccl") as cupy:
         rows, columns = group.split(group.rank // 2, "rows"), group.split(group.rank % 2, "columns")
         xs = [SpyArray(np.full(3, 2.0**group.rank)) for _ in range(3)]
+        rows.warm_up(xs[0])
+        columns.warm_up(xs[0])
         pending = [one.post_all_reduce(x, "test") for one, x in zip((rows, columns, rows), xs)]
         assert len(cupy.streams) == 2 and cupy.cuda.nccl.alive == 2
         r = group.rank
@@ -284,10 +289,22 @@ def overlap(group):
         assert not any(stream.waiting for stream in cupy.streams.values())
 
 
+def test_all_communicators_are_there_before_anything_is_posted(ranks):
+    """The last and the first stage sum the tied embedding's gradient while those of other tensors are on their way."""
+    ranks.run(4, train_with_nccl)
+
+
+def train_with_nccl(group):
+    case = Case(1, ModelConfig(2, 8, 2, 11, 6, make_vocab_size_divisible_by=4), 2, 6, seed=3)
+    with on_gpus(group, "nccl"):
+        training_equals_one_process(group, case, 1, 2, plan=Plan(2, bucket_size=200), wrap=SpyArray)
+
+
 # ---- each of these would hang a GPU, or compute something else on it now and then -----------------------------------
 
 TRANSPORTS = "mpi_impl.comm.transports"
 NCCL, BUFFERS, ARRAYS = f"{TRANSPORTS}.nccl", f"{TRANSPORTS}.buffers", "mpi_impl.runtime.arrays"
+PINNED = "mpi_impl.runtime.pinned"
 SEVERAL = [("all_reduce", False), ("all_gather", True), ("reduce_scatter", True), ("reduce_scatter", False)]
 BUGS = {
     "too many elements": (Bug(NCCL, "address(out), out.size,", "address(out), x.size,"), "blocking"),
@@ -311,9 +328,22 @@ BUGS = {
     "memory let go of": (
         Bug(NCCL, "wait_event(end), None, x)", "wait_event(end), None)"), "copy"),
     "communicators kept": (Bug("mpi_impl.comm.group", "self.transports.free()", "pass"), "groups"),
+    "communicators made when they are needed": (
+        Bug("mpi_impl.parallel.model_state", "group.warm_up(self.device_prototype)", "pass"), "training"),
     "MPI ahead of the device": (Bug(f"{TRANSPORTS}.mpi", "        finish_device()\n", "        pass\n"), "direct"),
     "a view handed to MPI": (Bug(ARRAYS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "by MPI"),
+    "device memory in a posted collective of MPI": (
+        Bug(f"{TRANSPORTS}.choice", "StagedPosts(PinnedStaging(), self.choose), *self.by_mpi", "*self.by_mpi"),
+        "posted by MPI"),
     "pinned memory used anew": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
+    "arrays of any size pinned": (
+        Bug(f"{TRANSPORTS}.staging", "pinned.pinned_like(x) if x.nbytes <= pinned.PIECE else super().like(x)",
+            "pinned.pinned_like(x)"), "in pieces"),
+    "a pinned piece used anew": (Bug(PINNED, "        end.synchronize()    ", "        pass    "), "in pieces"),
+    "pieces let go of": (Bug(PINNED, "        for _, end in both:\n            end.synchronize()", "        pass"),
+                         "in pieces"),
+    "a piece read before it has arrived": (Bug(PINNED, "    end.synchronize()\n    return", "    return"), "in pieces"),
+    "a piece written before it was read": (Bug(PINNED, "cycle(both)", "cycle(both[:1])"), "in pieces"),
 }
 ACTS = {
     "blocking": (collectives_agree, "nccl", 1, 1, 1, "bfloat16", "whole", 1),
@@ -321,10 +351,13 @@ ACTS = {
     "textbook": (test_group.collectives_agree, list(np.arange(64.0).reshape(4, 4, 4)), 1),
     "posted": (check_posts_agree, "nccl", SEVERAL, 7, "float64", 1),
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
+    "posted by MPI": (check_posts_agree, "mpi", SEVERAL, 7, "float64", 1),
     "by MPI": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
-    "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),
+    "staged": (collectives_agree, "staged", 1, 1, 0, "float16", "whole", 1),
+    "in pieces": (collectives_agree, "staged", 3, 3, 0, "float64", "whole", 1),
     "groups": (several_groups,),
     "copy": (gather_a_copy,),
+    "training": (train_with_nccl,),
     "overlap": (overlap,),
 }
 

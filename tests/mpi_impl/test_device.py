@@ -1,5 +1,8 @@
 """The ranks' devices: which GPU each rank gets, the error where there is none, and a whole run on a device."""
+import ctypes
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -11,6 +14,7 @@ from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import PinnedStaging
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs import program
+from mpi_impl.runtime import pinned
 from reference.errors import UserError
 from reference.params import HOST
 from tests.deep import one_fast_of
@@ -95,6 +99,38 @@ def test_the_mpi_of_the_wheels_does_not_read_devices():
     assert reads_devices() is False
 
 
+@pytest.mark.parametrize("functions, aware", [
+    ({}, False), ({"MPIX_Query_cuda_support": 0}, False), ({"MPIX_Query_cuda_support": 1}, True),
+    ({"MPIX_GPU_query_support": 0}, False), ({"MPIX_GPU_query_support": 1}, True),
+    ({"MPIX_GPU_query_support": 0, "MPIX_Query_cuda_support": 1}, True)])
+def test_an_mpi_is_asked_in_its_own_way(monkeypatch, functions, aware):
+    """MPICH's answer comes by a pointer, and is one about CUDA."""
+    calls = {"MPIX_Query_cuda_support": ctypes.CFUNCTYPE(ctypes.c_int)(lambda: functions["MPIX_Query_cuda_support"]),
+             "MPIX_GPU_query_support": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int))(
+                 lambda kind, out: write_answer(out, kind == 0 and functions["MPIX_GPU_query_support"]))}
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(**{name: calls[name] for name in functions}))
+    assert reads_devices() is aware
+
+
+def write_answer(out, answer):
+    out[0] = answer
+    return 0
+
+
+def test_machines_are_told_apart_by_more_than_their_names(ranks):
+    """Two machines, or containers on them, of one name, with a GPU each at the same address of the bus; and two
+    containers on one machine, with names of their own.
+    """
+    assert ranks.run(2, on_machines, ["one", "two"], ["same", "same"]) == [NCCL] * 2
+    assert ranks.run(2, on_machines, ["one", "one"], ["a", "b"]) == [type(None)] * 2
+
+
+def on_machines(group, boots, names):
+    with mock.patch.object(Path, "read_text", lambda *_, **__: boots[group.rank]), fake_cuda(), \
+            mock.patch("socket.gethostname", lambda: names[group.rank]):
+        return type(device_of("cuda", group).path.nccl)
+
+
 def test_cores_need_no_cupy(ranks):
     ranks.run(2, on_cores)
 
@@ -157,7 +193,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 def pretrain_on_spies(group, options):
     with mock.patch.object(program, "device_of", on_spies), fake_cuda() as cupy, \
-            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
+            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
         pretrain(group, options)
         assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)
 

@@ -1,5 +1,6 @@
 """A rank that stops or dies in the midst of its work ends the job: soon, with one message, and no process stays."""
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -206,8 +208,9 @@ def test_a_disk_that_is_full_ends_the_run(job, checkpoint, rank, moment, file):
     options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"
     ended = job(4, options, rank, FULL, moment)
     assert ended.returncode == 2
-    assert ended.stderr == f"error: {checkpoint}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
-    assert sorted(os.listdir(checkpoint)) == ["iter_0000001", TRACKER, SAVED]
+    assert re.fullmatch(rf"error: {checkpoint}/iter_0000002\.\w+\.tmp/{file} cannot be written: File too large\.\n",
+                        ended.stderr)
+    assert sorted(os.listdir(checkpoint)) == ["iter_0000001", TRACKER, LOCK, SAVED]
     manifest = read_manifest(str(checkpoint))
     for name in manifest.files:
         on_disk.check_file(str(checkpoint), name, manifest)

@@ -343,20 +343,12 @@ def test_block_attention(fast, data, b, n, m, g, each, d, dtype, seed):
         same(actual, expected, dtype)
 
 
-@pytest.mark.parametrize("diagonal", [False, True])
-def test_block_attention_on_a_device(diagonal):
-    """On arrays that refuse what CuPy's refuse, as GPUs compute it; with padding, dropout and shared keys."""
-    q, k, v, dy = (draw(i, np.float64, 2, 3, heads, 4) for i, heads in enumerate((4, 2, 2, 4)))
-    site, real = Site((1, 2), 0.3, (0, 5, 9, 9), (0, 1, 2, 3)), np.array([3, 2])
-    expected = online_softmax.block_attention(q, k, v, diagonal, site, real)
-    found = cuda.block_attention(*map(to_device, (q, k, v)), diagonal, site, to_device(real))
-    arguments = [dy, *(abs(x) + 1 for x in (expected.total, expected.highest, expected.total)), q, k, v]
-    backward = online_softmax.block_attention_backward(*arguments, diagonal, site, real)
-    on_device = cuda.block_attention_backward(*map(to_device, arguments), diagonal, site, to_device(real))
-    for actual, wanted in zip((*found, *on_device), (*expected, *backward), strict=True):
-        same(to_host(actual), wanted, np.float64)
-    both, merged = online_softmax.merge(found, found), online_softmax.merge(expected, expected)
-    same(to_host(online_softmax.finish(both)), online_softmax.finish(merged), np.float64)
+def test_blocks_are_merged_on_a_device():
+    """On arrays that refuse what CuPy's refuse."""
+    q, k, v = (draw(i, np.float64, 2, 3, heads, 4) for i, heads in enumerate((4, 2, 2)))
+    one, other = (online_softmax.block_attention(q, k, v, diagonal) for diagonal in (False, True))
+    merged = online_softmax.merge(*map(to_device, (one, other)))
+    same(to_host(online_softmax.finish(merged)), online_softmax.finish(online_softmax.merge(one, other)), np.float64)
 
 
 def test_padding_on_a_device():

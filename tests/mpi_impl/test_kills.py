@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, tracked
 from mpi_impl.data.indexed import write_indexed
@@ -194,4 +195,4 @@ def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed
     for name, whole in expected.states.items():
         np.testing.assert_allclose(found.states[name], whole, 0, 0 if fixed else 1e-10, err_msg=name)
     folders = [folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
-    assert sorted(os.listdir(root)) == [*folders, TRACKER, SAVED], "something is left of what was not finished"
+    assert sorted(os.listdir(root)) == [*folders, TRACKER, LOCK, SAVED], "something is left of what was not finished"

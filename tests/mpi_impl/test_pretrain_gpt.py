@@ -132,7 +132,7 @@ STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
         ("gradient", "mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-        ("weights", "mpi_impl.training.optimizer", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
+        ("weights", "mpi_impl.parallel.tiles", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
     ]),
     ("weights", "mpi_impl.training.trainer", STEP,
      f"self.state.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
@@ -233,7 +233,7 @@ BAD = [
     (["--num-layers", "10000", "--hidden-size", "1000000"], "Choose a smaller --num-layers"),
     (["--num-layers", "1000000000"], "--num-layers is 1,000,000,000, but must be at most 10,000"),
     (["--seed", "1234567890123456"], "argument --seed: 1234567890123456 has more than 15 digits"),
-    (["--layernorm-epsilon", "inf"], "argument --layernorm-epsilon: inf is not a finite number"),
+    (["--layernorm-epsilon", "inf"], "argument --layernorm-epsilon/--norm-epsilon: inf is not a finite number"),
     (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
      f"{__file__} is a file, where a folder is needed"),

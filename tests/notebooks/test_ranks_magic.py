@@ -106,7 +106,7 @@ def test_a_hang_ends_by_itself(shell):
     ("%%ranks\nx", "Write `%%ranks 4`"),
     ("%%ranks many\nx", "%%ranks cannot use 'many'"),
     ("%%ranks 0\nx", "%%ranks cannot use '0'"),
-    ("%%ranks 2 --timeout -1\nx", "cannot use"),
+    ("%%ranks 2 --timeout -1\nx", "cannot use"), ("%%ranks 2 --timeout=--\nx", "cannot use"),
     ("%%ranks 2 --timeout 1e10\nx", "%%ranks cannot wait for 1e+10 seconds: the limit is a day."),
     ("%%ranks 2 --timeuot 3\nx", "cannot use"),
     ("%%ranks 9\nx", "this notebook has 8. For more, run `ranks.restart(9)`"),

@@ -10,7 +10,7 @@ from mpi_impl.comm.transports.halves import HalvesTransport
 from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.nccl import NcclTransport
 from mpi_impl.comm.transports.shared_memory import SharedMemoryTransport
-from mpi_impl.comm.transports.staging import StagedTransport
+from mpi_impl.comm.transports.staging import PinnedStaging, StagedPosts, StagedTransport
 from mpi_impl.comm.transports.transport import LoneRank, Transport
 from mpi_impl.runtime.arrays import on_device
 
@@ -30,8 +30,9 @@ class Transports:
         """Return the transports of arrays on a device. A run chooses its path before it makes the first such array."""
         staging, nccl = self.instruments.device_path
         collectives = [NcclTransport(nccl, self.comm)] if nccl else []
-        return [*self.first, ExactTransport(self.comm), *collectives,
-                *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
+        rest = [StagedTransport(staging, self.choose)] if staging else [
+            StagedPosts(PinnedStaging(), self.choose), *self.by_mpi]
+        return [*self.first, ExactTransport(self.comm), *collectives, *rest]
 
     def choose(self, kind: type, x) -> Any:
         """Return the first transport of a kind (Collectives, PostedCollectives or PointToPoint) that takes x.

@@ -48,9 +48,9 @@ class MPITransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
         begin = {"all_reduce": self.comm.Iallreduce, "all_gather": self.comm.Iallgather,
                  "reduce_scatter": self.comm.Ireduce_scatter_block}[operation]
         if out is x:
-            return posted(begin(MPI.IN_PLACE, ready(x)), x)
+            return posted(begin(MPI.IN_PLACE, x), x)
         sent, received = disjoint_buffers(x, out)
-        return posted(begin(ready(sent), received), sent, received, out)
+        return posted(begin(sent, received), sent, received, out)
 
     def post_maximum(self, x) -> Request:
         """Begin to overwrite x with the elementwise maximum over all ranks."""

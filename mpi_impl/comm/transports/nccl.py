@@ -9,8 +9,11 @@ there side by side, as Megatron's do, too, and wants all ranks to launch them in
 
 NCCL adds up 16-bit floats in their own format: rounded at every hop from rank to rank, not once.
 """
+import os
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from mpi_impl.comm.transports.buffers import copy_back, join_pieces, room_for_pieces, split_in_pieces
 from mpi_impl.comm.transports.transport import Collectives, PostedCollectives, Request
@@ -23,6 +26,7 @@ class NCCL:
     def __init__(self):
         import cupy
         from cupy.cuda import nccl
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")      # connect all ranks when a communicator is made
         self.cuda: Any = cupy.cuda
         self.library: Any = nccl
         self.side = cupy.cuda.Stream(non_blocking=True)
@@ -48,6 +52,11 @@ class NcclTransport(Collectives, PostedCollectives):
         """Return NCCL's communicator. All ranks wait for one another when they first need it."""
         name = self.mpi_comm.bcast(self.library.get_unique_id() if self.rank == 0 else None)
         return self.library.NcclCommunicator(self.size, name, self.rank)
+
+    def warm_up(self, like) -> None:
+        """Make the communicator, and wait for a first sum of arrays of this kind."""
+        self.all_reduce(np.zeros_like(like, shape=1), "sum")
+        self._current().synchronize()
 
     # ---- on the current stream: what follows finds the result ----
 

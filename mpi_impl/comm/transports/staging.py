@@ -8,6 +8,8 @@ import numpy as np
 from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.runtime import pinned
+from mpi_impl.runtime.arrays import contiguous
 
 
 class Staging:
@@ -20,27 +22,41 @@ class Staging:
     def to_buffer(self, x) -> np.ndarray:
         """Return a buffer with the elements of x."""
         buffer = self.like(x)
-        x.get(out=buffer)
+        self.get(x, buffer)
         return buffer
 
     def copy_back(self, buffer, x) -> None:
         """Copy a buffer to x."""
         whole = x if x.flags.c_contiguous else np.empty_like(x, order="C")
-        whole.set(buffer)
+        self.set(buffer, whole)
         if whole is not x:
             x[...] = whole
 
+    def get(self, x, buffer) -> None:
+        x.get(out=buffer)
+
+    def set(self, buffer, x) -> None:
+        x.set(buffer)
+
 
 class PinnedStaging(Staging):
-    """Host buffers that stay where they are in memory, so that a device can read and write them by itself."""
+    """Host buffers in pinned memory, which a device reads and writes by itself. Larger ones go through pieces of it."""
 
     def like(self, x):
-        import cupy
-        return np.ndarray(x.shape, x.dtype, cupy.cuda.alloc_pinned_memory(x.nbytes))
+        return pinned.pinned_like(x) if x.nbytes <= pinned.PIECE else super().like(x)
 
-    def copy_back(self, buffer, x):
-        super().copy_back(buffer, x)
-        finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
+    def get(self, x, buffer):
+        if x.nbytes <= pinned.PIECE:
+            x.get(out=buffer)
+        else:
+            pinned.copy_to_host(contiguous(x), buffer)
+
+    def set(self, buffer, x):
+        if x.nbytes <= pinned.PIECE:
+            x.set(buffer)
+            finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
+        else:
+            pinned.copy_to_device(buffer, x)
 
 
 class DevicePath(NamedTuple):
@@ -50,15 +66,31 @@ class DevicePath(NamedTuple):
     in which they were posted.
     """
 
-    staging: Staging | None = Staging()     # None: MPI reads and writes device memory by itself
+    staging: Staging | None = Staging()     # None: MPI reads and writes device memory, but for posted collectives
     nccl: NCCL | None = None
 
 
-class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
-    """Arrays on a device, by whichever transport takes their buffers on the host."""
+class StagedPosts(PostedCollectives):
+    """Posted collectives of arrays on a device, by whichever transport takes their buffers on the host.
+
+    A CUDA-aware MPI needs this, too: Open MPI's blocking collectives read device memory, its nonblocking ones do not.
+    """
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
         self.staging, self.choose = staging, choose
+
+    def post(self, operation, x, out):
+        sent = self.staging.to_buffer(x)
+        received = sent if out is x else self.staging.like(out)
+        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
+
+    def _copied(self, request, buffer, x):
+        """Return a request that ends with a copy of the buffer to the device."""
+        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))
+
+
+class StagedTransport(StagedPosts, Collectives, AllToAll, PointToPoint):
+    """Everything else of arrays on a device, in the same way."""
 
     def all_reduce(self, x, op):
         buffer = self.staging.to_buffer(x)
@@ -85,11 +117,6 @@ class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
         self.choose(AllToAll, buffer).all_to_all_rows(buffer, sent, arrived, received)
         self.staging.copy_back(arrived, out)
 
-    def post(self, operation, x, out):
-        sent = self.staging.to_buffer(x)
-        received = sent if out is x else self.staging.like(out)
-        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
-
     def post_send(self, x, to, tag):
         sent = self.staging.to_buffer(x)
         return self.choose(PointToPoint, sent).post_send(sent, to, tag)
@@ -97,7 +124,3 @@ class StagedTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     def post_receive(self, x, source, tag):
         received = self.staging.like(x)
         return self._copied(self.choose(PointToPoint, received).post_receive(received, source, tag), received, x)
-
-    def _copied(self, request, buffer, x):
-        """Return a request that ends with a copy of the buffer to the device."""
-        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))

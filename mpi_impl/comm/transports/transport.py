@@ -47,6 +47,9 @@ class Transport:
 class Collectives(Transport, ABC):
     """A transport for collectives that return with the result."""
 
+    def warm_up(self, like) -> None:
+        """Do what belongs to the first call alone, for arrays of this kind. Called by all ranks."""
+
     @abstractmethod
     def all_reduce(self, x, op: str) -> None:
         """Overwrite x with the elementwise sum (or maximum) over all ranks."""

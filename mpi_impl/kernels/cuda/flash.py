@@ -108,7 +108,7 @@ def handle(device: int):
     return cudnn.create_handle()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)        # an evaluation has batches of many lengths
 def build_plan(build, layouts, form: str, causal: bool, padded: bool, device: int):
     """Build a graph that is ready to run -> the graph, and the numbers of its tensors."""
     import cudnn

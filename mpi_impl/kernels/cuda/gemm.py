@@ -13,6 +13,8 @@ from mpi_impl.runtime.meta import is_meta
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
 DEFAULT = -1                  # its choice of an algorithm
+# Where parts of a sum are added up at the end, this adds them in float32, too, and not in the format of the result:
+SUMS_IN_NUMBERS = 16          # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, for which CuPy has no name
 
 
 def multiply(x, y, out, add: bool = False, scale: float = 1.0):
@@ -32,6 +34,7 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
         return out
     library, codes = cublas()
     compute, alpha, beta, _ = factors(number(x.dtype), scale, add)
+    library.setMathMode(handle(), SUMS_IN_NUMBERS)      # each time: CuPy's own products set the mode of this handle
     # cuBLAS counts along columns, and so sees the transpose of each: it computes out^T = y^T x^T.
     sizes = handle(), how_y, how_x, c, r, k, alpha
     a, b, result = ((z.data.ptr, codes[z.dtype], step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))

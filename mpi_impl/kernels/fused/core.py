@@ -9,20 +9,26 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from mpi_impl.kernels.fused.structs import HEADS, ROWS, SITE
+from mpi_impl.runtime.files import read_bytes, read_text
+from reference.errors import UserError
 
 FOLDER = Path(__file__).parent
 FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
+SEAL = ".xxh128"                        # the ending of the file with a library's checksum
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared",
            "-fPIC", "-w")
 KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(([^)]*)\)')
@@ -47,20 +53,62 @@ def works() -> bool:
 def library(form: str) -> ctypes.CDLL:
     """Load all kernels for a format. Ranks that need them at the same time wait for the first one to compile them.
 
+    What is loaded runs, and a damaged library ends the process: so it is only loaded if it is this user's, and whole.
     Raises OSError or SubprocessError.
     """
     text = translation_unit()
     made_for = (text, OPTIONS, form, compiler(), platform.node(), platform.machine(), instructions())
     path = folder() / f"{sha256(repr(made_for).encode()).hexdigest()[:20]}.so"
-    if not path.exists():
-        with open(path.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=path.parent) as own:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                Path(own, "kernels.cpp").write_text(text)
-                subprocess.run([compiler(), *OPTIONS, f"-D{form.upper()}", "kernels.cpp", "-o", "kernels.so"], cwd=own,
-                               check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
-                Path(own, "kernels.so").replace(path)
+    if not is_own(path.parent):     # others can change what is there: so these kernels are for this process alone
+        with tempfile.TemporaryDirectory() as own:
+            return ctypes.CDLL(str(compile_kernels(text, form, own)))
+    if not is_whole(path):
+        with one_process(path.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=path.parent) as own:
+            if not is_whole(path):
+                made, seal = compile_kernels(text, form, own), Path(own, "seal")
+                seal.write_text(digest(made))
+                made.replace(path)
+                seal.replace(path.with_suffix(SEAL))
     return ctypes.CDLL(str(path))
+
+
+def compile_kernels(text: str, form: str, own: str) -> Path:
+    """Compile the kernels for a format in an empty folder, and return the library."""
+    made = Path(own, "kernels.so")
+    Path(own, "kernels.cpp").write_text(text)
+    subprocess.run([compiler(), *OPTIONS, f"-D{form.upper()}", "kernels.cpp", "-o", made.name], cwd=own, check=True,
+                   stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    made.chmod(0o700)
+    return made
+
+
+def is_own(path: Path) -> bool:
+    """Report whether only this user can have written it."""
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_whole(path: Path) -> bool:
+    """Report whether the library is there, and as it was when it was compiled."""
+    try:
+        return is_own(path) and digest(path) == read_text(str(path.with_suffix(SEAL)), 32)
+    except (FileNotFoundError, UserError):
+        return False
+
+
+def digest(path: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(read_bytes(str(path)))
+
+
+@contextmanager
+def one_process(path: Path) -> Iterator[None]:
+    """Let one process at a time do what is inside the `with` block."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)     # which does not wait, even if it is a pipe
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def instructions() -> str:
@@ -74,7 +122,7 @@ def instructions() -> str:
 
 def folder() -> Path:
     """Make the folder in which this user's compiled kernels are kept. Raises OSError."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "shardlab")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "shardlab", "kernels")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
 

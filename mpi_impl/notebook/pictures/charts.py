@@ -1,6 +1,7 @@
 """The bars and curves of the notebooks."""
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -30,7 +31,7 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
     return figure
 
 
-def draw_curves(curves: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str = "",
+def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str, ylabel: str, title: str = "",
                 x: Sequence[float] | None = None, log: str = "") -> Figure:
     """Draw curves in one panel. The first are the widest, so that equal ones are all visible. `log`: 'x', 'y' or 'xy'.
     """

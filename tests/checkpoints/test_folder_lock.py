@@ -1,0 +1,104 @@
+"""Two runs that save into one folder: the second is refused, while the first lives, and nothing is damaged."""
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mpi_impl.checkpoints import checkpoint, folder_lock, on_disk
+from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
+from mpi_impl.checkpoints.on_disk import read_manifest
+from reference.errors import UserError
+from tests.checkpoints.saved_runs import train_and_save
+from tests.checkpoints.test_on_disk import ALONE
+from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
+from tests.launching import environment
+from tests.program import pretrain, refusal
+
+HOLD = """\
+import sys
+from mpi_impl.checkpoints.folder_lock import only_saver
+with only_saver(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Start another process that holds the lock of tmp_path, which a killed run has left something in."""
+    (tmp_path / "iter_0000001.1f09ab7c.tmp").mkdir()
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], env=environment(), stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(ranks, holder, data, tmp_path):  # noqa: F811
+    """On all ranks, with the holder's process and host; then the same run goes on."""
+    options = [*OPTIONS, *data, "--train-iters", "1", "--save", str(tmp_path)]
+    said, _ = ranks.run(2, refusal, pretrain, options)
+    assert f"process {holder.pid} on {os.uname().nodename}, since 20" in said
+    assert os.listdir(tmp_path) == [LOCK]
+    holder.send_signal(signal.SIGKILL)
+    assert ranks.run(2, refusal, pretrain, options) == ["", ""]
+    assert read_manifest(str(tmp_path)).iteration == 1
+
+
+def test_a_folder_that_another_run_saves_into_can_be_loaded(ranks, data, tmp_path):  # noqa: F811
+    options = [*OPTIONS, *data, "--save"]
+    ranks.run(1, pretrain, [*options, str(tmp_path / "D"), "--train-iters", "1"])
+    with only_saver(str(tmp_path / "D")):
+        ranks.run(1, pretrain, [*options, str(tmp_path / "E"), "--train-iters", "2", "--load", str(tmp_path / "D")])
+    assert read_manifest(str(tmp_path / "E")).iteration == 2
+
+
+def save_while_another_does(group, run, root) -> None:
+    """Save, while another run saves the same iteration: it begins later, and has ended before."""
+    write_manifest, others = checkpoint.write_manifest, []
+
+    def late(*args):
+        if not others:
+            others.append(True)
+            train_and_save(group, run, root)
+        return write_manifest(*args)
+
+    checkpoint.write_manifest = late
+    try:
+        train_and_save(group, run, root)
+    finally:
+        checkpoint.write_manifest = write_manifest
+
+
+def test_two_runs_where_folders_cannot_be_locked(ranks, tmp_path, monkeypatch):
+    """The one that ends later is refused, and neither touches what the other has not finished."""
+    (tmp_path / "iter_0000001.1f09ab7c.tmp").mkdir()
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", no_locks)
+        with only_saver(str(tmp_path)) as note:
+            assert str(tmp_path) in note and "No locks available" in note
+    (said,) = ranks.run(1, refusal, save_while_another_does, ALONE, tmp_path)
+    assert f"--save {tmp_path} holds a checkpoint of iteration 1" in said
+    manifest = read_manifest(str(tmp_path))
+    for name in manifest.files:
+        on_disk.check_file(str(tmp_path), name, manifest)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["iter_0000001.1f09ab7c.tmp"]
+
+
+def test_odd_things_in_the_place_of_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "SECONDS_TO_END", 0)
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(UserError, match="a link to nowhere, a pipe or a device"), only_saver(str(tmp_path)):
+        pass
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).write_bytes(b"\xff" * 10_000)
+    with only_saver(str(tmp_path)), pytest.raises(UserError, match="in use"), only_saver(str(tmp_path)):
+        pass
