@@ -24,6 +24,7 @@ from reference.parallel.data_parallel import data_parallel_gradients
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage, schedule_of
 from reference.params import join, leaves, split
+from reference.printing import run
 from reference.schedules.generators import SCHEDULES
 from reference.training.random_start import RandomSamples, random_parameters
 from reference.training.trainer import loss_and_gradients
@@ -44,10 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--proofs", type=int, default=1, metavar="N", help="with fresh random numbers each time")
     parser.add_argument("--seed", type=int, default=1234)
     options = parser.parse_args(argv)
-    try:
-        sys.exit(prove(options))
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
+    sys.exit(prove(options))
 
 
 def prove(options) -> int:
@@ -154,4 +152,4 @@ def prove_split(name: str, found: tuple, whole: tuple) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

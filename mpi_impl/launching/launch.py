@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, output_failure, say
 from mpi_impl.launching.guard import Losses, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
@@ -267,7 +267,10 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
-    if status == LAUNCHER_FAILED:
+    if status == LAUNCHER_FAILED and (failure := output_failure()):
+        say(f"error: the launcher {command[0]} cannot print what ranks say: {failure}. The job ended with it: send its "
+            "output where there is room.")
+    elif status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")

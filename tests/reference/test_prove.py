@@ -1,7 +1,9 @@
 """`reference.prove` proves the textbook's splits, and names the first tensor of a wrong one."""
+from functools import partial
+
 import pytest
 
-from reference import prove
+from reference import printing, prove
 from tests.planted import planted
 
 SMALL = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-parallel-size 2"
@@ -10,7 +12,7 @@ SMALL = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-
 def run(line: str, capsys) -> tuple[int, str]:
     """Run the program here; return its status, and what it printed."""
     with pytest.raises(SystemExit) as ended:
-        prove.main(line.split())
+        printing.run(partial(prove.main, line.split()))
     printed = capsys.readouterr()
     return ended.value.code, printed.out + printed.err
 
