@@ -11,7 +11,7 @@ from math import log10
 import numpy as np
 
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.config import ModelConfig, ParallelConfig, check_model_fits, require_positive
+from reference.config import ModelConfig, ParallelConfig, check_model_fits, require_not_negative, require_positive
 from reference.dropout import Dropout
 from reference.errors import UserError
 from reference.exact.degree import TALLY, power_of_ten
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 def prove(options) -> int:
     """Prove each split, and say so; return 1 for the first that is another formula, else 0."""
     require_positive("proofs", options.proofs)
+    require_not_negative("seed", options.seed)
     parallel, seed, exponent = parallelism(options), options.seed, 0.0
     model = small_model(options.model, parallel)
     for _ in range(options.proofs):
@@ -90,10 +91,10 @@ def parallelism(options) -> ParallelConfig:
 
 def small_model(architecture: str, parallel: ParallelConfig) -> ModelConfig:
     """Return a model with a layer more than stages, two heads on each rank, and a vocabulary that needs padding."""
-    t, stages = parallel.tensor_model_parallel_size, schedule_of(parallel, 1).stages
-    if max(t, stages) > 32:
-        raise UserError(f"A proof of {t} tensor-parallel ranks and {stages} stages would take hours in one process. "
-                        "Choose at most 32 of each.")
+    t, stages, d = parallel.tensor_model_parallel_size, schedule_of(parallel, 1).stages, parallel.data_parallel_size
+    if max(t, stages, d) > 32:
+        raise UserError(f"A proof of {t} tensor-parallel ranks, {stages} stages and {d} replicas would take hours in "
+                        "one process. Choose at most 32 of each.")
     model = ModelConfig(stages + 1, 4 * t, 2 * t, 3 * t - 1, 2 * t + 1, make_vocab_size_divisible_by=3,
                         architecture=architecture, heads=HEADS[architecture])
     check_model_fits(model, parallel)
