@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reference.errors import UserError
 
-LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
+LINE = re.compile(r"(?P<name>[\w.][\w.-]*)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
 SECONDS_TO_ANSWER = 10      # for a host, before it counts as one that cannot be reached
 
 # For ssh: ask no question, since nobody would answer; and end within 20 seconds when the connection breaks.
