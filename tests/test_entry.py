@@ -213,6 +213,11 @@ def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     assert job.stderr.startswith("error: The folder in which this was started has been removed.")
 
 
+def test_a_name_that_is_too_long_is_a_sentence():
+    job = command("-m", "tools.mutants", "--list", "x" * 300)
+    assert job.returncode == 1 and job.stderr.startswith("error: ") and "File name too long" in job.stderr
+
+
 def test_pictures_do_not_depend_on_a_backend(tmp_path):
     """A backend that does not exist would be found out when the work is done: matplotlib is imported then."""
     nonsense = {"MPLBACKEND": "nonsense"}
