@@ -270,8 +270,8 @@ def main():
             ("b", 2, "samples in a microbatch"), ("B", 16, "samples in a batch"), ("lr", 3e-3, "learning rate")):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{about} (default: {default})")
     c = parser.parse_args()
-    if min(c.t, c.p, c.L, c.h, c.a, c.s, c.b, c.B, c.steps) < 1:
-        parser.error("every size must be at least 1")
+    if min(c.t, c.p, c.L, c.h, c.a, c.s, c.b, c.B, c.steps) < 1 or max(c.L * c.h**2, c.B * c.s, c.b*c.a * c.s**2) > 1e7:
+        parser.error("every size must be at least 1, and each of L h h, B s and b a s s at most 10,000,000")
     d = world.size // (c.t * c.p)
     for what, n, of, divisor in (
             ("the number of ranks", world.size, "t p", c.t * c.p), ("B", c.B, "b d", c.b * d), ("L", c.L, "p", c.p),

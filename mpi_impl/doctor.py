@@ -20,7 +20,7 @@ from typing import NamedTuple
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.launching.guard import run_guarded
 from mpi_impl.launching.launch import launcher, mpi_vendor
-from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores
+from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores, shared_memory_error
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
@@ -228,6 +228,9 @@ def processors() -> Fact:
 
 def shared_memory() -> Fact:
     folder = os.path.dirname(SHARED_MEMORY)
+    if error := shared_memory_error():
+        return Fact("no", f"Ranks on this machine share memory in {folder}, but it cannot be written: {error}.",
+                    f"Most MPIs cannot start without. Make it: `mount -t tmpfs -o size=1g tmpfs {folder}`.")
     try:
         found = os.statvfs(folder)
     except OSError:

@@ -10,7 +10,7 @@ from math import log10
 import numpy as np
 
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.config import ModelConfig, ParallelConfig, check_model_fits, require_positive
+from reference.config import ModelConfig, ParallelConfig, check_model_fits, require_not_negative, require_positive
 from reference.dropout import Dropout
 from reference.errors import UserError
 from reference.exact.degree import TALLY, power_of_ten
@@ -24,6 +24,7 @@ from reference.parallel.data_parallel import data_parallel_gradients
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage, schedule_of
 from reference.params import join, leaves, split
+from reference.printing import run
 from reference.schedules.generators import SCHEDULES
 from reference.training.random_start import RandomSamples, random_parameters
 from reference.training.trainer import loss_and_gradients
@@ -44,15 +45,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--proofs", type=int, default=1, metavar="N", help="with fresh random numbers each time")
     parser.add_argument("--seed", type=int, default=1234)
     options = parser.parse_args(argv)
-    try:
-        sys.exit(prove(options))
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
+    sys.exit(prove(options))
 
 
 def prove(options) -> int:
     """Prove each split, and say so; return 1 for the first that is another formula, else 0."""
     require_positive("proofs", options.proofs)
+    require_not_negative("seed", options.seed)
     parallel, seed, exponent = parallelism(options), options.seed, 0.0
     model = small_model(options.model, parallel)
     for _ in range(options.proofs):
@@ -92,10 +91,10 @@ def parallelism(options) -> ParallelConfig:
 
 def small_model(architecture: str, parallel: ParallelConfig) -> ModelConfig:
     """Return a model with a layer more than stages, two heads on each rank, and a vocabulary that needs padding."""
-    t, stages = parallel.tensor_model_parallel_size, schedule_of(parallel, 1).stages
-    if max(t, stages) > 32:
-        raise UserError(f"A proof of {t} tensor-parallel ranks and {stages} stages would take hours in one process. "
-                        "Choose at most 32 of each.")
+    t, stages, d = parallel.tensor_model_parallel_size, schedule_of(parallel, 1).stages, parallel.data_parallel_size
+    if max(t, stages, d) > 32:
+        raise UserError(f"A proof of {t} tensor-parallel ranks, {stages} stages and {d} replicas would take hours in "
+                        "one process. Choose at most 32 of each.")
     model = ModelConfig(stages + 1, 4 * t, 2 * t, 3 * t - 1, 2 * t + 1, make_vocab_size_divisible_by=3,
                         architecture=architecture, heads=HEADS[architecture])
     check_model_fits(model, parallel)
@@ -154,4 +153,4 @@ def prove_split(name: str, found: tuple, whole: tuple) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

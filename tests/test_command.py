@@ -359,7 +359,20 @@ def test_ranks_in_a_small_shared_memory_are_a_fault_that_names_it(tmp_path):
     small, ranks = " ".join(done.stdout.split()).split(" FAULT ")
     assert small.startswith("no Ranks on this machine share memory in /dev/shm, which has 1.05 MB")
     assert "docker run --shm-size" in small
-    assert "did not add up" in ranks and "SIGBUS" in ranks and "shared memory" in ranks
+    assert "did not add up" in ranks and "SIGBUS" in ranks and "bytes are free" in ranks
+
+
+def test_shared_memory_that_cannot_be_written_is_named():
+    """By the doctor, and by the launcher when ranks have died of it."""
+    ask = ["unshare", "--mount", "/bin/sh", "-c"]
+    read_only = f"mount -t tmpfs -o ro none /dev/shm && exec {shlex.quote(sys.executable)} -m mpi_impl."
+    if doctor.ask([*ask, read_only + "demos"]).status != 0:
+        pytest.skip("This needs the right to mount.")
+    for program in ("doctor", "launch -n 2 -m mpi_impl.launching.first_sum"):
+        done = subprocess.run([*ask, read_only + program], env=environment(), capture_output=True, text=True,
+                              timeout=120)
+        said = " ".join(done.stdout.split() if program == "doctor" else done.stderr.splitlines()[-1:])
+        assert "/dev/shm" in said and ": Read-only file system." in said
 
 
 def test_enough_shared_memory_is_what_eight_ranks_ask_for():

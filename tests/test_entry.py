@@ -1,4 +1,5 @@
 """The end of a job: one rank's end ends all, soon, with one message and, unless all agree, a non-zero status."""
+import os
 import signal
 import subprocess
 import sys
@@ -192,6 +193,19 @@ def test_a_program_that_cannot_print_does_not_begin(tmp_path, program, closed, l
     assert job.stderr.startswith("error: Standard output is closed" * lines)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("program", ["mpi_impl.compare --help", "mpi_impl.demos", "mpi_impl.demos.mlp",
+                                     "mpi_impl.launch -n 2 -m mpi_impl.launching.first_sum", "reference.schedules"])
+def test_output_that_cannot_be_printed_is_an_error_in_a_sentence(program, unbuffered):
+    with open("/dev/full", "w") as full:
+        job = subprocess.run([sys.executable, "-m", *program.split()], stdout=full, stderr=subprocess.PIPE, text=True,
+                             env=environment({"PYTHONUNBUFFERED": unbuffered}), timeout=SOON)
+    assert job.returncode in (1, 2, 255) and "Traceback" not in job.stderr
+    last = job.stderr.splitlines()[-1]      # after those of a launcher
+    assert last.startswith("error: ") and " print" in last and ": No space left on device." in last
+
+
 @pytest.mark.parametrize("program", ["mpi_impl.launch", "mpi_impl.plan", "mpi_impl.pretrain_gpt"])
 def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     (tmp_path / "gone").mkdir()
@@ -200,6 +214,11 @@ def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
                          env=environment())
     assert (job.returncode, job.stderr.count("\n")) == (2, 1)
     assert job.stderr.startswith("error: The folder in which this was started has been removed.")
+
+
+def test_a_name_that_is_too_long_is_a_sentence():
+    job = command("-m", "tools.mutants", "--list", "x" * 300)
+    assert job.returncode == 1 and job.stderr.startswith("error: ") and "File name too long" in job.stderr
 
 
 def test_pictures_do_not_depend_on_a_backend(tmp_path):

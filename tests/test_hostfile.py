@@ -50,6 +50,7 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     ("node1:two\n", "gives node1 two slots, but"),
     ("node1 slots=1.5\n", "gives node1 1.5 slots, but"),
     ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4', but a line has only a host and its slots"),
+    ("-Fevil:4\n", "line 1 is '-Fevil:4', but a line"),      # which ssh would take for an option
     ("me@node1:4\n", "line 1 is 'me@node1:4', but a line"),
     ("node1:2\nnode2:2\nnode1:2\n", "names the host node1 2 times. Give it one line, with all of its slots."),
     ("node1:2\nnode2:1\n", "have 3 slots in all. Start fewer ranks, or give the hosts more slots."),

@@ -188,6 +188,18 @@ def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
         assert job.returncode not in (0, None) and errors.count("error:") == 1 and sentence in errors
 
 
+@LINUX
+def test_a_single_rank_that_is_stopped_is_told_once_and_goes_on(tmp_path):
+    """Nobody else waits for it."""
+    program = write_program(tmp_path, "print(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('on')")
+    with launched(1, program) as job:
+        assert job.stdout and job.stderr
+        pid = int(job.stdout.readline())
+        assert job.stderr.readline().startswith(f"note: process {pid} of the job has been stopped")
+        os.kill(pid, signal.SIGCONT)
+        assert job.communicate(timeout=SOON) == ("on\n", "") and job.returncode == 0
+
+
 def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     program = write_program(tmp_path, f"""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -142,6 +142,8 @@ def test_a_run_proves_itself_and_writes():
 @pytest.mark.parametrize(("options", "sentence"), [
     (("--t", 2), "the number of ranks is 1, but must be a multiple of t p, which is 2"),
     (("--p", 0), "every size must be at least 1"),
+    *(((option, size), "each of L h h, B s and b a s s at most") for option, size in (
+        ("--h", 1 << 31), ("--L", 10**9), ("--B", 10**15))),
     (("--B", 15), "B is 15, but must be a multiple of b d, which is 2"),
     (("nofile",), "nofile is not a file of more than"),
     (("--steps", "x"), "argument --steps: invalid int value: 'x'")])

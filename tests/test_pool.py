@@ -49,6 +49,14 @@ def test_ranks_have_one_blas_thread_each_and_yield_where_cores_are_scarce(monkey
         assert pool.run(2, the_environment) == [("1", "1" if pool.size > cores() else None)] * 2
 
 
+def test_a_long_tmpdir_is_no_hindrance(tmp_path, monkeypatch):
+    """A socket's address is short."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 120)))
+    (tmp_path / ("x" * 120)).mkdir()
+    with Pool(1) as pool:
+        assert pool.run(1, where_and_what) == [(0, 1, ())]
+
+
 # --- failures
 
 def test_a_failing_rank_is_reported_with_its_traceback_and_the_stacks_of_those_that_wait(small_pools):

@@ -5,12 +5,13 @@ A field that asks for something that is not built here is refused, and none is i
 """
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
 from mpi_impl.checkpoints.gpt2_layout import GPT2
-from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
+from mpi_impl.checkpoints.huggingface_layout import TransformersLayout, check_type
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.checkpoints.llama_layout import LLAMA, MISTRAL, QWEN_2, QWEN_3
 from mpi_impl.checkpoints.mixtral_layout import MIXTRAL, QWEN_3_MOE
@@ -80,7 +81,24 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
     if layout.activation and config[layout.activation] not in ACTIVATIONS:
         raise UserError(f"{path} says that {layout.activation} is {config[layout.activation]!r}, but here it must be "
                         f"one of {', '.join(ACTIVATIONS)}.")
-    return config | {"model_type": layout.model_type, "derived": layout.derive(path, found, config)}
+    config |= {"model_type": layout.model_type, "derived": layout.derive(path, found, config)}
+    check_sizes(path, layout, config)
+    return config
+
+
+def check_sizes(path: str, layout: TransformersLayout, config: dict[str, Any]) -> None:
+    """Raise UserError, in the words of the file, for sizes and shares that no model has."""
+    ours = layout.same | layout.derived | {"hidden_dropout": " or ".join(layout.hidden_dropout),
+                                           "attention_dropout": layout.attention_dropout, "vocab_size": "vocab_size"}
+    theirs = {option(name): field for name, field in ours.items()}
+    shares = [("hidden_dropout", field) for field in layout.hidden_dropout]
+    try:
+        for name, field in [*shares, ("attention_dropout", layout.attention_dropout)]:
+            model_of(config, **{"architecture": layout.architecture, "heads": next(iter(layout.classes)),
+                                name: config[field]})
+    except UserError as error:
+        words = re.sub("--[a-z-]+", lambda name: theirs.get(name[0], name[0]), str(error))
+        raise UserError(f"{path} asks for a model that cannot be: {words}") from error
 
 
 def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
@@ -105,16 +123,6 @@ def notes(folder: str) -> str:
     return "".join(f"\nnote: {os.path.join(folder, CONFIG)} has {name}, which means nothing; {meant} is not there, and "
                    f"so is {layout.fields.get(meant, layout.fixed.get(meant, ('',))[0])}"
                    for name, meant in slips.items())
-
-
-def check_type(path: str, name: str, value, kind: type):
-    """Return the value in the right type. An integer may stand for a float; a bool is no number."""
-    if kind is float and type(value) is int and abs(value) <= 1 << 53:
-        value = float(value)
-    if type(value) is not kind:
-        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
-        raise UserError(f"{path} says that {name} is {value!r}, but it must be {expected}.")
-    return value
 
 
 def adopt_options(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from reference.config import ModelConfig
+from reference.errors import UserError
 from reference.params import Tensor
 
 
@@ -60,6 +61,17 @@ def place(name: str, tensor: Tensor, transposed: bool = False) -> TensorPlace:
     if transposed:
         shape, axis = shape[::-1], None if axis is None else len(shape) - 1 - axis
     return TensorPlace(name, shape, axis, length=0 if axis is None else shape[axis], transposed=transposed)
+
+
+def check_type(path: str, name: str, value, kind: type):
+    """Return the value in the right type. An integer may stand for a float; a bool is no number."""
+    if kind is float and type(value) is int and abs(value) <= 1 << 53:
+        value = float(value)
+    if type(value) is not kind:
+        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a name",
+                    dict: "an object"}[kind]
+        raise UserError(f"{path} says that {name} is {value!r}, but it must be {expected}.")
+    return value
 
 
 def no_options(path: str, found: dict, config: dict) -> dict[str, Any]:

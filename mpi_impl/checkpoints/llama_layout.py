@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, check_type, place
 from reference.config import ModelConfig
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
@@ -75,24 +75,16 @@ def derive(groups: int | None, head_dim: int | None, window: int | None, path: s
     if sliding is not None and found.get("use_sliding_window", window is not None):
         raise UserError(f"{path} says that sliding_window is {sliding}, but here attention sees all positions. Give a "
                         "model where it is null.")
-    groups, size = (whole_number(path, found, *field) for field in (
-        ("num_key_value_heads", groups or a), ("head_dim", head_dim or max(1, h // max(1, a)))))
-    parameters = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    groups, size = (check_type(path, name, default if found.get(name) is None else found[name], int)
+                    for name, default in (("num_key_value_heads", groups or a),
+                                          ("head_dim", head_dim or max(1, h // max(1, a)))))
+    name = "rope_parameters" if found.get("rope_parameters") else "rope_scaling"
+    parameters = check_type(path, name, found.get(name) or {}, dict)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = parameters.get("rope_theta", found.get("rope_theta", 10_000.0))
-    if type(theta) not in (int, float):
-        raise UserError(f"{path} says that rope_theta is {theta!r}, but it must be a number.")
+    theta = check_type(path, "rope_theta", parameters.get("rope_theta", found.get("rope_theta", 10_000.0)), float)
     return {"group_query_attention": True, "num_query_groups": groups, "kv_channels": None if size * a == h else size,
-            "rotary_base": float(theta), "use_rope_scaling": kind == "llama3",
+            "rotary_base": theta, "use_rope_scaling": kind == "llama3",
             "rope_scaling_factor": factor_of(path, kind, parameters)}
-
-
-def whole_number(path: str, found: dict[str, Any], name: str, default: int) -> int:
-    """Return a field, or its default where it is null or missing."""
-    value = default if found.get(name) is None else found[name]
-    if type(value) is not int:
-        raise UserError(f"{path} says that {name} is {value!r}, but it must be a whole number.")
-    return value
 
 
 def factor_of(path: str, kind: str, parameters: dict[str, Any]) -> float:
@@ -100,15 +92,14 @@ def factor_of(path: str, kind: str, parameters: dict[str, Any]) -> float:
     known = RopeScaling(ModelConfig.rope_scaling_factor)
     if kind == "default":
         return known.factor
-    factor: Any = parameters.get("factor")
     constants = {"low_freq_factor": known.low_freq_factor, "high_freq_factor": known.high_freq_factor,
                  "original_max_position_embeddings": known.original}
     same = all(parameters.get(name) == value for name, value in constants.items())
-    if kind != "llama3" or type(factor) not in (int, float) or not same:
+    if kind != "llama3" or not same:
         raise UserError(f"{path} says that rope's scaling is {parameters}, but here it can only be llama3, with any "
                         f"factor, low_freq_factor {known.low_freq_factor:g}, high_freq_factor "
                         f"{known.high_freq_factor:g} and original_max_position_embeddings {known.original}.")
-    return float(factor)
+    return check_type(path, "rope's factor", parameters.get("factor"), float)
 
 
 def write(head_dim: bool, model: ModelConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 So a run's command line is that of its rehearsal. What reads or writes files has no effect, and is named.
 """
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,10 +73,11 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     given = parse_given("dry_run", DESCRIPTION, KINDS[architecture], argv)
     settings = settings_of(given, KINDS[architecture], given["world_size"], architecture)
     a = settings.args
-    check_outputs(a)
+    check_outputs(Namespace(**{name: value for name, value in vars(a).items() if name not in WITHOUT_EFFECT}))
     check_ranks(a.rank, a.world_size)
     check_shapes(a)
-    words = a.vocab_size or VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
+    usual = VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
+    words = usual if a.vocab_size is None else a.vocab_size
     world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
                           a.seq_length, settings.microbatches, profiles.load(a.hardware),
                           optimizer=settings.optimizer)

@@ -47,8 +47,9 @@ SECONDS_TO_MEET = 300               # that a rank waits for the others while the
 LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of a message
 MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
 
-# Errors of files that the machine causes, and no bug: full, over quota, failing, read-only, not permitted.
-MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
+# Errors of files that the machine or a name causes, and no bug: full, over quota, failing, read-only, not permitted,
+# too long.
+MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG}
 
 
 def run(main: Callable[[], object]) -> None:
@@ -90,8 +91,10 @@ def run_alone(main: Callable[[], object]) -> None:
     os.environ["MPLBACKEND"] = "agg"
     try:
         check_surroundings()
-        main()
-        sys.stdout.flush()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()      # now, while a failure can still be told
     except UserError as error:
         say(f"error: {error}" if is_first_rank() else "")
         sys.exit(2)
@@ -101,11 +104,26 @@ def run_alone(main: Callable[[], object]) -> None:
     except BrokenPipeError:  # the reader of the output has left, as `head` does
         drop_output()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in MACHINE_ERRORS:
+            raise
+        say(last_words(error, "the program"))
+        sys.exit(1)
 
 
 def drop_output() -> None:
     """Discard what Python still has to print at its end, since nobody reads it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def output_failure() -> str:
+    """Print an empty line, and return why that fails, or "". If it does, discard what is not printed yet."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        drop_output()
+        return error.strerror or ""
+    return ""
 
 
 def check_surroundings() -> None:
@@ -255,8 +273,11 @@ def last_words(error: BaseException, where: str) -> str:
         drop_output()
         return f"error: {where} cannot print: the reader of its output has left. Send it to a file, and read that."
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        if not error.filename and output_failure():
+            return f"error: {where} cannot print: {error.strerror}. Send its output where there is room."
         file = f" with the file {error.filename}" if error.filename else ""
-        return f"error: {where} failed{file}: {error.strerror}. Check that there is room, and that you may use it."
+        return (f"error: {where} failed{file}: {error.strerror}. Check its name, that there is room, and that you may "
+                "use it.")
     return f"{traceback.format_exc()}error: {where} failed with the traceback above; the job has been ended."
 
 
@@ -316,8 +337,9 @@ class ArgumentParser(OptionParser):
         raise UserError(f"{self.prog} cannot use its options: {message}. Run it with --help to see every option.")
 
     def print_help(self, file=None) -> None:
+        """Print it on one rank. Raises OSError if that fails, over which argparse's own passes in silence."""
         if is_first_rank():
-            super().print_help(file)
+            print(self.format_help(), end="", file=file)
 
 
 def short_integer(text: str) -> int:

@@ -78,15 +78,25 @@ def end_descendants() -> None:
                 os.waitpid(pid, 0)
 
 
-def children(parent: int) -> set[int]:
-    """Return the living processes with this parent; none where the system has no /proc of Linux's kind."""
-    found = set()
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Yield each process with its parent and its state; none where the system has no /proc of Linux's kind."""
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.exists("/proc/self/stat") else []):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
-            state, its_parent = file.read().rpartition(")")[2].split()[:2]      # after a name, which may be anything
-            if int(its_parent) == parent and state not in "ZX":                 # a zombie is dead
-                found.add(int(pid))
-    return found
+            state, parent = file.read().rpartition(")")[2].split()[:2]      # after a name, which may be anything
+            yield int(pid), int(parent), state
+
+
+def children(parent: int) -> set[int]:
+    """Return the living processes with this parent."""
+    return {pid for pid, its_parent, state in processes() if its_parent == parent and state not in "ZX"}   # not dead
+
+
+def stopped_below(ancestor: int) -> set[int]:
+    """Return the descendants of a process that a signal has stopped."""
+    table, below = list(processes()), {ancestor}
+    while more := {pid for pid, parent, _ in table if parent in below} - below:
+        below |= more
+    return {pid for pid, _, state in table if pid in below and state == "T"}
 
 
 def wait(process: subprocess.Popen, seconds: float) -> int:
@@ -126,6 +136,22 @@ class Losses:
         self.seen |= present
         before, self.suspected = self.suspected, bool(orphans) and (not present or present < self.seen)
         return before and self.suspected
+
+
+class Stops:
+    """A watch for processes of a job that a signal, such as SIGSTOP, has stopped: without others, nobody waits for them
+    with a limit.
+    """
+
+    def __init__(self, launcher: int):
+        self.launcher, self.before, self.told = launcher, set[int](), set[int]()
+
+    def found(self) -> list[int]:
+        """Return those that were stopped at the last look, too, and have not been returned since they were."""
+        now = stopped_below(self.launcher)
+        fresh = now & self.before - self.told
+        self.before, self.told = now, now & (self.told | fresh)
+        return sorted(fresh)
 
 
 def end_with_parent() -> None:

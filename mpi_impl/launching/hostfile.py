@@ -19,7 +19,7 @@ from typing import NamedTuple
 from mpi_impl.runtime.files import read_text
 from reference.errors import UserError
 
-LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
+LINE = re.compile(r"(?P<name>[\w.][\w.-]*)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
 LARGEST = 1 << 24           # bytes of a file of hosts
 SECONDS_TO_ANSWER = 10      # for a host, before it counts as one that cannot be reached
 

@@ -29,13 +29,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
-from mpi_impl.launching.guard import Losses, end_with_parent, wait
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, output_failure, say
+from mpi_impl.launching.guard import Losses, Stops, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
 from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.openblas import kernel_settings
-from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
+from mpi_impl.runtime.rank_environment import (SHARED_MEMORY, THREAD_VARIABLES, environment_count, shared_memory_error,
+                                               shared_memory_left, thread_settings)
 from reference.errors import UserError
 
 # The name in the --version of each library's launcher.
@@ -68,6 +69,7 @@ DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SI
           signal.SIGTERM)
 
 LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
+LITTLE_SHARED = 16 << 20    # bytes: 8 ranks need more than 6 MiB to start
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 SECONDS_TO_LOOK = 2.0  # between two looks at the launcher's processes
 LONGEST = 366 * 86400  # seconds: a longer time limit is a mistake
@@ -272,7 +274,10 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
-    if status == LAUNCHER_FAILED:
+    if status == LAUNCHER_FAILED and (failure := output_failure()):
+        say(f"error: the launcher {command[0]} cannot print what ranks say: {failure}. The job ended with it: send its "
+            "output where there is room.")
+    elif status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
@@ -280,13 +285,23 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
             "start one, or ended all because one failed: its own lines above say which.")
     elif status in DEATHS or status - 128 in DEATHS:
-        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}.")
+        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}."
+            f"{shared_memory_hint()}")
     return status
+
+
+def shared_memory_hint() -> str:
+    """Return a sentence if ranks here cannot share memory, or find little of it: they die of it, by any signal."""
+    problem = shared_memory_error()
+    if not problem and (left := shared_memory_left()) < LITTLE_SHARED:
+        problem = f"only {left:,.0f} bytes are free"
+    return problem and (f" A likely cause is {os.path.dirname(SHARED_MEMORY)}, in which ranks share memory: {problem}. "
+                        "`shardlab doctor` tells what to do.")
 
 
 def outcome(process: subprocess.Popen, timeout: float | None) -> int:
     """Wait for the launcher's exit status. Raises TimeoutExpired, or ChildProcessError if it has lost a process."""
-    deadline, losses = time.monotonic() + (timeout or math.inf), Losses(process.pid)
+    deadline, losses, stops = time.monotonic() + (timeout or math.inf), Losses(process.pid), Stops(process.pid)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
@@ -294,6 +309,9 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
             raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
         if losses.found():
             raise ChildProcessError
+        for pid in stops.found():
+            say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
+                f"with `kill -CONT {pid}`, or end the job.")
 
 
 def describe_signal(number: int) -> str:

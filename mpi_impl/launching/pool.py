@@ -170,7 +170,7 @@ class World:
         self.disturbed = False                  # whether a rank may still be busy with an old job
         self._log = tempfile.TemporaryFile()    # noqa: SIM115  output that bypasses Python: of mpiexec, of dying ranks
         self._log_read = 0
-        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        with folder_for_socket() as folder, socket.socket(socket.AF_UNIX) as listener:
             address = os.path.join(folder, "socket")
             listener.bind(address)
             listener.listen(size)
@@ -266,6 +266,12 @@ class World:
                 answers[rank] = answer
                 if answer.what in ("raised", "died"):
                     deadline = min(deadline, time.monotonic() + PATIENCE)
+
+
+def folder_for_socket() -> tempfile.TemporaryDirectory:
+    """Make a folder with a short name, whatever TMPDIR is: the address of a socket has at most 104 bytes."""
+    usual = tempfile.gettempdir()
+    return tempfile.TemporaryDirectory(prefix="ranks-", dir=usual if len(os.fsencode(usual)) < 80 else "/tmp")
 
 
 def start(size: int, program: str, address: str, log) -> subprocess.Popen:

@@ -236,7 +236,8 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
 def check_sequence(args) -> None:
     """Raise UserError if a sample is longer than the model's positions."""
     if args.max_position_embeddings < args.seq_length:
-        raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}, but must be at least "
+        file = f" in the config.json of {args.load_hf}" if args.load_hf is not None else ""
+        raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}{file}, but must be at least "
                         f"--seq-length, which is {args.seq_length}.")
 
 

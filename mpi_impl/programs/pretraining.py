@@ -269,6 +269,8 @@ class Pretraining(Program):
 
     def save(self) -> None:
         self.say(checkpoint.save(self.trainer, self.args.save, self.of_a_step))
+        if self.tokenizer and not saved_tokenizer.is_saved(self.args.save):     # the folder was removed meanwhile
+            saved_tokenizer.save(self.tokenizer, self.args.save)
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     # ---- reports ----

@@ -54,7 +54,7 @@ def count(n: int, noun: str) -> str:
 def shrink(settings: PretrainingSettings) -> ProofSizes:
     """Return the sizes of the proof for a run. Raise UserError for a run that is large at its smallest."""
     args, parallel = settings.args, settings.parallel
-    full = settings.model(args.vocab_size or UNKNOWN_VOCABULARY)
+    full = settings.model(UNKNOWN_VOCABULARY if args.vocab_size is None else args.vocab_size)
     t = parallel.tensor_model_parallel_size
     layers, recompute = shrink_layers(full.num_layers, stages(parallel), parallel.recompute)
     heads, groups = shrink_heads(full, t * (parallel.context_parallel_size if parallel.cp_comm_type == "a2a" else 1))

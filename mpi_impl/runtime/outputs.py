@@ -57,6 +57,9 @@ def check_outputs(args: object) -> None:
     Raises UserError for an output that cannot be written, or would take the place of another option's file.
     """
     values = vars(args)
+    for name in (*FILES_WRITTEN, *FOLDERS_WRITTEN):
+        if values.get(name) == "":
+            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
     files = [OptionPath(name, values[name]) for name in FILES_WRITTEN if values.get(name)]
     folders = [OptionPath(name, values[name], own) for name, own in FOLDERS_WRITTEN.items() if values.get(name)]
     inputs = paths_read(values)

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from glob import glob
 
@@ -131,6 +132,16 @@ def shared_memory_left() -> float:
         found = os.statvfs(os.path.dirname(SHARED_MEMORY))
         return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
     return math.inf
+
+
+def shared_memory_error() -> str:
+    """Return why nothing can be written where ranks share memory, or "". Only Linux has a folder for it."""
+    if sys.platform == "linux":
+        try:
+            tempfile.TemporaryFile(dir=os.path.dirname(SHARED_MEMORY)).close()
+        except OSError as error:
+            return error.strerror or ""
+    return ""
 
 
 def forget_abandoned_memory(before: set[str]) -> None:

@@ -1,17 +1,13 @@
 """Print a schedule: `python -m reference.schedules --schedule 1f1b -p 4 -m 8`."""
-import sys
-
-from reference.errors import UserError
 from reference.options import OptionParser
+from reference.printing import run
 from reference.schedules.actions import to_csv
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print a schedule, its bubble and its memory."""
-    if sys.stdout is None:
-        sys.exit("error: standard output is closed, and there is nothing else that this program does but print.")
+    """Print a schedule, its bubble and its memory. Raises UserError for sizes that the schedule does not take."""
     parser = OptionParser(prog="reference.schedules", description=main.__doc__)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
@@ -19,10 +15,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("-v", type=int, default=None, help="stages on each rank, for interleaved and forward-only")
     parser.add_argument("--csv", action="store_true", help="print only the schedule, as CSV")
     options = parser.parse_args(argv)
-    try:
-        schedule = make(options.schedule, options.p, options.m, options.v)
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
+    schedule = make(options.schedule, options.p, options.m, options.v)
     if options.csv:
         print(to_csv(schedule), end="")
         return
@@ -36,4 +29,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -98,7 +98,7 @@ def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
     ("--layernorm-epsilon 1e-5", "--layernorm-epsilon is 1e-05, but {config} says that layer_norm_eps is 1e-12."),
     ("--position-embedding-type rope", "--position-embedding-type is rope, but {config} says that model_type is bert, "
      "where it is learned_absolute."),
-    ("--seq-length 7", "--max-position-embeddings is 6, but must be at least --seq-length, which is 7."),
+    ("--seq-length 7", "--max-position-embeddings is 6 in the config.json of "),
 ])
 def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     refuses(lambda: parse(options(folder, more), 1, "bert"), sentence.format(config=folder / CONFIG))

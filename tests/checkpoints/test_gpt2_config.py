@@ -51,7 +51,7 @@ def test_a_config_is_written_as_it_is_read(folder, golden):
     ("--position-embedding-type rope", "--position-embedding-type is rope, but {config} says that model_type is gpt2, "
      "where it is learned_absolute."),
     ("--load somewhere", "--load is somewhere and --load-hf is {folder}"),
-    ("--seq-length 7", "--max-position-embeddings is 6, but must be at least --seq-length, which is 7."),
+    ("--seq-length 7", "--max-position-embeddings is 6 in the config.json of "),
     ("--load-hf no/such", "--load-hf no/such has no config.json."),
     ("--load-hf=", "--load-hf is empty."),
 ])
@@ -65,7 +65,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     ({"model_type": "gptj"}, "model_type is 'gptj', but only gpt2, llama, "),
     ({"n_layer": "2"}, "n_layer is '2', but it must be a whole number."),
     ({"n_layer": True}, "n_layer is True, but it must be a whole number."),
-    ({"n_layer": 0}, "--num-layers is 0, but must be at least 1."),
+    ({"n_layer": 0}, "config.json asks for a model that cannot be: n_layer is 0, but must be at least 1."),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, but it must be true or false."),
     ({"n_inner": 33}, "n_inner is 33, but here the MLP is 4 x n_embd = 32 wide."),
     ({"activation_function": "silu"}, "activation_function is 'silu', but here it must be one of gelu_new, "),
@@ -74,7 +74,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True, but here it can only be False"),
     ({"add_cross_attention": True}, "add_cross_attention is True, but here it can only be False"),
     ({"resid_pdrop": 0.1}, "resid_pdrop is 0.1 and embd_pdrop is 0.0, but here both are --hidden-dropout. Give that"),
-    ({"attn_pdrop": 1}, "--attention-dropout is 1.0, but must be in [0, 1)"),
+    ({"attn_pdrop": 1}, "cannot be: attn_pdrop is 1.0, but must be in [0, 1)"),
 ])
 def test_a_model_that_is_not_built_here_is_refused(folder, golden, change, sentence):
     (folder / CONFIG).write_text(json.dumps(golden["config"] | change))

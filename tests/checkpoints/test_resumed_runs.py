@@ -2,11 +2,13 @@
 import json
 import os
 import re
+import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.data.indexed import write_indexed
@@ -33,6 +35,25 @@ def curve(ranks, n, options, metrics) -> list[dict]:
     ranks.run(n, pretrain, [*OPTIONS, *options, "--metrics-file", str(metrics)], timeout=60)
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "tokens_per_second"} for row in rows]
+
+
+def pretrain_and_lose_the_folder(group, options, folder):
+    """Remove the folder of the checkpoints before each save."""
+    save = checkpoint.save
+
+    def save_anew(*args):
+        shutil.rmtree(folder)
+        return save(*args)
+
+    with mock.patch.object(checkpoint, "save", save_anew):
+        pretrain(group, options)
+
+
+def test_a_folder_that_was_removed_comes_back_whole(ranks, data, tmp_path):
+    """With the tokenizer, which is written before the first step."""
+    options = [*OPTIONS, *data, "--train-iters", "1", "--save", str(tmp_path / "D")]
+    ranks.run(1, pretrain_and_lose_the_folder, options, tmp_path / "D", timeout=60)
+    assert sorted(os.listdir(tmp_path / "D")) == ["iter_0000001", TRACKER, SAVED]
 
 
 T2P2 = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"

@@ -20,8 +20,9 @@ SMALL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 3
 
 def test_the_report(capsys, tmp_path):
     """Memory by kind and by line, messages, time, a timeline on which no slices overlap, and a match of all kinds."""
-    dry_run.main(["--world-size", "32", *SMALL, "--trace", str(tmp_path), "--save", "nowhere"])
+    dry_run.main(["--world-size", "32", *SMALL, "--trace", str(tmp_path), "--save", str(tmp_path / "none")])
     text = capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
     assert "t 2, p 4, d 4, 1f1b, ZeRO 0" in text and "without effect on a dry run: --save" in text
     assert [line.split()[1] for line in text.splitlines() if line.startswith("rank ")] == ["0", "8", "24"]
     for words in ("  gradients ", "  optimizer: m ", "  saved for the backward ", "  mpi_impl/layers/", "  tensor x2 ",
@@ -80,6 +81,11 @@ def test_formulas_and_dry_runs_agree(ranks, argv):
         assert 0.9 * peak < forecast[stage].total < peak
         planned = plan.memory_of(stage)
         assert sum(planned) + planned.gradients == pytest.approx(peak, rel=0.05)
+
+
+def test_a_vocabulary_of_0_is_not_the_usual_one():
+    with pytest.raises(UserError, match="^--vocab-size is 0, but must be at least 1"):
+        options.parse(["--world-size", "8", "--vocab-size", "0"])
 
 
 def test_presets_and_berts():

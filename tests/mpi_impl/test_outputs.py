@@ -47,6 +47,7 @@ def files(tmp_path, monkeypatch):
     (dict(metrics_file="plan.csv", csv=["x", "plan.csv"]), "that --csv reads"),
     (dict(metrics_file="prompts", prompts_file="prompts"), "that --prompts-file reads"),
     (dict(report="a.html", ledger="a.html"), "--ledger a.html is a file that --report writes"),
+    (dict(report=""), "--report is empty"),
     (dict(report="report"), "--report is 'report', but must be a file that ends in .html"),
     (dict(plot="losses"), "--plot is 'losses', but must be a file that ends in .png, .pdf, .svg"),
     (dict(trace="machine.toml"), "machine.toml is a file, where a folder is needed"),

@@ -1,7 +1,9 @@
 """`reference.prove` proves the textbook's splits, and names the first tensor of a wrong one."""
+from functools import partial
+
 import pytest
 
-from reference import prove
+from reference import printing, prove
 from tests.planted import planted
 
 SMALL = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-parallel-size 2"
@@ -10,7 +12,7 @@ SMALL = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --data-
 def run(line: str, capsys) -> tuple[int, str]:
     """Run the program here; return its status, and what it printed."""
     with pytest.raises(SystemExit) as ended:
-        prove.main(line.split())
+        printing.run(partial(prove.main, line.split()))
     printed = capsys.readouterr()
     return ended.value.code, printed.out + printed.err
 
@@ -48,10 +50,13 @@ def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(capsys):
 
 @pytest.mark.parametrize("line, sentence", [
     ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1"),
-    ("--tensor-model-parallel-size 33", "A proof of 33 tensor-parallel ranks and 2 stages would take hours"),
-    ("--pipeline-model-parallel-size 20 --pipeline-schedule zb-v", "A proof of 2 tensor-parallel ranks and 40 stages"),
+    ("--tensor-model-parallel-size 33", "A proof of 33 tensor-parallel ranks, 2 stages and 2 replicas"),
+    ("--data-parallel-size 33", "A proof of 2 tensor-parallel ranks, 2 stages and 33 replicas would take hours"),
+    ("--pipeline-model-parallel-size 20 --pipeline-schedule zb-v", "A proof of 2 tensor-parallel ranks, 40 stages"),
     ("--model bert --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", "All sizes are 1, so nothing is"),
-    ("--proofs 0", "--proofs is 0, but must be at least 1")])
+    ("--proofs 0", "--proofs is 0, but must be at least 1"),
+    ("--proofs 1000000000", "--proofs is 1,000,000,000, but must be at most"),
+    ("--seed -1", "--seed is -1, but must be a number that is not negative")])
 def test_nonsense_is_a_sentence(line, sentence, capsys):
     status, text = run(line, capsys)
     assert status == 2 and f"error: {sentence}" in text

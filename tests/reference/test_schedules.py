@@ -1,10 +1,12 @@
 """Schedules: complete, in order, ending, printable; and wrong ones are told apart, with the reason."""
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given, strategies as st
 
 from reference.errors import UserError
+from reference.printing import run
 from reference.schedules.__main__ import main
 from reference.schedules.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
 from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe,
@@ -313,7 +315,7 @@ def test_the_command_prints_csv_that_parses_back(capsys):
 ])
 def test_the_command_refuses_in_a_sentence(capsys, options, sentence):
     with pytest.raises(SystemExit) as ended:
-        main(options.split())
+        run(partial(main, options.split()))
     assert ended.value.code == 2 and sentence in capsys.readouterr().err
 
 
@@ -326,7 +328,8 @@ def test_a_schedule_is_made_by_its_name():
         make("zbv", 2, 4)
 
 
-def test_the_command_needs_something_to_print_on(monkeypatch):
-    monkeypatch.setattr("sys.stdout", None)
-    with pytest.raises(SystemExit, match="standard output is closed"):
-        main([])
+def test_the_command_needs_something_to_print_on(monkeypatch, capsys):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("sys.stdout", None)
+        run(partial(main, []))
+    assert "Standard output is closed" in capsys.readouterr().err

@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from mpi_impl.launching.entry import run_alone
 from tools.mutants.operators import ROOT, Mutant, mutants
 from tools.mutants.worker import checksum, results, write
 
@@ -177,4 +178,4 @@ def report(chosen: list[Mutant], known: dict[str, dict]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_alone(lambda: sys.exit(main()))
