@@ -9,6 +9,7 @@ import difflib
 import importlib.metadata
 import os
 import runpy
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,8 @@ from reference.errors import UserError
 ROOT = Path(__file__).parents[1]
 RESULTS = "runs/demo"       # of the demo, in the current folder
 DEMO = f"""
-    --tensor-model-parallel-size 4
+    --tensor-model-parallel-size 2
+    --pipeline-model-parallel-size 2
     --num-layers 4
     --hidden-size 128
     --num-attention-heads 8
@@ -36,12 +38,12 @@ DEMO = f"""
     --init-method-std 0.06
     --hidden-dropout 0
     --attention-dropout 0
-    --micro-batch-size 8
+    --micro-batch-size 2
     --global-batch-size 16
     --train-iters 500
     --log-interval 25
     --eval-interval 100
-    --lr 8e-3
+    --lr 5e-3
     --lr-decay-style cosine
     --lr-warmup-fraction 0.05
     --adam-beta2 0.95
@@ -50,7 +52,13 @@ DEMO = f"""
     --ledger {RESULTS}/ledger.json
     --plot {RESULTS}/loss.png
     --report {RESULTS}/report.html
+    --save {RESULTS}
 """.split()
+SHARED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")     # 2 and 2 of the demo
+AFTER_DEMO = f"""
+Open {RESULTS}/report.html in a browser, and press Play. The model writes more:
+shardlab generate --load {RESULTS} --prompt "def " --tokens-to-generate 200"""
+TRACKER = "latest_checkpointed_iteration.txt"       # of checkpoints/on_disk.py, which imports NumPy
 
 # The programs of ranks, and where their options are declared.
 PROGRAMS = {
@@ -90,7 +98,8 @@ class Command(NamedTuple):
     about: str
     program: Callable[[list[str]], Target]          # that the words behind it name
     completed: Completed
-    folder: str = ""                                # that it writes into
+    folder: str = ""                                # that it saves into, each time anew
+    afterwards: str = ""                            # printed when it has ended well
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -110,13 +119,25 @@ def act(argv: list[str]) -> None:
     if argv[0] != "run":        # whose programs have names of their own
         name = [word for word in argv[:2 if argv[0] == "demos" else 1] if not word.startswith("-")]
         os.environ[TYPED] = " ".join(["shardlab", *name])
-    program = program_of(argv)
-    if folder := COMMANDS[argv[0]].folder:
-        check_folder(folder)
+    program, command = program_of(argv), COMMANDS[argv[0]]
     if isinstance(program, Module):
         run_module(program)
-    else:   # and leave no process behind
-        sys.exit(run_guarded(partial(run_alone, partial(launch.start, program))))
+        return
+    if command.folder:
+        check_folder(command.folder)
+        if "--load" not in argv:
+            forget_checkpoints(command.folder)
+    status = run_guarded(partial(run_alone, partial(launch.start, program)))    # leaves no process behind
+    if status == 0 and command.afterwards:
+        print(command.afterwards)
+    sys.exit(status)
+
+
+def forget_checkpoints(folder: str) -> None:
+    """Remove what the last run of a command has saved in its own folder."""
+    for path in Path(folder).glob("iter_*"):
+        shutil.rmtree(path)
+    Path(folder, TRACKER).unlink(missing_ok=True)
 
 
 def program_of(argv: list[str]) -> Target:
@@ -205,7 +226,11 @@ def asks_for_help(words: Iterable[str]) -> bool:
 
 def demo(argv: list[str]) -> Target:
     """Return the training of a small GPT. Options that are given again replace the demo's."""
-    return on_ranks("mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
+    program = on_ranks("mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
+    if not isinstance(program, Module) and set(SHARED).isdisjoint(argv) and program.n not in (4, 8, 16, 32):
+        raise UserError(f"-n is {program.n}, but shardlab demo shares its model over 2 x 2 ranks and its 8 microbatches "
+                        f"over the replicas of it: -n may be 4, 8, 16 or 32. Or give {' and '.join(SHARED)}, too.")
+    return program
 
 
 def demos(argv: list[str]) -> Target:
@@ -233,7 +258,7 @@ COMMANDS = {
     "doctor": Command("", "tell what this machine has, and what is missing", partial(Module, "mpi_impl.doctor"),
                       Completed()),
     "demo": Command("[OPTIONS]", "train a small GPT on 8 ranks, and account for every byte", demo,
-                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True), RESULTS),
+                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True), RESULTS, AFTER_DEMO),
     "demos": Command("[NAME] [-n RANKS]", "show one idea on ranks, as in `shardlab demos mlp -n 4`; no name lists them",
                      demos, Completed(programs={
                          name: Completed(f"mpi_impl.demos.{name}", launches=True) for name in DEMOS})),

@@ -32,9 +32,9 @@ class PretrainingGPT(Pretraining):
         if self.topology.expert_replicas.rank == 0 or self.trainer.state.zero.gathers_parameters:
             tokens = sample(self.trainer, prompt, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:
-                before, text = map(self.tokenizer.decode, (prompt, tokens))
+                self.written = "<|>".join(map(self.tokenizer.decode, (prompt, tokens)))
                 print(f"\n{len(prompt)} tokens of the validation data, and after <|> {len(tokens)} tokens sampled from "
-                      f"the model:\n{before}<|>{text}", flush=True)
+                      f"the model:\n{self.written}", flush=True)
 
     def sample_prompt(self) -> list[int]:
         """Return the first tokens of the validation data, or the end of a document if there are none; on rank 0."""

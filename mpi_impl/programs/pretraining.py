@@ -53,6 +53,7 @@ class Pretraining(Program):
 
     architecture: str           # of ModelConfig
     sentences = False           # whether samples are made of sentences
+    written = ""                # text that the trained model has written
 
     @classmethod
     def start(cls, given: dict[str, Any]) -> None:
@@ -301,7 +302,7 @@ class Pretraining(Program):
         work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
         return ReportedRun(NAMES[self.architecture], self.model, self.settings.parallel, self.settings.precision,
                         a.micro_batch_size, a.seq_length, m, work, self.metrics.losses, self.metrics.validation,
-                        self.sources.baseline, chosen(a), self.device.description)
+                        self.sources.baseline, chosen(a), self.device.description, self.written)
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel

@@ -602,6 +602,8 @@ const parts = {parameters: ["parameters", "P", "parameters"], gradients: ["gradi
 // ---- the rest -------------------------------------------------------------------------------------------------------
 
 $("text").textContent = data.text;
+$("written").hidden = !data.written;
+$("written-text").textContent = data.written;
 table($("options"), ["option", "value"], Object.entries(data.run.options).map(([name, value]) =>
   [`--${name.replaceAll("_", "-")}`, Array.isArray(value) ? value.join(" ") : value === true ? "" : String(value)]), new Set());
 let lastWidth = document.documentElement.clientWidth;

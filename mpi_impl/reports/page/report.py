@@ -50,6 +50,7 @@ class ReportedRun:
     baseline: float | None = None               # the validation loss of a model without context
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""                            # "" for CPU cores
+    written: str = ""                           # text of the model's, after its prompt and <|>; "" if it wrote none
     without: Collection[str] = ()               # reasons for traffic that this run does not have
 
 
@@ -89,7 +90,7 @@ def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: Reported
         data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),
                 "losses": losses(run), "topology": topology(run, held), "ledger": traffic.rows(said.lines),
                 "sent": sent(ledgers, run), "memory": memory_rows(held), "player": player(traced, steps, run),
-                "text": said.full, "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}, "words": WORDS}
+                "written": run.written, "text": said.full, "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}, "words": WORDS}
         write_whole(path, page(data))
 
 
