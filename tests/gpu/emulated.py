@@ -129,6 +129,10 @@ class FakeCupy(ModuleType):
             def get_cublas_handle():
                 return 7
 
+        @staticmethod
+        def Device():
+            return SimpleNamespace(id=0)
+
         class Event:
             def record(self):
                 self.at = time.perf_counter()

@@ -32,6 +32,7 @@ def test_a_whole_run(ranks, corpus, capfd, n, more):    # noqa: F811
     ranks.run(n, pretrain_there, [*SMALL, *corpus, *more.split()], timeout=300)
     printed = capfd.readouterr().out
     assert "verified against one process, every iteration" in printed and "NOT" not in printed
+    assert ("--attention-dropout" in printed) == ("16" in more), "dropout keeps halves from cuDNN"
     if "throughput" in more:
         assert "FLOP/s per rank | MFU " in printed and "(CuPy's pool, the textbook of --verify included)" in printed
 
