@@ -25,20 +25,20 @@ def on_a_gpu(group, theorem, *arguments):
 @FEW
 @given(case=st.one_of(SMALL))
 def test_layers(ranks, theorem, case):
-    ranks.run(case.t, on_a_gpu, theorem, case)
+    ranks.run(case.t, on_a_gpu, theorem, case, timeout=device.LIMIT)
 
 
 @FEW
 @given(st.one_of(SMALL), recomputes())
 def test_model(ranks, case, recompute):
-    ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute)
+    ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute, timeout=device.LIMIT)
 
 
 @settings(max_examples=6)
 @given(smooth_cases())
 def test_a_block_in_halves(ranks, case):
     """Output, input gradient and weight gradients, within roundings of the format."""
-    ranks.run(case.t, block_in_halves, case)
+    ranks.run(case.t, block_in_halves, case, timeout=device.LIMIT)
 
 
 def block_in_halves(group, case):
@@ -62,4 +62,5 @@ def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
     case = Case(t, model, 2, 6, seed=3, sequence_parallel=t > 1)
     plan = training_theorems.Plan(p, schedule, None, t == 1, bucket_size=200, zero_stage=stage, cpu_offload=offload,
                                   recompute=recompute, e=d if "experts" in choices else 1)
-    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)
+    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan,
+              timeout=device.LIMIT)
