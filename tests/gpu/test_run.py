@@ -52,7 +52,7 @@ def emulated(name, ranks, backend=None):
 
 def test_the_benchmark_finds_where_a_steps_time_goes(ranks, capfd):
     """Every kind of work takes time, communication too: arrays go from rank to rank on the path of the device."""
-    ranks.run(2, where_time_goes, timeout=device.LIMIT)
+    ranks.run(2, where_time_goes, timeout=80)
     times = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert "communication" in times and all(milliseconds > 0 for milliseconds in times.values()), times
 
