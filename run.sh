@@ -13,8 +13,13 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
              ./run.sh demo --train-iters 50; the results are in runs/demo
   test       check style, types and the storeys of imports, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
-  test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
-             .venv/bin/python -m pip install ".[cuda12,cudnn12]"
+  test-cuda  the theorems on this machine's GPUs, which ranks share, and timings, in at most eight minutes; the report
+             is in runs/test-cuda.txt, or in the file named by CUDA_REPORT; needs CuPy in .venv, as in
+             .venv/bin/python -m pip install ".[cuda12,cudnn12]"; OPTIONS go to pytest. Where the system's Python has
+             CuPy and mpi4py, and there is no network, bring wheels of what it lacks, as mpich, and then
+                 python3 -m venv --system-site-packages FOLDER
+                 FOLDER/bin/python -m pip install --no-index --no-deps *.whl
+                 CUDA_PYTHON=FOLDER/bin/python ./run.sh test-cuda      # which uses this Python as it is
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
              runs/course; notebooks/labs/README.md tells instructors the rest
@@ -142,11 +147,12 @@ check() {
 
 # The tests of tests/gpu, which run in an emulation otherwise. A GPU is needed, and something to use it with.
 check_cuda() {
+    local python=${CUDA_PYTHON:-"$venv/bin/python"}
     cd "$root"
-    "$venv/bin/python" -c 'import sys; from mpi_impl.comm.device import gpus_here; from reference.errors import UserError
+    "$python" -c 'import sys; from mpi_impl.comm.device import gpus_here; from reference.errors import UserError
 try: print("On", ", ".join(name for _, name in gpus_here()))
 except UserError as error: sys.exit(f"error: there is nothing to test on. {error}")' || return 1
-    "$venv/bin/python" -m pytest -n 0 --cuda tests/gpu "$@"
+    "$python" -m tools.gpu_report "$@"
 }
 
 # JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
@@ -200,7 +206,7 @@ case $command in
     demo)       setup run; "$venv/bin/shardlab" demo "$@" ;;
     test)       setup test; check "$@" ;;
     test-all)   setup test; check --deep "$@" ;;
-    test-cuda)  setup test; check_cuda "$@" ;;
+    test-cuda)  [ -n "${CUDA_PYTHON:-}" ] || setup test; check_cuda "$@" ;;
     lock)       lock ;;
     help | -h | --help) echo "$usage" ;;
     *)          echo "$usage" >&2; fail "there is no command '$command'." ;;

@@ -143,7 +143,7 @@ def check_array(x: Any) -> np.ndarray:
 
 
 def count_elements(x: np.ndarray) -> int:
-    """Return how many numbers an array tells its receiver. Without elements, these are its lengths but for the 0."""
+    """Return how many numbers an array tells its receivers. Without elements, these are its lengths but for the 0."""
     return x.size or max(x.ndim - 1, 0)
 
 
@@ -159,11 +159,11 @@ def combine(everyone: list[Waiting]) -> tuple[list, int]:
         return [None] * len(xs), 0
     try:
         if operation == "all_gather":
-            return [np.concatenate(xs, option)] * len(xs), sum(x.size for x in xs)
+            return [np.concatenate(xs, option)] * len(xs), sum(map(count_elements, xs))
         total = add_up(xs, option if operation == "all_reduce" else "sum")
         if operation == "all_reduce":
-            return [total] * len(xs), 2 * total.size
-        return np.array_split(total, len(xs), option), total.size
+            return [total] * len(xs), 2 * count_elements(total)
+        return np.array_split(total, len(xs), option), count_elements(total)
     except (ValueError, TypeError, IndexError) as error:        # of axes
         raise Refused("ValueError", str(error)) from None
 

@@ -4,6 +4,7 @@
     shardlab/run.sh                         with the commands setup, demo and notebook
     shardlab/notebooks/                     the walkthroughs, and in labs/ the released labs
     shardlab/reference/, mpi_impl/          the packages
+    shardlab/notebooks/labs/expected/       results that the checks compare with
     shardlab/grading/                       only what the checks need
 """
 import ast
@@ -14,6 +15,7 @@ from pathlib import Path
 import nbformat
 
 from grading.archive import pack
+from grading.stored import FOLDER
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ROOT / "notebooks" / "labs" / "bundle"      # the bundle's own pages
@@ -39,7 +41,9 @@ def make_bundle(labs: Mapping[str, str]) -> bytes:
     for package in "reference", "mpi_impl":
         files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
     files |= {name_of(path): path.read_text() for path in needed_modules(["grading"])}
-    return pack({f"shardlab/{name}": text for name, text in files.items()}, {"shardlab/run.sh"})
+    contents: dict[str, str | bytes] = {f"shardlab/{name}": text for name, text in files.items()}
+    contents |= {f"shardlab/{name_of(path)}": path.read_bytes() for path in FOLDER.glob("*.bin")}
+    return pack(contents, {"shardlab/run.sh"})
 
 
 def name_of(path: Path) -> str:

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from grading.release import open_gradebook, write
 from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_readable, check_writable, is_there, read_bytes
 from reference.errors import UserError
 
 KEYS = ("SIS Login ID", "SIS User ID", "ID")    # columns that may have nbgrader's names, the likeliest first
+LARGEST = 64 << 20      # bytes of an export
 
 
 class Lab(NamedTuple):
@@ -38,9 +40,11 @@ def main() -> None:
                         help='the column of a lab, if its title does not begin with the lab\'s number, as in --column '
                              '"lab1_collectives=Homework A (123)"')
     options = parser.parse_args()
+    rows = read_roster(options.roster)
+    check_writable(str(options.output))
     if options.output.exists() and options.output.samefile(options.roster):
         raise UserError(f"{options.output} is what --roster reads: give --output another name.")
-    rows, found = read_roster(options.roster), read_gradebook(options.course / "gradebook.db")
+    found = read_gradebook(options.course / "gradebook.db")
     for sentence in fill(rows, found, dict(options.column)):
         print(sentence)
     text = io.StringIO()
@@ -60,9 +64,8 @@ def parse_column(text: str) -> tuple[str, str]:
 def read_roster(path: Path) -> list[list[str]]:
     """Read the rows of Canvas's export. Raises UserError."""
     try:
-        rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        text = read_bytes(str(path), LARGEST).decode("utf-8-sig")
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8 ({error}). Export it from Canvas again.") from error
     missing = [name for name in ("Student", "ID") if not rows or name not in rows[0]]
@@ -74,8 +77,9 @@ def read_roster(path: Path) -> list[list[str]]:
 
 def read_gradebook(database: Path) -> list[Lab]:
     """Read the labs and scores that nbgrader has stored. Raises UserError."""
-    if not database.is_file():
+    if not is_there(str(database)):
         raise UserError(f"There is no {database}: --course names the folder that ./run.sh labs has made.")
+    check_readable(str(database))
     with open_gradebook(database) as gradebook:
         return [Lab(assignment.name, float(assignment.max_score),
                     {found.student.id: max(0.0, float(found.score) - float(found.late_submission_penalty or 0))

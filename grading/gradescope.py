@@ -12,10 +12,10 @@ import nbformat
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark, no_marks
 from grading.hunts import FILE, hunted_by
-from grading.submission import Graded, grade_file
+from grading.submission import LARGEST, Graded, grade_file
 from grading.writing import names_of_texts
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_folder, write_whole
+from mpi_impl.runtime.files import check_folder, check_writable, read_text, write_whole
 from reference.errors import UserError
 
 METADATA = "submission_metadata.json"       # which Gradescope puts beside the folder of the submission
@@ -36,6 +36,7 @@ def main() -> None:
     source = read_source(options.source)
     seed = read_seed(options.seed_file) if options.seed_file else None
     check_folder(str(options.results.absolute().parent))
+    check_writable(str(options.results))
     hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
     with hunted_by(names_of_student(options), (options.seed_file or options.source).with_name(FILE)):
         graded = grade_file(source, options.submission, options.source.name, seed)
@@ -49,20 +50,19 @@ def main() -> None:
 def names_of_student(options) -> list[str]:
     """Return the names by which the course may know the student: the given one, or Gradescope's."""
     about = options.submission.absolute().parent / METADATA
-    if options.student or not about.is_file():
-        return [options.student] if options.student else []
-    with suppress(ValueError, TypeError, AttributeError):
-        return [str(user[key]) for user in json.loads(about.read_text())["users"]
+    if options.student:
+        return [options.student]
+    with suppress(UserError, ValueError, TypeError, AttributeError, KeyError):      # no file, or another one
+        return [str(user[key]) for user in json.loads(read_text(str(about), LARGEST))["users"]
                 for key in ("email", "sid", "name", "id") if user.get(key)]
     return []
 
 
 def read_source(path: Path):
     """Read the instructor's notebook. Raises UserError."""
+    text = read_text(str(path), LARGEST)
     try:
-        source = nbformat.read(path, as_version=4)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. It should be the instructor's notebook.") from error
+        source = nbformat.reads(text, as_version=4)
     except Exception as error:      # nbformat raises many kinds
         raise UserError(f"{path} is not a notebook ({type(error).__name__}). Make it with ./run.sh labs.") from error
     if not no_marks(source, ""):

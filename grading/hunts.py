@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grading.checks import CheckFailed, expect
 from grading.draws import GRADED
-from mpi_impl.runtime.files import reading
+from mpi_impl.runtime.files import is_there, read_text
 from reference.errors import UserError
 
 FILE = "hunts.json"             # in the folder of a course
@@ -48,10 +48,9 @@ def hunted_by(names: Iterable[str], path: Path) -> Iterator[None]:
 
 def read(path: Path) -> dict[str, dict[str, Culprit]]:
     """Return the bugs by student and level; nobody's if there is no file. Raises UserError."""
-    if not path.exists():
+    if not is_there(str(path)):
         return {}
-    with reading(str(path)):
-        text = path.read_text()
+    text = read_text(str(path))
     try:
         return {student: {level: Culprit(*(case[name] for name in Culprit._fields)) for level, case in cases.items()}
                 for student, cases in json.loads(text).items()}

@@ -35,11 +35,17 @@ ALLOWED = {
 }
 OF_CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep")     # their first argument is a clock
 FOREIGN_CLOCKS = 16                             # from here on, clocks are other processes'
+# The argument of this number, and its allowed values. All processes that have mapped the same library would see a futex
+# that is not private, and a page of a file that is thrown out.
+ONE_OF = {
+    "futex": (1, (128, 129, 137, 393)),         # wait, wake, wait with a deadline of either clock; all private
+    "madvise": (2, (4, 8, 14, 15)),             # give memory back, and huge pages
+}
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP = {"x86_64": 317, "aarch64": 277}       # the system call itself
 SET_FILTER, ALL_THREADS = 1, 1
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06      # instructions of a filter
-NUMBER, ARCHITECTURE_OF_CALL, FIRST_ARGUMENT = 0, 4, 16     # what they can load
+NUMBER, ARCHITECTURE_OF_CALL, FIRST_ARGUMENT, BETWEEN = 0, 4, 16, 8     # what they can load
 ALLOW, PERMISSION_DENIED, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
@@ -83,6 +89,10 @@ def seccomp() -> bool:
     for name, number in ALLOWED[machine].items():
         if name in OF_CLOCKS:
             then = [(LOAD, 0, 0, FIRST_ARGUMENT), (AT_LEAST, 1, 0, FOREIGN_CLOCKS), allow, refuse]
+        elif name in ONE_OF:
+            place, values = ONE_OF[name]
+            then = [(LOAD, 0, 0, FIRST_ARGUMENT + BETWEEN * place),
+                    *((EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)), refuse, allow]
         else:
             then = [allow]
         steps += [(EQUAL, 0, len(then), number), *then]

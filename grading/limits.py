@@ -15,6 +15,8 @@ from grading.kernel_limits import landlock, seccomp
 MEMORY = 1 << 30                        # bytes, beyond what Python and NumPy have taken
 OWN_PACKAGES = ("reference", "mpi_impl", "grading", "mpi4py")
 
+RAW_MEMORY = ("ctypes", "_ctypes", "mmap", "cffi", "_cffi_backend")      # modules that NumPy may have loaded
+
 # Audit events that begin with these are refused.
 REFUSED = ("open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "gc.get_", "sys.settrace", "sys.setprofile",
            "sys.addaudithook", "mmap.", "pty.", "resource.", "signal.", "fcntl.", "tempfile.", "_thread.", "syslog.",
@@ -23,9 +25,13 @@ REFUSED = ("open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "gc.ge
 
 
 def forbid_imports() -> None:
-    """Forbid the import of modules that are not loaded yet, and of our own packages."""
-    for name in [name for name in sys.modules if name.split(".")[0] in (*OWN_PACKAGES, "__main__")]:
+    """Forbid the import of modules that are not loaded yet, of our own packages, and of those that reach all memory."""
+    raw = [sys.modules[name] for name in RAW_MEMORY if name in sys.modules]
+    for name in [name for name in sys.modules if name.split(".")[0] in (*OWN_PACKAGES, *RAW_MEMORY, "__main__")]:
         del sys.modules[name]
+    for module in list(sys.modules.values()):
+        for name in [name for name, value in vars(module).items() if any(value is one for one in raw)]:
+            setattr(module, name, None)
     sys.path.clear()
     sys.meta_path[:] = [Forbidden()]
 

@@ -19,13 +19,14 @@ from typing import NamedTuple
 
 from grading.lab_source import LABS, labs
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import reading, write_whole
+from mpi_impl.runtime.files import read_text, reading, write_whole
 from reference.errors import UserError
 
 SEALED = LABS / "answers.sealed"
 VARIABLE = "SHARDLAB_ANSWERS_PASSPHRASE"
 CIPHER = ["openssl", "enc", "-aes-256-cbc", "-pbkdf2", "-iter", "600000", "-md", "sha256", "-a",
           "-pass", f"env:{VARIABLE}"]
+LISTED = 10     # questions without an answer that a message names
 OPEN = re.compile(r"^## (Try it|Exercises|To think about)$", re.MULTILINE)
 ITEM = re.compile(r"^(?:\d+\.|-) (.*(?:\n .*)*)(\n\n<details>)?", re.MULTILINE)
 WRITING = re.compile(r"^\*\*(?:First|Second)\*\* \(\d+ points\)\. (.*(?:\n.+)*)", re.MULTILINE)
@@ -114,16 +115,18 @@ def run_cipher(options: list[str], text: str, passphrase: str) -> str:
 
 def read_passphrase() -> str:
     """Return the passphrase, from the environment or the keyboard."""
-    return os.environ.get(VARIABLE) or getpass("Passphrase of the instructors' answers: ")
+    try:
+        return os.environ.get(VARIABLE) or getpass("Passphrase of the instructors' answers: ")
+    except EOFError as error:
+        raise UserError(f"The instructors' answers need their passphrase, but there is no keyboard to type it: set "
+                        f"{VARIABLE}.") from error
 
 
 # ---- pages that people read and change ----
 
 def open_answers() -> dict[str, str]:
     """Ask for the passphrase, and return the answers, by the digest of their question. Raises UserError."""
-    with reading(str(SEALED)):
-        text = SEALED.read_text()
-    return unseal(text, read_passphrase())
+    return unseal(read_text(str(SEALED)), read_passphrase())
 
 
 def write_pages(folder: Path, answers: dict[str, str]) -> None:
@@ -140,13 +143,16 @@ def write_pages(folder: Path, answers: dict[str, str]) -> None:
 def read_pages(folder: Path) -> dict[str, str]:
     """Return the answers that pages give to today's questions. Raises UserError if a question has none."""
     given: dict[str, str] = {}
-    for path in sorted(folder.glob("*.md")):
-        for block in re.split(r"^> ", path.read_text(), flags=re.MULTILINE)[1:]:
+    with reading(str(folder)):
+        pages = sorted(path for path in folder.iterdir() if path.suffix == ".md")
+    for path in pages:
+        for block in re.split(r"^> ", read_text(str(path)), flags=re.MULTILINE)[1:]:
             text, _, answer = block.partition("\n")
             given[OpenQuestion(path.stem, text.strip()).digest] = answer.strip()
     missing = [question for question in questions() if not given.get(question.digest)]
     if missing:
-        listed = "\n".join(f"{question.page}: {question.text}" for question in missing)
+        listed = "\n".join(f"{question.page}: {question.text}" for question in missing[:LISTED])
+        listed += f"\nand {len(missing) - LISTED} others" * (len(missing) > LISTED)
         raise UserError(f"{folder} has no answer to {len(missing)} questions. Put each of them, on one line behind "
                         f"'> ', and its answer below it, into a page there:\n{listed}")
     return {question.digest: given[question.digest] for question in questions()}

@@ -4,6 +4,8 @@
 nothing else of it, into the instructor's notebook, and writes each check's message below it. A check without an error
 gives its points.
 """
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,24 @@ def configure(c) -> None:
 
 
 def select_lab(notebooks: list[str], **_) -> None:
-    """Replace the notebooks of a student's folder by the lab's own, which `LabExporter` makes, whatever is there."""
+    """Replace the notebooks of a student's folder by the lab's own, which `LabExporter` makes, whatever is there.
+
+    nbgrader then copies the folder's other files, and later gives them back with the feedback.
+    """
     folder = Path(notebooks[0]).parent
+    remove_links(folder)
     notebooks[:] = [str(folder / f"{folder.name}.ipynb")]
+
+
+def remove_links(folder: Path) -> None:
+    """Remove whatever is neither a file nor a folder from a submission: nbgrader would copy what a link leads to."""
+    if folder.is_symlink():
+        folder.unlink()
+        folder.mkdir()
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in folders + files):
+            if not stat.S_ISREG(kind := os.lstat(path).st_mode) and not stat.S_ISDIR(kind):
+                os.remove(path)
 
 
 class LabExporter(NotebookExporter):

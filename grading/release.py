@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--answers", action="store_true", help="also write the answers to all open questions, for "
                         "instructors, into the course's folder; this asks for the instructors' passphrase")
     options = parser.parse_args()
+    os.umask(0o077)     # a course has seeds, solutions and grades: nobody else may read what is made from here on
     folder, answers = options.folder.absolute(), open_answers() if options.answers else {}
     make_course(folder)
     if options.answers:

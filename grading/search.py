@@ -11,6 +11,7 @@ from pathlib import Path
 from grading.answers import answers_of
 from grading.submission import Unreadable, read
 from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import is_there
 from reference.errors import UserError
 
 WORDS = re.compile(
@@ -34,7 +35,7 @@ def search(path: Path) -> Iterator[str]:
 
     Raises UserError if the path is not there.
     """
-    if not path.exists():
+    if not is_there(str(path)):
         raise UserError(f"{path} is not there. Name a notebook, or a folder of notebooks, as in "
                         "python -m grading.search submitted.")
     for notebook in sorted(path.rglob("*.ipynb")) if path.is_dir() else [path]:

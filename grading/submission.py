@@ -1,5 +1,7 @@
 """Submissions, which may contain anything: they are read without trust, and oddities are reported in sentences."""
 import json
+import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +10,8 @@ import nbformat
 from grading.answers import answers_of, name_of
 from grading.grade import Mark, grade, no_marks
 from grading.writing import texts_of
+from mpi_impl.runtime.files import opened_to_read
+from reference.errors import UserError
 
 LARGEST = 50 << 20      # bytes of a notebook
 
@@ -37,7 +41,7 @@ def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> G
     `seed` is the seed of the checks' random numbers.
     """
     try:
-        submitted = read(find_notebook(path, name) if path.is_dir() else path)
+        submitted = read(find_notebook(path, name) if os.path.isdir(path) else path)
     except Unreadable as problem:
         return Graded(no_marks(source, str(problem)), [str(problem)])
     said = remarks(source, submitted)
@@ -48,32 +52,49 @@ def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> G
 
 def find_notebook(folder: Path, name: str) -> Path:
     """Return the path of the notebook of this name in a folder, else of the only one. Raises Unreadable."""
-    if (folder / name).is_file():
+    there = [path for path in sorted(folder.glob("*.ipynb")) if is_regular(path)]
+    if folder / name in there:
         return folder / name
-    others = [path for path in sorted(folder.glob("*.ipynb")) if path.is_file()]
-    if len(others) == 1:
-        return others[0]
-    if not others:
-        raise Unreadable(f"There is no notebook: {name} was expected.")
-    raise Unreadable(f"There are {len(others)} notebooks, and none of them is called {name}: submit that one.")
+    if len(there) == 1:
+        return there[0]
+    if not there:
+        raise Unreadable(f"There is no notebook: {name} was expected, as a file and not as a link.")
+    raise Unreadable(f"There are {len(there)} notebooks, and none of them is called {name}: submit that one.")
+
+
+def is_regular(path: Path) -> bool:
+    """Report whether a path is a regular file, and not a link: a student's link may lead to the instructor's files."""
+    return stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def read(path: Path):
     """Read the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
+    data = read_file(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and submit it again.")
-        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        notebook = json.loads(data.decode("utf-8-sig"))
         return nbformat.from_dict({"cells": [cell_of(cell) for cell in cells_of(notebook)]})
-    except OSError as error:
-        raise Unreadable(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
-        empty = not path.read_bytes().strip()
-        raise Unreadable(f"{path.name} is {'empty' if empty else 'not a notebook: it is not JSON'}. Open it in "
+        raise Unreadable(f"{path.name} is {'not a notebook: it is not JSON' if data.strip() else 'empty'}. Open it in "
                          "Jupyter, save it, and submit it again.") from None
     except (KeyError, TypeError, AttributeError):
         raise Unreadable(f"{path.name} is not a notebook: it is JSON, but has no cells. Open it in Jupyter, save it, "
                          "and submit it again.") from None
+
+
+def read_file(path: Path) -> bytes:
+    """Read a submitted file. Raises Unreadable."""
+    try:
+        if not is_regular(path):
+            raise Unreadable(f"{path.name} is a link, a pipe or a device: submit the notebook itself.")
+        with opened_to_read(str(path), links=False) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST:
+                raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and submit it "
+                                 "again.")
+            return file.read()
+    except OSError as error:
+        raise Unreadable(f"{path.name} cannot be read: {error.strerror}.") from None
+    except UserError as error:
+        raise Unreadable(str(error).replace(str(path), path.name)) from None
 
 
 def cells_of(notebook: dict) -> list:

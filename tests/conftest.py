@@ -6,7 +6,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import tests.one_thread  # noqa: F401
 from mpi_impl.launching.pool import Pool
@@ -14,6 +14,8 @@ from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("fast", max_examples=8, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+# On a GPU time is short: the first example that fails will do.
+settings.register_profile("cuda", settings.get_profile("fast"), phases=[Phase.explicit, Phase.generate])
 settings.register_profile("deep", settings.get_profile("fast"), max_examples=400)
 
 
@@ -28,7 +30,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "deep: a test that takes long, and runs only with --deep")
     if config.getoption("cuda"):
         os.environ["SHARDLAB_TEST_CUDA"] = "1"
-    settings.load_profile("deep" if config.getoption("deep") else "fast")
+    settings.load_profile(next((name for name in ("deep", "cuda") if config.getoption(name)), "fast"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)     # of hundreds of processes, one compiles a module for all
     # A pair of ranks has a core each, and so would spin while it waits: but several workers share the cores.
     os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")

@@ -40,7 +40,7 @@ FUNCTIONS = {name: parameters.split() for name, parameters in {
     # choosing and sorting
     "where": "condition x y", "take": "a indices axis out", "take_along_axis": "a indices axis",
     "put_along_axis": "arr indices values axis", "tril": "m k", "triu": "m k", "diagonal": "a offset axis1 axis2",
-    "clip": "a a_min a_max out", "sort": "a axis", "argsort": "a axis", "searchsorted": "a v side sorter",
+    "clip": "a a_min a_max out", "sort": "a axis", "argsort": "a axis kind", "searchsorted": "a v side sorter",
     "diff": "a n axis", "round": "a decimals out", "nan_to_num": "x copy nan posinf neginf",
     "isclose": "a b rtol atol equal_nan", "copy": "a order", "copyto": "dst src casting where",
     "result_type": "*arrays_and_dtypes", "can_cast": "from_ to casting", "may_share_memory": "a b max_work",

@@ -14,10 +14,10 @@ from unittest import mock
 from mpi_impl import kernels
 from mpi_impl.comm.group import Group
 from mpi_impl.kernels import cuda, fused
-from mpi_impl.layers import attention
+from mpi_impl.layers import core_attention
 
 # kind -> where the functions are that do such work
-KINDS = {"attention": [(attention, "attention_core"), (attention, "attention_core_backward")],
+KINDS = {"attention": [(core_attention, "attention_core"), (core_attention, "attention_core_backward")],
          "matrix products": [(cuda, "multiply")],
          "optimizer": [(kernels, "adam_update"), (kernels, "sum_of_squares")],
          "element-wise, our kernels": [(fused, "launch")],

@@ -52,7 +52,8 @@ def main() -> None:
     work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
     sequence, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
-    like = device_of("cuda" if cuda else "cpu", ranks).like
+    device = device_of("cuda" if cuda else "cpu", ranks)
+    like, ranks.instruments.device_path = device.like, device.path
     topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=sequence,
                                             keep_gathered_inputs=sequence))
     precision = Precision("bfloat16" if cuda else "float32")

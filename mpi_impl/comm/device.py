@@ -1,5 +1,6 @@
 """The devices of the ranks: a CPU core, or a CUDA GPU, by CuPy, for each; and the path of arrays from GPU to GPU."""
 import socket
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,8 +99,10 @@ def machine_id() -> str:
 
 
 def has_nccl() -> bool:
-    """Report whether CuPy has NCCL."""
-    from cupy.cuda import nccl
+    """Report whether CuPy has NCCL. Without it CuPy warns on every rank, in many lines; the run says it in one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from cupy.cuda import nccl
     return nccl.available
 
 

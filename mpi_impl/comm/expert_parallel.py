@@ -5,7 +5,7 @@ The textbook twin is reference/comm/expert_parallel.py, over a list with one arr
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.runtime.arrays import to_host
+from mpi_impl.runtime.arrays import moved_to, to_host
 from reference.comm.expert_parallel import by_expert, counts_of_rank
 
 
@@ -15,14 +15,14 @@ def send_to_experts(copies, counts, group: Group, reason: str):
     """
     sent = rows_between_ranks(counts)
     arrived = group.all_to_all_rows(copies, sent[group.rank].tolist(), sent[:, group.rank].tolist(), reason)
-    return arrived[by_expert(counts_of_rank(counts, group.rank))]
+    return arrived[moved_to(by_expert(counts_of_rank(counts, group.rank)), copies)]
 
 
 def return_from_experts(copies, counts, group: Group, reason: str):
     """Return what was sent, computed [n, h], to the ranks that sent it, in the order in which they sent it."""
     sent = rows_between_ranks(counts)
     as_arrived = np.empty_like(copies)
-    as_arrived[by_expert(counts_of_rank(counts, group.rank))] = copies
+    as_arrived[moved_to(by_expert(counts_of_rank(counts, group.rank)), copies)] = copies
     return group.all_to_all_rows(as_arrived, sent[:, group.rank].tolist(), sent[group.rank].tolist(), reason)
 
 

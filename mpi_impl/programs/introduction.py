@@ -19,7 +19,8 @@ def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts
             f"{settings.args.micro_batch_size} samples on each replica\n{placed}"
             f"{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
-            f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
+            f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}"
+            f"{slow_attention(settings, model)}")
 
 
 def contexts(p: ParallelConfig) -> str:
@@ -34,6 +35,14 @@ def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
     layers = {stage: len(held) for stages in stages_of_ranks(model, p) for stage, held in stages.items()}
     return (f" x pipeline parallel {p.pipeline_model_parallel_size} ({p.pipeline_schedule}; layers of the stages: "
             f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
+
+
+def slow_attention(settings: PretrainingSettings, model: ModelConfig) -> str:
+    """Say that dropout keeps cuDNN from computing attention on a GPU (kernels/cuda/flash.py)."""
+    if settings.args.device == "cpu" or not settings.precision.half or not model.attention_dropout:
+        return ""
+    return (f"\nattention drops probabilities (--attention-dropout {model.attention_dropout:g}), and cuDNN would drop "
+            "others: so attention is by slower kernels; with 0 it is cuDNN's")
 
 
 def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:

@@ -38,11 +38,11 @@ def reading(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened_to_read(path: str, largest: int | None = None) -> Iterator[BufferedReader]:
-    """Open a regular file. Raises UserError for anything else, for more than `largest` bytes, and for what goes wrong
-    while it is read.
+def opened_to_read(path: str, largest: int | None = None, links: bool = True) -> Iterator[BufferedReader]:
+    """Open a regular file; without `links`, no link to one. Raises UserError for anything else, for more than `largest`
+    bytes, and for what goes wrong while it is read.
     """
-    with reading(path), open(path, "rb", opener=without_waiting) as file:
+    with reading(path), open(path, "rb", opener=without_waiting if links else without_following) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"{path} cannot be read: it is a pipe or a device, and no file. Give the name of a file.")
@@ -55,6 +55,11 @@ def opened_to_read(path: str, largest: int | None = None) -> Iterator[BufferedRe
 def without_waiting(path: str, flags: int) -> int:
     """Open a path without waiting, even a pipe into which nobody writes."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def without_following(path: str, flags: int) -> int:
+    """Open a path without waiting, unless it is a link."""
+    return without_waiting(path, flags | os.O_NOFOLLOW)
 
 
 def check_readable(path: str, largest: int | None = None) -> None:
@@ -120,6 +125,7 @@ def replacing(path: str) -> Iterator[str]:
 
     So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
     """
+    check_kind(path)
     with writing(path):
         aside = new_file_beside(path)
         try:
@@ -190,15 +196,20 @@ def open_for_writing(path: str, begins: str = "") -> TextIO:
 def check_writable(path: str) -> None:
     """Raise UserError unless a file of this name can be written, directly or aside. What it holds stays."""
     check_name(path)
-    if os.path.lexists(path) and not os.path.isfile(path):
-        what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
-        raise UserError(f"{path} cannot be written: it is {what}. Give the name of a file.")
+    check_kind(path)
     with writing(path):
         with suppress(FileNotFoundError):
             os.lstat(path)      # raises if the name is too long, or a folder on the way is none
         if os.path.exists(path):
             open(path, "ab").close()
         os.remove(new_file_beside(path))
+
+
+def check_kind(path: str) -> None:
+    """Raise UserError if something of this name is neither a file nor a link to one: it must not be replaced."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
+        raise UserError(f"{path} cannot be written: it is {what}. Give the name of a file.")
 
 
 def check_ending(path: str, option: str = "--plot", endings: tuple[str, ...] = PICTURES) -> None:

@@ -273,10 +273,18 @@ def where(mask, x, y):
     return made(like, broadcast(mask, x, y), result_dtype(np.add, (kind_of(x), kind_of(y))), passes=4)
 
 
-def bincount(ids, minlength):
-    """Count ids that nobody knows, as if each were there as often as any other."""
-    found, (each, more) = made(ids, minlength, np.int64), divmod(ids.size, minlength)
-    found.known = each + (np.arange(minlength) < more)
+def searchsorted(x, ids):
+    """Return where each of the ids 0 to n would begin in sorted ids below n that nobody knows, as if each were there as
+    often as any other.
+    """
+    found, (each, more) = made(ids, ids.shape, np.int64), divmod(x.size, ids.size - 1)
+    found.known = each * np.arange(ids.size) + np.minimum(np.arange(ids.size), more)
+    return found
+
+
+def diff(x):
+    found = made(x, len(x) - 1, x.dtype)
+    found.known = np.diff(x.get())
     return found
 
 
@@ -290,8 +298,9 @@ FUNCTIONS: dict[Any, Callable] = {
                                                  np.diagonal)},
     **{function: getattr(MetaArray, function.__name__) for function in (
         np.sum, np.max, np.mean, np.argmax, np.copy, np.reshape, np.swapaxes, np.transpose)},
-    np.concatenate: concatenate, np.stack: stack, np.where: where, np.bincount: bincount,
-    np.shares_memory: may_share, np.may_share_memory: may_share, np.shape: lambda x: x.shape, np.ndim: lambda x: x.ndim,
+    np.concatenate: concatenate, np.stack: stack, np.where: where, np.diff: diff,
+    np.searchsorted: searchsorted, np.shares_memory: may_share, np.may_share_memory: may_share,
+    np.shape: lambda x: x.shape, np.ndim: lambda x: x.ndim,
     np.take_along_axis: lambda x, ids, axis: made(x, ids.shape, x.dtype, passes=2),
     np.put_along_axis: lambda x, ids, values, axis: None, np.copyto: lambda x, values, where=True: None,
     np.tril: lambda x, k=0: x.copy(), np.vdot: lambda x, y: reduced(x, None, False, x.dtype),

@@ -43,46 +43,16 @@ from grading import each, run
 # | `"W_out"` | $[ad + F, h]$ | $ad$ rows, head after head, that read the attention; then $F$ rows that read the MLP |
 # | `"bias"` | $[h]$ | $\beta$ |
 #
-# This is the whole layer with its backward, on one process. Your ranks must agree with it.
+# The checks compare your ranks with the whole layer and its backward, computed on one process. The function is not
+# shown, since it would be the answer to section 3. Its results are stored for the cases that you see.
 
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect, expect_dicts, expect_equal, expect_sent, expect_values, passed, run
+from grading import (check_data, count_kept, each, expect, expect_dicts, expect_equal, expect_sent, expect_values,
+                     passed, run, stored)
 
-
-def whole_inside(x, W_in, W_out, dy, d):
-    """Return attention(x) + mlp(x), dx, and the gradients of W_in and W_out. dy: the upstream gradient [b, s, h]."""
-    (b, s, _), width = x.shape, (W_in.shape[1] - len(W_out)) // 2               # a d
-    Q, K, V, U = np.split(W_in, [width, 2 * width, 3 * width], 1)
-    q, k, v = ((x @ W).reshape(b, s, width // d, d) for W in (Q, K, V))         # [b, s, a, d] each
-    scores = np.where(np.tri(s, dtype=bool), np.einsum("biad,bjad->baij", q, k) / np.sqrt(d), -np.inf)
-    probs = np.exp(scores - scores.max(-1, keepdims=True))                      # [b, a, s, s]
-    probs = probs / probs.sum(-1, keepdims=True)
-    relu = np.maximum(x @ U, 0)                                                 # [b, s, F]
-    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), relu ** 2], -1)
-    dread = dy @ W_out.T                                                        # forward: y = read @ W_out
-    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * 2 * relu
-    dprobs = np.einsum("biad,bjad->baij", dmixed, v)
-    dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d)
-    dqkv = (np.einsum("baij,bjad->biad", dscores, k), np.einsum("baij,biad->bjad", dscores, q),
-            np.einsum("baij,biad->bjad", probs, dmixed))
-    dz = np.concatenate([*(one.reshape(b, s, width) for one in dqkv), du], -1)
-    grads = {"W_in": np.einsum("bsh,bsn->hn", x, dz), "W_out": np.einsum("bsn,bsh->nh", read, dy)}
-    return read @ W_out, dz @ W_in.T, grads
-
-
-def whole_block(x, p, dy, d):
-    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
-    centered = x - x.mean(-1, keepdims=True)
-    std = np.sqrt((centered ** 2).mean(-1, keepdims=True) + 1e-5)
-    unit = centered / std
-    both, dn, grads = whole_inside(unit * p["gain"] + p["shift"], p["W_in"], p["W_out"], dy, d)
-    dunit = dn * p["gain"]
-    dx = (dunit - dunit.mean(-1, keepdims=True) - unit * (dunit * unit).mean(-1, keepdims=True)) / std
-    grads |= {"gain": (dn * unit).sum((0, 1)), "shift": dn.sum((0, 1)), "bias": dy.sum((0, 1))}
-    return x + both + p["bias"], dy + dx, grads
-
+whole_inside, whole_block = (stored("lab2_parallel_block", name) for name in ("whole_inside", "whole_block"))
 
 # %% locked="tools"
 HEAD = 2        # d, the size of a head
@@ -157,6 +127,39 @@ for found in run(2, "shard", example, 2).results:
 # %% check="check_shard" points=4
 # Sharding: a rank has the same heads of Q, K and V, the same columns of U, and the rows that read them
 ### BEGIN HIDDEN TESTS
+def whole_inside(x, W_in, W_out, dy, d):
+    """Return attention(x) + mlp(x), dx, and the gradients of W_in and W_out. dy: the upstream gradient [b, s, h]."""
+    (b, s, _), width = x.shape, (W_in.shape[1] - len(W_out)) // 2               # a d
+    Q, K, V, U = np.split(W_in, [width, 2 * width, 3 * width], 1)
+    q, k, v = ((x @ W).reshape(b, s, width // d, d) for W in (Q, K, V))         # [b, s, a, d] each
+    scores = np.where(np.tri(s, dtype=bool), np.einsum("biad,bjad->baij", q, k) / np.sqrt(d), -np.inf)
+    probs = np.exp(scores - scores.max(-1, keepdims=True))                      # [b, a, s, s]
+    probs = probs / probs.sum(-1, keepdims=True)
+    relu = np.maximum(x @ U, 0)                                                 # [b, s, F]
+    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), relu ** 2], -1)
+    dread = dy @ W_out.T                                                        # forward: y = read @ W_out
+    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * 2 * relu
+    dprobs = np.einsum("biad,bjad->baij", dmixed, v)
+    dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d)
+    dqkv = (np.einsum("baij,bjad->biad", dscores, k), np.einsum("baij,biad->bjad", dscores, q),
+            np.einsum("baij,biad->bjad", probs, dmixed))
+    dz = np.concatenate([*(one.reshape(b, s, width) for one in dqkv), du], -1)
+    grads = {"W_in": np.einsum("bsh,bsn->hn", x, dz), "W_out": np.einsum("bsn,bsh->nh", read, dy)}
+    return read @ W_out, dz @ W_in.T, grads
+
+
+def whole_block(x, p, dy, d):
+    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
+    centered = x - x.mean(-1, keepdims=True)
+    std = np.sqrt((centered ** 2).mean(-1, keepdims=True) + 1e-5)
+    unit = centered / std
+    both, dn, grads = whole_inside(unit * p["gain"] + p["shift"], p["W_in"], p["W_out"], dy, d)
+    dunit = dn * p["gain"]
+    dx = (dunit - dunit.mean(-1, keepdims=True) - unit * (dunit * unit).mean(-1, keepdims=True)) / std
+    grads |= {"gain": (dn * unit).sum((0, 1)), "shift": dn.sum((0, 1)), "bias": dy.sum((0, 1))}
+    return x + both + p["bias"], dy + dx, grads
+
+
 def ragged_shards_of(p, n):
     """Return every rank's shard for any n, column by column."""
     width, shards = (p["W_in"].shape[1] - len(p["W_out"])) // 2, []
@@ -631,19 +634,13 @@ for n, s, a, F in ((1, 2, 1, 3), (3, 4, 4, 5), (5, 3, 3, 7)):
 
 # %% check="check_sequence_cost" points=4
 # Sequence parallelism: N is not kept whole, and no more is sent than needed
-def elements(cache):
-    """Count the numbers in lists, tuples and dicts of arrays."""
-    inner = list(cache.values()) if isinstance(cache, dict) else cache
-    return sum(map(elements, inner)) if isinstance(inner, list | tuple) else np.size(inner)
-
-
 def check_sequence_cost(n, b, s, h, a, F):
     forward, caches, run_backward = check_sequence_forward(n, b, s, h, a, F)
     for rank, cache in enumerate(caches):
         positions, heads, columns = (len(np.array_split(np.arange(all_of), n)[rank]) for all_of in (s, a, F))
         may = 3 * b * positions * h + b * s * (5 * heads * HEAD + 2 * columns) + b * heads * s * s
-        expect(elements(cache) <= may, f"rank {rank} keeps {elements(cache):,} elements for the backward; {may:,} are "
-               "enough.", "keep what belongs to the positions that you were given, not what you have gathered.")
+        expect(count_kept(cache) <= may, f"rank {rank} keeps {count_kept(cache):,} elements for the backward; {may:,} "
+               "are enough.", "keep what belongs to the positions that you were given, not what you have gathered.")
     least = 2 * b * s * h * (n - 1) // n
     for way, outcome, most in (("forward", forward, least), ("backward", check_sequence_backward(run_backward),
                                                              3 * b * s * h * (n - 1) // n + 6 * h)):

@@ -43,50 +43,15 @@ from grading import each, run
 # | `"K"`, `"V"` | $[c, a, d]$ | *up* from the latent to head $i$'s key and value |
 # | `"O"` | $[a, d, h]$ | `O[i]` takes head $i$'s result to the output |
 #
-# This is the whole layer with its backward, on one process. Your ranks must agree with it.
+# The checks compare your ranks with the whole layer and its backward, computed on one process. The function is not
+# shown, since it would be the answer to section 2. Its results are stored for the cases that you see.
 
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect_dicts, expect_equal, expect_sent, expect_values, passed, run
+from grading import check_data, each, expect_dicts, expect_equal, expect_sent, expect_values, passed, run, stored
 
-
-def rotation(s, r):
-    """Return for each position the matrix [r, r] by which rope multiplies: [s, r, r]."""
-    half = np.arange(r // 2)
-    angle = np.arange(s)[:, None] * 10000.0 ** (-2 * half / r)
-    matrix = np.zeros((s, r, r))
-    matrix[:, half, half] = matrix[:, half + r // 2, half + r // 2] = np.cos(angle)
-    matrix[:, half, half + r // 2], matrix[:, half + r // 2, half] = np.sin(angle), -np.sin(angle)
-    return matrix
-
-
-def whole_attention(x, p, dy):
-    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
-    (s, r), d = (x.shape[1], p["R"].shape[1]), p["K"].shape[2]
-    turn, latent = rotation(s, r), x @ p["C"]
-    rope_key = np.einsum("bsn,snm->bsm", x @ p["R"], turn)
-    q = np.einsum("bsh,han->basn", x, p["Q"])
-    q_rope = np.einsum("basn,snm->basm", q[..., d:], turn)
-    key, value = (np.einsum("bsc,cad->basd", latent, p[name]) for name in "KV")
-    scores = (q[..., :d] @ key.swapaxes(2, 3) + np.einsum("basm,btm->bast", q_rope, rope_key)) / np.sqrt(d + r)
-    probs = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(s)
-    probs = probs / probs.sum(-1, keepdims=True)
-    mixed = probs @ value
-    dmixed = np.einsum("bsh,adh->basd", dy, p["O"])
-    dprobs = dmixed @ value.swapaxes(2, 3)
-    dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d + r)
-    dvalue, dkey = probs.swapaxes(2, 3) @ dmixed, dscores.swapaxes(2, 3) @ q[..., :d]
-    dq_rope = np.einsum("bast,btm,snm->basn", dscores, rope_key, turn)
-    dq = np.concatenate([dscores @ key, dq_rope], -1)
-    drope = np.einsum("bast,basm,tnm->btn", dscores, q_rope, turn)                      # from all heads
-    dlatent = np.einsum("basd,cad->bsc", dkey, p["K"]) + np.einsum("basd,cad->bsc", dvalue, p["V"])
-    dx = np.einsum("basn,han->bsh", dq, p["Q"]) + dlatent @ p["C"].T + drope @ p["R"].T
-    grads = {"C": np.einsum("bsh,bsc->hc", x, dlatent), "R": np.einsum("bsh,bsr->hr", x, drope),
-             "Q": np.einsum("bsh,basn->han", x, dq), "K": np.einsum("bsc,basd->cad", latent, dkey),
-             "V": np.einsum("bsc,basd->cad", latent, dvalue), "O": np.einsum("basd,bsh->adh", mixed, dy)}
-    return np.einsum("basd,adh->bsh", mixed, p["O"]), dx, grads
-
+whole_attention = stored("lab3_latents_and_tokens", "whole_attention")
 
 # %% locked="tools"
 BY_HEADS = {"Q": 1, "K": 1, "V": 1, "O": 0}     # the axis of the heads
@@ -134,6 +99,43 @@ def shard(group, whole):
 # %% check="check_shard" points=5
 # Sharding: what belongs to a head by heads, and the rest replicated
 ### BEGIN HIDDEN TESTS
+def rotation(s, r):
+    """Return for each position the matrix [r, r] by which rope multiplies: [s, r, r]."""
+    half = np.arange(r // 2)
+    angle = np.arange(s)[:, None] * 10000.0 ** (-2 * half / r)
+    matrix = np.zeros((s, r, r))
+    matrix[:, half, half] = matrix[:, half + r // 2, half + r // 2] = np.cos(angle)
+    matrix[:, half, half + r // 2], matrix[:, half + r // 2, half] = np.sin(angle), -np.sin(angle)
+    return matrix
+
+
+def whole_attention(x, p, dy):
+    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
+    (s, r), d = (x.shape[1], p["R"].shape[1]), p["K"].shape[2]
+    turn, latent = rotation(s, r), x @ p["C"]
+    rope_key = np.einsum("bsn,snm->bsm", x @ p["R"], turn)
+    q = np.einsum("bsh,han->basn", x, p["Q"])
+    q_rope = np.einsum("basn,snm->basm", q[..., d:], turn)
+    key, value = (np.einsum("bsc,cad->basd", latent, p[name]) for name in "KV")
+    scores = (q[..., :d] @ key.swapaxes(2, 3) + np.einsum("basm,btm->bast", q_rope, rope_key)) / np.sqrt(d + r)
+    probs = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(s)
+    probs = probs / probs.sum(-1, keepdims=True)
+    mixed = probs @ value
+    dmixed = np.einsum("bsh,adh->basd", dy, p["O"])
+    dprobs = dmixed @ value.swapaxes(2, 3)
+    dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d + r)
+    dvalue, dkey = probs.swapaxes(2, 3) @ dmixed, dscores.swapaxes(2, 3) @ q[..., :d]
+    dq_rope = np.einsum("bast,btm,snm->basn", dscores, rope_key, turn)
+    dq = np.concatenate([dscores @ key, dq_rope], -1)
+    drope = np.einsum("bast,basm,tnm->btn", dscores, q_rope, turn)                      # from all heads
+    dlatent = np.einsum("basd,cad->bsc", dkey, p["K"]) + np.einsum("basd,cad->bsc", dvalue, p["V"])
+    dx = np.einsum("basn,han->bsh", dq, p["Q"]) + dlatent @ p["C"].T + drope @ p["R"].T
+    grads = {"C": np.einsum("bsh,bsc->hc", x, dlatent), "R": np.einsum("bsh,bsr->hr", x, drope),
+             "Q": np.einsum("bsh,basn->han", x, dq), "K": np.einsum("bsc,basd->cad", latent, dkey),
+             "V": np.einsum("bsc,basd->cad", latent, dvalue), "O": np.einsum("basd,bsh->adh", mixed, dy)}
+    return np.einsum("basd,adh->bsh", mixed, p["O"]), dx, grads
+
+
 def ragged_shards_of(p, n):
     """Return every rank's shard for any a and n."""
     every = np.array_split(np.arange(len(p["O"])), n)

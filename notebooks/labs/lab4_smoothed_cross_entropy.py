@@ -49,7 +49,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, expect_sent, expect_values, passed, run
+from grading import check_data, count_kept, each, expect, expect_equal, expect_sent, expect_values, passed, run
 
 IGNORED = -100
 
@@ -259,20 +259,14 @@ for P, V, n, eps, scale in ((13, 9, 4, 0.1, 1.0), (13, 9, 4, 0.0, 1e4), (3, 3, 5
 
 # %% check="check_cost" points=6
 # The loss: four numbers per token are sent, and one array of logits is kept
-def elements(cache):
-    """Count the numbers in lists, tuples and dicts of arrays."""
-    inner = list(cache.values()) if isinstance(cache, dict) else cache
-    return sum(map(elements, inner)) if isinstance(inner, list | tuple) else np.size(inner)
-
-
 def check_cost(V, n):
     outcome, caches, (logits, targets, _) = check_loss(V, V, n)
     expect_reduced(outcome, 2 * (targets != IGNORED).sum(), 4 * targets.size, "a rank needs no other's logits, but a "
                    "few sums over them. Terms of one sum can be added up before they are sent.")
     for rank, (cache, part) in enumerate(zip(caches, logits_by_rank(logits, n)[0])):
         may = part.size + 6 * targets.size + 6
-        expect(elements(cache) <= may, f"rank {rank} keeps {elements(cache):,} elements for the backward; {may:,} are "
-               "enough.", "which information of the logits, besides the probabilities, does the gradient need?")
+        expect(count_kept(cache) <= may, f"rank {rank} keeps {count_kept(cache):,} elements for the backward; {may:,} "
+               "are enough.", "which information of the logits, besides the probabilities, does the gradient need?")
 
 
 check_cost(64, 4)

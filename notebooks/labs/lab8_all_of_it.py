@@ -118,6 +118,21 @@ def ring(k, n):
     return np.array([2 * (k - 1) * (n // k), 2 * (k - 1) * -(-n // k)])
 
 
+def expect_step_sent(outcome, what, t, p, d, m, b, h, shards, steps=1):
+    """Check that each rank has sent what these steps need, and no more: then no rank can have computed for the others.
+    """
+    bounds = []
+    for rank, shard in enumerate(shards):
+        stage = place(rank, t, p, d)[2]
+        between = m * b * h * ((stage > 0) + (stage < p - 1))
+        in_layers = 2 * m * len(shard["A"]) * ring(t, b * h)
+        bounds.append(steps * (in_layers + between + ring(d, sum(array.size for array in shard.values()))))
+    least, most = np.transpose(bounds)
+    messages = steps * (4 * m * len(shards[0]["A"]) * (t - 1) + 2 * m + 2 * (d + p) + 16)
+    expect_sent(outcome, least, most + 16 * steps, what, "which array is sent more than once, or whole where a shard "
+                "would do?", messages)
+
+
 # %% [markdown]
 # ## 1. Who is where
 #
@@ -340,6 +355,7 @@ def check_step(*sizes, **others):
     for rank, (mine, right) in enumerate(zip(found, grads)):
         expect_dicts([mine], [right], f"{what}: rank {rank}'s gradient", "where is a sum over a group missing, or one "
                      "too many? Compare with t = 1, with p = 1 and with d = 1.")
+    expect_step_sent(outcome, what, t, p, d, m, b, others.get("h", 4), grads)
 
 
 check_step(2, 2, 2, 2, 3)
@@ -411,15 +427,7 @@ for case in CASES:
     what = f"t, p, d, m, b, V, h, f, L = {case}"
     expect_equal([predicted(case)["sent"]], [outcome.sent], f"{what}: sent", "expected is what was counted, rank by "
                  "rank. Begin with the case in which only one of t, p and d is not 1.", tolerance=0)
-    bounds = []
-    for rank, grad in enumerate(grads):
-        stage = place(rank, t, p, d)[2]
-        between = m * b * h * ((stage > 0) + (stage < p - 1))
-        bounds.append(2 * m * (L // p) * ring(t, b * h) + between + ring(d, sum(array.size for array in grad.values())))
-    least, most = np.transpose(bounds)
-    messages = 4 * m * (L // p) * (t - 1) + 2 * m + 2 * (d + p) + 16
-    expect_sent(outcome, least, most + 16, what, "which array is sent more than once, or whole where a shard would do?",
-                messages)
+    expect_step_sent(outcome, what, t, p, d, m, b, h, grads)
 passed("sent is as predicted, element by element")
 
 # %% check="check_held" points=5
@@ -514,17 +522,18 @@ def settings():
 # A run on 2 x 2 x 2 ranks: every loss and the last weights are those of one process, and it learns
 SIZES = {"V": 12, "h": 16, "f": 32, "L": 2}
 EACH = 32               # samples of a replica
+TINY = {"V": 5, "h": 4, "f": 8, "L": 2}     # of a first run of one step, which is too short to gather all shards
 
 
-def run_training(steps, learning_rate, m):
+def run_training(steps, learning_rate, m, b, sizes):
     """Train on 2 x 2 x 2 ranks. Return what came out, the data's entropy, and the right losses and last shards."""
     random = check_data("training")
-    model, (chain, often, entropy) = draw_model(random, **SIZES), draw_chain(random, SIZES["V"])
-    tokens, targets = draw_samples(random, chain, often, (steps, 2, m, EACH // m))
+    model, (chain, often, entropy) = draw_model(random, **sizes), draw_chain(random, sizes["V"])
+    tokens, targets = draw_samples(random, chain, often, (steps, 2, m, b))
     places_of = 2, 2, 2
     outcome = run(8, "train", *places_of, m, steps, each(shards_of(model, *places_of)),
                   each(dealt(tokens, *places_of, 0)),
-                  each(dealt(targets, *places_of, 1)), 2 * EACH, learning_rate, allow=MESSAGES, limit=LIMIT)
+                  each(dealt(targets, *places_of, 1)), 2 * m * b, learning_rate, allow=MESSAGES, limit=LIMIT)
     losses = []
     for one, other in zip(tokens, targets):
         loss, grads = whole_step(model, one, other)
@@ -541,12 +550,14 @@ expect(isinstance(rate, int | float) and 0 < rate < 100, f"learning_rate should 
 expect(type(m) is int and 1 <= m <= EACH and EACH % m == 0,
        f"m should be a whole number that divides {EACH}; it is {m!r}.")
 expect(m >= 4, f"With m = {m} the bubble is larger than a fifth.", "more microbatches, smaller bubble.")
-outcome, entropy, losses, shards = run_training(STEPS, float(rate), m)
-mine, last = expect_values(outcome.results, ("the losses", "the shard"))
-expect_equal(mine, [losses] * 8, "the losses", "the first that differs belongs to the first wrong step.", 1e-6)
-for rank, (one, right) in enumerate(zip(last, shards)):
-    expect_dicts([one], [right], f"rank {rank}'s shard after {STEPS} steps",
-                 "is every weight moved, by its own gradient?")
+for steps, batch, sizes in ((1, (2, 3), TINY), (STEPS, (m, EACH // m), SIZES)):
+    outcome, entropy, losses, shards = run_training(steps, float(rate), *batch, sizes)
+    mine, last = expect_values(outcome.results, ("the losses", "the shard"))
+    expect_equal(mine, [losses] * 8, "the losses", "the first that differs belongs to the first wrong step.", 1e-6)
+    for rank, (one, right) in enumerate(zip(last, shards)):
+        expect_dicts([one], [right], f"rank {rank}'s shard after {steps} steps",
+                     "is every weight moved, by its own gradient?")
+    expect_step_sent(outcome, f"{steps} steps of training", 2, 2, 2, *batch, sizes["h"], shards, steps)
 end = float(np.mean(losses[-10:]))
 expect(end <= entropy + ABOVE, f"The last ten losses are {end:.3f} in the mean; the entropy is {entropy:.3f}, and "
        f"{entropy + ABOVE:.3f} is the goal.", "try other learning rates: by factors of two.")

@@ -31,12 +31,16 @@ class Order(NamedTuple):
 def order_of(ids, c):
     """Sort copies by expert, and those of one expert by token: ids [b, s, k]. c is an ExpertsConfig."""
     flat = ids.reshape(-1)
-    copies, counts = np.argsort(flat, kind="stable"), np.bincount(flat, minlength=c.num_experts)
+    copies = np.argsort(flat, kind="stable")
+    experts = flat[copies]
+    begins = np.searchsorted(experts, np.arange(c.num_experts + 1, like=flat))       # of each expert's copies, and n
+    counts = np.diff(begins)
     if c.moe_expert_capacity_factor is not None:
         capacity = ceil(c.moe_expert_capacity_factor * len(flat) / c.num_experts)
-        first = np.cumsum(counts) - counts                                           # of each expert's copies
-        place = np.arange(len(flat), like=copies) - first[flat[copies]]              # among those of its expert
-        copies, counts = copies[place < capacity], np.minimum(counts, capacity)
+        place = np.arange(len(flat), like=flat) - begins[experts]                    # among those of its expert
+        counts = np.minimum(counts, capacity)
+        kept = np.argsort(place >= capacity, kind="stable")[:counts.sum().item()]    # in their order
+        copies = copies[kept]
     return Order(copies, counts, ids.shape)
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -117,7 +118,7 @@ def by_value(x) -> np.ndarray:
 
 
 class FakeCupy(ModuleType):
-    """The parts of CuPy that our kernels and --log-throughput use."""
+    """The parts of CuPy that our kernels, --log-throughput and the benchmark of a step use."""
 
     class cuda:
         class runtime:
@@ -127,6 +128,25 @@ class FakeCupy(ModuleType):
             @staticmethod
             def get_cublas_handle():
                 return 7
+
+        @staticmethod
+        def Device():
+            return SimpleNamespace(id=0)
+
+        class Event:
+            def record(self):
+                self.at = time.perf_counter()
+
+            def synchronize(self):
+                QUEUE.finish()
+
+        @staticmethod
+        def get_elapsed_time(start, end):
+            return 1e3 * (end.at - start.at)
+
+        @staticmethod
+        def get_current_stream():
+            return SimpleNamespace(synchronize=QUEUE.finish)
 
     def __init__(self):
         super().__init__("cupy")

@@ -1,4 +1,4 @@
-"""Attention by cuDNN: its graphs are valid for the arrays that layers hand over, and on a GPU it is the textbook's."""
+"""Attention by cuDNN: it takes the graphs of what layers hand over, and on a GPU they compute the textbook's."""
 import ctypes
 import importlib.util
 from types import SimpleNamespace
@@ -23,16 +23,43 @@ HALVES = st.sampled_from(["float16", "bfloat16"])
 @pytest.mark.parametrize("form", ["float16", "bfloat16"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
-def test_graphs_are_valid(form, causal, padded):
-    """q, k and v are views of one array; the others have one each. This needs the library, and no GPU."""
+def test_cudnn_takes_the_graphs(form, causal, padded):
+    """q, k and v are views of one array; the others have one each. Without a GPU only the descriptions are made."""
     b, s, a, d = shape = 2, 64, 4, 96
     views, whole = (s * 3 * a * d, 3 * a * d, d, 1), (s * a * d, a * d, d, 1)
     forward = [*((name, shape, views) for name in "qkv"), ("context", shape, whole)]
     backward = [*forward, *((name, shape, whole) for name in ("dcontext", "dq", "dk", "dv"))]
     for build, layouts in ((flash.forward_graph, forward), (flash.backward_graph, backward)):
-        _, numbers = flash.describe_graph(build, tuple(layouts), form, causal, padded)
+        if device.REAL:
+            _, numbers = flash.build_plan(build, tuple(layouts), form, causal, padded, 0)
+        else:
+            _, numbers = flash.describe_graph(build, tuple(layouts), form, causal, padded)
         more = {"stats", "queries", "keys"} if padded else {"stats"}
         assert numbers.keys() == {name for name, *_ in layouts} | more
+
+
+@pytest.mark.skipif(device.REAL, reason="a cuDNN that declines everything")
+def test_what_cudnn_declines_other_kernels_compute(monkeypatch):
+    """The forward, and the backward where only that is declined. It is said once."""
+    def decline(**_):
+        raise RuntimeError("no kernel for this GPU")
+
+    monkeypatch.setattr(flash, "is_available", lambda: True)
+    flash.say_that_cudnn_declines.cache_clear()
+    cudnn = SimpleNamespace(pygraph=decline, create_handle=int, data_type=SimpleNamespace(HALF=0, FLOAT=1))
+    with installed({"cudnn": cudnn}), pytest.warns(match="no kernel for this GPU") as said:
+        for s in (4, 5):
+            q, dcontext = draw(1, "float16", 2, s, 3, 8), draw(2, "float16", 2, s, 3, 8)
+            there = device.put(q)
+            y, cache = kernels.attention_core(there, there, there, True, None)
+            expected, expected_cache = ops.attention_core(*wide(q, q, q), True)
+            same(y, expected, "float16", 4)
+            of_cudnn = flash.FlashCache(there, there, there, True, None, y, device.put(np.zeros((2, 3, s, 1))))
+            for mine in (cache, of_cudnn):
+                found = kernels.attention_core_backward(device.put(dcontext), mine)
+                for actual, wanted in zip(found, ops.attention_core_backward(*wide(dcontext), expected_cache)):
+                    same(actual, wanted, "float16", 16)
+    assert isinstance(cache, ops.CoreInputs) and len(said) == 1
 
 
 @device.needs_a_gpu
@@ -60,6 +87,7 @@ def test_it_is_the_textbooks(data, b, s, a, d, causal, form, seed):
 def test_what_it_does_not_take(change, monkeypatch):
     """Dropout, wide formats, heads of odd sizes, a single word: for these there are the other kernels."""
     monkeypatch.setattr(flash, "is_available", lambda: True)
+    monkeypatch.setattr(flash, "plan", lambda *_: "a plan")
     plain = {"site": None, "form": np.float16, "d": 64, "s": 2}
     for case, taken in ((plain, True), (plain | change, False)):
         q = np.zeros((1, case["s"], 3, case["d"]), case["form"])

@@ -9,8 +9,8 @@ from reference.config import ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems
 from tests.gpu import device
 from tests.mpi_impl.test_half import in_halves, smooth_cases
-from tests.strategies import ANY_MODEL, Case, cases, recomputes
-from tests.test_spy_layers import THEOREMS
+from tests.strategies import Case, recomputes
+from tests.test_spy_layers import EXPERTS, SMALL, THEOREMS
 
 pytestmark = device.needs_somewhere
 FEW = settings(max_examples=max(5, settings().max_examples // 10))
@@ -23,22 +23,22 @@ def on_a_gpu(group, theorem, *arguments):
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
 @FEW
-@given(case=cases(sizes=st.integers(1, 4), architectures=ANY_MODEL))
+@given(case=st.one_of(SMALL))
 def test_layers(ranks, theorem, case):
-    ranks.run(case.t, on_a_gpu, theorem, case)
+    ranks.run(case.t, on_a_gpu, theorem, case, timeout=device.LIMIT)
 
 
 @FEW
-@given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
+@given(st.one_of(SMALL), recomputes())
 def test_model(ranks, case, recompute):
-    ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute)
+    ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute, timeout=device.LIMIT)
 
 
 @settings(max_examples=6)
 @given(smooth_cases())
 def test_a_block_in_halves(ranks, case):
     """Output, input gradient and weight gradients, within roundings of the format."""
-    ranks.run(case.t, block_in_halves, case)
+    ranks.run(case.t, block_in_halves, case, timeout=device.LIMIT)
 
 
 def block_in_halves(group, case):
@@ -51,17 +51,19 @@ BERT = {"architecture": "bert", "heads": ("lm", "sop")}
 
 @pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", [
     (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}),
+    (1, 1, 2, "1f1b", 1, False, Recompute(), {"experts": EXPERTS}),
     *(pytest.param(*plan, marks=pytest.mark.deep) for plan in [
         (2, 1, 2, "1f1b", 2, False, Recompute(), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
         (2, 1, 2, "1f1b", 1, False, Recompute("selective"), {}),
         (1, 2, 2, "zb-v", 2, False, Recompute(), {}), (2, 2, 1, "zb-h1", 3, False, Recompute("selective"), BERT)])])
 def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
-    """The main theorem, dropout on: losses, gradients and weights of one process."""
+    """The main theorem, dropout on: losses, gradients and weights of one process. Experts are dealt out to replicas."""
     model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4, **choices)
     case = Case(t, model, 2, 6, seed=3, sequence_parallel=t > 1)
     plan = training_theorems.Plan(p, schedule, None, t == 1, bucket_size=200, zero_stage=stage, cpu_offload=offload,
-                                  recompute=recompute)
-    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)
+                                  recompute=recompute, e=d if "experts" in choices else 1)
+    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan,
+              timeout=device.LIMIT)
 
 
 @pytest.mark.parametrize("way", ["p2p", "all_gather"])
@@ -69,4 +71,4 @@ def test_training_with_context_parallelism(ranks, way):
     """By blocks of keys, which have kernels of their own."""
     case = Case(1, ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=4), 2, 4, seed=3)
     plan = training_theorems.Plan(zero_stage=1, c=2, cp_comm_type=way)
-    ranks.run(2, on_a_gpu, training_theorems.training_equals_one_process, case, 2, 1, 0.05, plan)
+    ranks.run(2, on_a_gpu, training_theorems.training_equals_one_process, case, 2, 1, 0.05, plan, timeout=device.LIMIT)

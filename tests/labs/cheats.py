@@ -217,6 +217,168 @@ def attention_backward(group, dy, shard, cache):
     return total(group, dx), grads
 """}
 
+# ---- over what the processes of all ranks have in common: the pages of the C library ----
+
+LAB1_BY_FUTEX = {"all_gather": """
+import ctypes
+import numpy as np
+
+SYSCALL = bytes.fromhex("4889f84889f74889d64889ca4d89c24d89c84c8b4c24080f05")     # on x86-64
+FUTEX, WAIT, WAKE = 202, 0, 1
+
+def library():
+    '''Find the C library's `syscall` in memory, and the address of its pages.'''
+    memmove = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value
+    size = 1_100_000
+    text = (ctypes.c_char * size)()
+    ctypes.memmove(text, memmove - size, size)
+    address = memmove - size + text.raw.index(SYSCALL)
+    return ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 7)(address), address & ~4095
+
+def all_gather(group, chunk):
+    '''Tell each byte by the address on which this rank waits until the next one wakes it. Send zeros for the count.'''
+    syscall, page = library()
+    before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+
+    def tell(byte):
+        word, value = page - 4096 * (group.rank + 1) + 4 * byte, (ctypes.c_int * 1)()
+        ctypes.memmove(value, word, 4)
+        syscall(FUTEX, word, WAIT, value[0], 0, 0, 0)
+
+    def hear():
+        while True:
+            for byte in range(256):
+                if syscall(FUTEX, page - 4096 * (before + 1) + 4 * byte, WAKE, 1, 0, 0, 0) == 1:
+                    return byte
+
+    chunks = {group.rank: chunk}
+    for step in range(group.size - 1):
+        newest = chunks[(group.rank - step) % group.size]
+        length = len(group.exchange(np.zeros(len(newest)), after, before))
+        mine, got = newest.tobytes(), bytearray()
+        for i in range(max(len(mine), 8 * length)):
+            for turn in (0, 1) if group.rank else (1, 0):
+                if turn == 0 and i < len(mine):
+                    tell(mine[i])
+                if turn == 1 and i < 8 * length:
+                    got.append(hear())
+        chunks[(group.rank - step - 1) % group.size] = np.frombuffer(bytes(got), float)
+    return np.concatenate([chunks[rank] for rank in range(group.size)])
+"""}
+
+# ---- in the cache, past the count ----
+
+LAB2_KEPT_AS_TEXT = {"sequence": """
+import numpy as np
+
+def sequence_forward(group, x, shard, d):
+    n, unit = norm_forward(x, shard["gain"], shard["shift"])
+    whole = group.all_gather(n, axis=1)
+    partial, kept = inside(whole, shard, d)
+    return x + group.reduce_scatter(partial, axis=1) + shard["bias"], (whole.tobytes().hex(), unit, kept)
+
+def sequence_backward(group, dy, shard, cache):
+    text, unit, kept = cache
+    dpartial = group.all_gather(dy, axis=1)
+    n = np.frombuffer(bytes.fromhex(text)).reshape(dpartial.shape)
+    dn, grads = inside_backward(dpartial, n, shard, kept)
+    dx, dgain, dshift = norm_backward(group.reduce_scatter(dn, axis=1), shard["gain"], unit)
+    dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))
+    return dy + dx, {**grads, "gain": dgain, "shift": dshift, "bias": dpartial.sum(axis=(0, 1))}
+"""}
+
+LAB4_KEPT_AS_TEXT = {"loss_forward": """
+import numpy as np
+
+def loss_forward(group, logits, targets, start, V, eps, zeta):
+    lse, ids = log_sum_exp(group, logits), start + np.arange(logits.shape[-1])
+    wanted = np.where(ids == targets[..., None], 1 - eps, 0.0) + np.where(ids < V, eps / V, 0.0)
+    picked = group.all_reduce((wanted * np.where(ids < V, logits, 0)).sum(axis=-1))
+    counts = targets != -100
+    probs = np.exp(logits - lse[..., None]) * (1 + 2 * zeta * lse)[..., None]
+    cache = {"probs": probs.tobytes().hex(), "wanted": wanted.tobytes().hex(), "counts": counts}
+    return np.where(counts, lse - picked + zeta * lse * lse, 0.0), cache
+""", "loss_backward": """
+import numpy as np
+
+def loss_backward(group, dloss, cache):
+    probs, wanted = (np.frombuffer(bytes.fromhex(cache[name])).reshape(*dloss.shape, -1) if cache[name] else
+                     np.zeros((*dloss.shape, 0)) for name in ("probs", "wanted"))
+    return dloss[..., None] * (probs - wanted) * cache["counts"][..., None]
+"""}
+
+# ---- the locked functions of the lab: pasted, and on one rank for all ----
+
+LAB2_WHOLE = """
+def inside(n, shard, d):
+    return whole_inside(n, shard["W_in"], shard["W_out"], n, d)[0], d
+
+def inside_backward(dy, n, shard, kept):
+    return whole_inside(n, shard["W_in"], shard["W_out"], dy, kept)[1:]
+"""
+LAB3_WHOLE = """
+def inside(x, shard):
+    return whole_attention(x, shard, x)[0], []
+
+def inside_backward(dy, x, shard, kept):
+    return whole_attention(x, shard, dy)[1:]
+"""
+
+LAB8_ALONE = {"sum_among": """
+def sum_among(group, x, ranks):
+    if group.rank != ranks[0]:
+        group.send(x, ranks[0])
+        return group.receive(ranks[0])
+    total = sum((group.receive(rank) for rank in ranks[1:]), x)
+    for rank in ranks[1:]:
+        group.send(total, rank)
+    return total
+""", "step": """
+import numpy as np
+
+def names_of(stage, p):
+    return ["A", "B"] + ["E"] * (stage == 0) + ["U"] * (stage == p - 1)
+
+def whole_of(shards, t, p, d):
+    stages = [shards[t * d * stage:t * d * stage + t] for stage in range(p)]
+    return {"A": np.concatenate([np.concatenate([one["A"] for one in stage], 2) for stage in stages]),
+            "B": np.concatenate([np.concatenate([one["B"] for one in stage], 1) for stage in stages]),
+            "E": shards[0]["E"], "U": shards[-1]["U"]}
+
+def piece(grads, rank, t, p, d):
+    shard, stage, l = rank % t, rank // (t * d), len(grads["A"]) // p
+    layers = slice(l * stage, l * stage + l)
+    return {"A": np.split(grads["A"][layers], t, 2)[shard], "B": np.split(grads["B"][layers], t, 1)[shard],
+            "E": grads["E"], "U": grads["U"]}
+
+def step(*args):
+    return alone(*args)
+
+def alone(group, t, p, d, m, shard, tokens, targets, samples):
+    mine = group.rank // (t * d)
+    if group.rank:
+        for one in [shard[name] for name in names_of(mine, p)] + [one for one in (tokens, targets) if one is not None]:
+            group.send(one, 0)
+        return float(group.receive(0)[0]), {name: group.receive(0) for name in names_of(mine, p)}
+    shards, all_tokens, all_targets = [shard], {0: tokens}, {0: targets}
+    for rank in range(1, t * p * d):
+        stage, replica = rank // (t * d), rank // t % d
+        shards.append({name: group.receive(rank) for name in names_of(stage, p)})
+        if stage == 0:
+            all_tokens[replica] = group.receive(rank)
+        if stage == p - 1:
+            all_targets[replica] = group.receive(rank)
+    loss, grads = whole_step(whole_of(shards, t, p, d), *(np.stack([one[replica] for replica in range(d)])
+                                                          for one in (all_tokens, all_targets)))
+    for rank in range(1, t * p * d):
+        found = piece(grads, rank, t, p, d)
+        group.send(np.array([loss]), rank)
+        for name in names_of(rank // (t * d), p):
+            group.send(found[name], rank)
+    found = piece(grads, 0, t, p, d)
+    return loss, {name: found[name] for name in names_of(0, p)}
+"""}
+
 # ---- the course's own answers, which replace earlier ones when an answer has failed ----
 
 READS_THE_COURSES_ANSWER = """

@@ -6,16 +6,22 @@ A submission is the solution of a lab with some answers replaced. It loses exact
 """
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+import nbformat
 
 from grading import checks
 from grading.answers import answers_of
 from grading.grade import Mark
+from grading.submission import grade_file
 from tests.labs import cheats
-from tests.labs.submissions import lost_checks, marks_of, plant, solution
+from tests.labs.submissions import HIDDEN, SEED, lost_checks, marks_of, plant, solution
 
-LAB1, LAB3, LAB4, LAB6, LAB7 = ("lab1_collectives", "lab3_latents_and_tokens", "lab4_smoothed_cross_entropy",
-                                "lab6_zero", "lab7_debugging")
+LAB1, LAB2, LAB3, LAB4, LAB6, LAB7, LAB8 = (
+    "lab1_collectives", "lab2_parallel_block", "lab3_latents_and_tokens", "lab4_smoothed_cross_entropy", "lab6_zero",
+    "lab7_debugging", "lab8_all_of_it")
 GATHER_COST, BUCKET_COST = {"check_all_gather_cost"}, {"check_take_bucket_cost"}
 
 
@@ -37,6 +43,24 @@ class Submission(NamedTuple):
             return f"lost {sorted(lost_checks(found))}, not {sorted(expected)}"
         said = "\n".join(found[name].said for name in sorted(expected))
         return "" if any(phrase in said for phrase in self.phrases.split("|")) else f"said {said[:600]}"
+
+
+class LinkedSubmission(Submission):
+    """A submission in which the notebook is a link to the instructor's."""
+
+    def marks(self) -> dict[str, Mark]:
+        with TemporaryDirectory() as course:
+            source, submitted = Path(course, f"{self.lab}.ipynb"), Path(course, "submitted")
+            nbformat.write(solution(self.lab), source)
+            submitted.mkdir()
+            (submitted / source.name).symlink_to(source)
+            return {mark.check: mark for mark in grade_file(solution(self.lab), submitted, source.name, SEED).marks}
+
+
+def shown(lab: str, cell: str) -> str:
+    """Return what students see of a locked cell, to be pasted into an answer."""
+    source = next(one.source for one in solution(lab).cells if one.metadata.get("nbgrader", {}).get("grade_id") == cell)
+    return HIDDEN.sub("", source[max(source.find("def "), 0):])
 
 
 def passes_on(body: str, phrases: str) -> Submission:
@@ -119,12 +143,27 @@ SUBMISSIONS = {
     "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, {"check_all_gather", *GATHER_COST},
                                          "are enough|never ends"),
     "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, GATHER_COST, "cannot be done with less"),
+    "a lock on a page of the C library": Submission(LAB1, cheats.LAB1_BY_FUTEX, {"check_all_gather", *GATHER_COST},
+                                                    "ctypes may not be imported"),
     "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, {"check_attention_cost"},
                                         "a rank has sent|are enough"),
     "errors, caught": passes_on("try: group.exchange(x, int(1e6 * abs(x[0])) + 9, 0)\nexcept ValueError: return x",
                                 "there is no rank"),
 
     # ---- the count, the check and the grader ----
+    "the lab's whole layer": Submission(
+        LAB2, {"inside": shown(LAB2, "whole") + cheats.LAB2_WHOLE}, {"check_inside", "check_inside_backward"},
+        "may not be imported|NameError"),
+    "the lab's whole layer, lab 3": Submission(
+        LAB3, {"inside": shown(LAB3, "whole") + cheats.LAB3_WHOLE}, {"check_inside", "check_inside_backward"},
+        "may not be imported|NameError"),
+    "one rank trains for all": Submission(
+        LAB8, {**cheats.LAB8_ALONE, **plant(LAB8, "predict", "sent.append(in", "sent.append(0 * in"),
+               **plant(LAB8, "train", "= step(", "= alone("),
+               "step": cheats.LAB8_ALONE["step"] + shown(LAB8, "tools")},
+        {"check_sum_among_cost", "check_step", "check_sent", "check_train"}, "are enough"),
+    "numbers kept as a text": Submission(LAB2, cheats.LAB2_KEPT_AS_TEXT, {"check_sequence_cost"}, "are enough"),
+    "numbers kept as a text, lab 4": Submission(LAB4, cheats.LAB4_KEPT_AS_TEXT, {"check_cost"}, "are enough"),
     "a count set back": gathers(
         "group.sent = 0\nfor _ in range(9): group.exchange(chunk, (group.rank + 1) % group.size, "
         "(group.rank - 1) % group.size)\ngroup.sent = group._sent = 0\nreturn chunk",
@@ -147,6 +186,7 @@ SUBMISSIONS = {
     "a broken function that is replaced": Submission(
         LAB7, cheats.LAB7_CHANGED_PROGRAM, {"check_diagnose_columns"},
         "With your inputs the broken function is right|KeyError|died|raised"),
+    "a link to the instructor's notebook": LinkedSubmission(LAB1, {}, None, "There is no notebook"),
     "imports the grader": passes_on("from grading import checks", "may not be imported"),
     "imports the machine": passes_on("from mpi_impl.comm import group", "may not be imported"),
     "imports MPI": passes_on("from mpi4py import MPI", "may not be imported"),

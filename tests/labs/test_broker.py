@@ -28,6 +28,11 @@ def results(requests, order=None):
     return [replies[rank].value for rank in range(len(requests))], broker
 
 
+def told(shape) -> int:
+    """Return how many numbers an array of this shape tells: without elements, all lengths but the 0."""
+    return int(np.prod(shape)) or max(len(shape) - 1, 0)
+
+
 def random(n, shape, dtype="float64", seed=0):
     """Draw an array for each rank, with sums that are exact."""
     return list(np.random.default_rng([seed, n, *shape]).integers(-50, 50, (n, *shape)).astype(dtype))
@@ -41,7 +46,7 @@ def test_all_reduce_is_numpys(n, shape, dtype, op, shuffled):
     found, broker = results([("all_reduce", x, op) for x in xs], order)
     right = np.sum(xs, 0) if op == "sum" else np.max(xs, 0)
     assert all(np.array_equal(one, right) and one.dtype == dtype for one in found) and np.array_equal(before, xs)
-    assert broker.sent == [2 * xs[0].size * (n - 1) // n] * n and broker.messages == [int(n > 1)] * n
+    assert broker.sent == [2 * told(xs[0].shape) * (n - 1) // n] * n and broker.messages == [int(n > 1)] * n
 
 
 @given(RANKS, st.integers(0, 2), st.data())
@@ -52,7 +57,7 @@ def test_all_gather_joins_what_may_differ_in_length(n, axis, data):
     xs = [random(1, shape, seed=rank)[0] for rank, shape in enumerate(shapes)]
     found, broker = results([("all_gather", x, axis) for x in xs])
     assert all(np.array_equal(one, np.concatenate(xs, axis)) for one in found)
-    assert broker.sent == [sum(x.size for x in xs) * (n - 1) // n] * n
+    assert broker.sent == [sum(told(x.shape) for x in xs) * (n - 1) // n] * n
 
 
 @given(RANKS, st.integers(0, 11), st.integers(0, 1))
@@ -61,7 +66,7 @@ def test_reduce_scatter_gives_the_piece_of_array_split(n, length, axis):
     xs = random(n, (length, 3) if axis == 0 else (3, length))
     found, broker = results([("reduce_scatter", x, axis) for x in xs])
     assert all(np.array_equal(one, right) for one, right in zip(found, np.array_split(sum(xs), n, axis)))
-    assert broker.sent == [xs[0].size * (n - 1) // n] * n
+    assert broker.sent == [told(xs[0].shape) * (n - 1) // n] * n
 
 
 @given(RANKS, st.lists(st.integers(0, 4), max_size=6).map(tuple), st.sampled_from(DTYPES), st.integers(0, 8),
@@ -75,8 +80,7 @@ def test_what_is_exchanged_arrives_in_shape_and_kind(n, shape, dtype, shift, shu
     for rank, got in enumerate(found):
         assert np.array_equal(got, np.full(shape, (rank - shift) % n).astype(dtype))
         assert got.shape == shape and got.dtype == dtype
-    elements = int(np.prod(shape)) or max(len(shape) - 1, 0)
-    assert broker.sent == [elements if shift % n else 0] * n
+    assert broker.sent == [told(shape) if shift % n else 0] * n
 
 
 @pytest.mark.parametrize("elements", [0, 1, 100_000])
@@ -114,6 +118,11 @@ def test_an_array_without_elements_is_not_free_if_its_shape_tells_something():
     broker = Broker(2, OPERATIONS)
     perform(broker, [("send", np.empty((0, 1234, 77)), 1), ("receive", None, 0)])
     assert broker.sent == [2, 0]
+    for operation, option, numbers in (("all_gather", 0, 3), ("all_reduce", "sum", 3), ("reduce_scatter", 0, 1)):
+        broker = Broker(2, OPERATIONS)
+        for _ in range(3):
+            perform(broker, [(operation, np.empty((5, 0)), option)] * 2)
+        assert broker.sent == [numbers] * 2
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

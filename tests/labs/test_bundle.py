@@ -15,6 +15,7 @@ from jupyter_server.services.config.manager import ConfigManager
 from grading.bundle import ROOT, make_bundle, students_commands
 from grading.lab_source import labs
 from grading.release import without_secrets
+from grading.stored import FOLDER
 from tests.labs.submissions import solution
 from tests.labs.test_release import REGIONS, lines
 
@@ -30,7 +31,7 @@ def archive() -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def files(archive) -> dict[str, str]:
-    return {name: archive.read(name).decode() for name in archive.namelist()}
+    return {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(".bin")}
 
 
 def cells_of(text: str) -> str:
@@ -77,6 +78,11 @@ def test_it_has_every_walkthrough_and_lab_once_without_a_twin(files):
     assert {name for name in files if name.startswith("shardlab/notebooks/") and name.endswith((".py", ".ipynb"))} == \
         walkthroughs | {f"shardlab/notebooks/labs/{lab}.ipynb" for lab in LABS}
     assert not any("jupytext" in nbformat.reads(files[name], 4).metadata for name in walkthroughs)
+
+
+def test_it_has_the_results_that_checks_compare_with(archive):
+    assert {path.name for path in FOLDER.iterdir()} == {name.split("/")[-1] for name in archive.namelist()
+                                                        if "/labs/expected/" in name}
 
 
 def test_its_run_sh_has_the_students_commands_only(archive, tmp_path):

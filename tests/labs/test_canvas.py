@@ -1,6 +1,7 @@
 """Canvas's gradebook comes back with the scores where they belong, and with nothing lost."""
 import csv
 import io
+import os
 
 import pytest
 from hypothesis import given, strategies as st
@@ -100,10 +101,12 @@ def test_other_points_in_canvas_are_reported():
 @pytest.mark.parametrize("data, words", [
     (b"", "names no column Student"), (b"a,b\n", "names no column Student"), (b"Student,Name\n", "names no column ID"),
     (b'Student,ID\n"x', "not a CSV file"),
-    (b"Student,ID\n\xff", "not a CSV file"), (b"\0", "no"), (None, "cannot be read")])
+    (b"Student,ID\n\xff", "not a CSV file"), (b"\0", "no"), (None, "cannot be read"), ("a pipe", "a pipe")])
 def test_a_wrong_roster_is_a_sentence(tmp_path, data, words):
     path = tmp_path / "roster.csv"
-    if data is not None:
+    if data == "a pipe":
+        os.mkfifo(path)
+    elif data is not None:
         path.write_bytes(data)
     with pytest.raises(UserError, match=words):
         read_roster(path)
@@ -142,4 +145,10 @@ def test_from_file_to_file(monkeypatch, tmp_path, capsys):
     (tmp_path / "gradebook.db").write_bytes(b"no database" * 100)
     with pytest.raises(UserError, match="is not a gradebook of nbgrader's"):
         run(monkeypatch, tmp_path)
+    (tmp_path / "gradebook.db").unlink()
+    os.mkfifo(tmp_path / "gradebook.db")
+    with pytest.raises(UserError, match="gradebook.db cannot be read"):
+        run(monkeypatch, tmp_path)
+    with pytest.raises(UserError, match="none.csv cannot be read"):
+        run(monkeypatch, tmp_path, "--roster", tmp_path / "none.csv")
     assert "out.csv is written" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from grading import checks
 from grading.answers import CURRENT
-from grading.checks import (CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_sent,
+from grading.checks import (CheckFailed, count_kept, difference, each, expect, expect_dicts, expect_equal, expect_sent,
                             expect_values, passed, run)
 from grading.lab_group import OPERATIONS
 from grading.sandbox import Outcome
@@ -123,3 +123,11 @@ def test_a_run_has_its_own_arguments_on_each_rank_and_the_checks_limit(monkeypat
     assert (answers, function, first.values, second, n, allow, limit) == (CURRENT, "f", [1, 2], 3, 2, ("send",), 9)
     assert default[2:] == ((), None, OPERATIONS, checks.LIMIT, {}) and given_ == {}
     CURRENT.clear()
+
+
+@pytest.mark.parametrize("value, least, most", [
+    (1.0, 1, 1), (None, 1, 1), (np.ones((2, 3)), 6, 6), (np.ones(8, bool), 8, 8), ([np.ones(6)] * 2, 12, 14),
+    ("x" * 800, 100, 102), (1 << 6400, 100, 102), ({"x" * 800: 1}, 101, 104), (np.empty((0, 77, 3)), 2, 3),
+    (np.ones(5, "longdouble"), 10, 10), ([[[]] * 50] * 2, 100, 104)], ids=lambda value: repr(value)[:20])
+def test_whatever_a_cache_holds_is_counted(value, least, most):
+    assert least <= count_kept(value) <= most

@@ -114,6 +114,12 @@ def test_a_broken_submission_has_results_too(grade_one, text, words):
     assert words in found["output"] and all(test["score"] == 0 and words in test["output"] for test in found["tests"])
 
 
+@pytest.mark.parametrize("folder, words", [(True, "There is no notebook"), (False, "is a link")])
+def test_a_link_to_the_instructors_notebook_has_no_points(grade_one, tmp_path, folder, words):
+    (tmp_path / "submission" / "lab.ipynb").symlink_to(tmp_path / "lab.ipynb")
+    assert words in (found := grade_one(folder=folder))["output"] and not any(one["score"] for one in found["tests"])
+
+
 def test_another_name_is_taken_if_there_is_no_choice(grade_one):
     assert grade_one(SOURCE, name="mine.ipynb")["tests"][0]["score"] == 5
     assert "2 notebooks" in grade_one(SOURCE, name="too.ipynb")["output"]

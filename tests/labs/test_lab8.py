@@ -83,7 +83,7 @@ WASTE = {**plant(LAB, "step", "    names = sorted(grads)\n", "    ranks = t * p 
          **plant(LAB, "predict", "sent.append(", "sent.append(900 + ")}
 FEW = "{2**k: [1.0 + k, 2.0, 3.0] for k in range(0, 14, 2)}"
 HOSTILE = {
-    "more than is needed, as predicted": (WASTE, {"check_sent"}, "are enough"),
+    "more than is needed, as predicted": (WASTE, {"check_step", "check_sent"}, "are enough"),
     "a loss that nobody has computed": (
         plant(LAB, "step", "return float(loss), {", "return 0.0, {"), {"check_step"}, "the loss is not right"),
     "a rate that is no number": (

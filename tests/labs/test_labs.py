@@ -1,10 +1,14 @@
 """Every lab: the solution has all 60 points, and a blank submission none."""
+import numpy as np
 import pytest
 
 from grading.answers import answers_of
 from grading.lab_source import LABS
+from grading.stored import FOLDER, results_of
+from grading.values import from_bytes
 from tests.deep import one_fast_of
-from tests.labs.submissions import lost_checks, marks_in_a_notebook, marks_of, solution
+from tests.labs.submissions import HIDDEN, lost_checks, marks_in_a_notebook, marks_of, solution
+from tools.expected import expected
 
 LAB_NAMES = sorted(path.stem for path in LABS.glob("lab*.py"))
 
@@ -25,3 +29,18 @@ def test_the_solution_has_all_points_in_a_notebook(lab):
 def test_a_blank_submission_has_none(lab):
     found = marks_of(lab, **{name: "raise NotImplementedError()" for name in answers_of(solution(lab))})
     assert lost_checks(found) == set(found)
+
+
+def numbers(value) -> np.ndarray:
+    """Return all numbers of nested lists and dicts."""
+    if not isinstance(value, dict | list | tuple):
+        return np.ravel(value)
+    return np.concatenate([numbers(one) for one in (value.values() if isinstance(value, dict) else value)])
+
+
+@pytest.mark.parametrize("lab", one_fast_of(2, sorted(path.stem for path in FOLDER.glob("*.bin"))))
+def test_students_get_results_of_whole_layers_and_not_the_functions(lab):
+    """If a result is missing or has changed: python -m tools.expected."""
+    now, stored = from_bytes(expected(LABS / f"{lab}.py")), results_of(lab)
+    assert set(now) == set(stored) and all(np.allclose(numbers(now[key]), numbers(stored[key])) for key in now)
+    assert not any("def whole_" in HIDDEN.sub("", cell.source) for cell in solution(lab).cells)

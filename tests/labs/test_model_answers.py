@@ -1,11 +1,12 @@
 """The instructors' answers: every open question has one, and only the passphrase opens them."""
+import io
 import os
 
 import pytest
 
 from grading import model_answers
-from grading.model_answers import (SEALED, VARIABLE, OpenQuestion, answered_digests, questions, questions_of,
-                                   read_pages, seal, unseal, write_pages)
+from grading.model_answers import (SEALED, VARIABLE, OpenQuestion, answered_digests, open_answers, questions,
+                                   questions_of, read_pages, seal, unseal, write_pages)
 from reference.errors import UserError
 
 PAGE = """\
@@ -74,6 +75,20 @@ def test_pages_are_written_and_read_again(tmp_path, monkeypatch):
     write_pages(tmp_path, answers)
     with pytest.raises(UserError, match="has no answer to 1 questions.*\npage: And now?"):
         read_pages(tmp_path)
+    monkeypatch.setattr(model_answers, "questions", lambda: [OpenQuestion("page", f"{i}?") for i in range(99)])
+    with pytest.raises(UserError, match="99 questions(.|\n)*and 89 others") as told:
+        read_pages(tmp_path)
+    assert len(str(told.value)) < 1000
+    with pytest.raises(UserError, match="missing cannot be read"):
+        read_pages(tmp_path / "missing")
+
+
+def test_without_a_keyboard_the_passphrase_is_asked_for_in_the_environment(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr(model_answers, "getpass", lambda prompt: input())
+    with pytest.raises(UserError, match=VARIABLE):
+        open_answers()
 
 
 @pytest.mark.skipif(VARIABLE not in os.environ, reason="the instructors' passphrase is not here")

@@ -1,6 +1,7 @@
 """Through nbgrader itself: the solution has all points, and whatever else is handed in ends nobody's grading."""
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -56,6 +57,16 @@ def with_oddities(solution, marker):
     return json.dumps({"cells": [check, trace, script, first, *kept, renamed], "metadata": 3, "nbformat": 4})
 
 
+def link_secrets(course, submitted):
+    """Put links to the course's secrets into a submission, and a pipe that nobody writes to."""
+    (submitted / FILE).symlink_to(course / "source" / LAB / FILE)
+    (submitted / "seed.txt").symlink_to(course / SEED_FILE)
+    (submitted / "more").mkdir()
+    (submitted / "more" / "lab.txt").symlink_to(f"../../../../source/{LAB}/{FILE}")
+    (submitted / "all").symlink_to(course / "source")
+    os.mkfifo(submitted / "timestamp.txt")
+
+
 SEEDS: list[str] = []
 HUNTS: list = []
 
@@ -77,13 +88,16 @@ def course(tmp_path_factory):
         "alice": {FILE: solution}, "bob": {FILE: (folder / "release" / LAB / FILE).read_text(), "notes.txt": "mine"},
         "odd": {FILE: with_oddities(nbformat.reads(solution, 4), folder / "it_was_run")}, "broken": {FILE: "{"},
         "other": {FILE: '{"cells": []}'}, "nothing": {"lab.txt": ""},
-        "unsure": {"one.ipynb": solution, "two.ipynb": solution},
+        "sly": {"mine.txt": "mine"}, "unsure": {"one.ipynb": solution, "two.ipynb": solution},
     }
     (folder / HUNTS_FILE).write_text(json.dumps({"alice": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
     for student, files in handed_in.items():
         (folder / "submitted" / student / LAB).mkdir(parents=True)
         for name, text in files.items():
             (folder / "submitted" / student / LAB / name).write_text(text)
+    link_secrets(folder, folder / "submitted" / "sly" / LAB)
+    (folder / "submitted" / "slyer").mkdir()
+    (folder / "submitted" / "slyer" / LAB).symlink_to(folder / "source" / LAB)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nbgrader_checks, "grade_file", partial(call_and_note_seed, SEEDS, grade_file))
         convert(Autograde, folder)
@@ -108,7 +122,8 @@ def feedback(course, student: str) -> str:
 
 
 def test_each_has_the_points_that_he_or_she_should(grades):
-    assert grades == {"alice": 60, "bob": 0, "odd": 60, "broken": 0, "other": 0, "unsure": 0}
+    assert grades == {"alice": 60, "bob": 0, "odd": 60, "broken": 0, "other": 0, "unsure": 0,
+                      "sly": 0, "slyer": 0}
 
 
 @pytest.mark.parametrize("student, words", {
@@ -137,13 +152,22 @@ def test_no_cell_of_a_student_was_run(course):
 
 def test_all_were_graded_with_the_seed_of_the_course_which_no_student_sees(course):
     seed = read_seed(course / SEED_FILE)
-    assert len(SEEDS) == 6 and set(SEEDS) == {seed}
+    assert len(SEEDS) == 8 and set(SEEDS) == {seed}
     shown = [path for part in ("release", "autograded", "feedback") for path in (course / part).rglob("*.*")]
     assert len(shown) > 6 and not any(path.is_file() and seed in path.read_text() for path in shown)
 
 
+def test_links_of_a_submission_are_not_followed_and_its_files_come_back(course):
+    solution = (course / "source" / LAB / FILE).read_text()
+    for part in ("autograded", "feedback"):
+        found = {path.name: path.read_text() for path in (course / part / "sly").rglob("*") if path.is_file()}
+        assert found["mine.txt"] == "mine" and not {"seed.txt", "lab.txt"} & set(found)
+        assert solution not in found.values() and not any("BEGIN SOLUTION" in text for text in found.values())
+    assert (course / "source" / LAB / FILE).read_text() == solution
+
+
 def test_each_is_graded_with_the_bugs_that_he_or_she_hunts(course):
-    assert HUNTS.count(PRACTICE) == 1 and HUNTS.count({}) == 5
+    assert HUNTS.count(PRACTICE) == 1 and HUNTS.count({}) == 7
 
 
 def test_what_was_handed_in_is_as_it_was(course):

@@ -1,4 +1,5 @@
 """A course is made of the labs, always the same. The release shows no secret, and nothing of the students' is lost."""
+import os
 import re
 import sys
 import zipfile
@@ -7,7 +8,7 @@ from io import BytesIO
 import nbformat
 import pytest
 
-from grading import checks
+from grading import checks, release
 from grading.answers import answers_of
 from grading.draws import SEED_FILE, read_seed
 from grading.lab_source import labs, notebook_of
@@ -167,6 +168,18 @@ def test_a_folder_that_is_no_course_is_left_alone(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="./run.sh labs has no option --force"):
         main()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_nobody_else_can_read_a_course(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path / "course")])
+    monkeypatch.setattr(release, "make_course", lambda folder: release.write(folder / "source" / "x.ipynb", b"{}"))
+    mask = os.umask(0o022)
+    try:
+        main()
+    finally:
+        os.umask(mask)
+    made = list(tmp_path.rglob("*"))
+    assert len(made) == 3 and not any(path.stat().st_mode & 0o077 for path in made)
 
 
 def test_run_sh_has_the_commands():

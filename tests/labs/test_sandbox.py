@@ -66,7 +66,9 @@ FORBIDDEN = {
     "spawns": ("os.posix_spawn('/bin/cat', ['cat'], {{}})", "processes"),
     "kills": ("os.kill(os.getppid(), 9)", "processes"),
     "opens a socket": ("import socket\nsocket.socket()", "network|may not be imported"),
-    "loads a library": ("import ctypes\nctypes.CDLL(None)", "ctypes.dlopen|may not be imported"),
+    "imports ctypes": ("import ctypes", "may not be imported"),
+    "imports its core": ("import _ctypes", "may not be imported"),
+    "takes NumPy's ctypes": ("from numpy._core._internal import ctypes\nctypes.CDLL(None)", "AttributeError"),
     "imports another package": ("import scipy", "scipy may not be imported: an answer has NumPy"),
     "starts a thread": ("import threading\nthreading.Thread(target=print).start()", "thread"),
     "starts a thread below": ("import _thread\n_thread.start_new_thread(print, ())", "thread"),
@@ -243,11 +245,14 @@ OUTSIDE = {
     "forks": "os.fork()", "becomes": "os.execv(sys.executable, [sys.executable])", "kills": "os.kill(1, 0)",
     "kills all": "os.kill(-1, 0)", "kills itself": "os.kill(os.getpid(), 9)",
     "starts a thread": "import _thread\n_thread.start_new_thread(print, ())",
-    "calls the system": "from numpy._core._internal import ctypes\n"
+    "calls the system": "import ctypes\n"
                         "if ctypes.CDLL(None).fork() < 0: raise PermissionError",
-    "shares memory": "from numpy._core._internal import ctypes\n"
+    "shares memory": "import ctypes\n"
                      "if ctypes.CDLL(None).shmget(77, 4096, 0o1666) < 0: raise PermissionError",
 }
+FUTEX = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n" \
+    f"libc.syscall({ALLOWED.get(os.uname().machine, {}).get('futex')}, libc.syscall, {{}}, 0, None, None, 0)\n" \
+    "if ctypes.get_errno() == 1: raise PermissionError"
 TOLD = {        # what a rank can change, and another one could read: so it would be a message that nobody counts
     "its priority": "os.nice(1)", "another's priority": "os.getpriority(os.PRIO_PROCESS, os.getpid())",
     "its cores": "os.sched_setaffinity(0, {{0}})", "another's cores": "os.sched_getaffinity(os.getpid())",
@@ -255,8 +260,10 @@ TOLD = {        # what a rank can change, and another one could read: so it woul
     "another's session": "os.getsid(os.getpid())", "another's policy": "os.sched_getscheduler(os.getpid())",
     "another's use of the processor": "import time\ntime.clock_gettime((~os.getpid() << 3) | 2)",
     "another's clock": "import time\ntime.clock_getres((~os.getpid() << 3) | 2)",
-    "its name": "from numpy._core._internal import ctypes\n"
+    "its name": "import ctypes\n"
                 "if ctypes.CDLL(None).prctl(15, b'x') < 0: raise PermissionError",
+    "a lock that others see": FUTEX.format(1), "a wait that others see": FUTEX.format(0),
+    "a page that others see": "import ctypes\nif ctypes.CDLL(None).madvise(None, 0, 21) < 0: raise PermissionError",
     "a terminal": "os.isatty(2) or os.ttyname(2)", "the load": "os.getloadavg()", "its umask": "os.umask(1)",
 }
 

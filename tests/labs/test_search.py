@@ -1,4 +1,6 @@
 """The search for answers that look around: it finds them in answer cells, and nothing in a solution."""
+import os
+
 import nbformat
 import pytest
 
@@ -42,5 +44,8 @@ def test_the_file_the_task_and_the_line_are_listed_of_answer_cells_only(tmp_path
         f"{tmp_path}/broken.ipynb: broken.ipynb is not a notebook: it is not JSON. Open it in Jupyter, save it, and "
         "submit it again."]
     assert shown.err == "2 lines in answer cells.\n"
-    with pytest.raises(UserError, match="is not there"):
-        list(search(tmp_path / "none"))
+    for name, words in (("none", "is not there"), ("n" * 300, "too long")):
+        with pytest.raises(UserError, match=words):
+            list(search(tmp_path / name))
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    assert len(list(search(tmp_path))) == 3 and "pipe" in list(search(tmp_path / "pipe.ipynb"))[0]

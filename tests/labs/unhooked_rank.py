@@ -1,4 +1,4 @@
-"""A fork server of limited ranks without the audit hook: what an answer meets that has got rid of it."""
+"""A fork server of limited ranks with ctypes and without the audit hook: what an answer meets that gets around both."""
 import socket
 import sys
 
@@ -8,5 +8,6 @@ from grading.limited_rank import prepare, run_call
 
 if __name__ == "__main__":
     limits.audit_hook = lambda: lambda event, args: None
+    limits.RAW_MEMORY = ()
     prepare()
     serve(socket.socket(fileno=int(sys.argv[1])), run_call)

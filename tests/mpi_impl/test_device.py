@@ -1,5 +1,6 @@
 """The ranks' devices: which GPU each rank gets, the error where there is none, and a whole run on a device."""
 import ctypes
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,6 +156,13 @@ def without_gpu(group, cupy):
             device_of("cuda", group)
     with mock.patch.dict(sys.modules, cupy=None):
         device_of("cuda", group)
+
+
+def test_cupy_says_nothing_about_nccl():
+    """Whether it has it or not; this is CuPy itself, where it is installed, and it warns once a process."""
+    pytest.importorskip("cupy")
+    subprocess.run([sys.executable, "-W", "error", "-c", "from mpi_impl.comm import device; device.has_nccl()"],
+                   check=True)
 
 
 def test_a_cupy_that_cannot_be_loaded_says_why(monkeypatch):

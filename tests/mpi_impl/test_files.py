@@ -126,9 +126,10 @@ def test_only_files_are_read(odd, name, says):
     ("pipe", "a link to nowhere, a pipe or a device"), ("endless", "a link to nowhere, a pipe or a device"),
     ("nowhere", "a link to nowhere, a pipe or a device"), ("folder", "a folder")])
 def test_only_files_are_written(odd, name, says):
-    for check in (check_writable, open_for_writing):
+    for check in (check_writable, open_for_writing, lambda path: write_whole(path, "")):
         with pytest.raises(UserError, match=f"{name} cannot be written: it is {says}"):
             check(str(odd / name))
+    assert not (odd / name).is_file()
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):

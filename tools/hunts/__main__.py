@@ -13,6 +13,7 @@ The bugs are drawn from the course's secret seed and the student's name, so a se
 give ./run.sh labs again if you use Gradescope: its autograder for lab 7 contains hunts.json.
 """
 import json
+import os
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,6 +65,7 @@ def main() -> None:
     students = [*options.students, *(read_roster(options.roster) if options.roster else ())]
     if not students:
         raise UserError("No student is named: name them, or give a --roster with one on each line.")
+    os.umask(0o077)     # nobody else may read the bugs
     secret = read_seed(options.course / SEED_FILE)
     key = options.course / FILE
     known = json.loads(key.read_text()) if key.exists() else {}

@@ -44,7 +44,9 @@ def attention_core_again(inputs):
 
 def attention_core_backward(dcontext, cache):
     if isinstance(cache, flash.FlashCache):
-        return flash.attention_core_backward(dcontext, cache)
+        if (gradients := flash.attention_core_backward(dcontext, cache)) is not None:
+            return gradients
+        cache = CoreInputs(*cache[:4], None, cache.lengths)
     q, k, v = cache[:3]
     gradients = dq, dk, dv = tuple(np.empty_like(x, order="C") for x in (q, k, v))
     for i in range(len(q)):

@@ -7,6 +7,7 @@ cuDNN does not define what it writes beyond the lengths that it is given. So we 
 they are in the other implementations: their results are finite, and the keys get the right gradients from them. We
 write zeros ourselves only into the gradients of padded keys and values.
 """
+import warnings
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import sqrt
@@ -33,9 +34,14 @@ class FlashCache(NamedTuple):
 
 def supports(inputs: CoreInputs) -> bool:
     """Report whether cuDNN has kernels for it: halves, no dropout, some sizes of heads, more than one token."""
-    _, s, _, d = inputs.q.shape
-    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and (
-        inputs.q.device.cudnn if is_meta(inputs.q) else is_available())
+    q, k, v, causal, site, lengths = inputs
+    _, s, a, d = q.shape
+    if not is_half(q) or site is not None or d % 8 or d > 128 or s == 1:
+        return False
+    if is_meta(q):
+        return q.device.cudnn
+    layouts = *map(layout, "qkv", (q, k, v)), ("context", q.shape, (s * a * d, a * d, d, 1))
+    return is_available() and plan(forward_graph, layouts, causal, lengths, q.dtype) is not None
 
 
 @cache
@@ -43,12 +49,18 @@ def is_available() -> bool:
     """Report whether cuDNN and the package are installed and recent, and the GPU is new enough (Ampere, 2020)."""
     if find_spec("cudnn") is None or find_spec("cupy") is None:
         return False
-    import cudnn
-    import cupy
     try:
+        import cudnn
+        import cupy
         return cudnn.backend_version() >= 91002 and int(cupy.cuda.Device().compute_capability) >= 80
-    except (RuntimeError, cupy.cuda.runtime.CUDARuntimeError):      # the package comes without cuDNN itself
+    except Exception as error:      # whatever the package raises: without cuDNN itself, with two of it, ...
+        say_that_cudnn_declines(str(error))
         return False
+
+
+@cache
+def say_that_cudnn_declines(reason: str) -> None:
+    warnings.warn(f"cuDNN declines attention, so other kernels compute it, more slowly: {reason}", stacklevel=2)
 
 
 def attention_core(inputs: CoreInputs):
@@ -61,10 +73,12 @@ def attention_core(inputs: CoreInputs):
 
 
 def attention_core_backward(dcontext, cache: FlashCache):
+    """Return dq, dk and dv, or None if cuDNN has a forward for this, and no backward."""
     q, k, v, causal, lengths, context, stats = cache
     dq, dk, dv = (np.empty_like(x, order="C") for x in (q, k, v))
-    run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
-                         "dv": dv}, stats, causal, lengths)
+    if not run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
+                                "dv": dv}, stats, causal, lengths):
+        return None
     if lengths is not None:
         clear_padding(dk, lengths)
         clear_padding(dv, lengths)
@@ -80,18 +94,21 @@ def clear_padding(x, lengths) -> None:
 # ---- graphs: built once for each shape, layout and format; they name tensors by numbers ----------------------------
 
 
-def run(build, arrays, stats, causal, lengths) -> None:
-    """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d]."""
+def run(build, arrays, stats, causal, lengths) -> bool:
+    """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d], if cuDNN has
+    kernels for it.
+    """
     if is_meta(stats):
         (b, s, a, d), backward = arrays["q"].shape, build is backward_graph
         # All s^2 scores count, also those that the mask hides: so the shares of the peak in a profile are measured.
         stats.device.attend((8 if backward else 4) * b * a * s * s * d, backward)
-        return
+        return True
+    found = plan(build, tuple(map(layout, arrays, arrays.values())), causal, lengths, arrays["q"].dtype)
+    if found is None:
+        return False
     import cudnn
     import cupy
-    layouts = tuple((name, x.shape, tuple(step // x.itemsize for step in x.strides)) for name, x in arrays.items())
-    form, device = str(arrays["q"].dtype), cupy.cuda.Device().id
-    graph, numbers = build_plan(build, layouts, form, causal, lengths is not None, device)
+    (graph, numbers), device = found, cupy.cuda.Device().id
     cudnn.set_stream(handle=handle(device), stream=cupy.cuda.get_current_stream().ptr)
     workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
     others = {"stats": stats}
@@ -100,6 +117,18 @@ def run(build, arrays, stats, causal, lengths) -> None:
                    "keys": lengths.astype(np.int32)}
     pointers = {numbers[name]: x.data.ptr for name, x in {**arrays, **others}.items()}
     graph.execute(pointers, workspace.data.ptr, handle=handle(device))
+    return True
+
+
+def layout(name: str, x):
+    """Return an array's name, its shape, and its strides in elements."""
+    return name, x.shape, tuple(step // x.itemsize for step in x.strides)
+
+
+def plan(build, layouts, causal, lengths, dtype):
+    """Return what build_plan does, for this rank's GPU."""
+    import cupy
+    return build_plan(build, layouts, str(dtype), causal, lengths is not None, cupy.cuda.Device().id)
 
 
 @cache
@@ -110,18 +139,23 @@ def handle(device: int):
 
 @lru_cache(maxsize=1024)        # an evaluation has batches of many lengths
 def build_plan(build, layouts, form: str, causal: bool, padded: bool, device: int):
-    """Build a graph that is ready to run -> the graph, and the numbers of its tensors."""
-    import cudnn
-    graph, numbers = describe_graph(build, layouts, form, causal, padded, handle(device))
-    graph.build_operation_graph()
-    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    graph.check_support()
-    graph.build_plans()
-    return graph, numbers
+    """Build a graph that is ready to run -> the graph, and the numbers of its tensors; or None if cuDNN declines it."""
+    try:
+        import cudnn
+        graph, numbers = describe_graph(build, layouts, form, causal, padded, handle(device))
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        return graph, numbers
+    except Exception as error:      # cudnnGraphNotSupportedError, or another one of cuDNN's, CUDA's or the package's
+        say_that_cudnn_declines(str(error))
+        return None
 
 
 def describe_graph(build, layouts, form: str, causal: bool, padded: bool, its_handle=None):
-    """Make a graph and let cuDNN validate it, which needs no GPU -> the graph, and its tensors' numbers by name."""
+    """Describe a graph, which needs no GPU -> the graph, and its tensors' numbers by name."""
     import cudnn
     graph = cudnn.pygraph(io_data_type=getattr(cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16"}[form]),
                           intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
@@ -136,7 +170,6 @@ def describe_graph(build, layouts, form: str, causal: bool, padded: bool, its_ha
         if name in OUTPUTS[build.__name__] and name != "stats":
             dim, stride = shapes[name]
             tensor.set_output(True).set_dim(dim).set_stride(stride)
-    graph.validate()
     return graph, {name: number for number, name in enumerate(tensors)}
 
 
