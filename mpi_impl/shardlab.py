@@ -228,8 +228,9 @@ def demo(argv: list[str]) -> Target:
     """Return the training of a small GPT. Options that are given again replace the demo's."""
     program = on_ranks("mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
     if not isinstance(program, Module) and set(SHARED).isdisjoint(argv) and program.n not in (4, 8, 16, 32):
-        raise UserError(f"-n is {program.n}, but shardlab demo shares its model over 2 x 2 ranks and its 8 microbatches "
-                        f"over the replicas of it: -n may be 4, 8, 16 or 32. Or give {' and '.join(SHARED)}, too.")
+        raise UserError(f"-n is {program.n}, but shardlab demo shares its model over 2 x 2 ranks and its 8 "
+                        "microbatches over the replicas of it: -n may be 4, 8, 16 or 32. Or give "
+                        f"{' and '.join(SHARED)}, too.")
     return program
 
 

@@ -105,7 +105,8 @@ def test_the_demo_has_options_that_eight_ranks_take():
 
 
 @pytest.mark.parametrize("line, sentence", [
-    ("dmo", "no command 'dmo'. Did you mean demo"), ("demo -n 3", "-n is 3, but shardlab demo .* 4, 8, 16 or 32"), ("xyzzy", "It has doctor, demo, "),
+    ("dmo", "no command 'dmo'. Did you mean demo"), ("demo -n 3", "-n is 3, but .* 4, 8, 16 or 32"),
+    ("xyzzy", "It has doctor, demo, "),
     ("demos mpl", "no 'mpl'. Did you mean mlp"), ("demos mlp 4", "shardlab demos mlp -n 4"),
     ("run -n 2 pretrain_gtp", "'pretrain_gtp'. Did you mean pretrain_gpt or pretrain_bert"),
     ("run -n 2 plan", "plan is a command, .* `shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),

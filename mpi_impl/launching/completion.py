@@ -41,9 +41,9 @@ def add_completed(parser: argparse.ArgumentParser, completed: Completed, words: 
     """Add the options of a command, and those of its programs that are among the words."""
     if completed.launches:
         add_launch_options(parser, ranks=1)
-    for name, settings in declared_options(completed.options).items():
-        action: Any = parser.add_argument(name, **settings)
-        action.completer = partial(known_values, completed.options, name)
+    for option, settings in declared_options(completed.options).items():
+        action: Any = parser.add_argument(option, **settings)
+        action.completer = partial(known_values, completed.options, option)
     if completed.programs:
         programs = parser.add_subparsers()
         for name, program in completed.programs.items():
@@ -52,7 +52,7 @@ def add_completed(parser: argparse.ArgumentParser, completed: Completed, words: 
                 add_completed(below, program, words)
 
 
-def known_values(where: str, option: str, **_: Any) -> Iterable[str]:
+def known_values(where: str, option: str, **line: Any) -> Iterable[str]:
     """Return the values of an option that is a field of a class there, if the field names some."""
     module, _, name = where.partition(":")
     namespace = vars(import_module(module))

@@ -90,7 +90,8 @@ def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: Reported
         data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),
                 "losses": losses(run), "topology": topology(run, held), "ledger": traffic.rows(said.lines),
                 "sent": sent(ledgers, run), "memory": memory_rows(held), "player": player(traced, steps, run),
-                "written": run.written, "text": said.full, "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}, "words": WORDS}
+                "written": run.written, "text": said.full, "words": WORDS,
+                "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}}
         write_whole(path, page(data))
 
 
