@@ -2,10 +2,12 @@
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from docs.played_step import picture
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.trace import Slice
@@ -73,6 +75,10 @@ def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
         assert all(f"{one['held'][name]:,}" in printed for name in ("parameters", "optimizer", "activations"))
     assert [one["rank"] for one in data["topology"]] == list(range(8))
     check_actions(data["player"], json.loads((files["trace"] / "trace.json").read_text())["traceEvents"])
+    drawn = ElementTree.fromstring("\n".join(picture(data)))        # as the README's moving picture is
+    texts = [one.text for one in drawn.iterfind(".//{*}g/{*}text")]
+    assert texts == 2 * [name[1:] for rank in data["player"]["ranks"] for name, _, _ in rank["actions"]]
+    assert len(drawn.findall(".//{*}circle")) == len(data["player"]["messages"]) > 0
 
     alone = tmp_path / "alone"
     ranks.run(8, pretrain, [*options, "--metrics-file", str(alone)], timeout=120)
@@ -100,7 +106,7 @@ def options_of(t=1, p=1, more=""):
 
 
 @pytest.mark.parametrize("n, program, options", [
-    (1, pretrain, options_of(more="--train-iters 1")),
+    (1, pretrain, options_of(more="--train-iters 1 --sample-tokens 4")),
     (4, pretrain, options_of(2, 1, "--zero-stage 3 --sequence-parallel")),
     (4, pretrain_bert, options_of(1, 2, "--pipeline-schedule zb-v --zero-stage 1")),
     (4, pretrain, options_of(2, 2, "--num-layers-per-virtual-pipeline-stage 1")),
@@ -137,6 +143,7 @@ def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, progra
     for source, to, name, _, arrived, _ in player["messages"]:
         assert waits[to, name][4] == source and arrived <= waits[to, name][2] + 0.2
     assert all(line["as_predicted"] is not False for line in data["summary"])
+    assert data["written"].count("<|>") == ("--sample-tokens" in options)
 
 
 def test_a_resumed_run_has_its_own_iterations(ranks, corpus, tmp_path):

@@ -172,7 +172,9 @@ const events = [...new Set([0, step.end, ...lanes.flatMap(lane => lane.actions.f
   ...flights.flatMap(one => [one.sent, one.arrived])])].sort((a, b) => a - b);
 let now = 0, playing = false, before = 0, chosen = null, scale = 1, focusable = null;
 
-$("step-say").textContent = (step.clock === "virtual" ?
+$("step-say").textContent = (p > 1 ? "Look how later stages wait for the first message, how forward and backward passes " +
+  "then take turns, and how the first stages wait at the end. " : "Look where all ranks of a group compute the same, and where " +
+  "they wait for one another. ") + (step.clock === "virtual" ?
   "Times are of a virtual clock: as if each rank had a device of its own, joined by a fast network (5 µs, 25 GB/s), " +
   "however many ranks share your cores." : step.clock === "DeviceClock" ?
   "Times are of the wall's clock, read when a rank's GPU has finished. Ranks that share a GPU slow one another down, and " +
@@ -523,7 +525,8 @@ $("reason").addEventListener("change", drawMatrix);
 drawMatrix();
 
 $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks of rank 0's pipeline, added up` : "of rank 0"}, ` +
-  "beside its formula. Ring bytes are what a rank sends if the call runs as a ring. The titles sort.";
+  `beside its formula: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
+  "a ring. The titles sort.";
 (function () {
   const columns = [["group", r => `${r.group} ×${r.group_size}`], ["phase", r => r.phase], ["reason", r => r.reason],
     ["operation", r => r.operation], ["calls", r => r.calls], ["elements", r => r.elements], ["ring bytes", r => r.ring_bytes],
