@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     args = PlanOptions(**given)
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
-                     Progress().watch)
+                     SearchProgress().watch)
     check(job)
     best = job.best[:args.best]
     print(f"{summary(job)}\n\n{table(job, best)}\n\n{legend(job, best)}\n\n{RULES}")
@@ -161,7 +161,7 @@ def legend(job: PlanSearch, best: Sequence[Timed]) -> str:
     return textwrap.fill("; ".join(f"{name}: {text}" for name, text in LETTERS.items() if shown.get(name, True)), WIDTH)
 
 
-class Progress:
+class SearchProgress:
     """Lines on standard error about work that takes long, after some seconds of silence."""
 
     def __init__(self):
