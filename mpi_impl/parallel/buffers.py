@@ -92,7 +92,8 @@ class OffloadedShard(Shard):
     def load(self, piece: Piece):
         """Return a copy on the device."""
         own = super().load(piece)
-        return moved_to(own, self.device_prototype) if on_device(self.device_prototype) else own.copy()
+        moved = moved_to(own, self.device_prototype)
+        return own.copy() if moved is own else moved
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)
