@@ -5,6 +5,7 @@ around a ring, or are gathered, or heads are exchanged for positions. It shows w
 1/c of the activations, and why the loss must be a sum over all ranks (Megatron's --cp-comm-type has the same names).
 """
 from collections.abc import Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from reference.positions import SequencePart, deal, zigzag
 from reference.precision import Precision
 from reference.training import trainer as training
 
+SHOWN = 96      # positions that are drawn
 SAMPLES, HEAD_SIZE, CHUNK, WORDS, SEED = 2, 4, 2, 11, 1
 
 INTRODUCTION = """\
@@ -102,11 +104,24 @@ def show_losses(ranks: Group, model: ModelConfig, batch: GPTBatch, params) -> No
     parts, weights = deal(losses, chunks), deal(batch.weights, chunks)
     mine, own = parts[ranks.rank], weights[ranks.rank]
     right, wrong = weighted_loss(parts, weights)[0], mean_of_means(parts, weights)[0]
+    say(ranks, ranks_of_positions(chunks, batch.tokens.shape[1]))
     say(ranks, "Who has what. The first third of each text is a question, whose tokens do not count in the loss:")
     say_aligned(ranks, f"{positions(chunks[ranks.rank])};", f"{own.sum()} tokens count,",
                 f"the sum of their losses is {(mine * own).sum():.3f}")
     say(ranks, f"So the loss is the sum of all sums over the number of all tokens that count, {right:.6f}. (The mean "
                f"of the ranks'\nmeans is {wrong:.6f}: tokens on ranks with few of them would count for more.)")
+
+
+def ranks_of_positions(chunks: list[list[slice]], s: int) -> str:
+    """Draw the text's positions in order, each as the letter of its rank."""
+    drawn = np.empty(s, "<U1")
+    for rank, own in enumerate(chunks):
+        for chunk in own:
+            drawn[chunk] = ascii_lowercase[rank % len(ascii_lowercase)]
+    shown = "".join(drawn) if s <= SHOWN else f"{''.join(drawn[:SHOWN])} ..."
+    return (f"The ranks of the positions, from the text's first to its last, a for rank 0:\n\n  {shown}\n\n"
+            "A token attends to those before it, so later positions are more work: each rank has an early and a late "
+            "chunk.\n")
 
 
 def step(ranks: Group, model: ModelConfig, batch: GPTBatch, way: str) -> Stepped:

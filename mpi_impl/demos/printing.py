@@ -1,15 +1,19 @@
 """The output of a demo, by one rank for all of them: whole lines, in the order of ranks."""
+import os
 from collections.abc import Sequence
+from textwrap import fill
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.runtime.rank_environment import ON_TERMINAL
 from mpi_impl.runtime.tables import aligned
 from reference.params import leaves, split
 
 SHOWN = 4      # elements of an array that fit on a line
 WIDTH = 118    # of a line of text
+COLORS = (34, 32, 35, 36, 33, 31, 94, 92)       # of ranks, as terminals number them
 
 
 def say(ranks: Group, text: str) -> None:
@@ -31,7 +35,13 @@ def say_aligned(ranks: Group, *cells: str) -> None:
 def prefix_with_ranks(texts: Sequence[str]) -> str:
     """Return each rank's text behind 'rank 0: ', 'rank 1: ', ..."""
     leads = [f"rank {rank}: " for rank in range(len(texts))]
-    return "\n".join(indent(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
+    return "\n".join(colored(rank, indent(lead.ljust(len(leads[-1])), text))
+                     for rank, (lead, text) in enumerate(zip(leads, texts)))
+
+
+def colored(rank: int, text: str) -> str:
+    """Return the text in the rank's colour, if the launcher's output is a terminal."""
+    return f"\x1b[{COLORS[rank % len(COLORS)]}m{text}\x1b[0m" if ON_TERMINAL in os.environ else text
 
 
 def indent(lead: str, text: str) -> str:
@@ -95,8 +105,8 @@ class Check:
         """Print the last sentence of a demo, once all ranks have succeeded. It names what was compared."""
         worst, names = max(ranks.allgather_objects(self.worst)), list(dict.fromkeys(self.compared))
         how = f"to {worst:.0e} of the largest element" if worst else "to the last bit"
-        say(ranks, f"The check against reference/, which computes everything whole, in one process: {and_list(names)} "
-                   f"are the same on {count(ranks.size)}, {how}.")
+        say(ranks, fill("The check against reference/, which computes everything whole, in one process: "
+                        f"{and_list(names)} are the same on {count(ranks.size)}, {how}.", WIDTH))
 
 
 def and_list(names: Sequence[str]) -> str:

@@ -63,7 +63,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
                    "samples.\nThe embedding turns tokens into numbers, the head predicts:")
         say_aligned(ranks, *place_of(trainer))
         say(ranks, f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
-                   f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
+                   f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}. It may rise at first: "
+                   "Adam's first step moves each weight by the whole rate.)")
         watched = watch(trainer.topology, on_device=False) if options.report else None
         losses = list[float]()
         say(ranks, train(trainer, steps, batch, check, losses, watched))

@@ -47,6 +47,7 @@ Psi is the number of parameters, with the padding that makes the buckets divide 
 bytes, its gradient g = {g}, its states K = {k}. Traffic is counted in numbers, for collectives that run as rings. T is
 the size of the embedding's tables: stage 3 gathers them forward only, since the gradient of a lookup needs no table.
 """
+BAR = 64        # letters for what a rank holds at stage 0
 STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too", "parameters, too")
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
@@ -66,6 +67,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     model, check = tiny_gpt(LAYERS), Check()
     say(ranks, introduction(ranks.size, m))
     found = [train_at_stage(ranks, model, stage, m, check) for stage in range(4)]
+    say(ranks, bars(found))
     say(ranks, "What each rank held and sent, next to the paper's formulas:\n" + table(found, ranks.size))
     check.conclude(ranks)
 
@@ -147,6 +149,14 @@ def owned_ranges(trainer: Trainer) -> str:
 
 def bounds(part: slice) -> str:
     return f"{part.start}-{part.stop - 1}"
+
+
+def bars(found: list[StageCosts]) -> str:
+    """Draw what a rank holds at each stage: letters, in proportion to the bytes."""
+    whole = sum(found[0].held)
+    rows = ["".join(letter * round(BAR * size / whole) for letter, size in zip("pgo", one.held)) for one in found]
+    return "\n".join(["A rank holds parameters (p), gradients (g) and optimizer states (o):",
+                      *(f"  stage {stage}  {row}" for stage, row in enumerate(rows)), ""])
 
 
 def table(found: list[StageCosts], n: int) -> str:

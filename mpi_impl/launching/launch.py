@@ -35,8 +35,8 @@ from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Hos
                                          format_for, read_hosts)
 from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.openblas import kernel_settings
-from mpi_impl.runtime.rank_environment import (SHARED_MEMORY, THREAD_VARIABLES, environment_count, shared_memory_error,
-                                               shared_memory_left, thread_settings)
+from mpi_impl.runtime.rank_environment import (ON_TERMINAL, SHARED_MEMORY, THREAD_VARIABLES, environment_count,
+                                               shared_memory_error, shared_memory_left, thread_settings)
 from reference.errors import UserError
 
 # The name in the --version of each library's launcher.
@@ -244,6 +244,8 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
     else:
         settings |= kernel_settings()
     settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
+    if sys.stdout and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        settings[ON_TERMINAL] = "1"
     settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
     return settings | os.environ | {ASKED_SIZE: str(ranks)}
 

@@ -29,6 +29,7 @@ LAUNCHER_VARIABLES = (
 LOCAL_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 # Where each BLAS looks for its number of threads: OpenBLAS, any with OpenMP, MKL, Apple's Accelerate, BLIS.
+ON_TERMINAL = "SHARDLAB_ON_TERMINAL"       # set where ranks' output reaches a terminal that shows colours
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS",
 )
