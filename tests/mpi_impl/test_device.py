@@ -159,7 +159,7 @@ def without_gpu(group, cupy):
 
 
 def test_cupy_says_nothing_about_nccl():
-    """Whether it has it or not; this is CuPy itself, where it is installed, and it warns once a process."""
+    """Ask CuPy itself, where it is installed, with or without NCCL; it warns once in each process."""
     pytest.importorskip("cupy")
     subprocess.run([sys.executable, "-W", "error", "-c", "from mpi_impl.comm import device; device.has_nccl()"],
                    check=True)
