@@ -75,7 +75,7 @@ SHORT = {
     "mpi_impl.demos.train": "--train-iters 2",
     "reference.prove": "--tensor-model-parallel-size 2",
     "benchmarks.fusion": "",
-    "microshard.py": "--steps 1",
+    **dict.fromkeys(("microshard", "microshard.py"), "--steps 1"),
     **dict.fromkeys(QUICK[:4], ""),
 }
 NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
