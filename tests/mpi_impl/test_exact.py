@@ -179,10 +179,11 @@ def test_clipping(ranks, clips):
               timeout=LIMIT)
 
 
-@pytest.mark.parametrize("t, p, d, schedule, v", EVERY)
+@pytest.mark.parametrize("t, p, d, schedule, v", EVERY[::3])
 @pytest.mark.deep
-def test_every_place_and_schedule_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
-    """What each rank holds goes through all choices in turn, as in the theorem for floats."""
+def test_a_third_of_all_places_and_schedules_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
+    """What each rank holds goes through all choices in turn. (Floats, which are ten times as fast, go to every place.)
+    """
     turn = EVERY.index((t, p, d, schedule, v))
     case, m, plan = place_and_plan(t, p, d, schedule, v, turn % 4, bool(turn // 4 % 2), RECOMPUTES[turn % 5])
     ranks.run(t * p * d, proved, training_equals_one_process, ExactCase(**vars(case)), 2, m, 0.5, plan, timeout=600.0)

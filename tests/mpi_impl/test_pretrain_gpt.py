@@ -320,7 +320,7 @@ def test_the_folder_of_a_trace_is_made(tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("t, p", [(1, 1), (8, 1), (2, 4), (1, 2), (2, 2)])
+@pytest.mark.parametrize("t, p", [(8, 1), (2, 4)])
 def test_the_standard_library_on_eight_ranks(ranks, tmp_path, capfd, t, p):
     """The default corpus and a model of the demo's size, verified for a while in float32."""
     options = ["--global-batch-size", "16", "--micro-batch-size", "2", "--train-iters", "3", "--eval-iters", "1",

@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from mypy import api
 
-from tests.notebooks.one_kernel import one_kernel
 from tools.notebooks import FOLDER, execute, from_source, printed_outputs
 
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -43,28 +42,11 @@ def test_planted_bugs_fit_what_they_replace():
     assert not [line for line in report if re.search(r"\[override\]|\[method-assign\]|undefined in superclass", line)]
 
 
-@pytest.fixture(scope="module")
-def kernel():
-    with one_kernel():
-        yield
-
-
 @pytest.mark.parametrize("source", [
     pytest.param(source, marks=[pytest.mark.deep] if int(source.stem[:2]) in LONG else []) for source in SOURCES],
                          ids=lambda path: path.stem)
-def test_it_runs_and_shows_what_is_stored(kernel, source):
+def test_it_runs_and_shows_what_is_stored(source):
     """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""
-    it_shows_what_is_stored(source)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_it_needs_no_other_before_it(source):
-    """In a kernel of its own, with ranks of its own, it shows the same."""
-    it_shows_what_is_stored(source)
-
-
-def it_shows_what_is_stored(source):
     if "\nimport torch" in source.read_text():
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
     again = execute(from_source(source))
