@@ -335,7 +335,7 @@ def test_one_replica_does_not_wait():
 
 
 def test_no_part_of_the_hardware_is_left_out():
-    """Every number of a profile, but those of memory and its names, changes the time of some step."""
+    """Every number of a profile, but those of memory, its names and its format, changes the time of some step."""
     plan = Plan(model_of(6), ParallelConfig(2, 3, 2), 4)
     sharded = replace(plan, parallel=ParallelConfig(2, 3, 4, zero_stage=3))
     base, slower = (step_time(one, REAL) for one in (plan, sharded))
@@ -345,7 +345,7 @@ def test_no_part_of_the_hardware_is_left_out():
     changes = {"efficiency": ((8.0, 0.2),), "attention": (0.5, 0.6), "overhead": (1e-6, 1e-6), "inside": FREE,
                "between": FREE, "server": 16, "passes": replace(REAL.passes, scores=(9.0, 9.0))}
     for field in fields(REAL):
-        if field.name not in ("name", "about", "memory", "reserved", "sharded"):
+        if field.name not in ("name", "about", "memory", "reserved", "half", "sharded"):
             value = changes.get(field.name, 2 * getattr(REAL, field.name) if field.name not in changes else None)
             assert step_time(plan, replace(REAL, **{field.name: value})) != base, field.name
     assert isinstance(base, StepTime)
