@@ -50,13 +50,13 @@ QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi
 # What makes a run short. Of an option that is given twice, the last counts.
 MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "
 SHORT = {
-    "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 1",
-    "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 1",
+    "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 2",
+    "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 2",
     "mpi_impl.generate": "",
     "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
     "mpi_impl.plan": "",
     "mpi_impl.dry_run": "--rank 0 --global-batch-size 192",
-    "mpi_impl.data.prepare": "",
+    "mpi_impl.data.prepare": "--jaccard 0",         # near-duplicates need more than the base install
     "mpi_impl.compare": MODEL,
     "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
     "mpi_impl.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
@@ -100,7 +100,7 @@ def run(command: Command, clone: Path) -> str:
     if command.program == "mpi_impl.compare":       # its options are those of two runs
         words[-2:] = [f"{one} {MODEL}" for one in words[-2:]]
     elif "--load" in words and "--save" in words:   # goes on with the run that an earlier command has saved
-        words += [*short, "--train-iters", "2"]
+        words += [*short, "--train-iters", "3"]
     elif "--help" not in words:
         words += short
     done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent), capture_output=True, text=True,
