@@ -182,8 +182,7 @@ def test_clipping(ranks, clips):
 @pytest.mark.parametrize("t, p, d, schedule, v", EVERY[::3])
 @pytest.mark.deep
 def test_a_third_of_all_places_and_schedules_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
-    """What each rank holds goes through all choices in turn. (Floats, which are ten times as fast, go to every place.)
-    """
+    """Go through all choices of what a rank holds in turn. (Floats, ten times as fast, go to every place.)"""
     turn = EVERY.index((t, p, d, schedule, v))
     case, m, plan = place_and_plan(t, p, d, schedule, v, turn % 4, bool(turn // 4 % 2), RECOMPUTES[turn % 5])
     ranks.run(t * p * d, proved, training_equals_one_process, ExactCase(**vars(case)), 2, m, 0.5, plan, timeout=600.0)
