@@ -126,7 +126,7 @@ def act(argv: list[str]) -> None:
     if command.folder:
         check_folder(command.folder)
         if "--load" not in argv:
-            from mpi_impl.programs.arguments import parse   # NumPy, too, which help and completion do without
+            from mpi_impl.programs.arguments import parse  # NumPy, too, which help and completion do without
             parse(program.module[1:], program.n)            # a run that would be refused must not cost the last one
             forget_checkpoints(command.folder)
     status = run_guarded(partial(run_alone, partial(launch.start, program)))    # leaves no process behind
