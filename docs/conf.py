@@ -26,6 +26,8 @@ highlight_language = "text"     # what programs print, unless a fence names a la
 html_theme, html_title = "furo", "Shardlab"
 mathjax = Path(*find_spec("sphinx-mathjax-offline").submodule_search_locations, "static", "mathjax", "tex-svg.js")
 html_static_path, html_css_files = [str(ROOT / "docs" / "_static"), str(mathjax)], ["site.css"]
+html_js_files = ["bug_zoo.js"]
+html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
 mathjax_path = mathjax.name     # one file, with its fonts: no network is needed
 html_favicon = str(ROOT / "docs" / "_static" / "shardlab.svg")
 html_copy_source = False
@@ -40,6 +42,7 @@ nitpick_ignore_regex = [("py:.*", rf"(?!(?:{'|'.join(PACKAGES)})\.).*"),     # o
                         ("py:class", r".*\.(Config|Content|Item|Key)")]                # and variables of types
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource",
                            "ignore-module-all": True}    # a name is described where it is defined
+autodoc_preserve_defaults = True     # as they are written: `PTD_P`, and not a page of numbers
 autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
 autodoc_class_signature = "mixed"
 add_module_names, python_use_unqualified_type_names = False, True

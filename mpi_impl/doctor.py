@@ -20,6 +20,7 @@ from typing import NamedTuple
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.launching.guard import run_guarded
 from mpi_impl.launching.launch import launcher, mpi_vendor
+from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores, shared_memory_error
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
@@ -34,6 +35,7 @@ SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
 ENOUGH_SHARED = 256 << 20   # bytes, for 8 ranks and more (ROOM in comm/transports/shared_memory.py)
 WIDTH = 110
+PIP = f"{typed('pip')} install"
 INSTALL = "In a clone of the project, ./run.sh setup test makes an environment that has it all; elsewhere, "
 
 
@@ -77,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "FAULT" in states:
         print("Training cannot work here yet. Do what is said behind FAULT, then ask again.")
         sys.exit(1)
-    print("Training works here. Begin with `shardlab demo`, or with `shardlab demos mlp -n 4`.")
+    shardlab = typed("shardlab")
+    print(f"Training works here. Begin with `{shardlab} demo`, or with `{shardlab} demos mlp -n 4`.")
 
 
 def facts() -> Iterator[Fact]:
@@ -178,9 +181,9 @@ def packages() -> Fact:
     reply = ask_python(import_packages, 2 * SECONDS)
     if reply.status != 0:
         return Fact("FAULT", f"The packages that training needs cannot be imported: {reply.problem}.",
-                       f"{INSTALL}pip install --force-reinstall {' '.join(NEEDED)}.")
+                       f"{INSTALL}{PIP} --force-reinstall {' '.join(NEEDED)}.")
     lacking = {line.split()[0]: line.strip() for line in reply.text.splitlines()}
-    install = f"{INSTALL}pip install {' '.join(lacking)}."
+    install = f"{INSTALL}{PIP} {' '.join(lacking)}."
     if needed := [line for name, line in lacking.items() if name in NEEDED]:
         return Fact("FAULT", f"Training needs packages that cannot be imported: {', '.join(needed)}.", install)
     if lacking:
@@ -194,7 +197,7 @@ def mpi_library() -> Fact:
     reply = ask_python(print_library)
     if reply.status != 0:
         return Fact("FAULT", f"There is no MPI to use: {reply.problem}.",
-                       f"{INSTALL}pip install mpi4py mpich, or load your system's MPI.")
+                       f"{INSTALL}{PIP} mpi4py mpich, or load your system's MPI.")
     library = reply.text.strip()
     try:
         command = launcher(library.rsplit(" ", 1)[0], 2)[0]
@@ -211,9 +214,9 @@ def two_ranks() -> Fact:
     if reply.status == 0 and reply.text.strip() == "1 + 2 = 3":
         return Fact("ok", "Two ranks were started and added up 1 + 2 = 3.")
     return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
-                   f"All they said is shown by `python {' '.join(command[1:])}`. Where shared memory is small, as it "
-                   "is in a container (see below), give it more. Where a firewall keeps processes of one machine "
-                   "apart, let them talk. Otherwise install MPI anew: pip install --force-reinstall mpi4py mpich.")
+                   f"All they said is shown by `{typed('python')} {' '.join(command[1:])}`. Where shared memory is "
+                   "small, as it is in a container (see below), give it more. Where a firewall keeps processes of one "
+                   f"machine apart, let them talk. Otherwise install MPI anew: {PIP} --force-reinstall mpi4py mpich.")
 
 
 # ---- what makes it faster, or shows it ------------------------------------------------------------------------------
@@ -272,7 +275,7 @@ def gpu() -> Fact:
 
 def cupy() -> Fact:
     """Find CuPy, the GPUs that it can use, and NCCL."""
-    advice = ("Training on GPUs needs it: pip install '.[cuda12,cudnn12]' in a clone of the project, or "
+    advice = (f"Training on GPUs needs it: {PIP} '.[cuda12,cudnn12]' in a clone of the project, or "
               "'.[cuda13,cudnn13]', whichever CUDA the driver has.")
     if not is_installed("cupy"):
         return Fact("no", "CuPy is not installed, and NCCL, which it would use, is not looked for.", advice)
@@ -285,14 +288,14 @@ def cupy() -> Fact:
     if nccl == "0":
         return Fact("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI "
                              "from one to the other, which is slower.",
-                       "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13.")
+                       f"{PIP} nvidia-nccl-cu12, or nvidia-nccl-cu13.")
     return Fact("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
 
 
 def notebooks() -> Fact:
     if missing := [name for name in NOTEBOOKS if not is_installed(name)]:
         return Fact("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
-                       f"{INSTALL}pip install {' '.join(missing)}.")
+                       f"{INSTALL}{PIP} {' '.join(missing)}.")
     return Fact("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")
 
 

@@ -22,6 +22,7 @@ from mpi_impl.launching import launch
 from mpi_impl.launching.completion import Completed, complete
 from mpi_impl.launching.entry import TYPED, ArgumentParser, run_alone
 from mpi_impl.launching.guard import run_guarded
+from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 
@@ -57,7 +58,7 @@ DEMO = f"""
 SHARED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")     # 2 and 2 of the demo
 AFTER_DEMO = f"""
 Open {RESULTS}/report.html in a browser, and press Play. The model writes more:
-shardlab generate --load {RESULTS} --prompt "def " --tokens-to-generate 200"""
+{typed("shardlab")} generate --load {RESULTS} --prompt "def " --tokens-to-generate 200"""
 TRACKER = "latest_checkpointed_iteration.txt"       # of checkpoints/on_disk.py, which imports NumPy
 
 # The programs of ranks, and where their options are declared.
@@ -160,7 +161,7 @@ def run_module(module: Module) -> None:
         if package in OWN_PACKAGES:
             raise
         raise UserError(f"{module.name} needs the package {package}, which is not installed in this environment. "
-                        "`shardlab doctor` tells what is missing, and how to install it.") from error
+                        f"`{typed('shardlab')} doctor` tells what is missing, and how to install it.") from error
 
 
 def version() -> str:
@@ -199,7 +200,8 @@ def run(argv: list[str]) -> Target:
         options.module, options.script = [f"mpi_impl.{name}", *others], []
         return unless_help(options)
     if name in COMMANDS:
-        raise UserError(f"{name} is a command, which starts ranks itself if it needs any: `shardlab {name}`.")
+        raise UserError(f"{name} is a command, which starts ranks itself if it needs any: "
+                        f"`{typed('shardlab')} {name}`.")
     if name and not os.path.exists(name) and not Path(name).suffix:
         raise unknown("shardlab run finds neither a program nor a file", name, PROGRAMS)
     if asks_for_help(options.module or others):
@@ -245,7 +247,7 @@ def demos(argv: list[str]) -> Target:
         raise unknown("shardlab demos has no", name, DEMOS)
     if others and others[0].isdecimal():
         raise UserError(f"shardlab demos {name} cannot use {others[0]}. If it is the number of ranks, write "
-                        f"`shardlab demos {name} -n {others[0]}`.")
+                        f"`{typed('shardlab')} demos {name} -n {others[0]}`.")
     return on_ranks(f"mpi_impl.demos.{name}", 4, others)
 
 

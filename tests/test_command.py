@@ -2,6 +2,7 @@
 missing on any machine, however broken.
 """
 import importlib
+import os
 import re
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from mpi_impl.proof.options import KINDS
+from mpi_impl.runtime.advice import typed
 from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, help_text, program_of
 from reference.errors import UserError
 from tests.base_install import BLOCKER, base_environment
@@ -104,6 +106,20 @@ def test_the_demo_has_options_that_eight_ranks_take():
     assert "--hidden-size" not in (ROOT / "run.sh").read_text(), "The demo's options have one place."
 
 
+@pytest.mark.parametrize("options, kept", [
+    ("--nope 1", True), ("--hidden-size 127", True), ("-n 3", True), ("--load runs/demo", True), ("", False)])
+def test_only_a_demo_that_can_run_forgets_the_last_ones_checkpoint(options, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shardlab, "run_guarded", lambda work: 0)
+    monkeypatch.setenv("SHARDLAB_COMMAND", "")      # which act sets, and would leave behind
+    checkpoint, tracker = Path(shardlab.RESULTS, "iter_0000500"), Path(shardlab.RESULTS, shardlab.TRACKER)
+    checkpoint.mkdir(parents=True)
+    tracker.write_text("500")
+    with pytest.raises((UserError, SystemExit)):
+        shardlab.act(["demo", *options.split()])
+    assert (checkpoint.exists(), tracker.exists()) == (kept, kept)
+
+
 @pytest.mark.parametrize("line, sentence", [
     ("dmo", "no command 'dmo'. Did you mean demo"), ("demo -n 3", "-n is 3, but .* 4, 8, 16 or 32"),
     ("xyzzy", "It has doctor, demo, "),
@@ -130,6 +146,18 @@ def test_a_program_has_the_name_that_was_typed(line, name):
 
 def test_the_version_is_that_of_the_project():
     assert command("-m", "mpi_impl.shardlab", "--version").stdout == f"shardlab {PROJECT['version']}\n"
+
+
+@pytest.mark.parametrize("folder, path", [("bin", ""), ("", "bin/"), ("elsewhere", "{tmp_path}/bin/")])
+def test_a_command_that_is_advised_can_be_typed_as_it_stands(folder, path, machine, tmp_path, monkeypatch):
+    """In whatever folder it is printed, and whether or not the environment is on PATH: as it is in the first case."""
+    write_script(machine / "tool", "echo it runs")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    if path:
+        monkeypatch.setenv("PATH", os.defpath)
+    assert typed("tool") == f"{path.format(tmp_path=tmp_path)}tool"
+    assert subprocess.run(typed("tool"), shell=True, capture_output=True, check=True).stdout == b"it runs\n"
 
 
 def test_labs_need_a_clone(monkeypatch, tmp_path):

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching.guard import children
 from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, check_options, find_mpiexec, launch_environment, launcher,
                                        mpi_vendor, parse_options, supervise)
+from mpi_impl.launching.output import BANNER, without_banner
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
@@ -258,6 +260,27 @@ def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, stat
     name = "SIGSEGV" if status == 139 else "SIGKILL"
     assert f"error: the launcher's status {status} says that a rank died by signal {status % 128} ({name})" in (
         capsys.readouterr().err)
+
+
+def test_no_banner_comes_before_the_sentence(tmp_path):
+    program = write_program(tmp_path, "print('at work')\nwait()\nif rank == 1: os.kill(os.getpid(), 9)\nwait()")
+    job = launch(3, program)
+    assert (job.returncode, job.stdout.split()) == (9, 3 * ["at", "work"])
+    assert job.stderr.startswith("error: the launcher's status 9")
+
+
+@given(lines=st.lists(st.sampled_from([b"=" * 83, b"=" * 82, b"", b"loss 1", BANNER.splitlines()[1]])),
+       banner=st.booleans(), data=st.data())
+def test_what_comes_before_the_banner_is_passed_on_in_whatever_blocks_it_comes(lines, banner, data):
+    before = b"".join(line + b"\n" for line in lines).replace(BANNER, b"")
+    text = before + banner * (BANNER + b"=   PID 1\n")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    blocks = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert b"".join(without_banner(blocks)) == before
+
+
+def test_the_beginning_of_a_line_is_passed_on_at_once():
+    assert list(without_banner([b"a bar: ===", b"==\n"])) == [b"a bar: ===", b"==\n", b""]
 
 
 def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):

@@ -12,7 +12,7 @@ from reference.layers.mlp import MLP  # noqa: E402
 from tests.browser import CONTRASTS, DESK, PHONE, complaints_of, open_browser, serve  # noqa: E402
 from tests.launching import ROOT  # noqa: E402
 from tools.api_pages import field_comments, restructured  # noqa: E402
-from tools.build_site import BUILD, LISTS, Site, broken_links  # noqa: E402
+from tools.build_site import BUILD, LISTS, Site, broken_links, draws  # noqa: E402
 
 
 def test_every_page_of_docs_is_in_a_list_of_the_site():
@@ -93,6 +93,14 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
                                       "b.html links to c.png, which does not exist."]
 
 
+@pytest.mark.parametrize("source, folded", [
+    ("axes = figure.subplots()\naxes.plot(u,\n  v)\naxes.legend()\nprint(u)", True),
+    ("import numpy\nfrom matplotlib.figure import Figure\nimport re\ndraw_block(t)", False),
+    ("u = f(x)\nv = f(u)\nw = f(v)\ndraw_curves(u, v, w)\nprint(u)", False), ("%%ranks 4\naxes.plot(u)", False)])
+def test_a_cell_is_folded_if_it_has_many_lines_that_mostly_draw(source, folded):
+    assert draws(source) == folded
+
+
 # ---- the whole site, which takes minutes, in a browser ----
 
 PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/08_pipelines",
@@ -132,8 +140,56 @@ def test_a_page_loads_without_errors_is_readable_and_fits_a_phone(browser, addre
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert all(page.locator("article img").evaluate_all("all => all.map(one => one.naturalWidth > 0)"))
         faint = [text for contrast, text in page.evaluate(CONTRASTS) if contrast < 3]
+        filters = page.locator("article img").evaluate_all("all => all.map(one => getComputedStyle(one).filter)")
+        assert all((one != "none") == (scheme == "dark") for one in filters)
         page.close()
         assert not complaints and not faint
+
+
+@pytest.mark.deep
+def test_a_step_can_be_played_on_the_front_page(browser, address):
+    page = browser.new_page(viewport=DESK)
+    complaints = complaints_of(page)
+    page.goto(f"{address}/index.html", wait_until="networkidle")
+    page.locator("iframe.report").scroll_into_view_if_needed()
+    report = page.frame_locator("iframe.report")
+    begun = report.locator("#time").text_content()
+    report.locator("#play").click()
+    page.wait_for_timeout(1000)
+    assert report.locator("#time").text_content() != begun
+    page.close()
+    assert not complaints
+
+
+LETTERS = "ELGFXPVCTSM"     # of the detectors
+FILTERS = (("tied", "", "seen", ".*"), ("", "V", "silent", "-"), ("NVIDIA", "L", "seen", r"\d+"))
+
+
+@pytest.mark.deep
+def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
+    page = browser.new_page(viewport=DESK)
+    page.goto(f"{address}/docs/bug_zoo.html", wait_until="networkidle")
+    rows = page.locator("article details tbody tr")
+    assert rows.count() > 200 and rows.filter(visible=True).count() == 0
+    cells = rows.evaluate_all("all => all.map(row => [...row.children].map(cell => cell.textContent.trim()))")
+    for words, detector, says, mark in FILTERS:
+        page.fill("form.zoo input", words)
+        page.select_option("form.zoo select[name=detector]", detector)
+        page.select_option("form.zoo select[name=says]", says)
+        column = 4 + LETTERS.index(detector)
+        found = sum(words.lower() in " ".join(row).lower() and bool(re.fullmatch(mark, row[column])) for row in cells)
+        assert rows.filter(visible=True).count() == found > 0
+        assert page.locator("form.zoo output").text_content() == f"{found} bugs"
+    page.close()
+
+
+@pytest.mark.deep
+def test_a_search_for_an_operator_finds_the_walkthrough_first(browser, address):
+    page = browser.new_page()
+    page.goto(f"{address}/search.html?q=all_reduce")
+    page.wait_for_function("document.querySelector('.search-summary, #search-results p').textContent.includes('found')")
+    assert "/notebooks/02_f_and_g" in page.locator("#search-results li a").first.get_attribute("href")
+    page.close()
 
 
 @pytest.mark.deep

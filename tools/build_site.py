@@ -1,9 +1,12 @@
 """Build the site: `python tools/build_site.py`, which is `./run.sh docs`.
 
 Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
-docs/_build/html of them, offline; nothing is executed. A warning of Sphinx is an error, and so is an internal link or a
-picture of a finished page that leads nowhere.
+docs/_build/html of them, offline; walkthroughs are shown as they are stored. Only the demo is run, for a few
+iterations: its page is on the front page. A warning of Sphinx is an error, and so is an internal link or a picture of a
+finished page that leads nowhere.
 """
+import ast
+import os
 import posixpath
 import re
 import shutil
@@ -22,6 +25,7 @@ if str(ROOT) not in sys.path:
 
 from grading.lab_source import labs, notebook_of  # noqa: E402
 from grading.release import without_secrets  # noqa: E402
+from mpi_impl.shardlab import RESULTS  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
@@ -29,6 +33,20 @@ PAGES = ("CONTRIBUTING.md", "docs/*.md", "benchmarks/README.md", "notebooks/READ
          "notebooks/labs/README.md")
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
+REPORT = "report.html"      # of a run of the demo, beside the front page
+ITERATIONS = 100            # of that run: half a minute
+LIVE = f"""
+## The page of a run, live
+
+This is the page that the demo writes, here of a run of {ITERATIONS} iterations. Press Play: a step runs, action by
+action, and each message appears when it is sent. [It fills a window, too](built:{REPORT}).
+
+```{{raw}} html
+<iframe class="report" src="{REPORT}" title="The page of a training run" loading="lazy"></iframe>
+```
+"""
+FEW_LINES = 3               # of a cell, that are shown whatever they do
+DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Figure|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
 CODE = re.compile(rf"(?<![\[`])`((?:{'|'.join(PACKAGES)})[\w./]*)`(?![\]`])")
@@ -41,6 +59,8 @@ def main() -> None:
     for folder in source, html, BUILD / "doctrees":
         shutil.rmtree(folder, ignore_errors=True)
     Site(source, repository()).gather()
+    html.mkdir(parents=True)
+    shutil.copy2(report_of_demo(BUILD / "demo"), html / REPORT)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
     faults = broken_links(html)
@@ -58,6 +78,16 @@ def repository() -> str | None:
     return found[1] if found else None
 
 
+def report_of_demo(folder: Path) -> Path:
+    """Run the demo, and return the page that it writes."""
+    folder.mkdir(exist_ok=True)
+    run = subprocess.run([sys.executable, "-m", "mpi_impl.shardlab", "demo", "--train-iters", str(ITERATIONS)],
+                         cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    if run.returncode:
+        sys.exit(f"error: the demo failed, so that the front page has no page of a run. It said:\n{run.stderr}")
+    return folder / RESULTS / REPORT
+
+
 # ---- the pages ----
 
 class Site:
@@ -70,8 +100,8 @@ class Site:
 
     def gather(self) -> None:
         """Write all pages and pictures."""
-        self.write("index.md", self.linked((ROOT / "README.md").read_text(), "README.md")
-                   + "\n" + (ROOT / LISTS).read_text())
+        head, commands, others = self.linked((ROOT / "README.md").read_text(), "README.md").split("\n## ", 2)
+        self.write("index.md", f"{head}\n## {commands}{LIVE}\n## {others}\n{(ROOT / LISTS).read_text()}")
         for page in sorted(self.pages):
             if page.endswith(".md"):
                 self.write(page, self.linked((ROOT / page).read_text(), page))
@@ -97,6 +127,8 @@ class Site:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.linked(cell.source, page)
+            elif draws(cell.source):
+                cell.metadata["tags"] = ["hide-input"]      # folded, below a line that unfolds it
         self.write(page, nbformat.writes(notebook))
 
     def with_badges(self, notebook, page: str):
@@ -165,6 +197,17 @@ class Site:
             self.write(page, f"---\norphan: true\n---\n# `{place}`\n\n"
                              f"```{{literalinclude}} {Path(place).name}.txt\n:language: {language}\n```\n")
         return page
+
+
+def draws(source: str) -> bool:
+    """Report whether a cell mainly draws, and has more than a call: more than half of its lines, without imports."""
+    try:
+        statements = [one for one in ast.parse(source).body if not isinstance(one, ast.Import | ast.ImportFrom)]
+    except SyntaxError:     # a cell for ranks begins with a word for IPython
+        return False
+    lines = [(one.end_lineno or 0) - one.lineno + 1 for one in statements]
+    drawing = [n for n, one in zip(lines, statements, strict=True) if DRAWS.search(ast.unparse(one))]
+    return sum(lines) > FEW_LINES and 2 * sum(drawing) > sum(lines)
 
 
 # ---- links of the finished pages ----

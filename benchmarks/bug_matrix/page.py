@@ -153,12 +153,13 @@ def named(entries: list[Entry]) -> str:
 
 
 def bugs_table(kind: str, results: Results) -> str:
-    """Return the table of one kind."""
+    """Return the table of one kind, folded."""
     rows = []
     for entry in judged(results, lambda entry: entry.kind == kind):
         rows.append([f"[{entry.name}]({place_of(entry)})", source(entry), module(entry), theorem(entry),
                      *(cell(results[entry.name][name]) for name in NAMES)])
-    return f"### {kind.capitalize()}\n\n" + table(("bug", "source", "planted in", "theorem", *LETTERS.values()), *rows)
+    bugs = table(("bug", "source", "planted in", "theorem", *LETTERS.values()), *rows)
+    return f"<details><summary>{kind.capitalize()}: {len(rows)} bugs</summary>\n\n{bugs}\n\n</details>"
 
 
 def cell(verdict: Verdict) -> str:
@@ -234,7 +235,7 @@ These are mistakes that somebody thought of. A tool for
 
 ## All bugs
 
-A number is the step in which a bug is seen, x is seen without steps, - is silent, and nothing means that the
-detector does not apply. A bug's name leads to its entry, with its story and the changed line; the next columns lead
-to the report, to the file that is changed, and to the theorem. "After" a source means that the mistake there is a
-similar one; a classic is known to everybody, and reported by nobody."""
+They are folded, by their kind. A number is the step in which a bug is seen, x is seen without steps, - is silent, and
+nothing means that the detector does not apply. A bug's name leads to its entry, with its story and the changed line;
+the next columns lead to the report, to the file that is changed, and to the theorem. "After" a source means that the
+mistake there is a similar one; a classic is known to everybody, and reported by nobody."""

@@ -11,6 +11,7 @@ from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
 from mpi_impl.comm.watchdog import listed
+from mpi_impl.runtime.advice import typed
 from reference.errors import UserError
 from reference.params import HOST
 
@@ -75,8 +76,8 @@ def gpus_here() -> list[tuple[str, str]]:
     except ImportError as error:
         problem = "that is not installed" if error.name == "cupy" else f"that cannot be loaded ({error})"
         raise UserError(f"--device is cuda, which needs CuPy, and {problem}. Install it into this environment, as in "
-                        "`pip install 'cupy-cuda12x[ctk]'` (or cupy-cuda13x, whichever CUDA the machine has), "
-                        f"{WITHOUT}") from None
+                        f"`{typed('pip')} install 'cupy-cuda12x[ctk]'` (or cupy-cuda13x, whichever CUDA the machine "
+                        f"has), {WITHOUT}") from None
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
@@ -128,8 +129,8 @@ def without_nccl(devices: Sequence[RankDevice]) -> str:
                     f"{counted(devices)}")
     lacking = [rank for rank, device in enumerate(devices) if not device.nccl]
     if lacking:
-        return (f"but CuPy finds no NCCL on {listed(lacking)}. Install it into this environment, as in `pip install "
-                "nvidia-nccl-cu12` (or nvidia-nccl-cu13, whichever CUDA CuPy was made for)")
+        return (f"but CuPy finds no NCCL on {listed(lacking)}. Install it into this environment, as in "
+                f"`{typed('pip')} install nvidia-nccl-cu12` (or nvidia-nccl-cu13, whichever CUDA CuPy was made for)")
     return ""
 
 

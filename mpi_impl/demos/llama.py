@@ -3,13 +3,14 @@
 It shows which ranks hold copies of a head of keys and values, whose gradients are parts of one sum; and that gate and
 up must be sharded together, or all shapes are right and the result is wrong.
 """
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.demos.printing import (WIDTH, Check, colored, count, first_elements, say, say_aligned, say_each, shape,
+                                     span, traffic_table)
 from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.launching.entry import run
 from mpi_impl.layers.gated_mlp import gated_mlp_backward, gated_mlp_forward
@@ -50,6 +51,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, POSITIONS, a * d))      # identical on every rank
     copies = tensors["attention"].w_kv.copies(t)
     say_who_owns_what(ranks, a, g, mine, copies)
+    if 6 * a < WIDTH - 30:
+        say(ranks, picture(a, g, t))
 
     region, grads = TensorParallelRegion(ranks), tree_map(np.zeros_like, mine)
     with ranks.ledger.phase("forward"):
@@ -87,6 +90,27 @@ def say_who_owns_what(ranks: Group, a: int, g: int, mine, copies: int) -> None:
     say_aligned(ranks, f"{span(first, first + heads, 'head')} of queries,",
                 f"{span(group, group + groups, 'head')} of keys and values{f', on {copies} ranks' * (copies > 1)},",
                 f"{span(column, column + columns, 'column')} of gate and up")
+
+
+def picture(a: int, g: int, t: int) -> str:
+    """Draw heads and columns as the numbers of the ranks that hold them; = is between copies."""
+    def drawn(owners: Iterable[int], between: str = "") -> str:
+        return between.join(colored(rank, str(rank % 10)) for rank in owners)
+
+    def owners_of(columns: int) -> list[int]:
+        return [i * t // columns for i in range(columns)]
+
+    f, copies = 3 * a, max(t // g, 1)
+    space = " " * (2 * (a // g - copies) + 1)       # below the heads of queries that share a head
+    held = (range(j * copies, (j + 1) * copies) if copies > 1 else [j * t // g] for j in range(g))
+    keys = space.join(drawn(owners, "=") for owners in held)
+    side_by_side = owners_of(2 * f)
+    return f"""
+Each as the number of its rank, with = between copies:
+  heads of queries          {drawn(owners_of(a), " ")}
+  heads of keys and values  {keys}
+  columns of gate and up    {drawn(owners_of(f))} {drawn(owners_of(f))}
+  cut as [h, 2f], wrongly   {drawn(side_by_side[:f])} {drawn(side_by_side[f:])}"""
 
 
 def sum_copies(ranks: Group, dw_kv, copies: int) -> None:

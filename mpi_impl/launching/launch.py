@@ -29,10 +29,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, output_failure, say
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, drop_output, say
 from mpi_impl.launching.guard import Losses, Stops, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
+from mpi_impl.launching.output import Output
+from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.openblas import kernel_settings
 from mpi_impl.runtime.rank_environment import (ON_TERMINAL, SHARED_MEMORY, THREAD_VARIABLES, environment_count,
@@ -172,7 +174,7 @@ def mpi_vendor() -> str:
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "
-            "`pip install mpich`, or load your system's MPI."
+            f"`{typed('pip')} install mpich`, or load your system's MPI."
         ) from error
     return library().rsplit(" ", 1)[0]
 
@@ -220,7 +222,7 @@ def find_mpiexec(vendor: str) -> str:
     found = f"found only {', '.join(dict.fromkeys(others))}, of another MPI" if others else "found none at all"
     raise UserError(
         f"mpi4py uses {vendor}, and its mpiexec is neither beside {sys.executable} nor on PATH: {found}. "
-        f"Put {vendor}'s on PATH, or install it into this environment, as in `pip install mpich`."
+        f"Put {vendor}'s on PATH, or install it into this environment, as in `{typed('pip')} install mpich`."
     )
 
 
@@ -254,9 +256,13 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     """Run the command to its end, or to ours. Return its exit status, as a shell does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent)
+    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent,
+                               stdout=subprocess.PIPE)
+    output = Output(process)
+    output.start()
     try:
         status = outcome(process, timeout)
+        failure = output.finish()
     except subprocess.TimeoutExpired:
         stop(process)
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
@@ -273,13 +279,12 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         return 130
     finally:
         stop(process)
+    if failure:
+        return output_lost(failure)
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
-    if status == LAUNCHER_FAILED and (failure := output_failure()):
-        say(f"error: the launcher {command[0]} cannot print what ranks say: {failure}. The job ended with it: send its "
-            "output where there is room.")
-    elif status == LAUNCHER_FAILED:
+    if status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
@@ -292,13 +297,23 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     return status
 
 
+def output_lost(failure: OSError) -> int:
+    """Say why what the ranks print is lost, and return an exit status."""
+    if isinstance(failure, BrokenPipeError):    # the reader of the output has left, as `head` does
+        drop_output()
+    else:
+        say(f"error: the launcher cannot print what ranks say: {failure.strerror}. The job has been ended: send its "
+            "output where there is room.")
+    return 1
+
+
 def shared_memory_hint() -> str:
     """Return a sentence if ranks here cannot share memory, or find little of it: they die of it, by any signal."""
     problem = shared_memory_error()
     if not problem and (left := shared_memory_left()) < LITTLE_SHARED:
         problem = f"only {left:,.0f} bytes are free"
     return problem and (f" A likely cause is {os.path.dirname(SHARED_MEMORY)}, in which ranks share memory: {problem}. "
-                        "`shardlab doctor` tells what to do.")
+                        f"`{typed('shardlab')} doctor` tells what to do.")
 
 
 def outcome(process: subprocess.Popen, timeout: float | None) -> int:

@@ -284,6 +284,23 @@ def test_copies_of_a_head_of_keys_get_one_gradient(ranks, capsys, n):
     assert off > 50
 
 
+@pytest.mark.parametrize("n", [1, 3, 4, 8])
+def test_the_picture_shows_who_holds_what_the_lines_above_say(ranks, capsys, n):
+    lines = output_of(ranks, capsys, "llama", n)
+    said = [re.findall(r"(\d+)(?: to (\d+))?", re.sub("^.*:|on . ranks", "", line))
+            for line in lines if re.match(" +rank .*of gate and up$", line)]
+    held = [[range(int(first), int(last or first) + 1) for first, last in row] for row in said]
+
+    def drawn(kind: int) -> list[str]:
+        return ["=".join(str(rank) for rank, row in enumerate(held) if i in row[kind])
+                for i in range(max(row[kind][-1] for row in held) + 1)]
+
+    pictures = [line.partition(f"  {name} ")[2].split() for name in ("heads of queries", "heads of keys and values",
+                                                                     "columns of gate and up")
+                for line in lines if line.startswith(f"  {name} ")]
+    assert len(held) == n and pictures == [drawn(0), drawn(1), 2 * ["".join(drawn(2))]]
+
+
 # ---- the checks can fail --------------------------------------------------------------------------------------------
 
 MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"

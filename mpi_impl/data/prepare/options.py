@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from mpi_impl.data.prepare.workers import cores
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from reference.errors import UserError
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str] | None) -> PreparationOptions:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
     if args.jaccard and importlib.util.find_spec("datasketch") is None:
-        raise UserError("--jaccard needs the package datasketch, which is not installed: `pip install datasketch` "
-                        "installs it. Or give --jaccard 0 to keep near-duplicates.")
+        raise UserError("--jaccard needs the package datasketch, which is not installed: "
+                        f"`{typed('pip')} install datasketch` installs it. Or give --jaccard 0 to keep "
+                        "near-duplicates.")
     return args

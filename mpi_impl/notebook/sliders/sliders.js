@@ -108,7 +108,8 @@ function shardlabSliders({draw, controls, tables}) {
       svg(256, "memory, messages and idle time", [
         ...bar(16, "GB that the fullest rank holds", named(tables.colors.memory, fullest), "GB", Math.max(total, 90), 80),
         ...bar(104, "GB that a rank of the first stage sends in a step", named(tables.colors.messages, sent), "GB", all || 1),
-        ...bar(192, "time of a step, busy and idle", [["busy", 100, "#0072B2"], ["idle", 100 * bubble, "#D0D0D0"]], "%", 100 * (1 + bubble))])];
+        ...bar(192, "share of a step's time", [["busy", 100 / (1 + bubble), "#0072B2"],
+          ["idle", 100 * bubble / (1 + bubble), "#D0D0D0"]], "% of it", 100)])];
     },
   };
   form.addEventListener("input", redraw);

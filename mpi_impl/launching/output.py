@@ -1,0 +1,54 @@
+"""The output of a launcher and its ranks, without the banner that MPICH's adds if a rank dies, for we say more."""
+import os
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+BANNER = b"=" * 83 + b"\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"     # when all ranks have ended
+SECONDS_TO_END = 1.0        # for the last output, once the launcher has ended
+
+
+class Output(threading.Thread):
+    """Passes on what a launcher prints, as it comes, and ends the launcher if that cannot be printed."""
+
+    def __init__(self, launcher: subprocess.Popen) -> None:
+        super().__init__(daemon=True)
+        self.launcher = launcher
+        self.failure: OSError | None = None
+
+    def run(self) -> None:
+        assert self.launcher.stdout is not None
+        blocks = iter(partial(os.read, self.launcher.stdout.fileno(), 1 << 16), b"")
+        try:
+            for block in without_banner(blocks):
+                while block:
+                    block = block[os.write(1, block):]
+        except OSError as error:
+            self.failure = error
+            self.launcher.terminate()
+
+    def finish(self) -> OSError | None:
+        """Wait for the last of it, and return the error with which it could not be printed, if there was one."""
+        self.join(SECONDS_TO_END)       # a process that is left behind may hold it open
+        return self.failure
+
+
+def without_banner(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield all that comes before the banner, at once, but for what may be its beginning."""
+    held, ended = b"", False
+    for block in blocks:
+        if ended:
+            continue        # read on, so that the launcher can end
+        text, found, _ = (held + block).partition(BANNER)
+        ended = bool(found)
+        keep = len(text) if ended else len(text) - len(beginning(text))
+        yield text[:keep]
+        held = text[keep:]
+    yield held
+
+
+def beginning(text: bytes) -> bytes:
+    """Return the end of a text with which the banner may begin: its last line, or its last two, or nothing."""
+    *_, before, last = [b"", *text.split(b"\n")]
+    return next((end for end in (before + b"\n" + last, last) if BANNER.startswith(end)), b"")

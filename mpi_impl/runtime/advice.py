@@ -1,0 +1,15 @@
+"""Commands that a message advises, written so that they can be typed as they stand."""
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def typed(name: str) -> str:
+    """Return what a shell, in this folder, finds a command of this environment by: its name, or else a path to it."""
+    command = Path(sys.executable).with_name(name)
+    if not command.exists() or shutil.which(name) == str(command):
+        return name
+    path = os.path.relpath(command)
+    return shlex.quote(str(command) if path.startswith(os.pardir) else path)
