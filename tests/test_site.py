@@ -184,11 +184,11 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
 
 
 @pytest.mark.deep
-def test_a_search_for_an_operator_finds_the_walkthrough_first(browser, address):
+def test_a_search_for_an_operator_finds_walkthroughs_first(browser, address):
     page = browser.new_page()
     page.goto(f"{address}/search.html?q=all_reduce")
-    page.wait_for_function("document.querySelector('.search-summary, #search-results p').textContent.includes('found')")
-    assert "/notebooks/02_f_and_g" in page.locator("#search-results li a").first.get_attribute("href")
+    page.wait_for_function("document.querySelector('#search-results p')?.textContent.includes('found')")
+    assert "/notebooks/" in page.locator("#search-results li a").first.get_attribute("href")
     page.close()
 
 

@@ -46,6 +46,9 @@ action, and each message appears when it is sent. [It fills a window, too](built
 ```
 """
 FEW_LINES = 3               # of a cell, that are shown whatever they do
+AT_THE_STEP = """
+<script>if (parent !== window) scrollTo(0, document.getElementById("step").offsetTop);</script>
+"""                         # where the page is part of another, which an anchor would scroll, too
 DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Figure|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
@@ -60,7 +63,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     Site(source, repository()).gather()
     html.mkdir(parents=True)
-    shutil.copy2(report_of_demo(BUILD / "demo"), html / REPORT)
+    (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
     faults = broken_links(html)
