@@ -30,7 +30,7 @@ import runpy, sys
 for line in sys.argv[1:]:
     sys.argv = line.split()
     try:
-        runpy.run_module(sys.argv[0], run_name="__main__")
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         assert not ended.code
 """
