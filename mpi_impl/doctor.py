@@ -295,7 +295,8 @@ def cupy() -> Fact:
 def notebooks() -> Fact:
     if missing := [name for name in NOTEBOOKS if not is_installed(name)]:
         return Fact("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
-                       f"{INSTALL}{PIP} {' '.join(missing)}.")
+                       "In a clone of the project, ./run.sh setup notebook installs them; elsewhere, "
+                       f"{PIP} {' '.join(missing)}.")
     return Fact("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")
 
 

@@ -70,7 +70,9 @@ class PlanOptions(ClusterOptions, ModelSizeOptions, LlamaOptions, ExpertsOptions
 SECONDS_OF_SILENCE = 5.0
 LETTERS = {"t": "ranks that share each layer", "p": "stages of the pipeline", "d": "replicas",
            "c": "ranks that share a sequence", "e": "ranks that share the experts", "v": "stages on a rank",
-           "b": "samples in a microbatch", "m": "microbatches in a step", "GB": "on a device",
+           "b": "samples in a microbatch", "m": "microbatches in a step", "ZeRO": "its stage",
+           "sequence": "split or whole, outside the sharded regions", "recompute": "what a backward computes again",
+           "GB": "on a device",
            "idle": "waiting in the pipeline", "MFU": "share of the peak that the model's own FLOPs reach"}
 RULES = "Narayanan et al. 2021 (arXiv 2104.04473, section 3) give three rules:"
 

@@ -125,7 +125,7 @@ def test_only_a_demo_that_can_run_forgets_the_last_ones_checkpoint(options, kept
     ("xyzzy", "It has doctor, demo, "),
     ("demos mpl", "no 'mpl'. Did you mean mlp"), ("demos mlp 4", "shardlab demos mlp -n 4"),
     ("run -n 2 pretrain_gtp", "'pretrain_gtp'. Did you mean pretrain_gpt or pretrain_bert"),
-    ("run -n 2 plan", "plan is a command, .* `shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),
+    ("run -n 2 plan", "plan is a command, .*shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),
     ("run pretrain_gpt", "shardlab run cannot use its options: .* required: -n"),
     ("run -n 2 --timeot 3 pretrain_gpt", "shardlab run has no option --timeot. Did you mean --timeout"),
 ])

@@ -164,9 +164,9 @@ def read_manifest(root: str) -> Manifest:
     """Read the manifest of the checkpoint that the tracker names. Raise UserError if that fails."""
     iteration = tracked(root)
     if iteration is None:
-        advice = f" Give the folder above it, {os.path.dirname(os.path.abspath(root))}."
-        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there."
-                        f"{advice if os.path.exists(os.path.join(root, MANIFEST)) else ''}")
+        advice = (f"Give the folder above it, {os.path.dirname(os.path.abspath(root))}."
+                  if os.path.exists(os.path.join(root, MANIFEST)) else f"A run with --save {root} makes one.")
+        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there. {advice}")
     folder = folder_of(root, iteration)
     path = os.path.join(folder, MANIFEST)
     if not os.path.isdir(folder):

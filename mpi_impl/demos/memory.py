@@ -44,10 +44,10 @@ A rank that trains holds four things. Parameters: the numbers of the model. Grad
 in which it should move. Optimizer states: Adam keeps two averages for each. Activations: the results of the forward
 pass, until the backward pass has used them. The first three depend only on the model, activations also on the batch.
 
-{ranks} can hold less in two ways. As replicas, each trains on other samples, and without ZeRO each holds the whole
-model. ZeRO shards it over the replicas: the optimizer states (stage 1), the gradients too (2), the parameters too (3),
-which are then gathered, layer by layer, where they are used: they are whole for a while, like gradients that have yet
-to be sent. Offloading moves a rank's own shards to other memory.
+{ranks} can hold less in two ways. As replicas, each trains on other samples, and without ZeRO each holds the
+whole model. ZeRO shards it over the replicas: the optimizer states (stage 1), the gradients too (2), the parameters
+too (3), which are then gathered, layer by layer, where they are used: they are whole for a while, like gradients that
+have yet to be sent. Offloading moves a rank's own shards to other memory.
 As tensor-parallel ranks they shard every layer, and so the model and most activations. Sequence parallelism shards the
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
 a layer but its input (full), for one layer at a time.
@@ -131,7 +131,7 @@ def model_of(options: MemoryDemoOptions) -> ModelConfig:
 
 def replica_runs(n: int, model: ModelConfig) -> dict[str, ParallelConfig]:
     """Return the runs with d = n. A bucket of gradients is about the size of a layer's."""
-    names = ("ZeRO 0: nothing sharded", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
+    names = ("ZeRO 0: nothing", "ZeRO 1: optimizer", "ZeRO 2: gradients", "ZeRO 3: parameters")
     plain = ParallelConfig(data_parallel_size=n, ddp_bucket_size=12 * model.hidden_size**2)
     runs = {name: replace(plain, zero_stage=stage) for stage, name in enumerate(names)}
     return runs | {"ZeRO 3, offloaded": replace(plain, zero_stage=3, cpu_offload=True)}
@@ -176,7 +176,7 @@ def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
     alone = "\nOne rank has no other to shard with, so that most of this saves nothing: start more.\n" if n == 1 else ""
     return INTRODUCTION.format(ranks="Several ranks" if n == 1 else count(n)) + alone + (
         f"\nThe model: a GPT of {parameters(model):,} parameters in {options.dtype}: {model.num_layers} layers, h = "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, V = {model.vocab_size} tokens. A microbatch: "
+        f"{model.hidden_size}, {model.num_attention_heads} heads, V = {model.vocab_size} tokens.\nA microbatch: "
         f"{options.micro_batch_size} x {options.seq_length} tokens.\n")
 
 
@@ -184,16 +184,17 @@ def runs_table(panel: Panel) -> str:
     """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
     used = [name for name in MEMORY if any(parts(fullest(everyone).held)[name] for everyone in panel.values())]
     names, offloaded = [name for name in used if name != "offloaded"], ["offloaded"] * ("offloaded" in used)
-    rows = [["", "", "ranks", *names, "sum", *offloaded, ""]]
-    for run_name, everyone in panel.items():
-        for ranks, one in distinct(everyone):
-            lines = [("measured", parts(one.held), [run_name, ranks, ""]),
-                     ("predicted", parts(one.expected), ["", "", "equal" if one.as_predicted else "NOT EQUAL"])]
-            for what, sizes, (first, who, last) in lines:
+    kinds = {run_name: distinct(everyone) for run_name, everyone in panel.items()}
+    who = ["ranks"] * any(len(each) > 1 for each in kinds.values())
+    rows = [["", *who, "", *names, "sum", *offloaded]]
+    for run_name, each in kinds.items():
+        for ranks, one in each:
+            predicted = "= predicted" if one.as_predicted else "NOT predicted"
+            for first, sizes, what in ((run_name, parts(one.held), "measured"), ("", parts(one.expected), predicted)):
                 resident = [sizes[name] for name in names]
                 cells = [*resident, sum(resident), *(sizes[name] for name in offloaded)]
-                rows.append([first, what, who, *(f"{n:,}" for n in cells), last])
-    return aligned(rows, left=(0, 1, 2, len(rows[0]) - 1))
+                rows.append([first, *([ranks if first else ""] if who else []), what, *(f"{n:,}" for n in cells)])
+    return aligned(rows, left=(0, 1, 2) if who else (0, 1))
 
 
 def parts(states: Held) -> dict[str, int]:

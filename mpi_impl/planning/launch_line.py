@@ -7,6 +7,7 @@ from typing import Any
 from mpi_impl.launching.option_fields import declared
 from mpi_impl.programs.options import OPTIONS
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.runtime.advice import typed
 from reference.config import ModelConfig, option
 from reference.costs.hardware import Hardware
 from reference.costs.plans import HALF, Plan
@@ -20,7 +21,7 @@ def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
     """Return the command. A file names several servers; a profile in 16 bits is a GPU's."""
     ranks = plan.parallel.world_size
     hosts = ["--hostfile", "hosts"] if ranks > hardware.server else []
-    start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
+    start = [typed("python"), "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
     program = ["-m", f"mpi_impl.pretrain_{plan.model.architecture}"]
     gpu = hardware.element_bytes == HALF
     precision = [f"--{hardware.half}"] if gpu and not preset else []        # presets choose their own

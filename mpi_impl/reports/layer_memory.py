@@ -4,6 +4,7 @@ The inventory: reference/costs/activation_inventory.py.
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from textwrap import fill
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
 from reference.precision import Precision
 
+WIDTH = 118     # of a line of text
 HALF = Precision("bfloat16")      # float16 takes the same
 
 
@@ -87,7 +89,7 @@ def variants(t: int) -> dict[str, ParallelConfig]:
     found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
     if t > 1:
         found["+ sequence parallel, inputs kept"] = replace(sharded, keep_gathered_inputs=True)
-        found["+ sequence parallel, gathered again"] = sharded
+        found["+ sequence parallel, none kept"] = sharded
     plus, instead = ("+ ", " instead") if t > 1 else ("", "")
     found[f"{plus}selective recompute"] = replace(sharded, recompute=Recompute("selective"))
     found[f"{plus}full recompute{instead}"] = replace(sharded, recompute=Recompute("full"))
@@ -96,13 +98,13 @@ def variants(t: int) -> dict[str, ParallelConfig]:
 
 def variants_table(inventories: Mapping[str, ActivationInventory], measured: Mapping[str, int]) -> str:
     """Tabulate a layer's bytes for each variant: measured, our inventory, our inventory in 16 bits, and the formula."""
-    rows = [["a layer keeps, on a rank", "measured", "our inventory", "in 16 bits", "formula", "which is",
-             "in 16 bits, beside the formula"]]
+    rows, why = [["a layer keeps, on a rank", "measured", "our inventory", "in 16 bits", "formula", "which is"]], []
     for name, inventory in inventories.items():
         ours, narrow = total(inventory.layer()), replace(inventory, precision=HALF).layer()
         rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{total(narrow):,}",
-                     f"{layer_formula(inventory):,.0f}", formula_of(inventory.parallel), differences(narrow)])
-    return aligned(rows, left=(0, 5, 6))
+                     f"{layer_formula(inventory):,.0f}", formula_of(inventory.parallel)])
+        why.append(fill(f"{name}: {differences(narrow)}", WIDTH, initial_indent="  ", subsequent_indent="    "))
+    return "\n".join([aligned(rows, left=(0, 5)), "In 16 bits, beside the formula:", *why])
 
 
 def differences(items: Sequence[SavedTensor]) -> str:

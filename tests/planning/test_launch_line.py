@@ -11,6 +11,7 @@ from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.profiles import load
 from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.runtime.advice import typed
 from tests.plan_cases import model_of, plans
 
 A100 = load("dgx-a100")
@@ -20,7 +21,7 @@ def understood(plan, preset: str | None) -> PretrainingSettings:
     """Return the program's settings for the line. The launcher gets the number of ranks."""
     words = shlex.split(launch_line(plan, preset, replace(A100, server=1 << 20)).replace("\\\n", " "))
     start, (module, *options) = words[:5], words[6:]
-    assert start == ["python", "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
+    assert start == [typed("python"), "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
     assert module == f"mpi_impl.pretrain_{plan.model.architecture}"
     return parse(options, plan.parallel.world_size, plan.model.architecture)
 

@@ -140,7 +140,7 @@ $("ranks-say").textContent = "Each box is one rank, one process." +
 (function () {
   const grid = add($("grid"), "table"), head = add(add(grid, "thead"), "tr"), body = add(grid, "tbody");
   add(head, "td");
-  for (let i = 0; i < p; i++) add(head, "th", {scope: "col"}, p > 1 ? `pipeline ${i}` : "");
+  for (let i = 0; i < p; i++) add(head, "th", {scope: "col"}, p > 1 ? `place ${i} in the pipeline` : "");
   for (let j = 0; j < d; j++) {
     const row = add(body, "tr");
     add(row, "th", {scope: "row"}, d > 1 ? `replica ${j}` : "");
@@ -525,7 +525,7 @@ $("reason").addEventListener("change", drawMatrix);
 drawMatrix();
 
 $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks of rank 0's pipeline, added up` : "of rank 0"}, ` +
-  `beside its formula: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
+  `beside its formula, if it has one: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
   "a ring. The titles sort.";
 (function () {
   const columns = [["group", r => `${r.group} ×${r.group_size}`], ["phase", r => r.phase], ["reason", r => r.reason],
