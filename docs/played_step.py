@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 830, 104, 14, 66, 26, 14
+WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 830, 112, 14, 66, 26, 14
 SECONDS, HELD = 14, 0.85        # of a round; the share of it in which the step is played, and not held at its end
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f; }
@@ -64,7 +64,7 @@ def actions(player: dict, tops: list[int], colors: dict[str, str]) -> Iterator[s
 
 
 def messages(player: dict, tops: list[int], color: str) -> Iterator[str]:
-    """Draw a dot for each message, which goes from its sender to its receiver while it is under way."""
+    """Draw a dot for each message, which goes from its sender to its receiver, slowly enough for an eye."""
     for source, target, _, sent, _, received in player["messages"]:
         begin, end = sent / player["end"], max(received, sent + 0.02 * player["end"]) / player["end"]
         x, y = [place_of(time * player["end"], player) for time in (begin, end)], [tops[source], tops[target]]
@@ -89,12 +89,12 @@ def animate(attribute: str, *points: tuple[float, float]) -> str:
 
 
 def legend(y: int, colors: dict[str, str]) -> Iterator[str]:
-    entries = (("F", "forward of a microbatch"), ("B", "its backward"), ("communication", "a message between stages"))
-    for i, (kind, words) in enumerate(entries):
-        x = LEFT + 190 * i
-        yield f'<rect x="{x}" y="{y - 10}" width="12" height="12" rx="2" fill="{colors[kind]}"/>'
-        yield f'<text x="{x + 18}" y="{y}">{words}</text>'
-    yield f'<text class="pale" x="{LEFT + 570}" y="{y}">grey: a rank waits</text>'
+    entries = ((0, colors["F"], "forward of a microbatch"), (170, colors["B"], "its backward"),
+               (274, colors["communication"], "a message between stages, slowed down"),
+               (560, "#d8dadd", "a rank waits"))
+    for x, color, words in entries:
+        yield f'<rect x="{LEFT + x}" y="{y - 10}" width="12" height="12" rx="2" fill="{color}"/>'
+        yield f'<text x="{LEFT + x + 18}" y="{y}">{words}</text>'
 
 
 if __name__ == "__main__":

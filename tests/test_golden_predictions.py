@@ -1,0 +1,56 @@
+"""Predictions of runs of every kind of model, in every kind of place, as they once were: no change may move a number.
+
+    python -m tests.test_golden_predictions         # writes them anew, after a change that should
+"""
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpi_impl.programs.arguments import parse
+from mpi_impl.reports.forecast import RunSizes
+from reference.costs.traffic import PassCounts, traffic
+
+GOLDEN = Path(__file__).with_suffix(".json")
+SIZES = "--num-layers 4 --hidden-size 24 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2"
+T, P, E, C = (f"--{name}-parallel-size" for name in ("tensor-model", "pipeline-model", "expert-model", "context"))
+LLAMA = ("--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+         "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights")
+MIXTRAL = f"{LLAMA} --num-experts 4 --moe-router-topk 2 --moe-aux-loss-coeff 0.01"
+SCHEDULE, V, ZERO = "--pipeline-schedule", "--num-layers-per-virtual-pipeline-stage", "--zero-stage"
+RUNS = [        # model, ranks, options
+    ("gpt", 1, ""), ("gpt", 1, "--bf16 --recompute-granularity full"), ("gpt", 2, f"{T} 2"),
+    ("gpt", 4, f"{T} 4 --sequence-parallel --recompute-granularity selective"), ("gpt", 4, f"{P} 4 {SCHEDULE} gpipe"),
+    ("gpt", 2, f"{P} 2 {V} 1"), ("gpt", 2, f"{P} 2 {SCHEDULE} zb-h1"), ("gpt", 2, f"{P} 2 {SCHEDULE} zb-v"),
+    ("gpt", 2, f"{P} 2 {SCHEDULE} dualpipe-v --share-layers"), ("gpt", 8, f"{T} 2 {P} 2"),
+    ("gpt", 4, f"{ZERO} 1 --fp16"), ("gpt", 4, f"{ZERO} 2 --ddp-bucket-size 2000"), ("gpt", 4, f"{ZERO} 3 --bf16"),
+    ("gpt", 8, f"{T} 2 {P} 2 {ZERO} 1 --sequence-parallel"),
+    ("gpt", 4, f"{ZERO} 3 --num-distributed-optimizer-instances 2"), ("gpt", 2, f"{C} 2"),
+    ("gpt", 4, f"{C} 2 {T} 2 --cp-comm-type a2a"), ("gpt", 8, f"{C} 2 {P} 2 {ZERO} 2 --cp-comm-type all_gather"),
+    ("gpt", 2, f"{LLAMA} {T} 2"), ("gpt", 8, f"{LLAMA} {T} 4 {P} 2 --sequence-parallel {ZERO} 1"),
+    ("gpt", 4, f"{MIXTRAL} {E} 4"), ("gpt", 8, f"{MIXTRAL} {E} 2 {T} 2 {P} 2"), ("gpt", 4, f"{MIXTRAL} {E} 2 {ZERO} 1"),
+    ("bert", 4, f"{T} 2 {P} 2"), ("bert", 4, f"{ZERO} 3"), ("bert", 2, f"{T} 2 --sequence-parallel")]
+
+
+def predictions() -> Iterator[tuple[str, dict]]:
+    """Yield for each run the messages of three steps and an evaluation, and the bytes of each rank of a pipeline."""
+    for architecture, n, options in RUNS:
+        settings = parse(f"{SIZES} --global-batch-size 32 {options}".split(), n, architecture)
+        model, parallel, m = settings.model(50), settings.parallel, settings.microbatches
+        b, s = settings.args.micro_batch_size, settings.args.seq_length
+        lines = traffic(model, parallel, b, s, PassCounts(3, 3 * m, 1, m))
+        held = RunSizes(model, parallel, settings.precision, b, s, m).forecast()
+        yield f"{architecture} on {n}: {options}", {
+            "messages": {" ".join((line.group, line.phase, line.operation, line.reason)): [line.calls, line.elements]
+                         for line in lines if line.elements},
+            "bytes": [list(map(float, one)) for one in held]}
+
+
+@pytest.mark.parametrize("run, found", predictions())
+def test_a_prediction_is_what_it_was(run, found):
+    assert found == json.loads(GOLDEN.read_text())[run]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(dict(predictions()), separators=(",", ":")).replace('},"', '},\n"') + "\n")
