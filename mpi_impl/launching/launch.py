@@ -29,11 +29,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, drop_output, say
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launching.guard import Losses, Stops, end_with_parent, wait
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
                                          format_for, read_hosts)
-from mpi_impl.launching.output import Output
+from mpi_impl.launching.output import Output, say_lost
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.openblas import kernel_settings
@@ -262,7 +262,6 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     output.start()
     try:
         status = outcome(process, timeout)
-        failure = output.finish()
     except subprocess.TimeoutExpired:
         stop(process)
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
@@ -279,8 +278,10 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         return 130
     finally:
         stop(process)
+        failure = output.finish()
     if failure:
-        return output_lost(failure)
+        say_lost(failure)
+        return 1
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
@@ -295,16 +296,6 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}."
             f"{shared_memory_hint()}")
     return status
-
-
-def output_lost(failure: OSError) -> int:
-    """Say why what the ranks print is lost, and return an exit status."""
-    if isinstance(failure, BrokenPipeError):    # the reader of the output has left, as `head` does
-        drop_output()
-    else:
-        say(f"error: the launcher cannot print what ranks say: {failure.strerror}. The job has been ended: send its "
-            "output where there is room.")
-    return 1
 
 
 def shared_memory_hint() -> str:

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from mpi_impl.launching.entry import drop_output, say
+
 BANNER = b"=" * 83 + b"\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"     # when all ranks have ended
 SECONDS_TO_END = 1.0        # for the last output, once the launcher has ended
 
@@ -32,6 +34,15 @@ class Output(threading.Thread):
         """Wait for the last of it, and return the error with which it could not be printed, if there was one."""
         self.join(SECONDS_TO_END)       # a process that is left behind may hold it open
         return self.failure
+
+
+def say_lost(failure: OSError) -> None:
+    """Say why what the ranks print is lost."""
+    if isinstance(failure, BrokenPipeError):    # the reader of the output has left, as `head` does
+        drop_output()
+    else:
+        say(f"error: the launcher cannot print what ranks say: {failure.strerror}. The job has been ended: send its "
+            "output where there is room.")
 
 
 def without_banner(blocks: Iterable[bytes]) -> Iterator[bytes]:
