@@ -1,11 +1,13 @@
 """The output of a launcher and its ranks, without the banner that MPICH's adds if a rank dies, for we say more."""
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 from mpi_impl.launching.entry import drop_output, say
+from mpi_impl.launching.guard import ENDS
 
 BANNER = b"=" * 83 + b"\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"     # when all ranks have ended
 SECONDS_TO_END = 1.0        # for the last output, once the launcher has ended
@@ -18,6 +20,12 @@ class Output(threading.Thread):
         super().__init__(daemon=True)
         self.launcher = launcher
         self.failure: OSError | None = None
+
+    def start(self) -> None:
+        """Start it without the signals that end a job: they are for the main thread, which at times blocks them."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        super().start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run(self) -> None:
         assert self.launcher.stdout is not None
