@@ -6,7 +6,6 @@ import time
 from functools import partial
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.comm.topology import connect
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.decoding import generate
 from mpi_impl.generation.sources import ModelSource, find, load_model
@@ -29,7 +28,7 @@ class Generation(Program):
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
         source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model
-        topology = connect(ranks, settings.parallel)
+        topology = self.connect(settings.parallel)
         self.replica = load_model(source, topology, self.args.dtype, self.device.like)
         placed = ranks.hosts().describe(topology.tensor.size)
         self.introduction = "\n".join(filter(None, [source.describe(), self.device.description, placed,

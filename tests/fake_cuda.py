@@ -178,7 +178,7 @@ class FakeNccl:
 
     def __init__(self, cupy: FakeCuda):
         self.cupy, self.made = cupy, itertools.count()
-        self.alive = 0                  # communicators
+        self.alive = self.begun = 0     # communicators: those that are there, and all that have been
         self.posted = False             # whether anything has begun on a second stream
         for name, code in CODES.items():
             setattr(self, f"NCCL_{name}", code)
@@ -210,6 +210,7 @@ class FakeCommunicator:
         members = world.recv(source=host, tag=tag + 5000)
         self.comm = world.Create_group(world.group.Incl(members), tag)
         self.nccl, self.rank, self.size = nccl, rank, ndev
+        nccl.begun += 1
         nccl.alive += 1
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):

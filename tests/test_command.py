@@ -125,7 +125,8 @@ def test_only_a_demo_that_can_run_forgets_the_last_ones_checkpoint(options, kept
     ("xyzzy", "It has doctor, demo, "),
     ("demos mpl", "no 'mpl'. Did you mean mlp"), ("demos mlp 4", "shardlab demos mlp -n 4"),
     ("run -n 2 pretrain_gtp", "'pretrain_gtp'. Did you mean pretrain_gpt or pretrain_bert"),
-    ("run -n 2 plan", "plan is a command, .*shardlab plan`"), ("run -n 2", "has nothing to run. Name a program"),
+    ("run -n 2 plan", r"plan is a command, .* `(\S+/)?shardlab plan`"),
+    ("run -n 2", "has nothing to run. Name a program"),
     ("run pretrain_gpt", "shardlab run cannot use its options: .* required: -n"),
     ("run -n 2 --timeot 3 pretrain_gpt", "shardlab run has no option --timeot. Did you mean --timeout"),
 ])
@@ -154,8 +155,9 @@ def test_a_command_that_is_advised_can_be_typed_as_it_stands(folder, path, machi
     write_script(machine / "tool", "echo it runs")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / folder)
-    if path:
-        monkeypatch.setenv("PATH", os.defpath)
+    if path:        # the shell finds another one
+        write_script(tmp_path / "other" / "tool", "echo another runs")
+        monkeypatch.setenv("PATH", f"{tmp_path / 'other'}:{os.defpath}")
     assert typed("tool") == f"{path.format(tmp_path=tmp_path)}tool"
     assert subprocess.run(typed("tool"), shell=True, capture_output=True, check=True).stdout == b"it runs\n"
 

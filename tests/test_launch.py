@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching.guard import children
+from mpi_impl.launching.guard import ENDS, children
 from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, check_options, find_mpiexec, launch_environment, launcher,
                                        mpi_vendor, parse_options, supervise)
-from mpi_impl.launching.output import BANNER, without_banner
+from mpi_impl.launching.output import BANNER, Output, without_banner
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
@@ -277,6 +277,19 @@ def test_what_comes_before_the_banner_is_passed_on_in_whatever_blocks_it_comes(l
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     blocks = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert b"".join(without_banner(blocks)) == before
+
+
+def test_a_signal_that_ends_a_job_is_for_the_main_thread():
+    """Another one that takes it would let it through to the main thread, even while that has it blocked."""
+    class Masked(Output):
+        def run(self):
+            self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    output = Masked(None)
+    output.start()
+    output.finish()
+    assert output.blocked >= set(ENDS) and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_the_beginning_of_a_line_is_passed_on_at_once():

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 
 pytest.importorskip("sphinx", reason="the site's tools are not installed: pip install '.[docs]'")
@@ -71,6 +72,16 @@ def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(sit
     labs = sorted(site.folder.glob("notebooks/labs/*.ipynb"))
     assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("notebooks/labs/lab*.py"))
     assert not any(word in lab.read_text() for lab in labs for word in ("BEGIN SOLUTION", "BEGIN HIDDEN"))
+
+
+def test_a_cell_that_draws_keeps_its_result_folded(site):
+    """It may reveal what a reader is to predict."""
+    site.gather()
+    for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
+        ours, theirs = (nbformat.read(folder / "notebooks" / path.name, as_version=4).cells
+                        for folder in (ROOT, site.folder))
+        for cell, shown in zip(ours, theirs, strict=True):
+            assert set(cell.metadata.get("tags", [])) == set(shown.metadata.get("tags", [])) - {"hide-input"}
 
 
 def test_docstrings_keep_their_shapes_code_tables_and_links():
@@ -151,8 +162,10 @@ def test_a_step_can_be_played_on_the_front_page(browser, address):
     page = browser.new_page(viewport=DESK)
     complaints = complaints_of(page)
     page.goto(f"{address}/index.html", wait_until="networkidle")
+    assert page.evaluate("scrollY") == 0
     page.locator("iframe.report").scroll_into_view_if_needed()
     report = page.frame_locator("iframe.report")
+    assert report.locator("#step").evaluate("one => Math.abs(one.getBoundingClientRect().top)") < 50
     begun = report.locator("#time").text_content()
     report.locator("#play").click()
     page.wait_for_timeout(1000)
@@ -161,7 +174,6 @@ def test_a_step_can_be_played_on_the_front_page(browser, address):
     assert not complaints
 
 
-LETTERS = "ELGFXPVCTSM"     # of the detectors
 FILTERS = (("tied", "", "seen", ".*"), ("", "V", "silent", "-"), ("NVIDIA", "L", "seen", r"\d+"))
 
 
@@ -171,12 +183,13 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
     page.goto(f"{address}/docs/bug_zoo.html", wait_until="networkidle")
     rows = page.locator("article details tbody tr")
     assert rows.count() > 200 and rows.filter(visible=True).count() == 0
+    headings = page.locator("article details").first.locator("th").all_text_contents()
     cells = rows.evaluate_all("all => all.map(row => [...row.children].map(cell => cell.textContent.trim()))")
     for words, detector, says, mark in FILTERS:
         page.fill("form.zoo input", words)
         page.select_option("form.zoo select[name=detector]", detector)
         page.select_option("form.zoo select[name=says]", says)
-        column = 4 + LETTERS.index(detector)
+        column = headings.index(detector or "bug")
         found = sum(words.lower() in " ".join(row).lower() and bool(re.fullmatch(mark, row[column])) for row in cells)
         assert rows.filter(visible=True).count() == found > 0
         assert page.locator("form.zoo output").text_content() == f"{found} bugs"
@@ -217,5 +230,6 @@ def test_search_finds_prose_cells_and_functions(browser, address, built, served)
         while not any(expected in link for link in results.evaluate_all("all => all.map(one => one.href)")):
             assert time.monotonic() < end, f"{words} does not find {expected}"
             page.wait_for_timeout(200)
+        page.wait_for_load_state("networkidle")     # what is shown below each result is fetched
     page.close()
     assert not complaints or not served     # from disk, a browser refuses to fetch what is shown below each result

@@ -131,7 +131,7 @@ class Site:
             if cell.cell_type == "markdown":
                 cell.source = self.linked(cell.source, page)
             elif draws(cell.source):
-                cell.metadata["tags"] = ["hide-input"]      # folded, below a line that unfolds it
+                cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]      # a line unfolds it
         self.write(page, nbformat.writes(notebook))
 
     def with_badges(self, notebook, page: str):

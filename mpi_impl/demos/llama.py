@@ -9,13 +9,14 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (WIDTH, Check, colored, count, first_elements, say, say_aligned, say_each, shape,
-                                     span, traffic_table)
+from mpi_impl.demos.printing import (Check, colored, count, first_elements, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
 from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.launching.entry import run
 from mpi_impl.layers.gated_mlp import gated_mlp_backward, gated_mlp_forward
 from mpi_impl.layers.grouped_attention import grouped_attention_backward, grouped_attention_forward
 from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.runtime.tables import WIDTH
 from reference.config import ModelConfig
 from reference.layers import gated_mlp, grouped_attention as grouped
 from reference.params import initialize, split, tree_map

@@ -8,11 +8,10 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.runtime.rank_environment import ON_TERMINAL
-from mpi_impl.runtime.tables import aligned
+from mpi_impl.runtime.tables import WIDTH, aligned
 from reference.params import leaves, split
 
 SHOWN = 4      # elements of an array that fit on a line
-WIDTH = 118    # of a line of text
 COLORS = (34, 32, 35, 36, 33, 31, 94, 92)       # of ranks, as terminals number them
 
 

@@ -11,7 +11,6 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
                                            optimizer_of)
@@ -50,7 +49,7 @@ class FineTuning(Program):
         self.model = self.pretrained.model
         self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
         args = self.args
-        self.topology = connect(ranks, self.parallel)
+        self.topology = self.connect(self.parallel)
         self.dataset: Any = None      # on each replica's first rank of a tensor group
         ranks.collect_objects(self.read)
         self.questions: dict[str, int] = ranks.broadcast_object(

@@ -10,7 +10,6 @@ from itertools import product
 from statistics import median
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.topology import disconnect
 from mpi_impl.evaluation.arguments import check_tuning, complete_options
 from mpi_impl.evaluation.fine_tuning import FineTuning
 from mpi_impl.evaluation.pretrained import find_pretrained
@@ -53,7 +52,7 @@ class Protocol:
         """Tune once, and return the accuracy on the validation part at the end."""
         tuning = FineTuning(self.options(lr, global_batch_size, seed), self.ranks)
         found = tuning.train()
-        disconnect(tuning.topology)
+        tuning.at_the_end.close()
         self.say(f"{describe(lr, global_batch_size)}, seed {seed} | validation accuracy {found:.2%}")
         return found
 

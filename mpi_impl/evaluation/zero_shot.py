@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.topology import Topology, connect
+from mpi_impl.comm.topology import Topology
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.evaluation.arguments import check_architecture, forward_parallel, seq_length
 from mpi_impl.evaluation.lambada import LAMBADA
@@ -58,7 +58,7 @@ class ZeroShot(Program):
         device = self.device
         source, tokenizer = ranks.broadcast_object(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
-        self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
+        self.topology = self.connect(forward_parallel(args, source.model, ranks.size))
         ranks.collect_objects(lambda: self.read(source, tokenizer))
         self.count: int = ranks.broadcast_object(lambda: self.dataset.samples("test"))
         replica = load_model(source, self.topology, args.dtype, device.like)

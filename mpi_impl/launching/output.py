@@ -22,7 +22,7 @@ class Output(threading.Thread):
         self.failure: OSError | None = None
 
     def start(self) -> None:
-        """Start it without the signals that end a job: they are for the main thread, which at times blocks them."""
+        """Start with the signals that end a job blocked: they are for the main thread, which blocks them at times."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         super().start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -54,7 +54,7 @@ def say_lost(failure: OSError) -> None:
 
 
 def without_banner(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield all that comes before the banner, at once, but for what may be its beginning."""
+    """Yield the output before the banner, without delay. Only what may begin the banner is held back."""
     held, ended = b"", False
     for block in blocks:
         if ended:

@@ -18,7 +18,6 @@ from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_m
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.data.cached import prepare
@@ -79,7 +78,7 @@ class Pretraining(Program):
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # on rank 0 also the tokenizer's and the data's fingerprints
         self.sources = ranks.broadcast_object(self.prepare_data)
-        self.topology = connect(ranks, settings.parallel)
+        self.topology = self.connect(settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
         reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
         self.dataset = self.sources.open(self.open_dataset) if reader else None

@@ -7,9 +7,11 @@ from typing import Any
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.launching.entry import give_up, leave_within
+from reference.config import ParallelConfig
 
 
 class Program(ABC):
@@ -21,6 +23,13 @@ class Program(ABC):
         self.device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.device_path = self.device.path
         ranks.instruments.hosts = ranks.hosts()
+        self.at_the_end = ExitStack()
+
+    def connect(self, parallel: ParallelConfig) -> Topology:
+        """Form the groups of the program's ranks. `run` gives them back to MPI."""
+        topology = connect(self.world, parallel)
+        self.at_the_end.callback(disconnect, topology)
+        return topology
 
     @abstractmethod
     def work(self) -> None:
@@ -32,6 +41,7 @@ class Program(ABC):
             self.world.broadcast_object(lambda: self.claim_outputs(held))
             self.work()
         self.world.allgather_objects(None)
+        self.at_the_end.close()
 
     def claim_outputs(self, held: ExitStack) -> None:   # noqa: B027 - most programs save nothing
         """Take hold, on rank 0, of what no other run may write until this one has ended."""

@@ -14,7 +14,7 @@ from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.runtime.arrays import dtype_of
-from mpi_impl.runtime.tables import aligned, verdict
+from mpi_impl.runtime.tables import WIDTH, aligned, verdict
 from reference.config import ParallelConfig, Recompute
 from reference.costs.activation_inventory import ActivationInventory, SavedTensor, StageBytes, total
 from reference.costs.array_bytes import array_bytes
@@ -28,7 +28,6 @@ from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
 from reference.precision import Precision
 
-WIDTH = 118     # of a line of text
 HALF = Precision("bfloat16")      # float16 takes the same
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def typed(name: str) -> str:
-    """Return what a shell, in this folder, finds a command of this environment by: its name, or else a path to it."""
+    """Return how to call a command of this environment in this folder: by its name if a shell finds it, else by a path.
+    """
     command = Path(sys.executable).with_name(name)
     if not command.exists() or shutil.which(name) == str(command):
         return name

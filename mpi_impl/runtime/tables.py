@@ -1,6 +1,8 @@
 """Tables of text."""
 from collections.abc import Collection, Sequence
 
+WIDTH = 118     # of a line of text, in columns
+
 
 def verdict(found: float, value: float, of: str = "") -> str:
     """Return `= 12`, or `NOT 12`."""

@@ -60,7 +60,10 @@ def test_the_table_of_variants(t):
     """Each row has the formula's number, and then the formula."""
     inventories = {name: inventory_of(parallel) for name, parallel in variants(t).items()}
     table = variants_table(inventories, {name: total(inventory.layer()) for name, inventory in inventories.items()})
-    for line, inventory in zip(table.splitlines()[1:], inventories.values()):
+    head, *lines = table.splitlines()
+    end = lines.index("In 16 bits, beside the formula:")
+    assert [line.strip().split(": ")[0] for line in lines[end + 1:] if line[2] != " "] == list(inventories)
+    for line, inventory in zip(lines[:end], inventories.values(), strict=True):
         printed, formula = cells(line)[4:6]
         assert number(printed) == pytest.approx(value_for_a_layer(formula, inventory), abs=0.5)
 

@@ -16,6 +16,8 @@ from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.parallel import buffers
+from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.gpt import PretrainingGPT
 from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
@@ -208,6 +210,20 @@ def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd, option, adv
     train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", option, "1e25", "--train-iters", "3"])
     printed = capfd.readouterr().out
     assert "note: every iteration was skipped" in printed and f"nothing was learnt. {advice}\n" in printed
+
+
+def test_a_run_gives_its_groups_back(ranks, corpus):
+    """MPICH has 2,048 communicators, and a pool of ranks may run programs by the hundred."""
+    options = [*SMALL, *corpus, *split(2, 2), "--train-iters", "3"]
+    assert not any(ranks.run(4, groups_after, options))
+
+
+def groups_after(group, options) -> bool:
+    """Report whether a group of the topology is still there when the program has run."""
+    program = PretrainingGPT(parse(options, group.size), group)
+    program.run()
+    at = program.topology
+    return any(one.comm for one in (at.tensor, at.data, at.pipeline, at.model))
 
 
 def test_it_stops_when_told(ranks, corpus, capfd):
