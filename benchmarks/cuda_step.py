@@ -11,6 +11,7 @@ share of the peak; the ratio of ours to PyTorch's; and the time of our step by k
 import json
 import os
 import subprocess
+import sys
 from contextlib import closing
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -86,6 +87,7 @@ def measure(work: Work, options) -> dict[str, float]:
             with closing(Contender(who, [command], {"WORLD_SIZE": "1"}, 1)) as contender:
                 contender.turn(3)                        # which compile, and fill the memory pool
                 times.setdefault(who, []).extend(contender.turn(options.steps))
+            print(f"{who}: {median(times[who]) * 1e3:.1f} ms a step", file=sys.stderr, flush=True)
     return {who: median(found) for who, found in times.items()}
 
 

@@ -18,7 +18,8 @@ FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
 FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTBOOK / folder).glob("[!_]*.py"))]
 TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
 
-ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason"}   # where to send, why; where gradients go
+# Where to send, and why; where gradients go; and a format, of which the textbook has one.
+ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason", "widen"}
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
@@ -71,6 +72,7 @@ ALONE = {
     "layers.cross_entropy": {
         "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",
         "softmax_minus_target": "it is a kernel",
+        "LossCache": "the textbook keeps probabilities",
     },
     "layers.experts": {
         "losses_of_whole losses_of_positions": "a rank may have some positions of every sequence",

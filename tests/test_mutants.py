@@ -117,7 +117,7 @@ def of(operator: str, start: str):
 def test_survivors_are_reported_and_results_are_kept(small_test, tmp_path):
     """A dropped communication dies on the ranks; a bias that is added to a new array, rather than in place, does not.
     """
-    dies, lives = of("drop communication", "y = region.leave"), of("alias", "y += p.b_out")
+    dies, lives = of("drop communication", "y = region.leave"), of("alias", "grads.b_out[...] += ")
     unseen = next(iter(mutants("mpi_impl/layers/embedding.py")))
     chosen = [dies, lives, unseen]
     work(chosen, tmp_path, [small_test], minutes=2, budget=20)

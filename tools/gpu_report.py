@@ -43,7 +43,7 @@ def main() -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     until = begin + SECONDS - OF_TIMINGS
-    os.environ |= {REPORT: str(path), UNTIL: str(until)}
+    os.environ |= {REPORT: str(path), UNTIL: str(until), "PYTHONPATH": str(ROOT)}     # CUDA_PYTHON may not know us
     append(path, ["-c", ABOUT], 60)
     tests = limited([*TESTS, "--cuda", "tests/gpu", "tests/test_spy.py", *sys.argv[1:]], until + 20 - time.monotonic())
     peer = [] if limited(["-c", HAS_PEER], 60, stderr=subprocess.DEVNULL) == 0 else ["--no-peer"]

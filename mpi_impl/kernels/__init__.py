@@ -77,6 +77,8 @@ def repeat_core(inputs):
 lookup, rows = ops.lookup, ops.rows      # everywhere
 
 linear = Kernel(ops.linear, cpu.linear, compiled.linear, half.linear, cuda.linear)
+add_to = Kernel(plain.add_to, plain.add_to, plain.add_to, plain.add_to, fused.add_to)
+stack = Kernel(plain.stack, plain.stack, plain.stack, plain.stack, fused.stack)
 accumulate = Kernel(plain.accumulate, plain.accumulate, plain.accumulate, plain.accumulate, cuda.accumulate)
 total = Kernel(plain.total, cpu.total, cpu.total, plain.total, cuda.total)
 lookup_backward = Kernel(ops.lookup_backward, cpu.lookup_backward, fused.lookup_backward, half.lookup_backward,
@@ -128,9 +130,10 @@ block_attention_backward = Kernel(online_softmax.block_attention_backward, parti
                                   partial_attention.block_attention_backward,
                                   partial_attention.block_attention_backward, cuda.block_attention_backward)
 
-exp_and_sum = Kernel(plain.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum)
+largest = Kernel(plain.largest, plain.largest, plain.largest, plain.largest, fused.largest)
+exp_and_sum = Kernel(plain.exp_and_sum, cpu.exp_and_sum, fused.exp_and_sum, half.exp_and_sum, fused.exp_and_sum)
 cross_entropy_backward = Kernel(plain.cross_entropy_backward, plain.cross_entropy_backward,
-                                fused.cross_entropy_backward, plain.cross_entropy_backward,
+                                fused.cross_entropy_backward, half.cross_entropy_backward,
                                 fused.cross_entropy_backward)
 
 adam_update = Kernel(plain.adam_update, plain.adam_update, compiled.adam_update, plain.adam_update, fused.adam_update)

@@ -248,4 +248,4 @@ def exp_and_sum(logits, highest):
         logits_ -= highest_
         np.exp(logits_, out=logits_)
         np.add.reduce(logits_, axis=1, keepdims=True, out=total_)
-    return total
+    return logits, total

@@ -8,7 +8,7 @@ from functools import wraps
 
 import numpy as np
 
-from mpi_impl.kernels import blockwise, cpu
+from mpi_impl.kernels import blockwise, cpu, plain
 from mpi_impl.kernels.cpu import tiles
 from mpi_impl.runtime.arrays import narrowed, widened
 from reference import ops, rope
@@ -102,6 +102,25 @@ def dropout(x, site):
 
 def dropout_backward(dy, mask):
     return dy if mask is None else narrowed(cpu.dropout_backward(widened(dy), mask), dy.dtype)
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
+def exp_and_sum(logits, highest):
+    total = np.empty_like(highest)
+    for logits_, highest_, total_ in tiles(logits, highest[..., None], total[..., None]):
+        total_[...] = np.exp(widened(logits_) - widened(highest_)).sum(1, keepdims=True)
+    return logits, total
+
+
+def cross_entropy_backward(kept, highest, total, dloss, ids, held):
+    columns = (x[..., None] for x in (highest, total, dloss, ids, held))
+    for kept_, highest_, total_, dloss_, ids_, held_ in tiles(kept, *columns):
+        exps, (total_, dloss_) = np.exp(widened(kept_) - widened(highest_)), widened((total_, dloss_))
+        kept_[...] = narrowed(plain.cross_entropy_backward(exps, highest_, total_[:, 0], dloss_[:, 0], ids_[:, 0],
+                                                           held_[:, 0]), kept.dtype)
+    return kept
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,20 @@ from mpi_impl.runtime.arrays import narrowed, widened
 from reference import optimizer
 from reference.ops import rows
 
+# ---- sums and stacks ----
+
+
+def add_to(y, x):
+    """Add x to y, in place, and return y: x has the shape of y or of a row of it, as a bias has."""
+    y += x
+    return y
+
+
+def stack(parts):
+    """Stack arrays [b, s, heads, d] -> [b, s, number of arrays, heads, d]."""
+    return np.stack(parts, 2)
+
+
 # ---- gradients, which are float32 where dy is of halves ----
 
 
@@ -21,21 +35,31 @@ def total(dy):
 # ---- the loss ----
 
 
+def largest(logits):
+    """Return the largest of each row: logits [b, s, n] -> [b, s]."""
+    return logits.max(-1)
+
+
 def exp_and_sum(logits, highest):
-    """Overwrite logits [b, s, n] with exp(logits - highest), highest [b, s]. Return its sums over n, [b, s]."""
-    logits -= highest[..., None]
-    return np.exp(logits, out=logits).sum(-1)
+    """Sum exp(logits - highest) over n: logits [b, s, n], highest [b, s]
 
-
-def cross_entropy_backward(probs, dloss, ids, held):
-    """Overwrite probs [b, s, n] with (probs - one at the target) x dloss, dloss [b, s], and return it.
-
-    ids [b, s] are the targets' columns, and held [b, s] is whether they are among these.
+    -> what cross_entropy_backward needs, which is the exponentials, written over the logits, or halves as they are;
+    and the sums [b, s], in highest's dtype
     """
-    probs *= dloss[..., None]
+    logits -= highest[..., None]
+    return logits, np.exp(logits, out=logits).sum(-1)
+
+
+def cross_entropy_backward(kept, highest, total, dloss, ids, held):
+    """Return (probabilities - one at the target) x dloss, dloss [b, s], written over `kept` [b, s, n].
+
+    `kept` and `highest` are exp_and_sum's, total [b, s] is the sum over all words, ids [b, s] are the targets' columns,
+    and held [b, s] is whether they are among these.
+    """
+    kept *= (dloss / total)[..., None]
     at, dtarget = ids[..., None], (dloss * held)[..., None]
-    np.put_along_axis(probs, at, np.take_along_axis(probs, at, -1) - dtarget, -1)
-    return probs
+    np.put_along_axis(kept, at, np.take_along_axis(kept, at, -1) - dtarget, -1)
+    return kept
 
 
 # ---- the optimizer ----

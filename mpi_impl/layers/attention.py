@@ -1,7 +1,7 @@
 """Self-attention on one tensor-parallel rank, a/t of the heads. Its textbook twin is reference/layers/attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import linear, rotate, rotate_backward, rows, total
+from mpi_impl.kernels import add_to, linear, rotate, rotate_backward, rows, stack, total
 from mpi_impl.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layer_context import TRAINING
 from reference.layers.attention import Attention, AttentionCache
@@ -23,7 +23,7 @@ def attention_forward(x, p: Attention, causal, region, context=TRAINING):
     attended = attended.reshape(b, s, -1)
     y = region.leave(linear(attended, p.w_out), "attention output")      # g of [b, s, h/t] @ [h/t, h]
     cache = AttentionCache(region.keep(x, entered), core, attended, rotary)
-    y += p.b_out                                                         # the bias once, after the sum
+    add_to(y, p.b_out)                                                   # the bias once, after the sum
     return y, cache
 
 
@@ -41,7 +41,7 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = f(x) @ w_qkv + b_qkv
-    dqkv = np.stack([dq, dk, dv], 2).reshape(b, s, -1)                   # [b, s, 3 h/t]
+    dqkv = stack([dq, dk, dv]).reshape(b, s, -1)                         # [b, s, 3 h/t]
     sink(grads.w_qkv.reshape(h, -1), region.enter_again(kept, "attention input"), dqkv)
     grads.b_qkv[...] += total(rows(dqkv)).reshape(grads.b_qkv.shape)
     dx = linear(dqkv, p.w_qkv.reshape(h, -1).T)

@@ -34,11 +34,8 @@ def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
 def residual_backward(dy, dnormed, p, cache, c, grads):
     """Return dx of a norm; dy came around the branch, dnormed, which is overwritten, through it."""
     if c.apply_residual_connection_post_layernorm:
-        dnormed += dy
-        return norm_backward(dnormed, p, cache, grads)
-    dx = norm_backward(dnormed, p, cache, grads)
-    dx += dy
-    return dx
+        return norm_backward(kernels.add_to(dnormed, dy), p, cache, grads)
+    return kernels.add_to(norm_backward(dnormed, p, cache, grads), dy)
 
 
 def add_branch(x, y, region, dropout, site):

@@ -1,7 +1,7 @@
 """Self-attention with groups of heads on one tensor-parallel rank. Twin: reference/layers/grouped_attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import linear, rotate, rotate_backward, rows, total
+from mpi_impl.kernels import add_to, linear, rotate, rotate_backward, rows, stack, total
 from mpi_impl.layers.core_attention import core_attention_backward, core_attention_forward
 from mpi_impl.layers.norm import norm_backward, norm_forward
 from reference.layer_context import TRAINING
@@ -24,7 +24,7 @@ def grouped_attention_forward(x, p: GroupedAttention, c, region, context=TRAININ
     attended = attended.reshape(*entered.shape[:2], -1)
     y = region.leave(linear(attended, p.w_out), "attention output")      # g of [b, s, a/t d] @ [a/t d, h]
     if p.b_out is not None:
-        y += p.b_out                                                     # the bias once, after the sum
+        add_to(y, p.b_out)                                               # the bias once, after the sum
     cache = GroupedAttentionCache(region.keep(x, entered), (q_norm, k_norm), core, attended, context.rotary)
     return y, cache
 
@@ -46,7 +46,7 @@ def grouped_attention_backward(dy, p: GroupedAttention, cache, grads: GroupedAtt
     # forward: q = f(x) @ w_q + b_q; k, v = f(x) @ w_kv + b_kv
     x = region.enter_again(kept, "attention input")
     dx = projection_backward(dq, x, p.w_q, grads.w_q, grads.b_q, sink)
-    dx += projection_backward(np.stack([dk, dv], 2), x, p.w_kv, grads.w_kv, grads.b_kv, sink)
+    add_to(dx, projection_backward(stack([dk, dv]), x, p.w_kv, grads.w_kv, grads.b_kv, sink))
     return region.enter_backward(dx, "attention input")      # f, backward
 
 

@@ -1,7 +1,7 @@
 """BERT's heads on one tensor-parallel rank. Its textbook twin is reference/layers/heads.py."""
 import numpy as np
 
-from mpi_impl.kernels import ACTIVATIONS, activated_linear, rows, total
+from mpi_impl.kernels import ACTIVATIONS, activated_linear, add_to, rows, total
 from mpi_impl.layers.embedding import logits_backward, logits_forward
 from mpi_impl.layers.linear import linear_backward, linear_forward
 from mpi_impl.layers.norm import norm_backward, norm_forward
@@ -28,7 +28,7 @@ def masked_lm_forward(x, p: MaskedLMHead, word, c, region):
     """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
     y, transform = transform_forward(x, p, c)
     logits, kept = logits_forward(y, word, c.vocab_size, region)
-    logits += p.bias                                         # minus infinity stays minus infinity
+    add_to(logits, p.bias)                                   # minus infinity stays minus infinity
     return logits, (transform, kept)
 
 

@@ -1,5 +1,5 @@
 """A linear layer on one rank, whole or sharded by columns or rows. Its textbook twin is reference/layers/linear.py."""
-from mpi_impl.kernels import linear, rows, total
+from mpi_impl.kernels import add_to, linear, rows, total
 from reference.layers.linear import Linear
 
 
@@ -34,7 +34,7 @@ def column_parallel_backward(dy, p: Linear, kept, gather_output, grads: Linear, 
 def row_parallel_forward(x, p: Linear, region):
     """Map x [b, s, n/t], each rank's own -> y [b, s, m], outside the region."""
     y = region.leave(linear(x, p.w), "linear output")        # g of [b, s, n/t] @ [n/t, m] -> [b, s, m]
-    return y + p.b, x                                        # the bias once, after the sum
+    return add_to(y, p.b), x                                 # the bias once, after the sum
 
 
 def row_parallel_backward(dy, p: Linear, x, grads: Linear, sink, region):

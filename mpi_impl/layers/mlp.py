@@ -1,5 +1,5 @@
 """The transformer's MLP on one tensor-parallel rank. Its textbook twin is reference/layers/mlp.py."""
-from mpi_impl.kernels import ACTIVATIONS, activated_linear, linear, rows, total
+from mpi_impl.kernels import ACTIVATIONS, activated_linear, add_to, linear, rows, total
 from reference.layers.mlp import MLP
 
 
@@ -8,7 +8,7 @@ def mlp_forward(x, p: MLP, activation, region):
     entered = region.enter(x, "mlp input")                   # f
     a, act_cache = activated_linear(entered, p.w_in, p.b_in, activation)     # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     y = region.leave(linear(a, p.w_out), "mlp output")       # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
-    y += p.b_out                                             # the bias once, after the sum
+    add_to(y, p.b_out)                                       # the bias once, after the sum
     return y, (region.keep(x, entered), act_cache, a)
 
 

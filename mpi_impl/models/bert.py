@@ -73,9 +73,7 @@ def lm_loss_forward(normed, p: BERT, c, batch, region):
     """Map normed [b, s, h] to loss [b, s]."""
     with materialized(p.lm_head) as head, materialized(p.embedding.word) as word:
         logits, cache = masked_lm_forward(normed, head, word, c, region)
-    if not c.fp16_lm_cross_entropy:
-        logits = widened(logits)
-    loss, loss_cache = cross_entropy_forward(logits, batch.targets, region.group)
+    loss, loss_cache = cross_entropy_forward(logits, batch.targets, region.group, widen=not c.fp16_lm_cross_entropy)
     return loss, (cache, loss_cache)
 
 
@@ -85,8 +83,7 @@ def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
     dlogits = cross_entropy_backward(dloss, loss_cache)
     with (materialized(p.lm_head) as head, materialized(p.embedding.word) as word,
           materialized(grads.lm_head) as dhead, materialized(grads.embedding.word) as dword):
-        dnormed = masked_lm_backward(narrowed(dlogits, word.dtype), head, word, head_cache, c, (dhead, dword), sink,
-                                     region)
+        dnormed = masked_lm_backward(dlogits, head, word, head_cache, c, (dhead, dword), sink, region)
     sink.done(grads.lm_head, grads.embedding.word)
     return dnormed
 

@@ -7,7 +7,7 @@ from mpi_impl.layers.embedding import logits_backward, logits_forward
 from mpi_impl.layers.norm import norm_backward, norm_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
-from mpi_impl.runtime.arrays import narrowed, widened
+from mpi_impl.runtime.arrays import widened
 from reference.layer_context import EVALUATION, TRAINING
 from reference.models.gpt import GPT, output_table
 from reference.models.stage import StageInputs, has_head
@@ -39,9 +39,7 @@ def head_forward(x, p: GPT, c, targets, region):
     with materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word:
         normed, norm_cache = norm_forward(x, norm, c.layernorm_epsilon)
         logits, logits_cache = logits_forward(normed, word, c.vocab_size, region)
-    if not c.fp16_lm_cross_entropy:
-        logits = widened(logits)
-    loss, loss_cache = cross_entropy_forward(logits, targets, region.group)
+    loss, loss_cache = cross_entropy_forward(logits, targets, region.group, widen=not c.fp16_lm_cross_entropy)
     return loss, (norm_cache, logits_cache, loss_cache)
 
 
@@ -51,7 +49,6 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
     dlogits = cross_entropy_backward(dloss, loss_cache)
     with (materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word,
           materialized(grads.final_layernorm) as dnorm, materialized(output_table(grads)) as dword):
-        dlogits = narrowed(dlogits, word.dtype)
         dnormed = logits_backward(dlogits, word, logits_cache, dword, sink, region)
         dx = norm_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm, output_table(grads))

@@ -4,7 +4,7 @@ from reference.parallel.layout import Piece
 
 # Elements in a tile: no more of an offloaded shard is on the device at the same time.
 TILE = 1 << 16              # they stay in a core's cache
-DEVICE_TILE = 1 << 24       # they keep a GPU busy
+DEVICE_TILE = 1 << 26       # they keep a GPU busy while the next ones are prepared
 
 
 class Tile:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpi_impl.layers.context_attention import PartCache
+from mpi_impl.layers.cross_entropy import LossCache
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -90,8 +91,13 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
             show_norm(observer, "forward", "lm_head.layernorm", scores[0][-1])
         name = "" if head == "lm" else f"{head} "
         if head == "lm" or observer.has_first_position:
-            observer.see_inside("forward", f"{name}probabilities", loss_cache[0])
+            observer.see_inside("forward", f"{name}probabilities", probabilities_of(loss_cache))
         observer.see_inside("forward", f"{name}loss", loss)
+
+
+def probabilities_of(cache):
+    """Return what a rank's loss computes from, and the textbook's has kept."""
+    return cache.probabilities if isinstance(cache, LossCache) else cache[0]
 
 
 def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
-from mpi_impl.parallel.tiles import tiles
+from mpi_impl.parallel.tiles import Tile, tiles
 from mpi_impl.runtime.arrays import to_host
 from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
 from reference.parallel.layout import Piece
@@ -22,7 +22,7 @@ class Adam:
         `counted`: the pieces whose squares this rank adds to the norm, see counted_pieces.
         """
         self.tiles, self.model, self.states = tiles(pieces, model.flat), model, states
-        self.config, self.counted = config, counted
+        self.config, self.counted = config, tiles(counted, model.flat)
         self.iteration = 0      # updates so far
 
     def step(self, grads: Buffer, everyone: Group, scale: float = 1.0) -> tuple[float, float]:
@@ -49,8 +49,8 @@ class Adam:
         return norm, rate
 
 
-def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:
+def global_norm(grads: Buffer, counted: list[Tile], everyone: Group) -> float:
     """Return the norm of the whole model's gradient, from what each rank owns of it."""
-    squares = sum((kernels.sum_of_squares(grads.load(tile.place)) for tile in tiles(counted, grads.flat)),
+    squares = sum((kernels.sum_of_squares(grads.load(tile.place)) for tile in counted),
                   np.zeros_like(grads.flat, shape=1, dtype=np.float64))
     return np.sqrt(everyone.all_reduce(to_host(squares), "gradient norm")[0])

@@ -188,9 +188,12 @@ class ActivationInventory(RankElements):
 
     def predicted_tokens(self) -> list[SavedTensor]:
         logits = 4 * self.b * self.own * self.c.vocab_size / self.parallel.tensor_model_parallel_size
+        loss = self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main
         return [self.region_input("input of the logits"),
-                self.array("probabilities of the tokens", self.logits, logits, "padding included",
-                           self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
+                self.array("logits" if self.precision.half else "exponentials of the logits", self.logits, logits,
+                           "padding included"),
+                self.array("largest logit and sum of each position", 2 * self.tokens, 0,
+                           "too small for the formula", loss),
                 self.ids("targets")]
 
     def transform(self) -> list[SavedTensor]:

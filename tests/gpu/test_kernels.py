@@ -185,6 +185,30 @@ def test_lookup_backward(n, V, h, form, seed):
     same(kernels.lookup_backward(put(dy), put(ids), put(dtable)), expected, stays(form))
 
 
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), WIDTHS, st.booleans(), FORMS, SEEDS)
+def test_rows_are_added(n, h, single, form, seed):
+    y, x = draw(seed, form, 2, n, h), draw(seed + 1, form, *(() if single else (2, n)), h)
+    found = put(y)
+    assert kernels.add_to(found, put(x)) is found
+    same(found, wide(y)[0] + wide(x)[0], form)
+    gaps = put(np.repeat(y, 2, -1))[..., ::2]       # where rows are not contiguous
+    same(kernels.add_to(gaps, put(x)), wide(y)[0] + wide(x)[0], form)
+
+
+@given(st.integers(1, 3), *[st.integers(1, 9)] * 3, FORMS, SEEDS)
+def test_heads_are_stacked(parts, n, heads, d, form, seed):
+    found = [draw(seed + i, form, 2, n, heads, d) for i in range(parts)]
+    same(kernels.stack([put(x) for x in found]), np.stack(found, 2), form)
+    together = put(np.stack(found, 2))              # what lies so already, on a real GPU, is not copied
+    for order in (1, -1):
+        views = [together[:, :, i] for i in range(parts)][::order]
+        same(kernels.stack(views), np.stack(found[::order], 2), form)
+        assert (getattr(views[0], "base", None) is kernels.stack(views)) == (device.REAL and (order > 0 or parts == 1))
+
+
 # ---- dropout, residual, layer norm ----------------------------------------------------------------------------------
 
 
@@ -236,13 +260,15 @@ def test_swiglu_far_out(form):
     assert (y.get() == [[0, 0, 1000, 6e4]]).all()
 
 
+@pytest.mark.parametrize("threads", [32, 64])
 @pytest.mark.parametrize("name, tensors", [("layer_norm", 2), ("rms_norm", 1)])
-def test_norms_of_more_rows_than_blocks(monkeypatch, name, tensors):
-    """Each block takes several rows."""
+def test_norms_of_more_rows_than_blocks(monkeypatch, name, tensors, threads):
+    """Each block takes several rows; a thread one pack of columns, or several, which it does not hold."""
     monkeypatch.setattr(fused, "BLOCKS", 3)
+    monkeypatch.setattr(fused, "threads_for", lambda *_: threads)
     (norm, backward), (textbook, textbook_backward) = ((getattr(m, name), getattr(m, f"{name}_backward"))
                                                        for m in (kernels, ops))
-    x, weight = draw(1, "float64", 1, 11, 6), draw(2, "float64", 6)
+    x, weight = draw(1, "float64", 1, 11, 122), draw(2, "float64", 122)
     _, cache = norm(*map(put, (x, *[weight] * tensors)), 1e-3)
     _, expected_cache = textbook(x, *[weight] * tensors, 1e-3)
     for actual, expected in zip(backward(put(x), put(weight), cache), textbook_backward(x, weight, expected_cache),
@@ -367,23 +393,25 @@ def test_of_halves_no_probabilities_are_kept(monkeypatch):
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 9), WIDTHS, FORMS, SEEDS)
-def test_cross_entropy(n, V, form, seed):
-    logits, dloss = 3 * draw(seed, form, 2, n, V), draw(seed, form, 2, n)
+@given(st.integers(1, 9), WIDTHS, FORMS, st.booleans(), SEEDS)
+def test_cross_entropy(n, V, form, widen, seed):
+    """Of halves the logits are kept, and statistics are in float32 or, on request, halves, too."""
+    stats = stays(form) if widen else form
+    logits, dloss = 3 * draw(seed, form, 2, n, V), draw(seed, stats, 2, n)
     random = np.random.default_rng(seed)
     ids, held = random.integers(V, size=(2, n)), random.random((2, n)) < 0.7
-    highest = logits.max(-1)
-    found = put(logits)
-    total = kernels.exp_and_sum(found, put(highest))
-    exp = np.exp(np.subtract(*wide(logits, highest[..., None])))
-    same(found, exp, form, 2)
-    same(total, exp.sum(-1), form, 2)
-    probs = (exp / exp.sum(-1, keepdims=True)).astype(logits.dtype)
-    expected = wide(probs)[0] * wide(dloss)[0][..., None]
+    same(kernels.largest(put(logits)), logits.max(-1), form)
+    highest = logits.max(-1).astype(dtype_of(stats))
+    found, exp = put(logits), np.exp(np.subtract(*wide(logits, highest[..., None])))
+    kept, total = kernels.exp_and_sum(found, put(highest))
+    assert kept is found
+    same(kept, logits if is_half(logits) else exp, form)
+    same(total, exp.sum(-1), stats, 2)
+    probs = exp / wide(total.get())[0][..., None]
+    expected = probs * wide(dloss)[0][..., None]
     np.add.at(expected, (*np.indices(ids.shape), ids), -wide(dloss)[0] * held)
-    device = put(probs)
-    actual = kernels.cross_entropy_backward(device, *map(put, (dloss, ids, held)))
-    assert actual is device
+    actual = kernels.cross_entropy_backward(kept, put(highest), total, *map(put, (dloss, ids, held)))
+    assert actual is found
     same(actual, expected, form, 2)
 
 

@@ -96,7 +96,7 @@ RUN = f"{T2} {SMALL}"
 TINY = "(1 + 2**-50)"       # a factor that floats cannot see
 BUGS = {
     "a bias that is too large, on any number of ranks": (
-        2, RUN, Bug("mpi_impl.layers.mlp", "y += p.b_out ", f"y += p.b_out * {TINY} "),
+        2, RUN, Bug("mpi_impl.layers.mlp", "add_to(y, p.b_out)  ", f"add_to(y, p.b_out * {TINY})  "),
         "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in the "
         "textbook, first at [0, 0, 0] of [2, 3, 8], and in 48 of 48 elements there"),
     "a sum over ranks that is too large": (

@@ -5,7 +5,7 @@ from tests.zoo.entry import Bug, Entry
 ENTRIES = [
     Entry("the MLP's output bias a little too large", "below rounding", "TP", "classic",
           "The bias was stored in units of another size, and multiplied back with the last digit wrong.",
-          Bug("mpi_impl.layers.mlp", "y += p.b_out  ", "y += p.b_out * (1 + 2.0**-50)  "),
+          Bug("mpi_impl.layers.mlp", "add_to(y, p.b_out)  ", "add_to(y, p.b_out * (1 + 2.0**-50))  "),
           on_ranks("rank_theorems.mlp_equals_whole", CASE)),
     Entry("epsilon a little too large", "below rounding", "model", "classic",
           "A constant is copied from a text that shows fewer digits.",

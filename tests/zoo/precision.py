@@ -19,7 +19,7 @@ ENTRIES = [
           sixteen_bits("close_to_float32", *FLOAT16)),
     Entry("the loss in 16 bits", "precision", "model", "classic",
           "Logits go into the loss in the format that they come in.",
-          Bug("mpi_impl.models.gpt", "if not c.fp16_lm_cross_entropy:", "if False:"),
+          Bug("mpi_impl.models.gpt", "widen=not c.fp16_lm_cross_entropy", "widen=False"),
           sixteen_bits("the_loss_has_its_format", "float16", False)),
     Entry("a skipped step drops what the one before it has", "random numbers", "optimizer", "classic",
           "Dropout is keyed by the number of updates, which stands still when a step is skipped.",

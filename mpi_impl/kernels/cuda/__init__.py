@@ -33,9 +33,7 @@ def has_kernels_for(x) -> bool:
 
 def linear(x, w, b=None):
     y = product(x, w)
-    if b is not None:
-        y += b
-    return y
+    return y if b is None else fused.add_to(y, b)
 
 
 def product(x, w):

@@ -75,7 +75,7 @@ def attention_core(inputs: CoreInputs):
 def attention_core_backward(dcontext, cache: FlashCache):
     """Return dq, dk and dv, or None if cuDNN has a forward for this, and no backward."""
     q, k, v, causal, lengths, context, stats = cache
-    dq, dk, dv = (np.empty_like(x, order="C") for x in (q, k, v))
+    dq, dk, dv = empty_together(q, k, v)
     if not run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
                                 "dv": dv}, stats, causal, lengths):
         return None
@@ -85,8 +85,17 @@ def attention_core_backward(dcontext, cache: FlashCache):
     return dq, dk, dv
 
 
+def empty_together(q, k, v):
+    """Return arrays like q, k and v, without values. If they have one shape, they lie as a layer will stack them."""
+    if k.shape != q.shape:
+        return [np.empty_like(x, order="C") for x in (q, k, v)]
+    b, s, a, d = q.shape
+    whole = np.empty_like(q, shape=(b, s, 3, a, d), order="C")
+    return [whole[:, :, i] for i in range(3)]
+
+
 def clear_padding(x, lengths) -> None:
-    """Write 0 beyond the lengths of halves [b, s, a, d], contiguous: bit by bit, since NaN times 0 is NaN."""
+    """Write 0 beyond the lengths of halves [b, s, a, d]: bit by bit, since NaN times 0 is NaN."""
     bits = x.view(np.uint16)
     bits *= (np.arange(x.shape[1], like=lengths) < lengths[:, None])[:, :, None, None]
 

@@ -5,13 +5,13 @@ arrays on a GPU and on the host: CuPy compiles the sources for a GPU, and core.p
 core. Arrays of two-byte formats are read, computed in float32, and rounded once.
 """
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed
-from mpi_impl.kernels.fused.structs import site_of
-from mpi_impl.runtime.arrays import contiguous, is_half, on_device
+from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, threads_for
+from mpi_impl.kernels.fused.structs import runs_of, site_of
+from mpi_impl.runtime.arrays import address, contiguous, is_half, on_device
 from reference.ops import Mask
 
 # The most blocks on a GPU: a few for each of its processors.
@@ -48,6 +48,32 @@ def lookup_backward(dy, ids, dtable):
     ids = ids.astype(np.int64, copy=False)
     launch("lookup.lookup_backward", dy.dtype, ids.size, contiguous(dy), contiguous(ids), dtable, dy.shape[-1])
     return dtable
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def add_to(y, x):
+    if not y.flags.c_contiguous:
+        y += x
+        return y
+    x, width = contiguous(x), y.shape[-1]
+    launch("rows.add_to", y.dtype, count(y), y, x, x.ndim == 1, width, packed(width, y, x))
+    return y
+
+
+def stack(parts):
+    b, s, heads, d = parts[0].shape
+    whole: Any = getattr(parts[0], "base", None)
+    if getattr(whole, "shape", None) == (b, s, len(parts), heads, d) and all(
+            (address(part), part.strides) == (address(there), there.strides)
+            for part, there in zip(parts, (whole[:, :, i] for i in range(len(parts))))):
+        return whole                # flash.py has made them so
+    whole = np.empty_like(parts[0], shape=(b, s, len(parts), heads, d), order="C")
+    for place, part in enumerate(map(contiguous, parts)):
+        launch("rows.stack", part.dtype, b * s, part, whole, place, len(parts), heads * d,
+               packed(heads * d, part, whole))
+    return whole
 
 
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------
@@ -161,8 +187,9 @@ def layer_norm_backward(dy, weight, cache):
     (normed, inverse_std), dy, h = cache, contiguous(dy), dy.shape[-1]
     dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
     partial = np.zeros_like(dy, shape=(blocks, 2, h), dtype=number(dy.dtype))
+    wide = packed(h, dy, normed, dx)
     launch("layer_norm.layer_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_std, dx, partial, count(dy),
-           h, packed(h, dy, normed, dx))
+           h, wide, threads=threads_for(h, dy.dtype, wide))
     dweight, dbias = partial.sum(0)
     return dx, dweight, dbias
 
@@ -181,8 +208,9 @@ def rms_norm_backward(dy, weight, cache):
     (normed, inverse_rms), dy, h = cache, contiguous(dy), dy.shape[-1]
     dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
     partial = np.zeros_like(dy, shape=(blocks, h), dtype=number(dy.dtype))
+    wide = packed(h, dy, normed, dx)
     launch("rms_norm.rms_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_rms, dx, partial, count(dy), h,
-           packed(h, dy, normed, dx))
+           wide, threads=threads_for(h, dy.dtype, wide))
     return dx, partial.sum(0)
 
 
@@ -203,32 +231,42 @@ def rotate_backward(dy, angles):
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
 
+def largest(logits):
+    highest, n = np.empty_like(logits, shape=logits.shape[:-1], order="C"), logits.shape[-1]
+    launch("softmax.largest", logits.dtype, count(logits), logits, highest, n, packed(n, logits))
+    return highest
+
+
 def exp_and_sum(logits, highest):
-    total = np.empty_like(highest)
-    launch("softmax.exp_and_sum", logits.dtype, count(logits), logits, highest, total, logits.shape[-1],
-           packed(logits.shape[-1], logits))
-    return total
+    """Compute statistics of halves as numbers."""
+    total, n = np.empty_like(highest, dtype=number(logits.dtype)), logits.shape[-1]
+    launch("softmax.exp_and_sum", logits.dtype, count(logits), logits, as_numbers(highest), total, is_half(logits), n,
+           packed(n, logits))
+    return logits, total.astype(highest.dtype, copy=False)
 
 
-def cross_entropy_backward(probs, dloss, ids, held):
-    launch("softmax.cross_entropy_backward", probs.dtype, count(probs), probs, contiguous(dloss), ids, held,
-           probs.shape[-1], packed(probs.shape[-1], probs))
-    return probs
+def cross_entropy_backward(kept, highest, total, dloss, ids, held):
+    n = kept.shape[-1]
+    launch("softmax.cross_entropy_backward", kept.dtype, count(kept), kept, as_numbers(highest), as_numbers(total),
+           as_numbers(dloss), ids, held, is_half(kept), n, packed(n, kept))
+    return kept
+
+
+def as_numbers(x):
+    return contiguous(x).astype(number(x.dtype), copy=False)
 
 
 # ---- the optimizer --------------------------------------------------------------------------------------------------
 
 
 def adam_update(states, grad, model, runs, factor, step, rate, config):
-    """Go over each run once."""
-    c = config
+    """Go over all elements once."""
+    (param, m, v), c = states, config
     corrected = rate / (1 - c.adam_beta1**step), 1 / (1 - c.adam_beta2**step)
     scalars = *corrected, c.adam_beta1, 1 - c.adam_beta1, c.adam_beta2, 1 - c.adam_beta2, c.adam_eps
-    for part, decays in runs:
-        param, m, v = (x[part] for x in states)
-        copy, decay = None if model is None else model[part], 1 - rate * c.weight_decay if decays else 1
-        launch("adam.adam", grad.dtype if model is None else model.dtype, blocks_for(param, FLAT_BLOCKS), param,
-               grad[part], m, v, copy, np.uint64(param.size), *map(float, (factor, *scalars, decay)))
+    for some in runs_of(runs):
+        launch("adam.adam", grad.dtype if model is None else model.dtype, blocks_for(param, FLAT_BLOCKS), param, grad,
+               m, v, model, some, *map(float, (factor, *scalars, 1 - rate * c.weight_decay)))
 
 
 def sum_of_squares(x):

@@ -69,6 +69,7 @@ template <int N> __device__ inline void store(element *x, const Pack<N> &pack) {
 #define VECTORS
 #define SUMMING(...)
 #define SEEKING(x)
+#define HOLDS(width) ((width) <= (int)blockDim.x * (packed ? PACK : 1))  // at most one pack for each thread
 #define PACKED(function, arguments, ...) \
     (packed ? function<PACK, ##__VA_ARGS__> arguments : function<1, ##__VA_ARGS__> arguments)
 #else  // one thread, and a CPU's vectors: loops say what they add up, which may be done in any order
@@ -78,6 +79,7 @@ template <int N> inline void store(element *x, const Pack<N> &pack) { *x = pack.
 #define VECTORS PRAGMA(omp simd)
 #define SUMMING(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 #define SEEKING(x) PRAGMA(omp simd reduction(max : x))
+#define HOLDS(width) false  // sums of columns stay in the cache
 #define PACKED(function, arguments, ...) function<1, ##__VA_ARGS__> arguments
 #endif
 
@@ -110,6 +112,23 @@ template <class Operation> __device__ inline number over_block(number x) {
     __syncthreads();  // all have read: the next call may write
 #endif
     return x;
+}
+
+// Two sums in the time of one.
+__device__ inline void sum_both(number &x, number &y) {
+#if !defined(CORE)
+    __shared__ number of_warps[64];
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
+        y += __shfl_xor_sync(0xFFFFFFFFu, y, distance);
+    }
+    int warps = (int)blockDim.x / 32, mine = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) of_warps[mine] = x, of_warps[warps + mine] = y;
+    __syncthreads();
+    x = of_warps[0], y = of_warps[warps];
+    for (int warp = 1; warp < warps; ++warp) x += of_warps[warp], y += of_warps[warps + warp];
+    __syncthreads();  // all have read: the next call may write
+#endif
 }
 
 // ---- dropout's mask -------------------------------------------------------------------------------------------------

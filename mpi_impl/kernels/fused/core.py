@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from mpi_impl.kernels.fused.structs import HEADS, ROWS, SITE
+from mpi_impl.kernels.fused.structs import HEADS, ROWS, RUNS, SITE
 from mpi_impl.runtime.files import read_bytes, read_text
 from reference.errors import UserError
 
@@ -163,9 +163,9 @@ def text_of(path: Path) -> str:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS)}
-TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "int": ctypes.c_int,
-         "double": ctypes.c_double, "Index": ctypes.c_uint64}
+STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS, RUNS)}
+TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "Runs": STRUCTS[RUNS],
+         "int": ctypes.c_int, "double": ctypes.c_double, "Index": ctypes.c_uint64}
 BYTE: Any = ctypes.c_char       # its declared type takes no arrays
 
 

@@ -41,8 +41,9 @@ def function(kernel: str, form: str):
     return module(name, form).get_function(entry)
 
 
-def launch(kernel: str, dtype, blocks: int, first, *others) -> None:
-    """Start a kernel, "file.name", compiled for a dtype: on the current stream of the GPU, or on this core.
+def launch(kernel: str, dtype, blocks: int, first, *others, threads: int | None = None) -> None:
+    """Start a kernel, "file.name", compiled for a dtype: on the current stream of the GPU, or on this core. A block has
+    THREADS threads there, unless it shall have another number.
 
     Arguments are contiguous arrays, the first of which decides where; None for a null pointer; structs (structs.py);
     and numbers: int and bool are the kernel's int, float is its double, and np.uint64 its Index. On arrays without data
@@ -56,7 +57,7 @@ def launch(kernel: str, dtype, blocks: int, first, *others) -> None:
     elif is_meta(first):
         first.device.stream(sum(x.nbytes for x in arguments if is_meta(x)))
     else:
-        function(kernel, form)((blocks,), (THREADS,), tuple(map(as_argument, arguments)))
+        function(kernel, form)((blocks,), (threads or THREADS,), tuple(map(as_argument, arguments)))
 
 
 def as_argument(x):
@@ -68,6 +69,12 @@ def as_argument(x):
 def blocks_for(x, most: int) -> int:
     """Return how many blocks share the elements of a flat array: on a core, one takes all."""
     return min(-(-x.size // THREADS), most) if on_device(x) else 1
+
+
+def threads_for(width: int, dtype, is_packed: bool) -> int:
+    """Return how many threads have one pack of a row each, if a block can have so many."""
+    packs = width * dtype.itemsize // 16 if is_packed else width
+    return min(-(-packs // THREADS) * THREADS, 1024)
 
 
 def packed(width: int, *arrays) -> bool:

@@ -81,9 +81,9 @@ extern "C" __global__ void dropout_backward(const element *dy, const Byte *keep,
         dx[at + column] = narrow(keep[at + column] ? widen(dy[at + column]) * (number)scale : 0);
 }
 
-// dx = (dn - mean of dn - normed * mean of dn * normed) / std, dn = dy * weight. A block takes every gridDim.x-th row,
-// and adds what they give to dweight and dbias to rows of its own, [2, width], which begin as zeros.
-template <int N>
+// dx = (dn - mean of dn - normed * mean of dn * normed) / std, dn = dy * weight. Adds d to dbias and d * normed to dweight
+// in the same columns, or, if these are HELD for this thread alone, in its own.
+template <int N, bool HELD>
 __device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_std,
                          element *dx, number *dweight, number *dbias, int width) {
     number sum = 0, along = 0;
@@ -93,12 +93,12 @@ __device__ void backward(const element *dy, const element *weight, const element
             number d = widen(dys.of[i]), n = widen(normeds.of[i]), dn = d * widen(weight[column + i]);
             sum += dn;
             along += dn * n;
-            dweight[column + i] += d * n;
-            dbias[column + i] += d;
+            dweight[HELD ? i : column + i] += d * n;
+            dbias[HELD ? i : column + i] += d;
         }
     }
-    sum = over_block<Sum>(sum) / width;
-    along = over_block<Sum>(along) / width;
+    sum_both(sum, along);
+    sum /= width, along /= width;
     VECTORS EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
         EACH(i) {
@@ -109,12 +109,23 @@ __device__ void backward(const element *dy, const element *weight, const element
     }
 }
 
+// A block takes every gridDim.x-th row. What they give to dweight and dbias goes to rows of its own, [2, width], which
+// begin as zeros. A thread that has one pack of columns at most (HELD) adds up in registers.
+template <int N, bool HELD>
+__device__ void backward_rows(const element *dy, const element *weight, const element *normed,
+                              const number *inverse_std, element *dx, number *partial, int rows, int width) {
+    number *dweight = partial + (Index)blockIdx.x * 2 * width, *dbias = dweight + width, held[2][N] = {};
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        Index at = (Index)row * width;
+        backward<N, HELD>(dy + at, weight, normed + at, inverse_std[row], dx + at, HELD ? held[0] : dweight,
+                          HELD ? held[1] : dbias, width);
+    }
+    if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[0][i], dbias[column + i] = held[1][i];
+}
+
 extern "C" __global__ void layer_norm_backward(const element *dy, const element *weight, const element *normed,
                                                const number *inverse_std, element *dx, number *partial, int rows,
                                                int width, int packed) {
-    number *dweight = partial + (Index)blockIdx.x * 2 * width, *dbias = dweight + width;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        Index at = (Index)row * width;
-        PACKED(backward, (dy + at, weight, normed + at, inverse_std[row], dx + at, dweight, dbias, width));
-    }
+    if (HOLDS(width)) PACKED(backward_rows, (dy, weight, normed, inverse_std, dx, partial, rows, width), true);
+    else PACKED(backward_rows, (dy, weight, normed, inverse_std, dx, partial, rows, width), false);
 }

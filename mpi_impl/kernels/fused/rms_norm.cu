@@ -31,9 +31,8 @@ extern "C" __global__ void rms_norm(const element *x, const element *weight, ele
     PACKED(normalise, (x + at, weight, y + at, normed + at, inverse_rms + row, (number)epsilon, width));
 }
 
-// dx = (dn - normed * mean of dn * normed) / rms, dn = dy * weight. A block takes every gridDim.x-th row, and adds what
-// they give to dweight to a row of its own, which begins as zeros.
-template <int N>
+// dx = (dn - normed * mean of dn * normed) / rms, dn = dy * weight. Blocks and HELD as in layer_norm.cu.
+template <int N, bool HELD>
 __device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_rms,
                          element *dx, number *dweight, int width) {
     number along = 0;
@@ -42,7 +41,7 @@ __device__ void backward(const element *dy, const element *weight, const element
         EACH(i) {
             number d = widen(dys.of[i]), n = widen(normeds.of[i]);
             along += d * widen(weight[column + i]) * n;
-            dweight[column + i] += d * n;
+            dweight[HELD ? i : column + i] += d * n;
         }
     }
     along = over_block<Sum>(along) / width;
@@ -56,12 +55,20 @@ __device__ void backward(const element *dy, const element *weight, const element
     }
 }
 
+template <int N, bool HELD>
+__device__ void backward_rows(const element *dy, const element *weight, const element *normed,
+                              const number *inverse_rms, element *dx, number *partial, int rows, int width) {
+    number *dweight = partial + (Index)blockIdx.x * width, held[N] = {};
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        Index at = (Index)row * width;
+        backward<N, HELD>(dy + at, weight, normed + at, inverse_rms[row], dx + at, HELD ? held : dweight, width);
+    }
+    if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[i];
+}
+
 extern "C" __global__ void rms_norm_backward(const element *dy, const element *weight, const element *normed,
                                              const number *inverse_rms, element *dx, number *partial, int rows,
                                              int width, int packed) {
-    number *dweight = partial + (Index)blockIdx.x * width;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-        Index at = (Index)row * width;
-        PACKED(backward, (dy + at, weight, normed + at, inverse_rms[row], dx + at, dweight, width));
-    }
+    if (HOLDS(width)) PACKED(backward_rows, (dy, weight, normed, inverse_rms, dx, partial, rows, width), true);
+    else PACKED(backward_rows, (dy, weight, normed, inverse_rms, dx, partial, rows, width), false);
 }

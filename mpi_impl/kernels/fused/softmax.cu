@@ -69,9 +69,24 @@ extern "C" __global__ void attention_probs_backward(const number *ddropped, cons
     else backward<false>(ddropped, probs, nullptr, kept_scale, scale, dscores, rows.keys);
 }
 
-// logits [rows, width] become exp(logits - highest); total gets each row's sum of the exponentials before they are
-// rounded.
-template <int N>
+template <int N> __device__ number largest_of(const element *x, int width) {
+    number found = widen(x[0]);
+    SEEKING(found) EACH_PACK(column, width) {
+        Pack<N> xs = load<N>(x + column);
+        EACH(i) found = Maximum::of(found, widen(xs.of[i]));
+    }
+    return over_block<Maximum>(found);
+}
+
+extern "C" __global__ void largest(const element *x, element *highest, int width, int packed) {
+    Index row = blockIdx.x;
+    number found = PACKED(largest_of, (x + row * width, width));
+    if (threadIdx.x == 0) highest[row] = narrow(found);
+}
+
+// total gets the sum of exp(logits - highest) over each row of logits [rows, width]. With KEEP, logits become the
+// exponentials; halves stay, since these would lose more than logits have lost.
+template <int N, bool KEEP>
 __device__ number exponentials(element *logits, number highest, int width) {
     number total = 0;
     SUMMING(total) EACH_PACK(column, width) {
@@ -81,34 +96,49 @@ __device__ number exponentials(element *logits, number highest, int width) {
             total += e;
             pack.of[i] = narrow(e);
         }
-        store<N>(logits + column, pack);
+        if (KEEP) store<N>(logits + column, pack);
     }
     return over_block<Sum>(total);
 }
 
-extern "C" __global__ void exp_and_sum(element *logits, const element *highest, element *total, int width, int packed) {
+extern "C" __global__ void exp_and_sum(element *logits, const number *highest, number *total, int halves, int width,
+                                       int packed) {
     Index row = blockIdx.x;
-    number sum = PACKED(exponentials, (logits + row * width, widen(highest[row]), width));
-    if (threadIdx.x == 0) total[row] = narrow(sum);
+    number sum = halves ? PACKED(exponentials, (logits + row * width, highest[row], width), false)
+                        : PACKED(exponentials, (logits + row * width, highest[row], width), true);
+    if (threadIdx.x == 0) total[row] = sum;
 }
 
-// (probs - one at the target) * dloss, in the place of probs. `held`: whether the target is one of these columns.
-template <int N>
-__device__ void scaled(element *probs, number factor, int width) {
+// (probability - one at the target) * dloss, in the place of what was kept, exponentials or (AGAIN) the logits.
+template <bool AGAIN> __device__ number exponential(element kept, number highest) {
+    return AGAIN ? exp(widen(kept) - highest) : widen(kept);
+}
+
+template <int N, bool AGAIN>
+__device__ void scaled(element *kept, number highest, number factor, int width) {
     VECTORS EACH_PACK(column, width) {
-        Pack<N> pack = load<N>(probs + column);
-        EACH(i) pack.of[i] = narrow(widen(pack.of[i]) * factor);
-        store<N>(probs + column, pack);
+        Pack<N> pack = load<N>(kept + column);
+        EACH(i) pack.of[i] = narrow(exponential<AGAIN>(pack.of[i], highest) * factor);
+        store<N>(kept + column, pack);
     }
 }
 
-extern "C" __global__ void cross_entropy_backward(element *probs, const element *dloss, const Index *targets,
-                                                  const Byte *held, int width, int packed) {
-    Index row = blockIdx.x, target = targets[row];
-    element *mine = probs + row * width;
-    number d = widen(dloss[row]), at_target = (widen(mine[target]) - 1) * d;
+template <bool AGAIN>
+__device__ void gradient(element *kept, number highest, number total, number dloss, Index target, bool held, int width,
+                         int packed) {
+    number at_target = exponential<AGAIN>(kept[target], highest) / total * dloss - dloss;
     __syncthreads();  // before any thread overwrites the target's
-    PACKED(scaled, (mine, d, width));
+    PACKED(scaled, (kept, highest, dloss / total, width), AGAIN);
     __syncthreads();
-    if (threadIdx.x == 0 && held[row]) mine[target] = narrow(at_target);
+    if (threadIdx.x == 0 && held) kept[target] = narrow(at_target);
+}
+
+// `held`: whether the target is one of these columns.
+extern "C" __global__ void cross_entropy_backward(element *kept, const number *highest, const number *total,
+                                                  const number *dloss, const Index *targets, const Byte *held,
+                                                  int halves, int width, int packed) {
+    Index row = blockIdx.x, target = targets[row];
+    element *mine = kept + row * width;
+    if (halves) gradient<true>(mine, highest[row], total[row], dloss[row], target, held[row], width, packed);
+    else gradient<false>(mine, highest[row], total[row], dloss[row], target, held[row], width, packed);
 }

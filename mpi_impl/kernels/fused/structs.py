@@ -3,7 +3,7 @@ from math import prod
 
 import numpy as np
 
-# common.cuh's Site, softmax.cu's Rows, and attention.cpp's Heads
+# common.cuh's Site, softmax.cu's Rows, attention.cpp's Heads, and adam.cu's Runs
 SITE: np.dtype = np.dtype([("first", "u8"), ("along", "u8", 3), ("key", "u4", 2), ("threshold", "u4"),
                            ("second", "u4"), ("third", "u4"), ("dropping", "u4"), ("scale", "f8")])
 ROWS: np.dtype = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("first_query", "i4"),
@@ -11,6 +11,7 @@ ROWS: np.dtype = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "
 STRIDES: np.dtype = np.dtype([("sample", "u8"), ("position", "u8"), ("head", "u8")])
 HEADS: np.dtype = np.dtype([*((name, STRIDES) for name in ("q", "k", "v", "context")),
                             *((name, "i4") for name in ("s", "heads", "groups", "d"))])
+RUNS: np.dtype = np.dtype([("ends", "u8", 33), ("count", "i4"), ("first_decays", "i4")])
 NO_SITE = np.array([(0, (0, 0, 0), (0, 0), 0, 1, 1, 0, 1.0)], SITE)
 
 
@@ -29,6 +30,16 @@ def site_of(site, shape) -> np.ndarray:
     first = sum(start * step for start, step in zip(starts, steps)) % 2**64
     along, (second, third) = (0, 0, *steps[:-1])[-3:], (1, 1, *shape[:-1])[-2:]
     return np.array([(first, along, site.key, site.threshold, second, third, 1, site.scale)], SITE)
+
+
+def runs_of(runs: list[tuple[slice, bool]]) -> list[np.ndarray]:
+    """Describe runs of neighbouring elements, of which every other one has weight decay, 32 at a time."""
+    ends = [runs[0][0].start, *(part.stop for part, _ in runs)] if runs else [0]
+    found = []
+    for first in range(0, len(runs), 32):
+        some = ends[first:first + 33]
+        found.append(np.array([(some + [0] * (33 - len(some)), len(some) - 1, runs[first][1])], RUNS))
+    return found
 
 
 def rows_of(offset: int, head: tuple[int, int], first_query: int, queries: int, keys: int) -> np.ndarray:
