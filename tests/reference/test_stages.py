@@ -45,17 +45,6 @@ def test_a_rank_holds_the_stages_of_its_schedule(parallel, layers):
         assert all(layers_of_stage(stage, schedule.stages, layers) == held[stage] for stage in held)
 
 
-def test_known_placements():
-    """Ten layers: in a row; interleaved, rank r has stages r and r + p; in a V, r and 2p - 1 - r."""
-    def layers(name, chunks=None):
-        parallel = ParallelConfig(pipeline_model_parallel_size=2, pipeline_schedule=name, virtual_pipeline_size=chunks)
-        return [layers_of_rank(held) for held in stages_of_ranks(model(10), parallel)]
-
-    assert layers("1f1b") == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert layers("interleaved", 2) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
-    assert layers("zb-v") == layers("dualpipe-v") == [[0, 1, 2, 8, 9], [3, 4, 5, 6, 7]]
-
-
 @given(pipelines(), st.data())
 def test_too_few_layers_are_refused(parallel, data):
     """Every stage needs a layer; just as many as stages will do."""
