@@ -28,7 +28,7 @@ TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/genera
 # Tests that start programs, in which no mutant is planted, or that repeat others.
 LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_pretrain mpi_impl/test_kills mpi_impl/test_faults
     mpi_impl/test_report_page mpi_impl/test_sample mpi_impl/test_experiments mpi_impl/test_timelines
-    mpi_impl/test_arguments mpi_impl/test_report mpi_impl/test_files mpi_impl/test_outputs
+    mpi_impl/test_arguments mpi_impl/test_report mpi_impl/test_files
     mpi_impl/test_resident_memory generation/test_generate generation/test_stream
     generation/test_saved_tokenizer checkpoints/test_resumed_runs checkpoints/test_bert_program
     checkpoints/test_gpt2_program""".split()
