@@ -41,7 +41,7 @@ def pytest_configure(config):
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
 # that compute stand between those that wait, so that the cores are busy.
 LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthroughs mpi_impl/test_recording test_launch
-    mpi_impl/test_exact labs/test_labs test_hosts mpi_impl/test_pretrain_gpt labs/test_release mpi_impl/test_faults
+    mpi_impl/test_exact labs/test_labs test_hosts mpi_impl/test_pretrain labs/test_release mpi_impl/test_faults
     labs/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_demos mpi_impl/test_compare
     mpi_impl/test_watchdog mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision
     test_command mpi_impl/test_one_curve test_readme_commands data/prepare/test_prepare
