@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.data import indexed
-from mpi_impl.data.indexed import HEADER, TOKEN_TYPES, IndexedDataset, blocks, fingerprint, token_dtype, write_indexed
+from mpi_impl.data.indexed import HEADER, TOKEN_TYPES, IndexedDataset, blocks, fingerprint, write_indexed
 from reference.errors import UserError
 
 VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
@@ -33,23 +33,19 @@ def sentences(documents):
 
 @given(ragged_documents())
 def test_write_then_read_is_the_identity(case):
-    """Every sequence of every document comes back, alone and in the flat stream, in Megatron's type."""
+    """Every sequence of every document comes back, alone and in the flat stream, in Megatron's type: its bound is
+    65,500, not 65,536.
+    """
     vocab_size, documents = case
     with tempfile.TemporaryDirectory() as folder:
         write_indexed(f"{folder}/x", iter(documents), vocab_size)
         dataset = IndexedDataset(f"{folder}/x")
-        assert dataset.tokens.dtype == token_dtype(vocab_size)
+        assert dataset.tokens.dtype == (np.uint16 if vocab_size < 65_500 else np.int32)
         assert [list(sequence) for sequence in dataset] == [list(sequence) for sequence in sentences(documents)]
         assert dataset.tokens.tolist() == np.concatenate(sentences(documents)).tolist()
         counts = [1 if isinstance(document, np.ndarray) else len(document) for document in documents]
         assert dataset.document_indices.tolist() == [sum(counts[:k]) for k in range(len(documents) + 1)]
         assert sorted(path.name for path in Path(folder).iterdir()) == ["x.bin", "x.idx"]
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(1, "uint16"), (65_499, "uint16"), (65_500, "int32")])
-def test_tokens_take_two_bytes_as_long_as_megatron_says(vocab_size, dtype):
-    """The bound is Megatron's 65,500, not 65,536."""
-    assert token_dtype(vocab_size) == dtype
 
 
 def test_the_bytes_are_megatrons(tmp_path):
@@ -99,26 +95,13 @@ def test_a_file_cut_at_any_byte_or_one_too_long_is_refused(tmp_path, suffix):
         IndexedDataset(tmp_path / "x")
 
 
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        ({"magic": b"MMIDIDY\x00\x00"}, "is not a Megatron index"),
-        ({"version": 2}, "has version 2"),
-        ({"code": 7}, "has the token type 7"),
-        ({"code": 0}, "has the token type 0"),
-        ({"tokens": []}, "lists no tokens"),
-        ({"lengths": [], "documents": [0]}, "lists no tokens"),
-        ({"lengths": [5, -1]}, "is damaged"),
-        ({"lengths": [1, 3], "pointers": [0, 4]}, "is damaged"),
-        ({"documents": []}, "is damaged"),
-        ({"documents": [0, 2]}, "is damaged"),
-        ({"documents": [1, 1]}, "is damaged"),
-        ({"lengths": [2, 2], "documents": [0, 2, 1, 2]}, "is damaged"),
-    ],
-)
-def test_a_foreign_or_damaged_index_is_refused(tmp_path, fault, sentence):
-    """Each fault is named by its own sentence."""
-    with pytest.raises(UserError, match=sentence):
+@pytest.mark.parametrize("fault, said", [
+    ({"magic": b"MMIDIDY\x00\x00"}, "not a Megatron index"), ({"version": 2}, "version 2"), ({"code": 7}, "type 7"),
+    ({"tokens": []}, "lists no tokens"), ({"lengths": [], "documents": [0]}, "lists no tokens"),
+    ({"lengths": [5, -1]}, "damaged"), ({"documents": []}, "damaged"), ({"documents": [0, 2]}, "damaged"),
+    ({"documents": [1, 1]}, "damaged"), ({"lengths": [2, 2], "documents": [0, 2, 1, 2]}, "damaged")])
+def test_a_foreign_or_damaged_index_is_refused(tmp_path, fault, said):
+    with pytest.raises(UserError, match=said):
         IndexedDataset(write_by_hand(tmp_path, **({"tokens": [1, 2, 3, 4]} | fault)))
 
 
@@ -148,15 +131,18 @@ def test_a_fingerprint_is_that_of_the_index_and_the_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_missing_partner_is_named(tmp_path, suffix):
-    """Neither file is of use alone."""
-    write_by_hand(tmp_path, [1, 2])
-    (tmp_path / f"x{suffix}").unlink()
+def test_a_file_of_a_pair_that_is_missing_or_not_a_file_is_named(tmp_path, suffix):
+    """Neither is of use alone. A pipe would wait for a writer."""
+    path = write_by_hand(tmp_path, [1, 2]).with_suffix(suffix)
+    path.unlink()
     with pytest.raises(UserError, match=rf"x\{suffix} is missing"):
+        IndexedDataset(tmp_path / "x")
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=rf"x\{suffix} cannot be read: it is a pipe"):
         IndexedDataset(tmp_path / "x")
 
 
-@pytest.mark.parametrize("token", [-1, 100, 70_000])
+@pytest.mark.parametrize("token", [-1, 100])
 def test_a_token_outside_the_vocabulary_is_not_written(tmp_path, token):
     """It would wrap around in a two-byte type; and a failed write leaves no file."""
     with pytest.raises(UserError, match=f"Document 1 holds the token {token}, outside the vocabulary of 100"):
@@ -193,24 +179,3 @@ def test_documents_are_written_as_they_come(tmp_path):
 
     write_indexed(tmp_path / "x", one_buffer(), 100)
     assert [list(document) for document in IndexedDataset(tmp_path / "x")] == [[i] * 3 for i in range(4)]
-
-
-@given(st.integers(0, 50), st.integers(1, 9))
-def test_blocks_are_a_cut_of_the_whole(n, size):
-    """Put together they are the array, each begins where it says, and none is larger than asked."""
-    values = np.arange(n)
-    cut = list(blocks(values, size))
-    assert [x for _, block in cut for x in block] == list(values)
-    assert all(block[0] == start and len(block) <= size for start, block in cut)
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_pipe_or_a_device_is_no_file_of_a_pair(tmp_path, suffix):
-    """Said at once: a pipe would wait for who writes, a device never end."""
-    write_indexed(tmp_path / "data", [np.array([1, 2])], 10)
-    path = tmp_path / f"data{suffix}"
-    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
-        path.unlink()
-        make(path)
-        with pytest.raises(UserError, match=rf"data\{suffix} cannot be read: it is a pipe or a device"):
-            IndexedDataset(tmp_path / "data")

@@ -14,11 +14,9 @@ from mpi_impl.planning import candidates
 from mpi_impl.planning.candidates import PlanSearch, check, describe, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
-from reference.costs.memory import layer_activations
 from reference.costs.plans import Plan
 from reference.costs.step_time import step_time
 from reference.errors import UserError
-from reference.parallel.model_states import model_states
 from reference.parallel.stages import schedule_of, stages_of_ranks
 from tests.deep import one_fast_of
 from tests.plan_cases import REAL, model_of
@@ -71,7 +69,7 @@ def possible(job: PlanSearch) -> set:
     return found
 
 
-@pytest.mark.parametrize("L, n, B, s", [(4, 4, 4, 16), (6, 6, 6, 15), (3, 2, 8, 16), (7, 8, 8, 2), (4, 1, 3, 16)])
+@pytest.mark.parametrize("L, n, B, s", [(4, 4, 4, 16), (6, 6, 6, 15), (7, 8, 8, 2)])
 def test_every_plan_that_is_possible_is_there_once(L, n, B, s):
     plans = job(L, n, B, s=s).plans
     assert len(plans) == len(set(plans)) and set(plans) == possible(job(L, n, B, s=s))
@@ -102,16 +100,6 @@ def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     assert all(one.time == step_time(one.plan, job.hardware, closed_form=True) for one in job.fitting[::7])
 
 
-def test_the_memory_of_a_plan_is_that_of_the_formulas():
-    """One of the plans, written out."""
-    plan = next(plan for plan in job(4, 4, 8).plans if plan.parallel == ParallelConfig(2, 2, 1) and plan.b == 2)
-    c = plan.model
-    h, s, V, t = 32, 16, 96, 2
-    psi = V * h // t + s * h + 2 * ((12 * h**2 + 7 * h) // t + 6 * h)
-    activations = 2 * 2 * sum(layer_activations(c, 2, s, t)) + 2 * 2 * s * h / t
-    assert sum(plan.memory) == pytest.approx(sum(model_states(psi, 1)) + activations)
-
-
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
     """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
@@ -137,11 +125,7 @@ def said(job: PlanSearch) -> str:
     return str(found.value)
 
 
-def test_where_a_plan_fits_nothing_is_said():
-    check(job(4, 4, 4))
-
-
-@pytest.mark.parametrize("L, n, B", [(5, 11, 2), (4, 13, 5), (4, 10**6, 5)])
+@pytest.mark.parametrize("L, n, B", [(5, 11, 2), (4, 10**6, 5)])
 def test_a_world_that_does_not_divide(L, n, B):
     """The three nearest products of a divisor of the heads, of layers, and of a divisor of the samples are named."""
     products = {t * p * d for t in (1, 3) for p in range(1, L + 1) for d in divisors(B)}
@@ -158,6 +142,7 @@ def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     whole = sum(min((plan.memory for plan in job(L, 1, B).plans), key=sum))
     small = job(L, n, B, REAL.reserved + share * whole)
     if small.fitting:
+        check(small)
         return
     text = said(small)
     fits = [more for more in range(n + 1, 4 * L * B + 1) if PlanSearch(small.model, more, B, small.hardware).fitting]
@@ -169,12 +154,9 @@ def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
 
 
 def test_where_no_number_of_devices_helps():
+    """A model too large for any of them, and a batch that no plan splits into few microbatches."""
     assert "No number of them would do" in said(job(4, 2, 2, REAL.reserved + 10))
-
-
-def test_a_batch_that_cannot_be_split_into_so_few_microbatches():
-    assert "--global-batch-size is 1000003, but the schedule of every plan would have more than 250,000" in said(
-        job(1, 1, 1_000_003))
+    assert "--global-batch-size is 1000003, but the schedule of every plan" in said(job(1, 1, 1_000_003))
 
 
 @pytest.mark.parametrize("n, B, says", [(0, 8, "--num-gpus is 0"), (8, -1, "--global-batch-size is -1")])

@@ -24,7 +24,10 @@ def plan_of(run: LongRun, recompute: str, v: int | None, zero: int = 1) -> Plan:
 
 @pytest.mark.parametrize("run", LLAMA_3, ids=IDS)
 def test_a_row_holds_together(run):
-    """Its ranks are the product of its sizes, 16.8 million tokens a step, and its share of the peak within a point."""
+    """Its ranks are the product of its sizes, 16.8 million tokens a step, its share of the peak within a point; and it
+    is searched.
+    """
+    assert (run.t, run.p, run.d, run.c) in shapes(run.model, run.d * run.samples)
     assert run.parallel().world_size == run.gpus and run.d * run.samples * run.s == 1 << 24
     assert f"{parameters(run.model) / 1e9:.1f}" == "405.9"
     assert abs(100 * run.teraflops * 1e12 / H100_PEAK - float(run.of_peak)) < 1
@@ -53,11 +56,6 @@ def test_memory_without_recompute(run, even, published, sharded):
     assert [sum(one.memory) / 1e9 for one in found] == pytest.approx([even, published, sharded], abs=0.05)
     assert [sum(one.memory) < room for one in found] == [False, True, True]
     assert sum(plan_of(run, "full", None).memory) < room
-
-
-@pytest.mark.parametrize("run", LLAMA_3, ids=IDS)
-def test_the_published_sizes_are_among_those_that_are_searched(run):
-    assert (run.t, run.p, run.d, run.c) in shapes(run.model, run.d * run.samples)
 
 
 def test_a_long_sequence_needs_context_parallelism():

@@ -1,5 +1,4 @@
 """Profiles of hardware as files: they are read as they were written, and nonsense gets a sentence."""
-import os
 import tomllib
 from dataclasses import replace
 
@@ -34,8 +33,8 @@ def test_a_profile_says_nothing_of_zero_3_or_all(tmp_path):
     assert load(str(tmp_path / "mine.toml")) == plain
 
 
-@given(numbers=st.lists(NUMBERS, min_size=6, max_size=6), about=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
-       server=st.integers(1, 100))
+@given(numbers=st.lists(NUMBERS, min_size=6, max_size=6), server=st.integers(1, 100),
+       about=st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t")))
 def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server):
     """To six digits, which is more than anybody measures."""
     peak, bandwidth, optimizer, late, outside, inside = numbers
@@ -47,59 +46,30 @@ def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server)
     assert load(str(path)) == hardware
 
 
-def test_a_text_of_several_lines_and_quotes_is_read_again(tmp_path):
-    hardware = replace(REAL, name="mine", about='a "quoted" \\ text\nof two lines,\twith a tab')
-    save(hardware, str(tmp_path / "mine.toml"))
-    assert load(str(tmp_path / "mine.toml")) == hardware
-
-
 def read(name="dgx-a100") -> dict:
     return tomllib.loads((HERE / f"{name}.toml").read_text())
 
 
-@pytest.mark.parametrize("change, says", [
-    (lambda f: f.pop("peak"), "missing required field `peak`"),
-    (lambda f: f.update(speed=3), "speed means nothing there; it may have name, about, peak"),
-    (lambda f: f.update(peak="fast"), r"expected `float`, got `str`, at `\$.peak`"),
-    (lambda f: f.update(peak=True), r"expected `float`, got `bool`, at `\$.peak`"),
-    (lambda f: f.update(peak=10**400), r"out of range, at `\$.peak`"),
-    (lambda f: f.update(memory=float("inf")), "memory is inf"), (lambda f: f.update(memory=-1), "above 0"),
-    (lambda f: f.update(about=5), r"expected `str`, got `int`, at `\$.about`"),
-    (lambda f: f.update(server=2.5), r"expected `int`, got `float`, at `\$.server`"),
-    (lambda f: f.update(efficiency=[]), "efficiency is .* but it is"),
-    (lambda f: f.update(efficiency=[[1.0, float("nan")]]), "efficiency is .* but it is"),
-    (lambda f: f.update(efficiency=[0.5]), r"expected `array`, got `float`, at `\$.efficiency\[0\]`"),
-    (lambda f: f.update(attention=0.4), r"expected `array`, got `float`, at `\$.attention`"),
-    (lambda f: f.update(attention=[0.4, float("inf")]), "must be two numbers"),
-    (lambda f: f.update(inside=3), r"expected `object`, got `int`, at `\$.inside`"),
-    (lambda f: f["inside"].pop("latency") and f["inside"].update(delay=1), "inside.delay means nothing there"),
-    (lambda f: f["between"].update(bandwidth="10"), r"at `\$.between.bandwidth`"),
-    (lambda f: f["between"].update(latency=float("inf")), "a latency not below"),
-    (lambda f: f["sharded"].update(hidden=1.5), "sharded is .* its hidden from 0 to 1"),
-    (lambda f: f["sharded"].update(bandwidth=0.0), "its bandwidth must be above 0"),
-    (lambda f: f["sharded"].update(overlap=0.7), "sharded.overlap means nothing there; it may have bandwidth, hidden"),
-    (lambda f: f["passes"].pop("scores"), "missing required field `scores`"),
-    (lambda f: f["passes"].update(scores=[1]), r"length 2, got 1, at `\$.passes.scores`")])
-def test_what_makes_no_sense_is_told_in_a_sentence(change, says):
-    """With the name of the profile."""
+@pytest.mark.parametrize("change, said", [
+    (lambda f: f.pop("peak"), "`peak`"), (lambda f: f.update(speed=3), "speed means nothing there"),
+    (lambda f: f.update(peak="fast"), r"at `\$.peak`"), (lambda f: f.update(memory=-1), "above 0"),
+    (lambda f: f["inside"].update(delay=1), "inside.delay means nothing there"),
+    (lambda f: f.update(inside=3), r"at `\$.inside`"),
+    (lambda f: f["passes"].update(scores=[1]), r"at `\$.passes.scores`")])
+def test_a_profile_that_makes_no_sense_is_refused(change, said):
+    """With its name."""
     found = read()
     change(found)
-    with pytest.raises(UserError, match=says) as told:
+    with pytest.raises(UserError, match=f"--hardware mine .*{said}"):
         hardware_of("mine", found)
-    assert str(told.value).startswith("--hardware mine") and str(told.value).endswith((".", "is an example."))
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / "broken.toml"
-    for data, says in ((b"peak = = 3", "is not TOML: "), (b"\xff\xfe", "not UTF-8"),
-                       (b"a = " + b"[" * 9000, "nested too deeply"), (b"peak = " + b"9" * 5000, "is not TOML: "),
-                       (b"a." * 10**5 + b"b = 1", "has 200,005 bytes, but a file of its kind has at most 16,384")):
+    for data, said in ((b"peak = = 3", "is not TOML: "), (b"\xff\xfe", "not UTF-8"), (b"a." * 10**5, "200,000 bytes")):
         path.write_bytes(data)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=said):
             load(str(path))
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="it is a pipe or a device"):
-        load(str(tmp_path / "pipe"))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         load(str(tmp_path))
     with pytest.raises(UserError, match="must be dgx-2h, dgx-a100, dgx-h100, or a profile's file"):

@@ -1,7 +1,7 @@
 """A corpus in chunks: every document once and in order, wherever the chunks end."""
 import json
 import tempfile
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,18 @@ BAD_LINE = st.sampled_from([b"", b"  ", b"{", b"\xff", b"[" * 99])
 LINE = TEXT.map(lambda text: json.dumps({"text": text}).encode()) | BAD_LINE
 
 
-def documents_of(plan):
-    """Return the documents of all chunks: [(file, line, text, kind of fault)], lines counted through each file."""
-    seen = []
+def read(folder, size):
+    """Return the chunks of a file or folder, and their documents: [(file, line, text, kind of fault)], lines counted
+    through each file.
+    """
+    plan, seen = list(chunks(sources([str(folder)], "--input"), size)), []
     for file, parts in groupby((part for chunk in plan for part in chunk), lambda part: part.file):
         before = 0
         for part in parts:
             of_part = list(documents(part))
-            seen += [(file, line and before + line, text, bad and bad.kind) for line, text, bad in of_part]
+            seen += [(Path(file).name, line and before + line, text, bad and bad.kind) for line, text, bad in of_part]
             before += of_part[-1].line if of_part else 0
-    return seen
+    return plan, seen
 
 
 @given(st.lists(LINE, max_size=8), st.booleans(), st.integers(1, 60))
@@ -36,9 +38,8 @@ def test_each_line_is_in_one_chunk(lines, newline_at_end, size):
         file = Path(folder, "a.jsonl")
         content = b"\n".join(lines) + b"\n" * newline_at_end
         file.write_bytes(content)
-        plan = list(chunks(sources([str(file)], "--input"), size))
-        whole = documents_of(chunks(sources([str(file)], "--input"), 10**6))
-        assert documents_of(plan) == whole
+        (plan, seen), (_, whole) = read(file, size), read(file, 10**6)
+        assert seen == whole
         assert [part.start for chunk in plan for part in chunk] == list(range(0, max(1, len(content)), size))
         last = content.count(b"\n") + (not content.endswith(b"\n"))
         assert [line for _, line, _, _ in whole] == (list(range(1, last + 1)) if content else [0])
@@ -52,16 +53,17 @@ def test_each_file_is_in_one_chunk(texts, size):
     with tempfile.TemporaryDirectory() as folder:
         for number, text in enumerate(texts):
             Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
-        plan = list(chunks(sources([folder], "--input"), size))
-        assert [text for _, _, text, _ in documents_of(plan)] == [normalize(text) for text in texts]
-        assert [bad for *_, bad in documents_of(plan)] == [None if normalize(text) else "empty" for text in texts]
+        plan, seen = read(folder, size)
+        assert [(text, bad) for _, _, text, bad in seen] == [
+            (normalize(text), None if normalize(text) else "empty") for text in texts]
         for chunk in plan[:-1]:
             sizes = [part.stop - part.start for part in chunk]
             assert sum(sizes[:-1]) < size <= sum(sizes)
 
 
 def test_bad_documents_are_reported_and_the_others_are_read(tmp_path):
-    """Bytes that are not text, lines that are not JSON, empty ones; each with its kind. A blank line is no document."""
+    """Bytes that are not text, lines that are not JSON, empty ones; each with its kind. A blank line is not a document.
+    """
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "one"}\n\n{"text": "tw\xff"}\n{"text": 3}\n{"text": "\\ud800"}\n{"text": " "}\n7\n{"text": "six"}')
     (tmp_path / "b.jsonl").touch()
@@ -69,9 +71,7 @@ def test_bad_documents_are_reported_and_the_others_are_read(tmp_path):
     (tmp_path / "d.txt").write_bytes(b"\xe9")
     (tmp_path / "e.txt").write_bytes(b"text")
     (tmp_path / "f.txt").write_bytes(b"\xef\xbb\xbf")
-    seen = [(Path(file).name, line, text, bad) for file, line, text, bad in
-            documents_of(chunks(sources([str(tmp_path)], "--input"), 20)) if text or bad]
-    assert seen == [
+    assert [document for document in read(tmp_path, 20)[1] if document[2:] != ("", None)] == [
         ("a.jsonl", 1, "one", None), ("a.jsonl", 3, "", "bad bytes"), ("a.jsonl", 4, "", "bad JSON"),
         ("a.jsonl", 5, "", "bad JSON"), ("a.jsonl", 6, "", "empty"), ("a.jsonl", 7, "", "bad JSON"),
         ("a.jsonl", 8, "six", None), ("b.jsonl", 0, "", "empty"), ("c.txt", 0, "", "bad bytes"),
@@ -87,10 +87,10 @@ def test_what_is_too_long_is_never_held_in_memory(lengths, size):
         lines = [json.dumps({"text": "x" * length}) for length in lengths]
         file.write_text("\n".join(lines))
         expected = ["too long" if 12 + length >= 40 else None if length else "empty" for length in lengths]
-        assert [bad for *_, bad in documents_of(chunks(sources([str(file)], "--input"), size))] == expected
+        assert [bad for *_, bad in read(file, size)[1]] == expected
         for length, expected in ((40, ("x" * 40, None)), (41, ("", "too long"))):
             Path(folder, "a.txt").write_text("x" * length)
-            (document,) = documents_of(chunks(sources([f"{folder}/a.txt"], "--input"), size))
+            (document,) = read(Path(folder, "a.txt"), size)[1]
             assert document[2:] == expected
 
 
@@ -99,16 +99,13 @@ def test_several_inputs_follow_one_another(tmp_path):
     (tmp_path / "z").mkdir()
     (tmp_path / "z" / "b.json").write_text("{}")
     (tmp_path / "a.json").write_text('{"text": "first"}')
-    plan = chunks(sources([str(tmp_path / "z"), str(tmp_path / "a.json")], "--input"), 10)
-    assert [text for _, _, text, _ in documents_of(plan)] == ["{}", "first"]
+    found = sources([str(tmp_path / "z"), str(tmp_path / "a.json")], "--input")
+    assert [one.text for part in chain(*chunks(found, 10)) for one in documents(part)] == ["{}", "first"]
 
 
-def test_an_input_that_is_not_there_is_named():
+def test_a_file_that_is_not_there_or_no_longer_is_named(tmp_path):
     with pytest.raises(UserError, match="--input no/such does not exist"):
         sources(["no/such"], "--input")
-
-
-def test_a_file_that_goes_away_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     ((part,),) = chunks(sources([str(tmp_path / "a.txt")], "--input"), 10)
     (tmp_path / "a.txt").unlink()
