@@ -37,16 +37,6 @@ def models_over_ranks(draw, exact=False):
     return draw(cases(st.just(1), architectures=ANY_MODEL, exact=exact, c=c, heads_of=c if way == "a2a" else 1)), c, way
 
 
-@given(st.integers(1, 8), st.integers(1, 5), st.integers(0, 2))
-def test_every_position_is_dealt_once_and_comes_back(c, n, axis):
-    s = 2 * c * n
-    x = np.random.default_rng(s).normal(size=[s if i == axis else 3 for i in range(3)])
-    for chunks in (zigzag(c, s), in_order(c, s)):
-        xs = deal(x, chunks, axis)
-        assert {one.shape[axis] for one in xs} == {s // c}
-        assert (collect(xs, chunks, axis) == x).all()
-
-
 @given(st.integers(1, 8), st.integers(1, 6))
 def test_zigzag_gives_every_rank_the_same_work(c, n):
     """To the last pair of query and key. In order, the last rank has (2c - 1)/c of the mean, but for the diagonal, and
