@@ -1,5 +1,5 @@
-"""Attention over context-parallel ranks: who has which positions, and what is wrong with the naive ways. That the three
-right ways are right: test_theorems.py.
+"""Attention over context-parallel ranks: who has which positions, and what is wrong with the naive ways.
+test_theorems.py proves the three right ones.
 """
 from dataclasses import replace
 

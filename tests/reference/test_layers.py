@@ -1,4 +1,4 @@
-"""Layers: which heads a rank holds, and wrong ways to shard them. That the right ones are right: test_theorems.py."""
+"""Layers: which heads a rank holds, and wrong ways to shard them. test_theorems.py proves the right ones."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

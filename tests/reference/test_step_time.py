@@ -158,7 +158,7 @@ def test_products_are_all_flops_of_a_step(plan, bert):
     linear, core, logits = forward_flops(c, plan.b, c.max_position_embeddings)
     logits += bert and not p.sequence_parallel and (t - 1) * 2 * plan.b * c.max_position_embeddings * c.hidden_size**2
     again = {"none": 0, "selective": 2 * core, "full": linear + 2 * core}[p.recompute.granularity]
-    hardware = replace(IDEAL, attention=(0.5, 0.25))      # which is how the core's FLOPs are known from others
+    hardware = replace(IDEAL, attention=(0.5, 0.25))      # so that the core's FLOPs stand out
     found = [t * IDEAL.peak * sum(getattr(work, part).products for work in stage_works(plan, hardware))
              for part in NOTHING._fields]
     assert found == pytest.approx([linear + 2 * core + logits, linear + 8 * core + logits + again, linear + logits])
