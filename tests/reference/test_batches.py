@@ -1,11 +1,11 @@
-"""Batches: a row has all of a sample, a loss has its weight, and every sample is dealt out once."""
+"""Batches: a row has all of a sample, and every sample is dealt out once."""
 import numpy as np
 from hypothesis import given, strategies as st
 
 from reference.batches import GPTBatch
-from reference.models.model import batch_type, model_forward, model_tensors
+from reference.models.model import batch_type
 from reference.parallel.data_parallel import samples_of
-from tests.strategies import ANY_MODEL, cases
+from tests.strategies import cases
 
 COUNT = st.integers(1, 3)
 
@@ -26,14 +26,6 @@ def test_a_gpt_predicts_the_next_token():
     rows = np.arange(2 * GPTBatch.width(3)).reshape(2, -1)
     assert GPTBatch.unpack(rows).tokens.tolist() == [[0, 1, 2], [4, 5, 6]]
     assert GPTBatch.unpack(rows).targets.tolist() == [[1, 2, 3], [5, 6, 7]]
-
-
-@given(cases(sizes=st.just(1), architectures=ANY_MODEL))
-def test_each_loss_has_its_weight(case):
-    """Each head has one weight for each of its losses."""
-    c, batch = case.model, case.batch("", case.b)
-    losses, _ = model_forward(None, case.params(model_tensors(c)), c, batch)
-    assert [loss.shape for loss in losses] == [weights.shape for weights in batch.weights_of_heads(c.heads)]
 
 
 @given(COUNT, COUNT, COUNT)

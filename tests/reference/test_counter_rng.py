@@ -12,15 +12,6 @@ def indices(n=N, first=0):
     return np.arange(first, first + n, dtype=np.uint64)
 
 
-@given(SEEDS, st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
-def test_a_number_depends_on_its_own_index_only(seed, where):
-    """Drawn together or one by one, in any order: the same numbers."""
-    where = np.array(where, np.uint64)
-    together = bits(key(seed, "test"), where)
-    for i, index in enumerate(where):
-        assert bits(key(seed, "test"), where[i:i + 1])[0] == together[i], index
-
-
 def test_known_bits():
     """The generator never changes: a seed in a paper gives the same weights years later."""
     assert bits(key(1234, "weights", "output"), indices(4, 2**32 - 2)).tolist() == [

@@ -1,4 +1,4 @@
-"""Experts: ties, capacities, and wrong ways to train them. That the right ones are right: test_theorems.py."""
+"""Experts: ties, capacities, and wrong ways to train them. test_theorems.py proves the right ones."""
 import numpy as np
 
 from reference.config import ExpertsConfig, ModelConfig

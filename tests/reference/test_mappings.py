@@ -92,23 +92,6 @@ def test_the_backward_recovers_the_entered_input(region, t, n, seed):
     assert [y.size for y in kept] == [y.size // (t if region is SPLIT else 1) for y in entered]
 
 
-@given(RANKS, COUNT, SEEDS)
-def test_both_regions_compute_the_same(t, n, seed):
-    """Inside is x, whichever rank holds it; outside is the sum, of which a rank has all or its own positions."""
-    x, partial = outside(TENSOR_PARALLEL, t, n, seed), inside(t, n, seed)
-    alike(SPLIT.enter(np.split(x[0], t, SEQUENCE)), TENSOR_PARALLEL.enter(x))
-    assert (np.concatenate(SPLIT.leave(partial), SEQUENCE) == TENSOR_PARALLEL.leave(partial)[0]).all()
-
-
-@REGIONS
-@given(RANKS, COUNT, SEEDS)
-def test_positions_are_those_that_a_rank_holds(region, t, n, seed):
-    """A slice of the whole at these positions is the rank's array."""
-    x = outside(region, t, n, seed)
-    whole = x[0] if region is TENSOR_PARALLEL else np.concatenate(x, SEQUENCE)
-    alike([whole[:, positions] for positions in region.positions(x)], x)
-
-
 def alike(xs, ys):
     """Assert that every rank has the same numbers in both lists."""
     assert all(x.shape == y.shape and (x == y).all() for x, y in zip(xs, ys, strict=True))

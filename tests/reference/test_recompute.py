@@ -1,4 +1,4 @@
-"""Recomputing activations: what is computed again, and what is kept instead. That nothing changes: test_theorems.py."""
+"""Recomputing activations: what is recomputed, and what is kept. test_theorems.py proves that no result changes."""
 import gc
 import weakref
 from unittest import mock

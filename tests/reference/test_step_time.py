@@ -19,7 +19,6 @@ from reference.costs.parameters import parameters_of_stage
 from reference.costs.plans import Plan
 from reference.costs.step_time import (closed_form_makespan, flops_of_step, flops_per_second, played_makespan,
                                        rank_works, replica_messages, slowest_of, stage_works, step_time, transfer_time)
-from reference.costs.traffic import contexts, dispatches
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
@@ -159,7 +158,7 @@ def test_products_are_all_flops_of_a_step(plan, bert):
     linear, core, logits = forward_flops(c, plan.b, c.max_position_embeddings)
     logits += bert and not p.sequence_parallel and (t - 1) * 2 * plan.b * c.max_position_embeddings * c.hidden_size**2
     again = {"none": 0, "selective": 2 * core, "full": linear + 2 * core}[p.recompute.granularity]
-    hardware = replace(IDEAL, attention=(0.5, 0.25))      # which is how the core's FLOPs are known from others
+    hardware = replace(IDEAL, attention=(0.5, 0.25))      # so that the core's FLOPs stand out
     found = [t * IDEAL.peak * sum(getattr(work, part).products for work in stage_works(plan, hardware))
              for part in NOTHING._fields]
     assert found == pytest.approx([linear + 2 * core + logits, linear + 8 * core + logits + again, linear + logits])
@@ -244,17 +243,17 @@ def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
 
 
 @given(dealt_plans(experts=True))
-def test_messages_of_contexts_and_experts_are_those_of_the_ledger(plan):
-    """Without blocks to hide behind. Of an all-gather or an all-to-all a rank keeps a part."""
-    p, c = plan.parallel, plan.parallel.context_parallel_size
-    lines = [line for phase in ("forward", "backward")
-             for line in contexts(plan.model, p, plan.b * plan.positions, phase, 1, "L")]
-    kept = 1 if p.cp_comm_type == "p2p" else (c - 1) / c
-    experts = [line for line in dispatches(plan.model, p, plan.b, plan.positions, "backward", 1)
-               if line.group == "expert"]
-    found = layer(sizes_of(plan), ONLY_MESSAGES).total.context, expert_messages(sizes_of(plan, experts=True), LINKS)
-    sent = (sum(line.elements for line in some) * 2 / LINK.bandwidth for some in (lines, experts))
-    assert found == pytest.approx(tuple(x * times for x, times in zip(sent, (kept, 1), strict=True)))
+def test_messages_of_contexts_and_experts(plan):
+    """Without blocks to hide behind. Keys and values go round the c ranks forward and backward, and their gradients
+    backward; or queries, keys, values and results are exchanged each way, of which a rank keeps a part, as of tokens
+    that are sent to experts and come back.
+    """
+    p, sizes, with_experts = plan.parallel, sizes_of(plan), sizes_of(plan, experts=True)
+    c, e, tokens = p.context_parallel_size, p.expert_model_parallel_size, sizes.b * sizes.s
+    around, exchanged = 3 * (c - 1) * 2 * sizes.keys, 2 * (c - 1) / c * 2 * (sizes.heads + sizes.keys)
+    found = layer(sizes, ONLY_MESSAGES).total.context, expert_messages(with_experts, LINKS)
+    sent = exchanged if p.cp_comm_type == "a2a" else around, 2 * (e - 1) / e * ONE_IN_FOUR.moe_router_topk * sizes.h
+    assert found == pytest.approx(tuple(x * tokens * IDEAL.element_bytes / LINK.bandwidth for x in sent))
 
 
 @given(dealt_plans(), st.floats(1e3, 1e12))

@@ -126,9 +126,8 @@ SAMPLES = 5
 
 
 def dealt_batch(case, order, cuts):
-    """Each part's weighted sum, divided by the weight of the whole: the parts' losses and gradients add up to it.
-
-    However uneven the masks are, and where a part has none.
+    """Losses and gradients of the parts add up to those of the whole, if each weighted sum is divided by the weight of
+    the whole, however uneven the masks are, and where a part has none.
     """
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", SAMPLES)
     totals = [max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
@@ -256,7 +255,7 @@ def theorems_of(exact: bool) -> dict[str, tuple]:
     } | ({
         "a pipeline with experts": (partial(pipeline, experts=1), training_schedules(), DATA),
         "ZeRO with experts": (zero, one(experts=1, **test_zero.SPREAD), *zero_choices),
-    } if exact else {})      # which is enough: with floats they take long
+    } if exact else {})      # exact numbers are enough: floats take long here
 
 
 def check(data, theorem, *strategies):

@@ -1,4 +1,5 @@
-"""ZeRO holds and sends what the paper says, and a bug in it is caught. That it trains as one process: test_theorems.py.
+"""ZeRO holds and sends what the paper says, and a bug in it is caught. test_theorems.py proves that it trains as one
+process does.
 """
 import weakref
 from contextlib import contextmanager
