@@ -161,7 +161,7 @@ def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], len
     n, rank, wrap, waiting = group.size, group.rank, WAYS[way].wrap, []
     parts = [slice(r * length, (r + 1) * length) for r in range(n)]
     drawn = np.random.default_rng(seed).integers(-1000, 1000, (len(posts), n, n * length))   # they add up exactly
-    everyone = as_exact(drawn) if form == "exact" else drawn.astype(form)
+    everyone = as_exact(drawn.astype(float)) if form == "exact" else drawn.astype(form)
     buffer = wrap(everyone[:, rank].copy())
     with travelling(group, way) as group:
         for i, (operation, in_place) in enumerate(posts):
