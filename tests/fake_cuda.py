@@ -23,9 +23,10 @@ from tests import spy
 from tests.installed import installed
 from tests.spy import LENT, NONSENSE, QUEUE, SpyArray
 
-CODES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
-         "FLOAT64": 8, "BFLOAT16": 9}         # as in CuPy 14.2
-OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4}
+# As in CuPy 14.2, from 0 on.
+FORMATS = "INT8 UINT8 INT32 UINT32 INT64 UINT64 FLOAT16 FLOAT32 FLOAT64 BFLOAT16".split()
+CODES = {name: code for code, name in enumerate(FORMATS)}
+OPS = {name: code for code, name in enumerate("SUM PROD MAX MIN AVG".split())}
 DTYPES = {code: np.dtype(ml_dtypes.bfloat16 if name == "BFLOAT16" else name.lower()) for name, code in CODES.items()}
 UFUNCS = {OPS["SUM"]: np.add, OPS["MAX"]: np.maximum}
 MEETING = 20_000                              # tags of the world, for those that make a communicator
@@ -180,9 +181,7 @@ class FakeNccl:
         self.cupy, self.made = cupy, itertools.count()
         self.alive = self.begun = 0     # communicators: those that are there, and all that have been
         self.posted = False             # whether anything has begun on a second stream
-        for name, code in CODES.items():
-            setattr(self, f"NCCL_{name}", code)
-        for name, code in OPS.items():
+        for name, code in (CODES | OPS).items():
             setattr(self, f"NCCL_{name}", code)
 
     def get_unique_id(self) -> bytes:

@@ -152,7 +152,7 @@ class Drawing:
 
     def rows(self) -> tuple[int, int]:
         """Draw the shape of all axes but the last: few rows, or many."""
-        return self.size(2), self.size(*((8, 8) if self.flag() else (150, 20)))
+        return self.size(2), self.size(8) if self.flag() else self.size(150, 20)
 
     def width(self, least: int = 1) -> int:
         """Draw the length of a row: one that 16 bytes divide, or one that they do not."""
@@ -320,20 +320,20 @@ def norm_backward(name: str, tensors: int):
 
 def dropout(d):
     shape = d.size(3), d.size(9, 5), d.size(150, 70)
-    return [d.lying(*shape), d.site(*shape)]
+    return [d.lying(*shape), d.data.draw(sites(*shape))]
 
 
 def dropout_backward(d):
     """Draw infinities: what is dropped is 0 whatever it was, so there is no overflow."""
     x, site = dropout(d)
     dy = d.host(*x.shape)
-    dy[..., ::2] = np.inf if d.flag() else 1
+    dy[..., ::2] = np.inf
     return [d.put(dy), d.mine.dropout(x, site)[1]]
 
 
 def branch(d):
     y, site = dropout(d)
-    return [y, d.lying(*y.shape), site]
+    return [y, d.lying(*y.shape), site if d.flag() else None]
 
 
 def branch_and_norm(d):

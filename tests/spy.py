@@ -18,54 +18,97 @@ import numpy as np
 
 SCALARS = (bool, int, float, complex, np.generic)
 
+
+def signatures(table: str) -> dict[str, list[str]]:
+    """Read lines "functions: parameters"."""
+    found = {}
+    for names, parameters in (line.split(":") for line in table.strip().splitlines()):
+        found |= dict.fromkeys(names.split(), parameters.split())
+    return found
+
+
 # What CuPy 14 has, with the parameters that it takes there, in order; a star takes any number.
-FUNCTIONS = {name: parameters.split() for name, parameters in {
-    # reductions
-    "sum": "a axis dtype out keepdims", "prod": "a axis dtype out keepdims", "mean": "a axis dtype out keepdims",
-    "max": "a axis out keepdims", "min": "a axis out keepdims", "amax": "a axis out keepdims",
-    "amin": "a axis out keepdims", "all": "a axis out keepdims", "any": "a axis out keepdims",
-    "var": "a axis dtype out ddof keepdims", "std": "a axis dtype out ddof keepdims",
-    "argmax": "a axis dtype out keepdims", "argmin": "a axis dtype out keepdims", "count_nonzero": "a axis",
-    "cumsum": "a axis dtype out", "cumprod": "a axis dtype out", "linalg.norm": "x ord axis keepdims",
-    # products
-    "dot": "a b out", "vdot": "a b", "inner": "a b", "outer": "a b out", "tensordot": "a b axes",
-    "einsum": "*operands optimize",
-    # shapes
-    "reshape": "a newshape order", "ravel": "a order", "transpose": "a axes", "swapaxes": "a axis1 axis2",
-    "moveaxis": "a source destination", "expand_dims": "a axis", "squeeze": "a axis", "broadcast_to": "array shape",
-    "broadcast_arrays": "*args", "shape": "a", "ndim": "a", "size": "a", "concatenate": "tup axis out dtype casting",
-    "stack": "tup axis out dtype casting", "vstack": "tup dtype casting", "hstack": "tup dtype casting",
-    "split": "ary indices_or_sections axis", "array_split": "ary indices_or_sections axis", "flip": "a axis",
-    "roll": "a shift axis", "repeat": "a repeats axis", "tile": "A reps", "pad": "array pad_width mode constant_values",
-    # choosing and sorting
-    "where": "condition x y", "take": "a indices axis out", "take_along_axis": "a indices axis",
-    "put_along_axis": "arr indices values axis", "tril": "m k", "triu": "m k", "diagonal": "a offset axis1 axis2",
-    "clip": "a a_min a_max out", "sort": "a axis", "argsort": "a axis kind", "searchsorted": "a v side sorter",
-    "diff": "a n axis", "round": "a decimals out", "nan_to_num": "x copy nan posinf neginf",
-    "isclose": "a b rtol atol equal_nan", "copy": "a order", "copyto": "dst src casting where",
-    "result_type": "*arrays_and_dtypes", "can_cast": "from_ to casting", "may_share_memory": "a b max_work",
-    # creation in the image of an array
-    "empty_like": "prototype dtype order subok shape", "zeros_like": "a dtype order subok shape",
-    "ones_like": "a dtype order subok shape", "full_like": "a fill_value dtype order subok shape",
-}.items()}
+FUNCTIONS = signatures("""
+    sum prod mean argmax argmin: a axis dtype out keepdims
+    max min amax amin all any: a axis out keepdims
+    var std: a axis dtype out ddof keepdims
+    count_nonzero expand_dims squeeze flip sort: a axis
+    cumsum cumprod: a axis dtype out
+    linalg.norm: x ord axis keepdims
+    dot outer: a b out
+    vdot inner: a b
+    tensordot: a b axes
+    einsum: *operands optimize
+    reshape: a newshape order
+    ravel copy: a order
+    transpose: a axes
+    swapaxes: a axis1 axis2
+    moveaxis: a source destination
+    broadcast_to: array shape
+    broadcast_arrays: *args
+    shape ndim size: a
+    concatenate stack: tup axis out dtype casting
+    vstack hstack: tup dtype casting
+    split array_split: ary indices_or_sections axis
+    roll: a shift axis
+    repeat: a repeats axis
+    tile: A reps
+    pad: array pad_width mode constant_values
+    where: condition x y
+    take: a indices axis out
+    take_along_axis: a indices axis
+    put_along_axis: arr indices values axis
+    tril triu: m k
+    diagonal: a offset axis1 axis2
+    clip: a a_min a_max out
+    argsort: a axis kind
+    searchsorted: a v side sorter
+    diff: a n axis
+    round: a decimals out
+    nan_to_num: x copy nan posinf neginf
+    isclose: a b rtol atol equal_nan
+    copyto: dst src casting where
+    result_type: *arrays_and_dtypes
+    can_cast: from_ to casting
+    may_share_memory: a b max_work
+    empty_like: prototype dtype order subok shape
+    zeros_like ones_like: a dtype order subok shape
+    full_like: a fill_value dtype order subok shape
+""")
 
 # Creation with like=x: on the device, and for the first two a transfer that can be seen.
-CREATION = {name: parameters.split() for name, parameters in {
-    "array": "obj dtype copy order", "asarray": "a dtype order", "zeros": "shape dtype order",
-    "ones": "shape dtype order", "empty": "shape dtype order", "full": "shape fill_value dtype order",
-    "arange": "start stop step dtype", "eye": "N M k dtype order", "identity": "n dtype", "tri": "N M k dtype",
-}.items()}
+CREATION = signatures("""
+    array: obj dtype copy order
+    asarray: a dtype order
+    zeros ones empty: shape dtype order
+    full: shape fill_value dtype order
+    arange: start stop step dtype
+    eye: N M k dtype order
+    identity: n dtype
+    tri: N M k dtype
+""")
 
-METHODS = {name: parameters.split() for name, parameters in {
-    "sum": "axis dtype out keepdims", "prod": "axis dtype out keepdims", "mean": "axis dtype out keepdims",
-    "max": "axis out keepdims", "min": "axis out keepdims", "all": "axis out keepdims", "any": "axis out keepdims",
-    "var": "axis dtype out ddof keepdims", "std": "axis dtype out ddof keepdims", "argmax": "axis out dtype keepdims",
-    "argmin": "axis out dtype keepdims", "cumsum": "axis dtype out", "dot": "b out", "reshape": "*shape order",
-    "ravel": "order", "flatten": "order", "transpose": "*axes", "swapaxes": "axis1 axis2", "squeeze": "axis",
-    "take": "indices axis out", "repeat": "repeats axis", "diagonal": "offset axis1 axis2", "clip": "min max out",
-    "round": "decimals out", "argsort": "axis", "astype": "dtype order casting subok copy", "copy": "order",
-    "view": "dtype", "fill": "value",
-}.items()}
+METHODS = signatures("""
+    sum prod mean: axis dtype out keepdims
+    max min all any: axis out keepdims
+    var std: axis dtype out ddof keepdims
+    argmax argmin: axis out dtype keepdims
+    cumsum: axis dtype out
+    dot: b out
+    reshape: *shape order
+    ravel flatten copy: order
+    transpose: *axes
+    swapaxes: axis1 axis2
+    squeeze argsort: axis
+    take: indices axis out
+    repeat: repeats axis
+    diagonal: offset axis1 axis2
+    clip: min max out
+    round: decimals out
+    astype: dtype order casting subok copy
+    view: dtype
+    fill: value
+""")
 
 ATTRIBUTES = {"shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags", "T", "mT", "real", "imag"}
 UFUNCS_LACKING = {"isnat", "spacing", "matvec", "vecdot", "vecmat"}
@@ -304,7 +347,7 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(self, function, types, args, kwargs):
         name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
         if name in CREATION:
-            return run(f"np.{name}", function, CREATION[name], to_device(args), kwargs)
+            return run(f"np.{name}", function, CREATION[name], replaced(args, np.ndarray, SpyArray), kwargs)
         if name.endswith("_like") and kwargs.get("shape") == ():
             raise Refused(f"CuPy's {name} takes the shape () for none, and gives that of the prototype.")
         if name not in FUNCTIONS:
@@ -361,18 +404,13 @@ def leaves(value):
 
 
 def replaced(value, old, new):
-    """Copy a nest of tuples, lists, dictionaries and dataclasses, with `new(x)` for every x of the type `old`."""
+    """Copy a nest of tuples, lists and dictionaries, with `new(x)` for every x of the type `old`."""
     if isinstance(value, old):
         return new(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(replaced(element, old, new) for element in value))
     if isinstance(value, (tuple, list)):
         return type(value)(replaced(element, old, new) for element in value)
     if isinstance(value, dict):
         return {key: replaced(element, old, new) for key, element in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: replaced(getattr(value, name), old, new) for name in fields})
     return value
 
 
@@ -390,14 +428,9 @@ def to_spy(value):
     return replaced(value, (np.ndarray, np.generic), seen)
 
 
-def to_device(value):
-    """Copy an array, or all arrays in a dataclass or a cache, to the 'device'."""
-    return replaced(value, np.ndarray, SpyArray)
-
-
-def to_host(value):
-    """Copy a spy, or all spies in a dataclass or a cache, to the host."""
-    return replaced(value, SpyArray, SpyArray.get)
+def to_host(x):
+    """Copy a spy to the host; return an array of the host as it is."""
+    return x.get() if isinstance(x, SpyArray) else x
 
 
 def kind(value):

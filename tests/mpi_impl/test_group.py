@@ -1,7 +1,10 @@
-"""The collectives of real ranks are the textbook's; topology puts every rank in its place."""
+"""Groups of ranks: topology puts every rank in its place, results and refusals are shared, halves are added up exactly.
+
+That collectives are the textbook's is in test_collectives.py.
+"""
 import re
 import time
-from random import Random
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -15,85 +18,36 @@ from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
 from mpi_impl.reports.page import senders
 from mpi_impl.runtime.arrays import dtype_of
-from reference.comm import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
-from reference.precision import FORMATS
 from tests.rank_theorems import as_is
 from tests.spy import SpyArray, to_host
-from tests.strategies import close, instances
+from tests.strategies import instances
 from tests.training_theorems import connected
 
 RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
 
 
-@given(RANKS, st.integers(1, 4), st.integers(0, 1), st.sampled_from(["f", "d", "l"]), SEEDS)
-def test_collectives_are_the_textbooks(ranks, n, length, axis, dtype, seed):
-    xs = [x.astype(dtype) for x in 10 * np.random.default_rng(seed).normal(size=(n, n * length, n))]
-    ranks.run(n, collectives_agree, xs, axis)
-
-
-def collectives_agree(group, xs, axis):
-    x, n = xs[group.rank], group.size
-    tolerance = 1e-6 if x.dtype == np.float32 else 1e-13
-    close(group.all_reduce(x.copy(), "test"), collectives.all_reduce(xs)[0], tolerance)
-    assert (group.all_reduce(x.copy(), "test", op="max") == collectives.all_reduce(xs, np.maximum)[0]).all()
-    assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
-    close(group.reduce_scatter(x, axis, "test"), collectives.reduce_scatter(xs, axis)[group.rank], tolerance)
-    parts = collectives.all_to_all([np.split(x, n, axis) for x in xs])[group.rank]
-    assert all((one == other).all() for one, other in zip(group.all_to_all(np.split(x, n, axis), "test"), parts))
-    assert (group.broadcast(x.copy(), "test", root=n - 1) == collectives.broadcast(xs, n - 1)[0]).all()
-    assert group.ledger.elements(reason="test") == (5 + n) * x.size
-    assert group.ledger.calls(group="world", group_size=n) == 6
-
-
-@given(RANKS)
-def test_an_overwritten_view_keeps_its_neighbours(ranks, n):
-    """An all-reduce over a view that is not contiguous changes the view and nothing else."""
-    ranks.run(n, reduce_columns)
-
-
-def reduce_columns(group, wrap=as_is):
-    x = wrap(np.full((3, 4), float(group.rank)))
-    group.all_reduce(x[:, 1:3], "test")
-    assert (x[:, 1:3] == sum(range(group.size))).all() and (x[:, [0, 3]] == group.rank).all()
-
-
-@given(RANKS, st.booleans())
-def test_what_the_first_rank_finds_all_ranks_find(ranks, n, fails):
-    """A result or a UserError of one rank is that of all, in the same place."""
-    ranks.run(n, agree_with_the_first, fails)
-
-
-def agree_with_the_first(group, fails):
-    def look():
-        assert group.rank == 0, "only the first rank looks"
-        if fails:
-            raise UserError("There is no such file.")
-        return ["what", "it", "found"]
-
-    try:
-        assert group.broadcast_object(look) == ["what", "it", "found"] and not fails
-    except UserError as error:
-        assert fails and str(error) == "There is no such file."
-
-
 @pytest.mark.parametrize("failing", [(), (2,), (3, 1)])
-def test_what_each_rank_finds_out_is_what_all_know(ranks, failing):
-    """In rank order; or the first failing rank's error, on every rank."""
-    ranks.run(4, each_looks, failing)
+def test_what_ranks_find_out_is_what_all_know(ranks, failing):
+    """What the first rank finds, or each, in rank order; or the first failing rank's error, on every rank."""
+    ranks.run(4, agree, failing)
 
 
-def each_looks(group, failing):
-    def look():
-        if group.rank in failing:
+def agree(group, failing):
+    def look(first_alone):
+        assert group.rank == 0 or not first_alone, "only the first rank looks"
+        if group.rank in failing or first_alone and failing:
             raise UserError(f"There is no file {group.rank}.")
         return group.rank ** 2
 
-    try:
-        assert group.collect_objects(look) == [0, 1, 4, 9] and not failing
-    except UserError as error:
-        assert str(error) == f"There is no file {min(failing)}."
+    for share, expected, failed in ((partial(group.broadcast_object, lambda: look(True)), 0, 0),
+                                    (partial(group.collect_objects, lambda: look(False)), [0, 1, 4, 9],
+                                     min(failing, default=None))):
+        try:
+            assert share() == expected and not failing
+        except UserError as error:
+            assert failing and str(error) == f"There is no file {failed}."
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
@@ -106,7 +60,7 @@ def test_places_are_megatrons(t, c, d, p):
     assert places == [Place(i, k, r, stage) for stage in range(p) for r in range(d) for k in range(c) for i in range(t)]
 
 
-@pytest.mark.parametrize("t, p, c", [(1, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize("t, p, c", [(2, 2, 1), (1, 4, 1), (1, 2, 2)])
 def test_every_communicator_is_given_back(ranks, t, p, c):
     """MPI has some thousands, and a notebook connects again and again. The world's own stays."""
     ranks.run(4, connect_and_disconnect, t, p, c)
@@ -139,15 +93,6 @@ def look_for_hosts(group):
         assert list(pair.hosts().of) == [0, 1] and pair.hosts() is pair.known_hosts()
     assert made == [MPI.COMM_NULL]
     pair.free()
-
-
-def test_groups_of_eight_ranks(ranks):
-    """t = 2, d = 4: pairs of neighbours hold one model, even and odd ranks hold the same shards."""
-    found = ranks.run(8, members, ParallelConfig(2, 1, 4))
-    assert [each["tensor"] for each in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5], [6, 7], [6, 7]]
-    assert [each["data"] for each in found] == [[0, 2, 4, 6], [1, 3, 5, 7]] * 4
-    assert [each["model"] for each in found] == [each["tensor"] for each in found]
-    assert all(each["pipeline"] == [r] and "embedding" not in each for r, each in enumerate(found))
 
 
 def test_the_table_of_topology(ranks):
@@ -208,50 +153,6 @@ def members(group, parallel):
         return found
 
 
-@settings(max_examples=40)
-@given(st.integers(2, 8), st.integers(1, 6), st.sampled_from([1, 100, 20_000]), SEEDS)
-def test_messages_find_their_receives_by_tag(ranks, n, count, size, seed):
-    """Posted in one order, received in another; small and large; from every rank to every other at once."""
-    ranks.run(n, exchange, count, size, seed)
-
-
-def exchange(group, count, size, seed, wrap=as_is):
-    def message(source, to, tag):
-        return wrap(np.full(size, 100.0 * source + 10 * to + tag))
-
-    others, random = [r for r in range(group.size) if r != group.rank], Random(seed + group.rank)
-    sends, receives = ([(other, tag) for other in others for tag in range(count)] for _ in range(2))
-    random.shuffle(sends)
-    random.shuffle(receives)
-    waiting = [group.post_receive(wrap(np.zeros(size)), source, tag, "test") for source, tag in receives]
-    sent = [group.post_send(message(group.rank, to, tag), to, tag, "test") for to, tag in sends]
-    for pending, (source, tag) in zip(waiting, receives, strict=True):
-        assert (pending.wait() == message(source, group.rank, tag)).all()
-    for pending in sent:
-        pending.wait()
-        assert pending.poll()
-    assert group.ledger.calls(operation="send") == len(sends) and group.ledger.elements() == len(sends) * size
-
-
-@settings(max_examples=40)
-@given(RANKS, st.integers(1, 5), st.integers(1, 4), SEEDS)
-def test_posted_sums_are_the_blocking_ones(ranks, n, count, length, seed):
-    """Several under way at once, of views of one buffer; waited for in any order."""
-    ranks.run(n, check_posted_sums, count, length, seed)
-
-
-def check_posted_sums(group, count, length, seed):
-    flat = np.random.default_rng([seed, group.rank]).normal(size=(count, length))
-    expected = group.all_reduce(flat.copy(), "test")
-    pending = [group.post_all_reduce(row, "posted") for row in flat]
-    Random(seed).shuffle(pending)
-    for one in pending:
-        one.poll()
-        one.wait()
-    close(flat, expected, 1e-13)
-    assert group.ledger.calls(reason="posted") == count and group.ledger.elements(reason="posted") == flat.size
-
-
 def test_messages_travel_while_ranks_compute_alone(ranks):
     """MPI is called by the calls of a group of one, too, between which a layer computes."""
     assert ranks.run(2, receive_during_calls_of_one_rank) == [True, True]
@@ -269,70 +170,6 @@ def receive_during_calls_of_one_rank(group):
         pending.wait()
     alone.free()
     return arrived
-
-
-POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), st.booleans())
-
-
-@settings(max_examples=60)
-@given(RANKS, st.lists(POSTS, min_size=1, max_size=6), st.sampled_from([0, 1, 2, 7, 1000]),
-       st.sampled_from(["f", "d"]), st.sampled_from([as_is, SpyArray]), SEEDS)
-def test_posted_collectives_are_the_textbooks(ranks, n, posts, length, dtype, wrap, seed):
-    """Several under way at once, on the host or a device, in place or apart; each rank waits in an order of its own."""
-    ranks.run(n, check_posted_collectives, posts, length, dtype, wrap, seed)
-
-
-def check_posted_collectives(group, posts, length, dtype, wrap, seed):
-    """Post collectives, and check their results and which part of the whole array they change: in place, a rank's input
-    of an all-gather, or its output of a reduce-scatter, is a view into that array.
-    """
-    rng, n, rank, waiting = np.random.default_rng(seed), group.size, group.rank, []
-    parts = [slice(r * length, (r + 1) * length) for r in range(n)]
-    for i, (operation, in_place) in enumerate(posts):
-        xs = rng.integers(-1000, 1000, (n, n * length)).astype(dtype)     # every rank's; they add up exactly
-        whole, after = wrap(xs[rank].copy()), xs[rank].copy()             # and what must be there in the end
-        part = whole[parts[rank]] if in_place else wrap(xs[rank, parts[rank]].copy())
-        out = part if operation == "reduce_scatter" else whole
-        if operation == "all_reduce":
-            pending = group.post_all_reduce(whole, f"post {i}")
-            expected = after = collectives.all_reduce(list(xs))[rank]
-        elif operation == "all_gather":
-            pending = group.post_all_gather(part, whole, f"post {i}")
-            expected = after = collectives.all_gather([x[its] for x, its in zip(xs, parts)], 0)[rank]
-        else:
-            pending = group.post_reduce_scatter(whole, part, f"post {i}")
-            expected = collectives.reduce_scatter(list(xs), 0)[rank]
-            after[parts[rank]] = expected if in_place else after[parts[rank]]
-        waiting.append((pending, out, expected, whole, after))
-    Random(seed + rank).shuffle(waiting)
-    for i, (pending, out, expected, whole, after) in enumerate(waiting):
-        waiting[-1][0].poll()
-        while i % 2 and not pending.poll():
-            pass
-        if i % 2:
-            assert (to_host(out) == expected).all()                    # it is over, so the result is in its place
-        assert pending.wait() is out
-        assert (to_host(out) == expected).all() and (to_host(whole) == after).all()
-        out[...] = 1.0
-        assert pending.poll() and (to_host(pending.wait()) == 1).all()    # it is over, and leaves out alone
-    totals = {entry.reason: (entry.operation, entry.group_size, *total) for entry, total in group.ledger.totals.items()}
-    assert totals == {f"post {i}": (operation, n, 1, n * length) for i, (operation, _) in enumerate(posts)}
-
-
-@given(st.sampled_from([as_is, SpyArray]), st.integers(0, 3))
-def test_a_rank_alone_has_at_once_what_it_posts(ranks, wrap, length):
-    """Out may be x itself, too."""
-    ranks.run(1, check_posts_of_one_rank, wrap, length)
-
-
-def check_posts_of_one_rank(group, wrap, length):
-    for post in (group.post_all_gather, group.post_reduce_scatter):
-        x, out = wrap(np.arange(length) + 0.5), wrap(np.full(length, np.nan))
-        for target in (out, x):
-            pending = post(x, target, "test")
-            assert (to_host(target) == np.arange(length) + 0.5).all()
-            assert pending.poll() and pending.wait() is target
-    assert group.ledger.calls() == 4 and group.ledger.elements() == 4 * length
 
 
 def test_arrays_that_do_not_fit_are_refused(ranks):
@@ -395,45 +232,23 @@ def all_reduce_halves(group, xs, op):
         return x
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_an_overflow_on_one_rank_is_seen_by_all(ranks, name):
-    """Also one that only the sum has."""
-    ranks.run(3, overflow, name)
+@pytest.mark.parametrize("wrap", [as_is, SpyArray])
+@given(RANKS, HALVES)
+def test_halves_that_are_not_added_up_move_as_they_are(ranks, wrap, n, name):
+    """Every bit pattern."""
+    ranks.run(n, move_every_bit_pattern, name, wrap)
 
 
-def overflow(group, name):
-    x = np.zeros(5, dtype_of(name))
-    x[2], x[3] = np.inf if group.rank == 1 else 1, np.nan if group.rank == 2 else 1
-    x[4] = np.float32(0.9 * FORMATS[name].largest)
-    with np.errstate(all="ignore"):
-        group.all_reduce(x, "test")
-    assert np.array_equal(x.astype(np.float32), [0, 0, np.inf, np.nan, np.inf], equal_nan=True)
-
-
-@given(RANKS, st.integers(0, 4), st.integers(0, 1), HALVES, st.sampled_from([as_is, SpyArray]), SEEDS)
-def test_collectives_of_halves_are_the_textbooks(ranks, n, length, axis, name, wrap, seed):
-    """What is not added up moves as it is, every bit pattern; a reduce-scatter is a piece of the all-reduce."""
-    xs = np.random.default_rng(seed).normal(size=(n, n * length, n)).astype(dtype_of(name))
-    ranks.run(n, collectives_of_halves, list(xs), axis, name, wrap)
-
-
-def collectives_of_halves(group, xs, axis, name, wrap):
-    x, n, rank = xs[group.rank], group.size, group.rank
-    whole = to_host(group.all_reduce(wrap(x.copy()), "test"))
-    same_halves(to_host(group.reduce_scatter(wrap(x), axis, "test")), np.split(whole, n, axis)[rank])
-    same_halves(to_host(group.all_gather(wrap(x), axis, "test")), np.concatenate(xs, axis))
-    same_halves(to_host(group.broadcast(wrap(x.copy()), "test", root=n - 1)), xs[n - 1])
-    every = ANYTHING.view(dtype_of(name)) if rank == 0 else np.zeros(2**16, dtype_of(name))
-    out = wrap(np.zeros(n * x.size, x.dtype))
-    gathered = group.post_all_gather(wrap(x.reshape(-1)), out, "test")
-    got = wrap(np.zeros(2**16, x.dtype))
-    received = group.post_receive(got, (rank - 1) % n, 1, "test")
-    sent = group.post_send(wrap(every), (rank + 1) % n, 1, "test")
-    same_halves(to_host(gathered.wait()), np.concatenate([one.reshape(-1) for one in xs]))
-    assert received.wait() is got
-    sent.wait()
-    if rank == 1 % n:
-        assert (to_host(got).view(np.uint16) == ANYTHING).all()
+def move_every_bit_pattern(group, name, wrap):
+    n, rank, every = group.size, group.rank, ANYTHING.view(dtype_of(name))
+    mine = np.split(every[:2**16 // n * n], n)[rank]
+    out, got = (wrap(np.zeros(size, every.dtype)) for size in (n * mine.size, 2**16))
+    pending = [group.post_all_gather(wrap(mine), out, "test"), group.post_receive(got, (rank - 1) % n, 1, "test")]
+    group.post_send(wrap(every), (rank + 1) % n, 1, "test").wait()
+    found = [one.wait() for one in pending]
+    found += [group.all_gather(wrap(mine), 0, "test"), group.broadcast(wrap(every.copy()), "test", root=n - 1)]
+    for x in map(to_host, found):
+        assert (x.view(np.uint16) == ANYTHING[:x.size]).all() and x.size in (2**16, n * mine.size)
     assert {entry.dtype for entry in group.ledger.totals} == {name}
 
 

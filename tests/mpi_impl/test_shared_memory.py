@@ -1,25 +1,20 @@
-"""Collectives through shared memory are the textbook's, whoever is slow, and however many pieces an array takes."""
+"""Shared memory: which arrays take this way, and which ranks cannot.
+
+That collectives are the textbook's this way is in test_collectives.py.
+"""
 import math
-import time
-from contextlib import contextmanager
-from random import Random
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 from mpi4py import MPI
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mpi_library import attribute_key
 from mpi_impl.comm.transports import shared_memory
 from mpi_impl.comm.transports.shared_memory import Board
-from mpi_impl.runtime.arrays import dtype_of
-from reference.comm import collectives
+from tests.collective_theorems import sharing
 from tests.launching import launch, write_program
-from tests.strategies import close
-
-SEEDS = st.integers(0, 2**32 - 1)
 
 # MPI passes large messages on one machine by reading the other process's memory, which not every machine permits.
 NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
@@ -27,84 +22,22 @@ NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
                   "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}   # and 4
 
 
-@contextmanager
-def sharing(group, capacity):
-    """Provide a group of the same ranks that shares memory for arrays of every size, in pieces of at most `capacity`
-    bytes.
-    """
-    kept = shared_memory.SMALL, shared_memory.CAPACITY
-    shared_memory.SMALL, shared_memory.CAPACITY = 0, capacity
-    part = group.split(0, "shared")
-    try:
-        yield part
-    finally:
-        part.free()
-        shared_memory.SMALL, shared_memory.CAPACITY = kept
-
-
-@given(st.integers(2, 8), st.integers(1, 40), st.sampled_from([128, 256, 1 << 16]),
-       st.sampled_from(["float64", "float32", "int64", "float16", "bfloat16"]), st.integers(1, 12), SEEDS)
-def test_collectives_are_the_textbooks(ranks, n, length, capacity, dtype, steps, seed):
-    """Several in a row, each rank now and then late: nobody reads what is not there yet, or is there no longer."""
-    ranks.run(n, collectives_agree, length, capacity, dtype, steps, seed)
-
-
-def collectives_agree(group, length, capacity, dtype, steps, seed):
-    common, own = Random(seed), Random(seed + 1 + group.rank)
-    with sharing(group, capacity) as shared:
-        for step in range(steps):
-            shape = (shared.size * common.randint(1, 2), length) if common.random() < 0.9 else (0, 3)
-            xs = [x.astype(dtype_of(dtype)) for x in
-                  10 * np.random.default_rng([seed, step]).normal(size=(shared.size, *shape))]
-            if own.random() < 0.2:
-                time.sleep(own.choice([0.0, 1e-4, 1e-3]))
-            operation = common.choice(["sum", "max", "all_gather", "reduce_scatter", "broadcast"])
-            agrees(shared, operation, xs, common.randint(0, 1))
-        assert board_of(shared)[0].barriers > 0 or not steps or length == 0 or not xs[0].size
-
-
 def board_of(group):
     """Return the memory that the group's ranks share, and its window; None if they have not needed any yet."""
     return group.comm.Get_attr(attribute_key("shared memory"))
 
 
-def agrees(group, operation, xs, axis):
-    x = xs[group.rank]
-    if operation == "all_gather":
-        assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
-        return
-    if operation == "broadcast":
-        root = len(xs[0]) % group.size
-        assert (group.broadcast(x.copy(), "test", root) == xs[root]).all()
-        return
-    total = in_rank_order(xs, np.maximum if operation == "max" else np.add)
-    if operation == "reduce_scatter":
-        assert (group.reduce_scatter(x, 0, "test") == np.split(total, group.size)[group.rank]).all()
-    else:
-        assert (group.all_reduce(x.copy(), "test", operation) == total).all()
+@pytest.mark.parametrize("elements, shares", [(31, False), (32, True)])
+def test_small_arrays_go_by_mpi(ranks, elements, shares):
+    ranks.run(2, which_way, elements, shares)
 
 
-def in_rank_order(xs, combine):
-    """Combine the ranks' arrays in rank order: 16-bit ones in float32, and rounded once."""
-    wide = [x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in xs]
-    total = wide[0]
-    for x in wide[1:]:
-        total = combine(total, x)
-    return total.astype(xs[0].dtype)
-
-
-@given(st.integers(2, 8), SEEDS)
-def test_a_view_is_summed_and_its_neighbours_stay(ranks, n, seed):
-    ranks.run(n, reduce_columns, seed)
-
-
-def reduce_columns(group, seed):
-    xs = np.random.default_rng(seed).normal(size=(group.size, 5, 70))
-    x = xs[group.rank].copy()
-    with sharing(group, 256) as shared:
-        shared.all_reduce(x[:, 3:66], "test")
-    close(x[:, 3:66], sum(xs)[:, 3:66], 1e-14)
-    assert (x[:, :3] == xs[group.rank][:, :3]).all() and (x[:, 66:] == xs[group.rank][:, 66:]).all()
+def which_way(group, elements, shares):
+    part = group.split(0, "part")
+    assert (part.all_reduce(np.ones(elements), "test") == 2).all()
+    assert (board_of(part) is not None) == shares
+    assert not shares or board_of(part)[0].barriers > 0
+    part.free()
 
 
 def test_a_message_under_way_arrives_while_its_sender_waits_for_others(tmp_path):
@@ -177,16 +110,4 @@ def meet_in_a_small_container(group):
         part = group.split(0, "part")
         assert (part.all_reduce(np.ones(5000), "test") == 3).all()
     assert board_of(part) == (None, None)
-    part.free()
-
-
-@pytest.mark.parametrize("elements, shares", [(31, False), (32, True)])
-def test_small_arrays_go_by_mpi(ranks, elements, shares):
-    ranks.run(2, which_way, elements, shares)
-
-
-def which_way(group, elements, shares):
-    part = group.split(0, "part")
-    assert (part.all_reduce(np.ones(elements), "test") == 2).all()
-    assert (board_of(part) is not None) == shares
     part.free()

@@ -1,4 +1,4 @@
-"""Exact numbers between ranks: the textbook's collectives, and messages that nothing takes for one another."""
+"""Collectives and messages of real ranks are the textbook's, whichever way arrays travel."""
 from random import Random
 
 import numpy as np
@@ -13,43 +13,55 @@ from reference.comm import collectives
 from reference.exact.array import as_exact, random_array
 from reference.schedules.simulate import Times
 from tests.cases import close
-from tests.mpi_impl import test_group
-from tests.mpi_impl.test_group import POSTS, RANKS, SEEDS
+from tests.collective_theorems import (WAYS, collectives_are_the_textbooks, messages_find_their_receives,
+                                       posted_are_the_textbooks)
 
-FEW = settings(max_examples=settings().max_examples // 2)
-
-
-@FEW
-@given(RANKS, st.integers(1, 2), st.integers(-1, 1), SEEDS)
-def test_collectives_are_the_textbooks(ranks, n, length, axis, seed):
-    xs = [random_array((n * length, n, n), seed, rank) for rank in range(n)]
-    ranks.run(n, test_group.collectives_agree, xs, axis)
+SEEDS = st.integers(0, 2**32 - 1)
+RANKS = st.integers(1, 8)
+LAYOUTS = st.sampled_from(["whole", "columns", "transposed"])
+POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), st.booleans())
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-@FEW
-@given(RANKS)
-def test_an_overwritten_view_keeps_its_neighbours(ranks, n):
-    ranks.run(n, test_group.reduce_columns, as_exact)
+def form_of(data, way, *forms):
+    """Draw a format that arrays can have on this way, one of these if there are any."""
+    return data.draw(st.sampled_from([form for form in WAYS[way].forms if form in (forms or WAYS[way].forms)]))
 
 
-@FEW
-@given(RANKS, st.lists(POSTS, min_size=1, max_size=5), st.sampled_from([0, 1, 2, 7]), SEEDS)
-def test_posted_collectives_are_the_textbooks(ranks, n, posts, length, seed):
-    """Several under way at the same time, in place or not; each rank waits in an order of its own."""
-    ranks.run(n, test_group.check_posted_collectives, posts, length, "d", as_exact, seed)
+@EVERY_WAY
+@given(data=st.data(), n=RANKS, rows=st.integers(1, 2), length=st.integers(0, 3), axis=st.integers(-1, 2),
+       layout=LAYOUTS, seed=SEEDS)
+def test_collectives_are_the_textbooks(ranks, way, data, n, rows, length, axis, layout, seed):
+    form = form_of(data, way)
+    n = min(n, 5) if way == "exact" else n
+    ranks.run(n, collectives_are_the_textbooks, way, form, (rows, length, axis), layout, 1 + ("shared" in way), seed)
 
 
-@FEW
-@given(st.integers(2, 8), st.integers(1, 6), st.sampled_from([3, 2000]), SEEDS)
-def test_messages_find_their_receives_by_tag(ranks, n, count, size, seed):
+@EVERY_WAY
+@given(data=st.data(), n=RANKS, posts=st.lists(POSTS, min_size=1, max_size=6), length=st.sampled_from([0, 1, 7, 700]),
+       seed=SEEDS)
+def test_posted_collectives_are_the_textbooks(ranks, way, data, n, posts, length, seed):
+    form = form_of(data, way, "float64", "float32", "exact")
+    ranks.run(n, posted_are_the_textbooks, way, posts, min(length, 7) if way == "exact" else length, form, seed)
+
+
+@EVERY_WAY
+@settings(max_examples=settings().max_examples // 2)
+@given(data=st.data(), n=st.integers(2, 6), count=st.integers(1, 6), size=st.sampled_from([0, 1, 2000, 20_000]),
+       seed=SEEDS)
+def test_messages_find_their_receives_by_tag(ranks, way, data, n, count, size, seed):
     """Small ones, and some that MPI delivers only when they are received."""
-    ranks.run(n, test_group.exchange, count, size, seed, as_exact)
+    form = form_of(data, way, "float64", "float32", "exact", "bfloat16")
+    ranks.run(n, messages_find_their_receives, way, form, count, min(size, 2000) if way == "exact" else size, seed)
 
 
-@FEW
+# ---- exact numbers, which have a transport of their own --------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(2, 6), st.integers(1, 4), st.booleans(), SEEDS)
 def test_nothing_is_taken_for_another(ranks, n, count, virtual, seed):
-    """Messages, posted collectives and the times of virtual clocks are under way at the same time, in two groups."""
+    """Exact messages, posted collectives and the times of virtual clocks are under way together, in two groups."""
     ranks.run(n, everything_together, count, virtual, seed)
 
 
