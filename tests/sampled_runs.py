@@ -1,4 +1,4 @@
-"""Runs of three models on up to eight ranks: in those of each model every two choices that go together meet.
+"""Runs of four models on up to eight ranks: in those of each model every two choices that go together meet.
 
     python -m tests.sampled_runs llama       prints those of one model
 """
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.runtime.tables import aligned
-from reference.config import CP_COMM_TYPES, ExpertsConfig, ModelConfig, Recompute
+from reference.config import ARCHITECTURES, CP_COMM_TYPES, ExpertsConfig, ModelConfig, Recompute
 from reference.ops import ACTIVATIONS
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.cases import Case, Plan
 
 RANKS, RUNS = 8, 64         # at most, and of each model
-MODELS = ("gpt", "llama", "experts")
-SIZES = (1, 2, 3, 4)
+MODELS = ("gpt", "bert", "llama", "experts")
+SIZES, INSTANCES = (1, 2, 3, 4), (1, 2, 3)
 RECOMPUTES = {"none": Recompute(), "selective": Recompute("selective"), "each": Recompute("full"),
               "pairs": Recompute("full", "uniform", 2), "first": Recompute("full", "block", 1)}
 TRAINING_SCHEDULES = tuple(name for name in SCHEDULES if name != "forward-only")
@@ -38,6 +38,7 @@ class Choices(NamedTuple):
     cp_comm_type: str | None    # None: c is 1
     sequence_parallel: bool
     recompute: str              # a name in RECOMPUTES
+    instances: int              # of hybrid sharding; 1 without ZeRO or with experts
 
     @property
     def ranks(self) -> int:
@@ -73,10 +74,11 @@ def legal_choices(experts: bool) -> list[Choices]:
     """Return all choices that go together, on up to eight ranks."""
     places = [(*sizes, e) for sizes in product(SIZES, repeat=4) if prod(sizes) <= RANKS
               for e in (SIZES if experts else (1,)) if sizes[2] * sizes[3] % e == 0]
-    return [Choices(*place, schedule, stage, way, sharded, recompute) for place in places
+    return [Choices(*place, schedule, stage, way, sharded, recompute, instances) for place in places
             for way in (CP_COMM_TYPES if place[3] > 1 else (None,))
             for sharded in ((False, True) if place[0] > 1 else (False,))
-            for schedule, stage, recompute in product(TRAINING_SCHEDULES, range(4), RECOMPUTES)]
+            for schedule, stage, recompute in product(TRAINING_SCHEDULES, range(4), RECOMPUTES)
+            for instances in (INSTANCES if stage and not experts else (1,)) if place[2] * place[3] % instances == 0]
 
 
 def covering(legal: list[Choices], rng: np.random.Generator) -> list[Choices]:
@@ -122,11 +124,13 @@ def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRu
     model = dict(
         num_layers=make(schedule, p, p, v).stages + pick(0, 1), hidden_size=heads * size, num_attention_heads=heads,
         vocab_size=pick(2, 3, 5, 8, 11), make_vocab_size_divisible_by=pick(1, 2, 3),
-        max_position_embeddings=s + pick(0, 1), untie_embeddings_and_output_weights=pick(False, True),
+        max_position_embeddings=s + pick(0, 1),
+        untie_embeddings_and_output_weights=name != "bert" and pick(False, True),
         hidden_dropout=pick(0.0, 0.1), attention_dropout=pick(0.0, 0.5))
-    if name == "gpt":
-        model |= dict(position_embedding_type=pick("learned_absolute", "rope"), rotary_percent=2 / size,
-                      activation=pick(*sorted(ACTIVATIONS)))
+    if name in ARCHITECTURES:
+        model |= dict(architecture=name, heads=pick(*ARCHITECTURES[name]), activation=pick(*sorted(ACTIVATIONS)),
+                      position_embedding_type=pick("learned_absolute", "rope"), rotary_percent=2 / size,
+                      apply_residual_connection_post_layernorm=pick(False, True))
     else:
         model |= draw_llama(choices, heads, size, pick)
     if name == "experts":
@@ -135,7 +139,7 @@ def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRu
                 keep_gathered_inputs=sharded and pick(False, True))
     plan = Plan(p, schedule, v, pick(False, True), pick(1, 7, 100, 1 << 30), choices.zero_stage,
                 choices.zero_stage > 0 and pick(False, True), RECOMPUTES[choices.recompute], c,
-                choices.cp_comm_type or "p2p", choices.e)
+                choices.cp_comm_type or "p2p", choices.e, choices.instances)
     return SampledRun(choices, case, p if schedule == "interleaved" else pick(1, p, p + 1), plan)
 
 

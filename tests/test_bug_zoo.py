@@ -77,7 +77,7 @@ def test_exact_numbers_see_the_bug(ranks, name):
     """A bug below rounding, too: exact numbers have no rounding that it could hide in."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem.exact
     if not theorem.ranks:
-        theorem.function(*theorem.args)     # tests/mpi_impl/test_exact.py shows that those on ranks hold
+        theorem.function(*theorem.args)     # those on ranks hold: test_layers.py and test_training.py
     with pytest.raises((AssertionError, RankFailure)) as failure:
         run_with(ranks, bug, theorem, timeout=60)
     assert not re.search("has no attribute|no implementation", str(failure.value)), failure.value

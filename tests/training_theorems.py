@@ -26,7 +26,7 @@ from reference.parallel.stages import schedule_of
 from reference.params import Shared, deal, split
 from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
-from reference.schedules.actions import Schedule
+from reference.schedules.actions import Schedule, needs, result as result_of, user_stage
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
 from reference.training.random_start import start_textbook
@@ -34,6 +34,7 @@ from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 
 ALONE = Plan()      # neither a pipeline nor ZeRO
+FLOAT64, ADAM = Precision("float64"), OptimizerConfig(1e-2, 10)
 ONE_LAYER = ModelConfig(1, 2, 1, 3, 8)
 
 
@@ -45,6 +46,20 @@ def connected(group, parallel: ParallelConfig):
         yield topology
     finally:
         disconnect(topology)
+
+
+@contextmanager
+def trainer_on(group, case: Case, plan: Plan = ALONE, precision: Precision = FLOAT64,
+               optimizer: OptimizerConfig = ADAM, **choices):
+    """Yield a trainer of the case on the group's ranks, for as long as the `with` block lasts."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        yield Trainer(ModelState(case.model, topology, case.seed, precision, **choices), optimizer)
+
+
+def batch_of(trainer: Trainer, case: Case, microbatches: int, step: int = 0) -> tuple[list, int]:
+    """Return this replica's microbatches of a step, and the size of the global batch."""
+    batch = microbatches * trainer.topology.data.size * case.b
+    return dealt(trainer, case.b, case.batch(str(step), batch)), batch
 
 
 class Found(NamedTuple):
@@ -65,10 +80,10 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
     Also, every rank's peak number of caches is the simulator's. With `order` the stages do their work in that order,
     whatever the schedule's name.
     """
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
-        optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
-        ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
+    # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
+    optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
+    with trainer_on(group, case, plan, FLOAT64, optimizer, like=wrap(np.empty(0))) as ours:
+        topology = ours.topology
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
         if case.exact:
             start_from_random_numbers(case, ours)
@@ -157,9 +172,8 @@ def copies_equal_whole(at: Place, tree, tensors, whole, parallel: ParallelConfig
 
 def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
     """Assert that a pipeline's ranks together send what the formulas predict, to the element, and nothing else."""
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        state = ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
-        trainer, together = Trainer(state, OptimizerConfig(1e-2, 10)), Ledger()
+    with trainer_on(group, case, plan, like=wrap(np.empty(0))) as trainer:
+        topology, together = trainer.topology, Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
         for step in range(work.steps):
@@ -239,12 +253,43 @@ def batch_is_dealt_out(group, t: int, p: int, b: int, m: int, s: int, step: int)
             assert stage != p - 1 or (targets == expected[:, 1:]).all()
 
 
+def message_of(action, shape, dtype, *run):
+    """Return the array that an action gives another stage; no two actions give the same."""
+    return np.random.default_rng([action.stage, ord(action.kind), action.microbatch, *run]).normal(
+        size=shape).astype(dtype)
+
+
+def every_message_arrives(group, schedule, config, shape, dtype, wrap=as_is, host=as_is):
+    """Check that every action gets its x. Each then overwrites x, on which no other action may depend."""
+    with connected(group, config) as topology:
+        pipeline, rank, stages = Pipeline(schedule, topology), topology.place.pipeline, schedule.stages
+        for run in range(2):
+            done, about = [], (topology.place.data, run)
+
+            def act(action, x, done=done, about=about):
+                done.append(action)
+                need = needs(action, stages)
+                if need is None:
+                    assert x is None, f"{action} needs nothing, but was given something"
+                else:
+                    assert x.shape == shape and (host(x) == message_of(need, shape, dtype, *about)).all(), (
+                        f"{action} was not given {need}")
+                    x[...] = np.nan
+                given = message_of(result_of(action), shape, dtype, *about)
+                return None if user_stage(action, stages) is None else wrap(given)
+
+            pipeline.play(dict.fromkeys("FBIW", act), wrap(np.empty(0, dtype)), shape)
+            assert tuple(done) == schedule.ranks[rank]
+            assert not pipeline.results, f"{list(pipeline.results)} were never used"
+            assert not pipeline.posted and not pipeline.sent
+        group.comm.Barrier()
+        assert not topology.pipeline.comm.Iprobe(), "a message was never received"
+
+
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
     """Assert that an evaluation holds no cache of an earlier forward, and that a step leaves none."""
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
-        batch = microbatches * topology.data.size * case.b
-        mine = dealt(trainer, case.b, case.batch("", batch))
+    with trainer_on(group, case, plan) as trainer:
+        mine, batch = batch_of(trainer, case, microbatches)
         gc.collect()
         gc.freeze()         # what is there by now, as another run has left that failed, is not looked at again
         try:

@@ -8,8 +8,8 @@ from benchmarks.bug_matrix.detectors import DETECTORS
 from benchmarks.bug_matrix.picture import draw
 from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT, Verdict, not_applicable
 from tests import zoo
-from tests.mpi_impl.test_compare import FOUND
 from tests.zoo.entry import BELOW_ROUNDING, KINDS, Entry
+from tests.zoo.first_wrong import FOUND
 from tests.zoo.unproved import UNPROVED
 
 ROOT = Path(__file__).parents[2]

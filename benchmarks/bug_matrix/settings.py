@@ -9,7 +9,7 @@ from reference.parallel.stages import layouts_of_ranks, schedule_of
 from reference.precision import FORMATS, LossScaling, Precision
 from reference.schedules.actions import Schedule
 from tests.cases import Case, Plan
-from tests.mpi_impl.test_mixed_precision import CASE as IN_16_BITS
+from tests.precision_theorems import CASE as IN_16_BITS
 from tests.zoo.entry import Entry, Theorem
 
 HIDDEN, HEADS, SEQUENCE, BATCH, SEED = 32, 4, 16, 8, 1
@@ -53,7 +53,7 @@ def setting_of(entry: Entry) -> BugSetting | None:
     found = {type(one): one for one in theorem.args}
     order, parallel = found.get(Schedule), found.get(ParallelConfig)
     half = next((one for one in theorem.args if one in FORMATS), "")
-    if theorem.name.startswith("mpi_impl.test_mixed_precision."):
+    if theorem.name.startswith("precision_theorems."):
         half = half or "float16"
     case, plan = found.get(Case), found.get(Plan, Plan(recompute=found.get(Recompute, Recompute())))
     if theorem.name.endswith("batch_is_dealt_out"):

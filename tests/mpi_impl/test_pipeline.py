@@ -9,13 +9,11 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl.parallel.pipeline import Pipeline, tag
 from reference.config import ParallelConfig
 from reference.errors import UserError
-from reference.schedules.actions import Action, Receive, Schedule, needs, result, user_stage
+from reference.schedules.actions import Action, Receive, Schedule, needs, result
 from reference.schedules.generators import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.schedules.validate import validate
 from tests.spy import SpyArray
-from tests.training_theorems import connected
-
-ROUNDS = 2
+from tests.training_theorems import connected, every_message_arrives
 
 
 @st.composite
@@ -88,39 +86,6 @@ def test_any_schedule_is_played(ranks, play):
     ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype)
 
 
-def message_of(action, shape, dtype, *run):
-    """Return the array that an action gives another stage; no two actions give the same."""
-    return np.random.default_rng([action.stage, ord(action.kind), action.microbatch, *run]).normal(
-        size=shape).astype(dtype)
-
-
-def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: x, host=lambda x: x):
-    """Check that every action gets its x. Each then overwrites x, on which no other action may depend."""
-    with connected(group, config) as topology:
-        pipeline, rank, stages = Pipeline(schedule, topology), topology.place.pipeline, schedule.stages
-        for run in range(ROUNDS):
-            done, about = [], (topology.place.data, run)
-
-            def act(action, x, done=done, about=about):
-                done.append(action)
-                need = needs(action, stages)
-                if need is None:
-                    assert x is None, f"{action} needs nothing, but was given something"
-                else:
-                    assert x.shape == shape and (host(x) == message_of(need, shape, dtype, *about)).all(), (
-                        f"{action} was not given {need}")
-                    x[...] = np.nan
-                given = message_of(result(action), shape, dtype, *about)
-                return None if user_stage(action, stages) is None else wrap(given)
-
-            pipeline.play(dict.fromkeys("FBIW", act), wrap(np.empty(0, dtype)), shape)
-            assert tuple(done) == schedule.ranks[rank]
-            assert not pipeline.results, f"{list(pipeline.results)} were never used"
-            assert not pipeline.posted and not pipeline.sent
-        group.comm.Barrier()
-        assert not topology.pipeline.comm.Iprobe(), "a message was never received"
-
-
 @pytest.mark.parametrize("schedule", [interleaved(2, 4, 3), zero_bubble_v(3, 4)], ids=["ring", "V"])
 def test_messages_too_large_to_be_buffered(ranks, schedule):
     """Of a megabyte each: MPI delivers them only when they are received. On a ring of two, all go between the same."""
@@ -128,56 +93,37 @@ def test_messages_too_large_to_be_buffered(ranks, schedule):
     ranks.run(2 * schedule.p, every_message_arrives, schedule, config, (1, 2, 1 << 16), "d")
 
 
-def test_what_was_sent_is_let_go_of(ranks):
-    """1F1B: as a rank is at most p microbatches ahead, it holds no more messages than that, however many it sends."""
-    assert max(ranks.run(3, most_unfinished_sends, one_f_one_b(3, 60))) <= 6
-
-
-def test_receives_are_posted_early(ranks):
-    """While a rank does an action, the next two receives are posted already, or as many as are left."""
-    for r, seen in enumerate(ranks.run(3, receives_at_each_action, one_f_one_b(3, 5))):
-        for posted, left in seen:
+def test_receives_are_posted_early_and_sends_let_go_of(ranks):
+    """While a rank does an action, the next two receives are posted already, or as many as are left. As a rank of 1F1B
+    is at most p microbatches ahead, it holds no more messages than that, however many it sends.
+    """
+    for r, seen in enumerate(ranks.run(3, messages_at_each_action, one_f_one_b(3, 40))):
+        for posted, left, sent in seen:
             assert posted == min(2, left), f"rank {r} has posted {posted} of the {left} receives to come"
+            assert sent <= 6
 
 
-def receives_at_each_action(group, schedule):
-    """Return for each action of this rank how many receives are posted, and how many it has yet to wait for."""
+def messages_at_each_action(group, schedule):
+    """Return for each action of this rank the posted receives, those it has yet to wait for, and the unfinished sends.
+    """
     seen = []
     with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
         pipeline = Pipeline(schedule, topology)
 
         def act(action, x):
             left = pipeline.steps[pipeline.steps.index(action) + 1:]
-            seen.append((len(pipeline.posted), sum(isinstance(step, Receive) for step in left)))
+            seen.append((len(pipeline.posted), sum(isinstance(step, Receive) for step in left), len(pipeline.sent)))
             return np.zeros(10)
 
         pipeline.play(dict.fromkeys("FB", act), np.empty(0), (10,))
     return seen
 
 
-def most_unfinished_sends(group, schedule):
-    """Return the largest number of unfinished sends that this rank held at the same time."""
-    held = [0]
-    with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
-        pipeline = Pipeline(schedule, topology)
-
-        def act(action, x):
-            held.append(len(pipeline.sent))
-            return np.zeros(10)
-
-        pipeline.play(dict.fromkeys("FB", act), np.empty(0), (10,))
-    return max(held)
-
-
 @settings(max_examples=10)
 @given(plays())
 def test_on_a_device(ranks, play):
     schedule, config, shape, dtype = play
-    ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype, SpyArray, from_device)
-
-
-def from_device(x):
-    return x.get()
+    ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype, SpyArray, SpyArray.get)
 
 
 @given(shuffled_schedules(8))
@@ -199,25 +145,3 @@ def test_more_messages_than_mpi_has_tags_for_are_refused(schedule):
     group.largest_tag -= 1
     with pytest.raises(UserError, match=f"{schedule.microbatches} microbatches through {schedule.stages} stages"):
         Pipeline(schedule, topology)
-
-
-def test_each_message_is_in_the_ledger_of_its_phase(ranks):
-    """Activations forward, gradients backward, from I as from B; `phases` renames them."""
-    for found in ranks.run(2, phases):
-        assert found == {("training", "forward"): 3, ("training", "backward"): 3, ("evaluation", "test"): 3}
-
-
-def phases(group):
-    found = {}
-    with connected(group, ParallelConfig(1, 2)) as topology:
-        for name, schedule, choices in (("training", make("zb-h1", 2, 3), {}),
-                                        ("evaluation", evaluation_schedule([[0], [1]], 3), {"phases": {"F": "test"}})):
-            Pipeline(schedule, topology).play(dict.fromkeys("FBIW", lambda action, x: np.ones(4)), np.empty(0), (2, 2),
-                                              **choices)
-            for ledger in topology.pipeline.allgather_objects(group.ledger):
-                for entry, total in ledger.totals.items():
-                    if entry.operation == "send":
-                        assert total.elements == 4 * total.calls
-                        key = ("evaluation" if entry.phase == "test" else "training", entry.phase)
-                        found[key] = found.get(key, 0) + total.calls * (name == key[0])
-    return found

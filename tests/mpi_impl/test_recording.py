@@ -17,7 +17,6 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
-from tests import zoo
 from tests.deep import every_other_deep, one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
@@ -26,12 +25,10 @@ from tests.training_theorems import Plan, connected
 BERT = replace(MODEL, architecture="bert", heads=("lm", "sop"))
 CHOICE = replace(MODEL, architecture="bert", heads=("choice",), apply_residual_connection_post_layernorm=True)
 PLANS = {
-    "tensor": (2, case(2), Plan()),
     "sequence": (2, case(2, cut=True), Plan(recompute=Recompute("full", "uniform", 3))),
     "selective": (4, case(4), Plan(recompute=Recompute("selective"))),
     "interleaved": (4, case(2), Plan(2, "interleaved", 2)),
     "a V, split backward": (2, case(), Plan(2, "zb-v")),
-    "replicas": (4, case(), Plan()),
     "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
@@ -39,8 +36,6 @@ PLANS = {
     "gathered keys": (4, case(2, cut=True), Plan(c=2, cp_comm_type="all_gather")),
     "exchanged heads": (4, case(2), Plan(c=2, cp_comm_type="a2a", zero_stage=1)),
 }
-DEEP = ("tensor", "selective", "interleaved", "replicas", "ZeRO-2", "ZeRO-3", "gathered keys")
-
 
 # ---- observed -------------------------------------------------------------------------------------------------------
 
@@ -83,8 +78,7 @@ def one_rank(ranks):
     return record(ranks, 1, case())
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.deep) if name in DEEP
-                                  else name for name in PLANS])
+@pytest.mark.parametrize("name", every_other_deep(PLANS))
 def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
     other = record(ranks, *PLANS[name])
@@ -93,85 +87,39 @@ def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     assert not found.differences and found.worst.strain < 0.01 and found.compared > 800
 
 
-@pytest.mark.parametrize("form, choices", every_other_deep([
-    ("float64", {"position_embedding_type": "rope", "untie_embeddings_and_output_weights": True}),
-    ("float64", {"activation": "relu"}), ("float32", {}), ("float16", {"activation": "gelu_exact"}),
-    ("bfloat16", {"hidden_dropout": 0.0, "attention_dropout": 0.0})]))
-def test_every_model_and_format(ranks, form, choices):
-    model = replace(MODEL, num_layers=2, **choices)
-    found = compare(*(record(ranks, of.t, of, form=form)
-                      for of in (case(model=model), case(2, cut=True, model=model))))
-    assert not found.differences and found.worst.strain < 0.5, found
-
-
-QWEN = replace(MODEL, num_layers=2, normalization="RMSNorm", swiglu=True, add_bias_linear=False, add_qkv_bias=True,
+QWEN = replace(MODEL, normalization="RMSNorm", swiglu=True, add_bias_linear=False, add_qkv_bias=True,
                num_query_groups=2, qk_layernorm=True)
+ROPE = replace(MODEL, position_embedding_type="rope", untie_embeddings_and_output_weights=True)
+OF_QWEN = {"blocks.0.attention.keys_values", "blocks.0.mlp.gate_up", "blocks.1.attention.b_kv"}
+OF_BERT = {"pooler": {"lm_head", "pooler", "binary_head"}, "choice": {"pooler", "multichoice_head"}}
+SHARDED = 2, case(2, cut=True), Plan()
 
 
-@pytest.mark.parametrize("model, n, of, plan", [
-    pytest.param(QWEN, 4, case(4), Plan(zero_stage=1), id="copies of keys, their norms, and a gate"),
-    pytest.param(replace(QWEN, qk_layernorm=False), *PLANS["sequence"], id="without norms", marks=pytest.mark.deep)])
-def test_a_llama_computes_the_same_tensors_too(ranks, model, n, of, plan):
-    """Gradients of copies are sums over the ranks that have them."""
-    one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
-    check_whole(one, other)
-    found = compare(one, other)
-    assert not found.differences and found.worst.strain < 0.01 and found.compared > 300, found
-    names = {key.name for key in one.parts}
-    assert {"blocks.0.attention.keys_values", "blocks.0.mlp.gate_up", "blocks.1.attention.b_kv"} <= names
-
-
-OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"pooler", "multichoice_head"}}
-
-
-@pytest.mark.parametrize("model, n, of, plan", [
-    pytest.param(BERT, *PLANS["sequence"], id="words and order"),
-    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep),
-    pytest.param(BERT, 2, case(), Plan(c=2), id="words and order, in a ring"),
-    pytest.param(CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), id="a choice, heads exchanged",
-                 marks=pytest.mark.deep)])
-def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
-    """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
+@pytest.mark.parametrize("model, n, of, plan, form, strain, names", one_fast_of(3, [
+    (QWEN, 4, case(4), Plan(zero_stage=1), "float64", 0.01, OF_QWEN),
+    (ROPE, *SHARDED, "float64", 0.5, set()),
+    (replace(MODEL, activation="relu"), *SHARDED, "float64", 0.5, set()),
+    (replace(MODEL, activation="gelu_exact"), *SHARDED, "float16", 0.5, set()),
+    (MODEL, *SHARDED, "float32", 0.5, set()),
+    (replace(MODEL, hidden_dropout=0.0, attention_dropout=0.0), *SHARDED, "bfloat16", 0.5, set()),
+    (BERT, *PLANS["sequence"], "float64", 0.5, OF_BERT["pooler"]),
+    (CHOICE, 4, case(2), Plan(2, zero_stage=1), "float64", 0.5, OF_BERT["choice"]),
+    (replace(QWEN, qk_layernorm=False), *PLANS["sequence"], "float64", 0.01, OF_QWEN),
+    (CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), "float64", 0.5, OF_BERT["choice"]),
+    (BERT, 2, case(), Plan(c=2), "float64", 0.5, OF_BERT["pooler"])]))
+def test_every_model_computes_the_same_tensors(ranks, model, n, of, plan, form, strain, names):
+    """Gradients of copies are sums over the ranks that have them; what reads the first position is told by the ranks
+    that have it outside the regions.
+    """
     model = replace(model, num_layers=2)
-    one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
+    one, other = (record(ranks, size, replace(each, model=model), its, form=form)
+                  for size, each, its in ((1, case(), Plan()), (n, of, plan)))
     found = compare(one, other)
-    assert not found.differences and found.worst.strain < 0.5 and found.compared > 500, found
+    assert not found.differences and found.worst.strain < strain and found.compared > 300, found
     for phase in ("parameters", "kept", "gradients", "optimizer v"):
-        names = {key.name for key in one.parts if key.phase == phase}
-        assert names == {key.name for key in other.parts if key.phase == phase}
-        seen = {name.split(".")[0] for name in names}
-        assert {"lm_head", "pooler", "binary_head", "multichoice_head"} & seen == OF_HEADS[model.heads]
-
-
-# A bug of the zoo, and the first tensor that it makes wrong.
-FOUND_OF_A_BERT = {
-    "a mean of the replicas' means": "backward: logits",
-    "a mean of the microbatches' means": "backward: logits",
-    "tokens that were not masked count": "backward: logits",
-    "padding is attended to": "forward: blocks.0.attention.probs",
-    "padding is attended to in a recomputed layer": "recompute: blocks.0.attention.probs",
-    "a stage in the middle does not get the lengths": "forward: blocks.1.attention.probs",
-    "the sum past a norm that begins before it": "backward: blocks.1.attention.output",
-    "token types of the first positions on every rank": "forward: blocks.0.input_layernorm.normed",
-    "one token type gets the gradient of both": "gradients: embedding.token_type",
-    "every rank's first position is [CLS]": "forward: sop loss",
-    "every rank's first position learns what [CLS] does": "backward: blocks.1.mlp.output",
-    "one head's gradient in the place of the other's": "backward: blocks.1.mlp.output",
-}
-
-
-@pytest.mark.parametrize("name", one_fast_of(3, FOUND_OF_A_BERT))
-def test_the_bugs_of_a_bert_are_found(ranks, name):
-    """A step on ranks that a bug affects is compared with one on one rank."""
-    bug, (_, n, (of, *others)) = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
-    plan = next((one for one in others if isinstance(one, Plan)), Plan())
-    recompute = next((one for one in others if isinstance(one, Recompute)), plan.recompute)
-    of, plan = case(of.t, of.sequence_parallel, of.model), replace(plan, recompute=recompute)
-    found = compare(record(ranks, 1, replace(of, t=1, sequence_parallel=False), steps=1),
-                    record(ranks, n, of, plan, steps=1, bug=bug), shown=1)
-    (first,) = found.differences
-    assert f"{first.key.phase}: {first.key.name}" == FOUND_OF_A_BERT[name]
-    assert {holder.run for holder in first.holders} == {"B"}
+        seen = {key.name for key in one.parts if key.phase == phase}
+        assert seen == {key.name for key in other.parts if key.phase == phase}
+    assert names <= {key.name for key in one.parts} | {name.split(".")[0] for name in seen}
 
 
 @pytest.mark.parametrize("form", one_fast_of(3, ("bfloat16", "float16", "float32")))
@@ -358,15 +306,14 @@ def test_steps_that_both_have_skipped_prove_nothing():
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps, of", every_other_deep([
-    (3, case(2, cut=True, model=replace(BERT, num_layers=2))), (1, case())]))
-def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
+def test_what_is_read_is_what_was_recorded(ranks, tmp_path):
     """It is bitwise identical, of two steps at most; rank 0 prints the size."""
+    steps, of = 3, case(2, cut=True, model=replace(BERT, num_layers=2))
     found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
     assert bits(memory) == bits(disk) and memory.about == disk.about and disk.about.format == "bfloat16"
-    assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}
-    assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
+    assert {key.iteration for key in disk.parts} == {1, 2}
+    assert ["B, in" in line for line in found[0][2]] == [True] * 2 and not found[1][2]
 
 
 def change_index(change):
@@ -385,19 +332,15 @@ def put(content, i, value):
 
 
 @pytest.mark.parametrize("spoil, told", [
-    (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json is not there"),
-    (lambda folder: (folder / INDEX).write_text("[]"), "does not hold what it should: expected `object`, got `array`"),
-    (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold what it should"),
-    (change_index(lambda content: content["about"].pop("model")), "missing required field `model`"),
-    (change_index(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
+    (lambda folder: (folder / INDEX).unlink(), "holds no recording"),
+    (lambda folder: (folder / INDEX).write_text("[]"), "got `array`"),
+    (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold"),
+    (change_index(lambda content: content["parts"].clear()), "lists no tensor"),
     (change_index(lambda content: content["about"].update(format="int8")), "no format int8"),
-    (change_index(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
-    (change_index(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
-    (change_index(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
-    (change_index(lambda content: put(content, 1, [10**25])), "expected `int` <= 9007199254740992"),
+    (change_index(lambda content: put(content, -1, "no.such.tensor")), "--record"),
+    (change_index(lambda content: put(content, 1, [10**25])), "`int` <= 9007199254740992"),
     (change_index(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
-    (change_index(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
-    (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
+    (change_index(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
 def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
     folder = tmp_path / "run"
@@ -409,7 +352,7 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
 
 def test_half_a_recording_is_refused(ranks):
     """A missing iteration, tensor, or part of a tensor is named."""
-    one, other = (record(ranks, n, of, plan) for n, of, plan in ((1, case(), Plan()), PLANS["tensor"]))
+    one, other = (record(ranks, n, of, plan) for n, of, plan in ((1, case(), Plan()), (2, case(2), Plan())))
     check_whole(one, other)
     key = Key(2, "optimizer m", "blocks.0.mlp.w_in")
     assert len({part.first for part in other.parts[key]}) > 1
@@ -471,9 +414,9 @@ SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone,
 }
 
 
-@pytest.mark.parametrize("name", ["forward", "backward", "gradients"])
-@pytest.mark.parametrize("plan, model", [(Plan(), MODEL), (Plan(2, "zb-h1"), BERT)],
-                         ids=["one stage", "two, of a BERT"])
+@pytest.mark.parametrize("name, plan, model", [
+    ("forward", Plan(), MODEL), ("forward", Plan(2, "zb-h1"), BERT), ("backward", Plan(2, "zb-h1"), BERT),
+    ("gradients", Plan(), MODEL)])
 def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
     """Its rank is named, too, and all ranks agree."""
     bug, told = SPOILED[name]

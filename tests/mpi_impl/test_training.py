@@ -1,15 +1,25 @@
-"""The main theorem: training on t x p x d ranks, by any schedule, is training in one process."""
+"""The main theorem: training on any ranks, by any schedule, is training in one process; and it sends what formulas say.
+
+It holds for floats, but for rounding, and for exact numbers, which have none: two steps that agree on random ones are
+the same formulas, but for a chance that `proved` asserts to be small.
+"""
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import CP_COMM_TYPES, ModelConfig, Recompute
+from reference.config import ARCHITECTURES, CP_COMM_TYPES, ModelConfig
 from reference.costs.traffic import PassCounts
+from reference.exact.array import as_exact
+from reference.ops import ACTIVATIONS
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
+from tests.deep import one_fast_of
+from tests.exact_theorems import proved, training_that_clips
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
+from tests.sampled_runs import MODELS, RANKS, RUNS, Choices, legal_choices, sampled_runs
 from tests.strategies import ANY_MODEL, Case, cases, instances, recomputes
 from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
 
@@ -24,7 +34,10 @@ def places(ranks=8):
 
 @st.composite
 def runs(draw, least_c=1, experts=False):
-    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e is any divisor."""
+    """Draw the number of ranks, a case, the number of microbatches, and a plan. With `experts` e is any divisor.
+
+    Models are ragged and may have more layers than stages, m is below p and above, buckets have any size.
+    """
     t, p, d = draw(st.sampled_from(places(8 // least_c)), "t, p, d")
     c = draw(st.integers(least_c, 8 // (t * p * d)), "c")
     way = draw(st.sampled_from(CP_COMM_TYPES), "cp comm type") if c > 1 else "p2p"
@@ -45,26 +58,19 @@ def runs(draw, least_c=1, experts=False):
     return t * p * c * d, case, m, plan
 
 
-@given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
-def test_any_run(ranks, run, steps, clip):
-    """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
-    n, case, m, plan = run
+SPREAD, EXPERTS = dict(least_c=2), dict(experts=True)
+SAMPLES = [(model, number) for model in MODELS for number in range(RUNS)]
+
+
+# ---- one loss curve -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choices", [{}, SPREAD, EXPERTS], ids=["any", "dealt positions", "experts"])
+@given(data=st.data(), steps=st.integers(1, 2), clip=st.sampled_from([0.0, 0.05, 1e6]))
+def test_any_run(ranks, choices, data, steps, clip):
+    """Clipped and not; of experts some have no tokens, and of ranks some have no copies."""
+    n, case, m, plan = data.draw(runs(**choices))
     ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
-
-
-@given(runs(experts=True), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
-def test_any_run_with_experts(ranks, run, steps, clip):
-    """Dealt out or not; uneven loads, experts without tokens, samples of one token."""
-    n, case, m, plan = run
-    ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
-
-
-@settings(max_examples=settings().max_examples // 2)
-@given(runs(least_c=2), st.integers(1, 2))
-def test_any_run_with_dealt_positions(ranks, run, steps):
-    """Each of several ranks has its own positions of every sequence; everything else is as ragged as before."""
-    n, case, m, plan = run
-    ranks.run(n, training_equals_one_process, case, steps, m, 0.05, plan)
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -76,121 +82,65 @@ def test_any_order(ranks, run, data):
     ranks.run(n, training_equals_one_process, case, 1, m, 0.05, plan, as_is, order)
 
 
-def schedules_of(p: int) -> list[tuple[str, int | None]]:
-    """Return every schedule with its v: all that make at most eight stages, and at least v = 2."""
-    several = [("interleaved", v) for v in range(2, max(2, 8 // p) + 1)]
-    return [(name, None) for name in WITHOUT_V] + several
+@pytest.mark.parametrize("model, number", one_fast_of(RUNS // 2, SAMPLES))
+def test_floats(ranks, model, number):
+    """In four steps losses differ by less than 1e-11, and gradients and weights by less than 1e-10."""
+    choices, case, m, plan = sampled_runs(model)[number]
+    ranks.run(choices.ranks, training_equals_one_process, case, 4, m, 0.05, plan, timeout=120.0)
 
 
-EVERY = [(t, p, d, schedule, v) for t, p, d in places() for schedule, v in schedules_of(p)]
-# Of every fourth t, p and d one schedule, of each schedule and a p of 2 and 3 one t and d; the others are deep.
-SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) in enumerate(places()) if i % 4 == 1} | {
-    (*max((t, q, d) for t, q, d in places() if q == p and t * d <= 2), schedule, v)
-    for p in (2, 3) for schedule, v in schedules_of(p)}
+@pytest.mark.parametrize("model, number", one_fast_of(RUNS // 2, SAMPLES))
+def test_exact_numbers(ranks, model, number):
+    """Two steps and an evaluation; one step of a deep model, since the chance of an error grows with the degree."""
+    choices, case, m, plan = sampled_runs(model)[number]
+    steps = 2 if case.model.num_layers < 8 else 1
+    ranks.run(choices.ranks, proved, training_equals_one_process, case.exactly(), steps, m, 0.5, plan, timeout=300.0)
 
 
-RECOMPUTES = (Recompute(), Recompute("selective"), Recompute("full"), Recompute("full", "uniform", 2),
-              Recompute("full", "block", 1))
+@pytest.mark.parametrize("clips", [False, True])
+def test_exact_numbers_are_clipped(ranks, clips):
+    """Where the norm is above its bound, and where it is not. (Exact numbers are compared in a random order.)"""
+    case = Case(2, ModelConfig(2, 8, 4, 10, 4, make_vocab_size_divisible_by=3), 1, 3, seed=2).exactly()
+    ranks.run(4, proved, training_that_clips, case, clips, 2, Plan(zero_stage=1), timeout=120.0)
 
 
-@pytest.mark.parametrize("t, p, d, schedule, v", [
-    pytest.param(*one, marks=[] if one in SOME else pytest.mark.deep) for one in EVERY])
-def test_every_place_and_schedule_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
-    """With clipping at work, dropout on, as many heads as t needs, and a layer that does not divide.
-
-    What is kept where goes through all choices in turn: ZeRO's stages, the sequence cut or not, recompute.
-    """
-    turn = EVERY.index((t, p, d, schedule, v))
-    one_place_kept_where(ranks, t, p, d, schedule, v, turn % 4, bool(turn // 4 % 2), RECOMPUTES[turn % 5])
-
-
-@pytest.mark.parametrize("t, p, d, schedule, v", [
-    (1, 1, 2, "1f1b", None), (2, 1, 1, "1f1b", None), (2, 2, 2, "1f1b", None), (3, 2, 1, "zb-h1", None),
-    (2, 2, 1, "interleaved", 2), (1, 2, 3, "zb-v", None), (2, 1, 4, "1f1b", None), (4, 2, 1, "gpipe", None)])
-@pytest.mark.parametrize("zero_stage", range(4))
-@pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize("recompute", RECOMPUTES)
-@pytest.mark.deep
-def test_every_choice_of_what_is_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute):
-    """In some places, every choice with every other."""
-    one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute)
-
-
-def one_place_kept_where(ranks, t, p, d, *choices):
-    case, m, plan = place_and_plan(t, p, d, *choices)
-    ranks.run(t * p * d, training_equals_one_process, case, 1, m, 0.05, plan)
-
-
-def place_and_plan(t, p, d, schedule, v, zero_stage, cut, recompute) -> tuple[Case, int, Plan]:
-    """Return a case, the number of microbatches and a plan for these choices."""
-    model = ModelConfig(make(schedule, p, p, v).stages + 1, 4 * t, t, 17, 2 * t + 4, make_vocab_size_divisible_by=3,
-                        untie_embeddings_and_output_weights=bool(d % 2 and p % 2))
-    m = p if schedule == "interleaved" else p + 1 if p <= 4 else p // 2
-    case = Case(t, model, 1, 2 * t if cut else 3, seed=t * 10 + d, sequence_parallel=cut and t > 1)
-    return case, m, Plan(p, schedule, v, True, 500, zero_stage, zero_stage == 3, recompute)
-
-
-@settings(max_examples=settings().max_examples * 2 // 5)
-@given(runs(), st.integers(1, 2), st.integers(0, 2))
-def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
-    """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
+@settings(max_examples=settings().max_examples // 5)
+@given(runs())
+def test_no_cache_outlives_its_use(ranks, run):
     n, case, m, plan = run
-    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+    ranks.run(n, no_cache_outlives_its_use, case, m, plan)
+
+
+# ---- what is sent ---------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(runs(experts=True), st.integers(1, 2), st.integers(0, 2))
-def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
-    """Dispatched copies too, whose number depends on the data: what went there came back."""
+@given(st.one_of(runs(), runs(**EXPERTS)), st.integers(1, 2), st.integers(0, 2))
+def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
+    """Ranks without a counterpart have their lines, too: they move nothing. What was dispatched to experts comes back.
+    """
     n, case, m, plan = run
     ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
-KNOWN = {
-    "a BERT that learns words and the order of sentences, its sequence cut": (
-        2, 2, 1, ("bert", ("lm", "sop")), True, Plan(2)),
-    "the same, its sequence whole, on two replicas": (2, 1, 2, ("bert", ("lm", "sop")), False, Plan()),
-    "a BERT that chooses, its sequence cut": (2, 2, 1, ("bert", ("choice",)), True, Plan(2)),
-    "a BERT that chooses, on one rank of each pipeline": (1, 3, 1, ("bert", ("choice",)), False, Plan(3, "gpipe")),
-    "a BERT that learns words, ZeRO-3, in groups": (1, 1, 2, ("bert", ("lm",)), False, Plan(
-        zero_stage=3, recompute=Recompute("full", "uniform", 3))),
-    "a GPT in a V, ZeRO-3, some layers recomputed": (1, 2, 2, ("gpt", ("lm",)), False, Plan(
-        2, "zb-v", zero_stage=3, recompute=Recompute("full", "block", 2))),
-    "a GPT whose table is on the first rank and the last of three, ZeRO-1": (1, 3, 2, ("gpt", ("lm",)), False, Plan(
-        3, bucket_size=1 << 30, zero_stage=1)),
-    "a GPT interleaved, ZeRO-2, its sequence cut": (2, 2, 2, ("gpt", ("lm",)), True, Plan(
-        2, "interleaved", 1, bucket_size=7, zero_stage=2, recompute=Recompute("selective"))),
-    "a GPT, ZeRO-1 in each of two instances, its sequence cut": (2, 1, 4, ("gpt", ("lm",)), True, Plan(
-        bucket_size=300, zero_stage=1, instances=2)),
-    "a BERT, ZeRO-3 in each of three instances, a pipeline": (1, 2, 3, ("bert", ("lm", "sop")), False, Plan(
-        2, zero_stage=3, instances=3)),
-    "a GPT that keeps what was gathered, without a pipeline": (2, 1, 1, ("gpt", ("lm",)), True, Plan()),
-    "a GPT whose results are sent whole": (3, 2, 1, ("gpt", ("lm",)), False, Plan(2, scatter_gather=False)),
-    "a GPT whose keys travel around a ring of three": (1, 2, 1, ("gpt", ("lm",)), False, Plan(
-        2, c=3, recompute=Recompute("full", "block", 1))),
-    "a GPT whose keys are gathered, its sequence cut": (2, 1, 2, ("gpt", ("lm",)), True, Plan(
-        c=2, cp_comm_type="all_gather", zero_stage=2)),
-    "a BERT whose heads are exchanged for positions": (2, 2, 1, ("bert", ("lm", "sop")), False, Plan(
-        2, c=2, cp_comm_type="a2a", recompute=Recompute("selective"))),
-}
+@pytest.mark.parametrize("model, number", one_fast_of(10, SAMPLES))
+def test_what_sampled_runs_send_is_what_the_formulas_say(ranks, model, number):
+    choices, case, m, plan = sampled_runs(model)[number]
+    ranks.run(choices.ranks, ledger_equals_formulas, case, PassCounts(2, 2 * m, 3, 3 * m), plan)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
-    """Each line of the formulas counts in one of these. Two samples in a microbatch, two steps, three evaluations."""
-    t, p, d, (architecture, heads), cut, plan = KNOWN[name]
-    c = plan.c
-    model = ModelConfig(5, 4 * t * c, t * c, 17, 4 * c, make_vocab_size_divisible_by=3, architecture=architecture,
-                        heads=heads)
-    case = Case(t, model, 2, 4 * c, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
-    ranks.run(t * p * c * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+def test_exact_numbers_count_as_float64_in_the_ledger(ranks):
+    """In bytes, they are what floats would be."""
+    case, work = Case(2, ModelConfig(2, 8, 2, 10, 4), 1, 3, seed=1), PassCounts(1, 2, 1, 2)
+    (exact, *_), (floats, *_) = (ranks.run(4, ledger_equals_formulas, one, work, Plan(2, "zb-h1"), wrap)
+                                 for one, wrap in ((case.exactly(), as_exact), (case, as_is)))
+    assert exact.totals == floats.totals and {entry.dtype for entry in exact.totals} == {"float64", "int64"}
 
 
-@pytest.mark.parametrize("t", [2, 4])
-def test_scatter_and_gather_send_a_part_of_t(ranks, t):
+def test_scatter_and_gather_send_a_part_of_t(ranks):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
-    model = ModelConfig(2, 4 * t, t, 17, 4)
-    case, work = Case(t, model, 2, 3, seed=1), PassCounts(1, 3, 1, 3)
+    t = 4
+    case, work = Case(t, ModelConfig(2, 4 * t, t, 17, 4), 2, 3, seed=1), PassCounts(1, 3, 1, 3)
     parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Plan(2, scatter_gather=scatter))[0]
                     for scatter in (True, False))
     for phase in ("forward", "backward", "evaluation"):
@@ -201,8 +151,54 @@ def test_scatter_and_gather_send_a_part_of_t(ranks, t):
         assert parts.elements(**gathered) == whole.elements(**sent) and whole.elements(**gathered) == 0
 
 
-@settings(max_examples=settings().max_examples // 5)
-@given(runs())
-def test_no_cache_outlives_its_use(ranks, run):
-    n, case, m, plan = run
-    ranks.run(n, no_cache_outlives_its_use, case, m, plan)
+# ---- the samples ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_two_choices_meet_that_go_together(model):
+    chosen = [run.choices for run in sampled_runs(model)]
+    assert pairs(chosen) == pairs(legal_choices(model == "experts"))
+    assert len(set(chosen)) == RUNS >= 60 and max(choices.ranks for choices in chosen) == RANKS
+
+
+def pairs(rows: list[Choices]) -> set[tuple]:
+    """Return all pairs of values of two choices that occur in a row."""
+    columns = list(zip(*rows))
+    return {(i, j, *values) for i, j in combinations(range(len(columns)), 2) for values in zip(columns[i], columns[j])}
+
+
+def test_every_choice_of_a_model_is_met():
+    """And what is ragged is: layers that do not divide, vocabularies that are padded, one position, one microbatch."""
+    sampled = {model: sampled_runs(model) for model in MODELS}
+    configs = {model: [run.case.model for run in sampled[model]] for model in MODELS}
+    for model in ARCHITECTURES:
+        assert {c.activation for c in configs[model]} == set(ACTIVATIONS)
+        assert {c.heads for c in configs[model]} == set(ARCHITECTURES[model])
+        either(configs[model], lambda c: c.position_embedding_type == "rope",
+               lambda c: c.apply_residual_connection_post_layernorm)
+    for model in MODELS:
+        every = sampled[model]
+        for name in ("scatter_gather", "cpu_offload"):
+            assert {getattr(run.plan, name) for run in every} == {False, True}
+        assert {run.case.keep_gathered_inputs for run in every} == {False, True}
+        either(configs[model], lambda c: c.hidden_dropout > 0, lambda c: c.attention_dropout > 0,
+               lambda c: c.vocab_size % c.make_vocab_size_divisible_by)
+        either(every, lambda run: run.microbatches < run.plan.p, lambda run: run.microbatches > 1,
+               lambda run: run.case.b > 1, lambda run: run.case.s == 1,
+               lambda run: run.case.model.num_layers % run.plan.p)
+    for model in ("gpt", "llama", "experts"):
+        either(configs[model], lambda c: c.tied)
+    for model in ("llama", "experts"):
+        either(configs[model], lambda c: c.qk_layernorm, lambda c: c.add_qkv_bias, lambda c: c.use_rope_scaling,
+               lambda c: c.kv_channels, lambda c: c.groups == 1, lambda c: c.groups == c.num_attention_heads)
+        either(sampled[model], lambda run: run.case.model.groups < run.case.t)
+    either([c.experts for c in configs["experts"]], lambda c: c.moe_router_pre_softmax, lambda c: c.moe_ffn_hidden_size,
+           lambda c: c.moe_shared_expert_intermediate_size, lambda c: c.moe_aux_loss_coeff,
+           lambda c: c.moe_z_loss_coeff, lambda c: c.moe_layer_freq > 1, lambda c: c.moe_router_topk == c.num_experts)
+    either(sampled["experts"], lambda run: run.case.model.experts.num_experts > run.plan.e > 1)
+
+
+def either(several, *properties) -> None:
+    """Assert that some have each property, and others have not."""
+    for has in properties:
+        assert {bool(has(one)) for one in several} == {False, True}

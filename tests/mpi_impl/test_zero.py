@@ -1,14 +1,12 @@
-"""ZeRO on ranks: which rank owns what, what is materialized and for how long; offloading changes nothing.
+"""ZeRO on ranks: what is materialized and for how long, buffers, tiles and files; offloading changes nothing.
 
-That every stage trains as one process does is the main theorem's business (test_training.py).
+That every stage trains as one process does, and which bytes it holds, are other theorems (test_training.py,
+test_memory.py).
 """
 import gc
-import re
-import weakref
-from collections import Counter
-from contextlib import ExitStack
-from dataclasses import replace
-from itertools import product
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -16,26 +14,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import mpi_impl
-from mpi_impl.models import stage
-from mpi_impl.parallel import passes
-from mpi_impl.parallel.buffers import Shard, Whole
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.parallel.zero import GatheredUnit, Parameters, ShardedGradients, ShardedParameters
-from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
+from mpi_impl.parallel import tiles as tiles_module
+from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
+from mpi_impl.parallel.tiles import tiles
+from mpi_impl.parallel.zero import Parameters
+from mpi_impl.runtime import pinned
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig, sum_of_squares
-from reference.parallel.layout import Layout
-from reference.params import Tensor, leaves, tree_map
-from reference.precision import Precision
-from reference.training import trainer as training
+from reference.models.gpt import gpt_tensors
+from reference.optimizer import OptimizerConfig
+from reference.parallel.layout import Layout, Piece
+from reference.params import HOST, Tensor
+from tests.cases import Case
 from tests.deep import every_other_deep, one_fast_of
-from tests.strategies import Case, recomputes
-from tests.training_theorems import Plan, connected, dealt, training_equals_one_process
+from tests.fake_cuda import fake_cuda
+from tests.memory_theorems import no_gradient_outlives_its_use, units_come_and_go
+from tests.spy import QUEUE, SpyArray
+from tests.strategies import cases, recomputes
+from tests.training_theorems import FLOAT64, Plan, batch_of, trainer_on, training_equals_one_process
 
-MAPS, MACHINE = Path("/proc/self/maps"), Path(mpi_impl.__file__).parent
+MAPS = Path("/proc/self/maps")
 OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.05)
 SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (1, "interleaved", 2), (2, "1f1b", None),
                              (2, "zb-h2", None), (2, "zb-v", None)])
@@ -46,36 +44,13 @@ def model(layers=5, untied=False, **choices):
                        **choices)
 
 
+SMALL = Case(1, model(), 1, 4, seed=4)
 MODELS = st.sampled_from([*(model(untied=untied, position_embedding_type=position) for untied in (False, True)
                             for position in POSITION_EMBEDDINGS),
                           *(model(architecture="bert", heads=heads) for heads in ARCHITECTURES["bert"])])
 
 
-def trainer_on(topology, case, offload_folder=None):
-    return Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), offload_folder=offload_folder),
-                   OPTIMIZER)
-
-
-def batch_of(trainer, case, m, step=0):
-    """Return this replica's m microbatches, and the size of the global batch."""
-    n = m * trainer.topology.data.size * case.b
-    return dealt(trainer, case.b, case.batch(str(step), n)), n
-
-
-# ---- the stages -----------------------------------------------------------------------------------------------------
-
-REPORTS = re.compile(  # and options
-    "(demos|dry_runs|experiments|notebook|planning|programs|proof|reports)/|plan.py|recording/completeness.py")
-
-
-def test_the_stage_is_chosen_in_one_place():
-    """Whatever trains asks the stage's object, and not which stage it is."""
-    asking = {str(path.relative_to(MACHINE)) for path in MACHINE.rglob("*.py") if "zero_stage" in path.read_text()}
-    assert {path for path in asking if not REPORTS.match(path)} == {"parallel/model_state.py"}
-    assert (MACHINE / "parallel/model_state.py").read_text().count("zero_stage") == 1
-
-
-# ---- stage 3: what is whole -----------------------------------------------------------------------------------------
+# ---- what is whole, and for how long --------------------------------------------------------------------------------
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -87,97 +62,6 @@ def test_units_are_whole_while_they_are_used(ranks, pipeline, recompute, t, mode
     ranks.run(2 * t * p, units_come_and_go, case, 2 * p, Plan(p, schedule, v, zero_stage=3, recompute=recompute))
 
 
-def units_come_and_go(group, case, m, plan):
-    """Check which units are gathered, and when they are freed, in a step and then in an evaluation.
-
-    Only the units that count as whole are in memory: at most two, or the tables of the embedding. While a block
-    computes, the next one is prefetched. Each unit is gathered for its forward and for its backward. A recomputed group
-    of several layers is gathered once more, all but its last layer. The tables are gathered once, since the backward of
-    a lookup needs none.
-    """
-    with connected(group, plan.parallel(group.size, case)) as topology, Observed() as observed:
-        trainer = trainer_on(topology, case)
-        parameters = trainer.state.parameters
-        trainer.step(*batch_of(trainer, case, m))
-        assert observed.gathers == {unit: m * times for unit, times in expected_gathers(trainer, plan).items()}
-        assert not parameters.whole and not observed.alive()
-        trainer.evaluate(*batch_of(trainer, case, m))
-        assert not parameters.whole and not observed.alive()
-        assert all(works_ahead(call) for call in observed.calls), observed.calls
-
-
-def works_ahead(call):
-    """Report whether, in one forward or backward of a stage, each block's unit and the next block's are whole when the
-    block computes.
-    """
-    return all(whole == {block, next((other for other, _ in call[i:] if other != block), block)}
-               for i, (block, whole) in enumerate(call))
-
-
-def expected_gathers(trainer, plan):
-    """Count how many times each of a rank's units must be gathered for a microbatch."""
-    times: Counter = Counter()
-    for units in trainer.state.stage_params.values():
-        for layers, again in plan.recompute.groups(units.blocks):
-            times.update({f"blocks.{layer}": 3 if again and layer != layers[-1] else 2 for layer in layers})
-        if 0 in units.blocks:
-            times.update([unit.name for _, unit in leaves(units.embedding)])
-        if trainer.state.model.num_layers - 1 in units.blocks:
-            of_heads = [unit.name for _, unit in leaves(replace(units, embedding=None, blocks={}))]
-            times.update(dict.fromkeys([*of_heads, *["embedding.word"] * trainer.state.model.tied], 2))
-    return times
-
-
-class Observed:
-    """Watches what is gathered, and the work of the blocks, for as long as the `with` block lasts."""
-
-    def __enter__(self):
-        self.gathers: Counter = Counter()      # by unit
-        self.buffers: list = []                # weak references to all that was ever gathered, and their units
-        self.calls: list[list] = []            # of a stage: at each block's work, its unit and all that are whole
-        self.patches = ExitStack()
-        for module, name, watched in ((ShardedParameters, "gather", self.gather), (passes, "model_forward", self.call),
-                                      (passes, "model_backward", self.call), (stage, "block_forward", self.work),
-                                      (stage, "block_backward", self.work)):
-            self.patches.enter_context(mock.patch.object(module, name, watched(getattr(module, name))))
-        return self
-
-    def __exit__(self, *_):
-        self.patches.close()
-
-    def alive(self):
-        """Return the names of the units that are still in memory."""
-        return {unit for unit, buffer in self.buffers if buffer() is not None}
-
-    def gather(self, gather):
-        def watched(parameters, unit):
-            pending = gather(parameters, unit)
-            self.gathers[unit] += 1
-            self.buffers += [(unit, weakref.ref(one.x)) for one in pending]
-            self.parameters = parameters
-            assert self.alive() == parameters.whole
-            assert len(parameters.whole) <= 2 or all(name.startswith("embedding.") for name in parameters.whole)
-            return pending
-        return watched
-
-    def call(self, function):
-        def watched(*args):
-            self.calls.append([])
-            return function(*args)
-        return watched
-
-    def work(self, function):
-        def watched(x, block, *args):
-            own = next(unit for unit, buffer in self.buffers if buffer() is not None and any(
-                np.shares_memory(buffer(), view) for _, view in leaves(block)))
-            self.calls[-1].append((own, set(self.parameters.whole)))
-            return function(x, block, *args)
-        return watched
-
-
-# ---- stages 2 and 3: gradients --------------------------------------------------------------------------------------
-
-
 @settings(max_examples=settings().max_examples // 5)
 @given(SCHEDULES, st.sampled_from([2, 3]), MODELS, st.sampled_from([1, 1000]))
 def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, model, bucket_size):
@@ -186,59 +70,34 @@ def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, mod
               Plan(p, schedule, v, bucket_size=bucket_size, zero_stage=stage))
 
 
-def no_gradient_outlives_its_use(group, case, m, plan):
-    """Check, whenever bytes are counted and after the step, that only the buckets are in memory to which a backward
-    still adds, or which are under way: as many bytes as are counted.
-    """
-    buffers: dict[int, weakref.ref] = {}
+class Replica:
+    """The first of two replicas, whose gathering is under way until it is waited for."""
 
-    def watched(gradients, count_bytes=ShardedGradients.count_bytes):
-        flats = [*gradients.whole.values(), *(reduction.flat for reduction in gradients.begun)]
-        buffers.update((id(flat), weakref.ref(flat)) for flat in flats)
-        alive = [ref() for ref in buffers.values() if ref() is not None]
-        assert len(alive) == len(flats)
-        gradients.whole_bytes = 0
-        count_bytes(gradients)
-        assert gradients.whole_bytes == sum(flat.nbytes for flat in alive) + sum(
-            one.flat.nbytes // one.bucket.parts for one in gradients.begun)
+    rank = under_way = most = 0
 
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trainer_on(topology, case)
-        with mock.patch.object(ShardedGradients, "count_bytes", watched):
-            trainer.step(*batch_of(trainer, case, m))
-        assert buffers and not any(ref() is not None for ref in buffers.values())
-        assert not trainer.state.gradients.whole
+    def post_all_gather(self, x, out, reason):
+        assert out.size == 2 * x.size
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        return self
+
+    def wait(self):
+        self.under_way -= 1
 
 
-# ---- who owns what --------------------------------------------------------------------------------------------------
+def test_two_buckets_of_parameters_are_under_way_at_a_time():
+    """While one is sent the next is copied; and at last none is left."""
+    layout = Layout({f"unit {size}": Tensor((size,)) for size in (12, 40, 20, 8)}, bucket_size=1, parts=2)
+    group = Replica()
+    Parameters(layout, group, Whole(np.zeros(layout.size))).gather_updated()
+    assert group.most == 2 and group.under_way == 0
 
 
-@pytest.mark.parametrize("stage, offload", [(0, False), *product([1, 2, 3], [False, True])])
-@pytest.mark.parametrize("d", [1, 3, 4])
-def test_each_rank_owns_its_part(ranks, stage, offload, d):
-    """1/N of what its stage cuts, padding included; the parts together are every element of every tensor once."""
-    found = ranks.run(d, what_it_owns, Case(1, model(), 1, 4, seed=1), Plan(zero_stage=stage, cpu_offload=offload))
-    size = found[0][1]
-    owned = np.concatenate([np.concatenate([np.arange(piece.in_buffer.start, piece.in_buffer.stop) for piece in pieces])
-                            for pieces, _, _, _ in (found if stage else found[:1])])
-    assert len(np.unique(owned)) == len(owned) == sum(
-        segment.slice.stop - segment.slice.start for segment in found[0][3])
-    for _, _, held, _ in found:
-        parameters, gradients, moments = (8 * size // (d if stage >= least else 1) for least in (3, 2, 1))
-        offloaded = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
-        resident = 0 if offload and stage == 3 else parameters
-        assert held[:4] == (resident, gradients, 0 if offload else 2 * moments, offloaded)
+# ---- replicas and offloading, to the bit ----------------------------------------------------------------------------
 
 
-def what_it_owns(group, case, plan):
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trainer_on(topology, case)
-        return [piece._replace(of=None) for piece in trainer.state.pieces], trainer.state.layout.size, trainer.held(), (
-            [segment._replace(tensor=None) for segment in trainer.state.layout.segments])
-
-
-@pytest.mark.parametrize("t, p, d, stage", every_other_deep(
-    (*place, stage) for place in [(1, 1, 5), (2, 1, 3), (1, 2, 3)] for stage in (0, 1, 2)))
+@pytest.mark.parametrize("t, p, d, stage", one_fast_of(3, [
+    (2, 1, 3, 1), (1, 2, 3, 0), (1, 1, 5, 2), (1, 2, 3, 2), (2, 1, 3, 0), (1, 1, 5, 1)]))
 def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
     """After every step: each moved its own part, and got the others' as they are."""
     case = Case(t, model(), 1, 4, seed=2)
@@ -251,19 +110,15 @@ def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
 
 def parameters_of_steps(group, case, plan):
     """Return, after each of two steps, this rank's place in its replica and its whole parameters."""
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer, found = trainer_on(topology, case), []
+    found = []
+    with trainer_on(group, case, plan, FLOAT64, OPTIMIZER) as trainer:
         for step in range(2):
             trainer.step(*batch_of(trainer, case, 2, step))
-            found.append((topology.place._replace(data=0), trainer.state.parameters.own.flat.copy()))
-        return found
+            found.append((trainer.topology.place._replace(data=0), trainer.state.parameters.own.flat.copy()))
+    return found
 
 
-# ---- offloading -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("t, p, d, stage", every_other_deep(
-    (*place, stage) for place in [(1, 1, 3), (2, 1, 2), (1, 2, 2)] for stage in (1, 2, 3)))
+@pytest.mark.parametrize("t, p, d, stage", every_other_deep([(1, 2, 2, 3), (2, 1, 2, 2), (2, 1, 2, 1)]))
 def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
     """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
     case = Case(t, model(), 1, 4, seed=4)
@@ -279,8 +134,8 @@ def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
 
 def two_steps(group, case, plan, folder):
     """Return the results of two steps, and the states after them."""
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer, found = trainer_on(topology, case, folder), {}
+    found = {}
+    with trainer_on(group, case, plan, FLOAT64, OPTIMIZER, offload_folder=folder) as trainer:
         for step in range(2):
             losses, *result, auxiliary = trainer.step(*batch_of(trainer, case, 2, step))
             found[f"result {step}"] = np.array([*losses, *result, *auxiliary])
@@ -289,27 +144,31 @@ def two_steps(group, case, plan, folder):
         return found | {name: trainer.state.whole(buffer).copy() for name, buffer in states.items()}
 
 
-@pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is mapped")
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_no_file_outlives_its_rank(ranks, tmp_path, stage):
-    """Nor its trainer: what was mapped is given back."""
-    for names, left in ranks.run(2, files_of, Case(1, model(), 1, 4, seed=4),
-                                 Plan(zero_stage=stage, cpu_offload=True), str(tmp_path)):
-        assert names == [] and left == 0
+@pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is open and mapped")
+def test_no_file_outlives_its_rank(ranks, tmp_path):
+    """Nor its trainer, however the rank ends: a file has no name, and goes when nobody has it open or mapped."""
+    for names, while_it_lives, after in ranks.run(2, files_of, SMALL, Plan(zero_stage=3, cpu_offload=True),
+                                                  str(tmp_path)):
+        assert names == [] and all(while_it_lives) and after == (0, 0)
 
 
 def files_of(group, case, plan, folder):
-    """Return the names in the folder while the trainer lives, and the number of mappings into it after the trainer is
-    gone.
-    """
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trainer_on(topology, case, folder)
+    """Return the names in the folder, and its open and its mapped files while the trainer lives, and afterwards."""
+    with trainer_on(group, case, plan, offload_folder=folder) as trainer:
         trainer.step(*batch_of(trainer, case, 1))
-        names = [path.name for path in Path(folder).iterdir()]
-        assert folder in MAPS.read_text()
+        names, while_it_lives = os.listdir(folder), files_in_use(folder)
     del trainer
     gc.collect()
-    return names, MAPS.read_text().count(folder)
+    return names, while_it_lives, files_in_use(folder)
+
+
+def files_in_use(folder) -> tuple[int, int]:
+    """Count this process's open files in this folder, with or without a name, and those that it maps."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):     # the one that lists them
+            found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}{os.sep}")
+    return found, MAPS.read_text().count(folder)
 
 
 def test_a_folder_that_takes_no_file_is_a_sentence(ranks, tmp_path):
@@ -319,82 +178,131 @@ def test_a_folder_that_takes_no_file_is_a_sentence(ranks, tmp_path):
 
 
 def error_of_a_trainer(group, folder):
-    case = Case(1, model(), 1, 4, seed=4)
-    with connected(group, Plan(zero_stage=1, cpu_offload=True).parallel(group.size, case)) as topology:
-        try:
-            trainer_on(topology, case, folder)
-        except UserError as error:
-            return str(error)
-    return "no error"
+    with (pytest.raises(UserError) as failure,
+          trainer_on(group, SMALL, Plan(zero_stage=1, cpu_offload=True), offload_folder=folder)):
+        pass
+    return str(failure.value)
 
 
-# ---- the norm -------------------------------------------------------------------------------------------------------
+# ---- buffers --------------------------------------------------------------------------------------------------------
 
-# Three words and many layers: norms and biases, which every rank has, outweigh the tables. Counted once for each rank
-# they would add two thirds to the squares.
-REPLICATED = Case(2, ModelConfig(4, 8, 2, 3, 6, init_method_std=0.1, make_vocab_size_divisible_by=3), 2, 4, seed=6)
-
-
-def test_replicated_tensors_dominate():
-    """The check of the next theorem's case."""
-    textbook = training.Trainer(REPLICATED.model, OPTIMIZER, REPLICATED.seed, Precision("float64"))
-    _, norm, clipped = textbook.step(GPTBatch(*(REPLICATED.ids(f"{what} 0", 8, 4) for what in ("tokens", "targets"))))
-    squares = tree_map(lambda grad: sum_of_squares(grad), clipped)
-    replicated = sum(square for (_, tensor), (_, square) in zip(leaves(textbook.tensors), leaves(squares))
-                     if tensor.split is None)
-    assert norm > 1 and replicated > 0.6 * sum(square for _, square in leaves(squares))
+BUFFERS: dict[str, Callable] = {
+    "whole": lambda layout, folder: Whole(np.zeros(layout.size)),
+    "on a GPU": lambda layout, folder: Shard(SpyArray(np.zeros(layout.shard_size))),
+    "shard": lambda layout, folder: Shard(np.zeros(layout.shard_size)),
+    "offloaded": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
+    "offloaded by a GPU": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
+    "in a file": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0), folder),
+}
+OF_ANY = pytest.mark.parametrize("kind", BUFFERS)
+LAYOUTS = st.builds(lambda case, size, parts: Layout(gpt_tensors(case.model), 1, size, parts),
+                    cases(sizes=st.just(1)), st.sampled_from([1, 50, 1 << 30]), st.integers(1, 5))
 
 
-@pytest.mark.parametrize("p, cut, stage", one_fast_of(3, (
-    (p, cut, stage) for p in (1, 2) for cut in (False, True) for stage in ((0, 1, 2, 3) if cut else (1, 0, 3, 2)))))
-def test_the_norm_counts_what_is_replicated_once(ranks, stage, p, cut):
-    """With clipping at work, where it matters most, whoever owns which part of what is on every rank."""
-    case = replace(REPLICATED, sequence_parallel=cut)
-    ranks.run(4 * p, training_equals_one_process, case, 2, 2, 0.05, Plan(p, zero_stage=stage, bucket_size=100))
+def host(x):
+    return x if isinstance(x, np.ndarray) else x.get()
 
 
-# ---- what is under way, and what is whole, at most ------------------------------------------------------------------
+@OF_ANY
+@given(LAYOUTS, st.integers(0, 4))
+def test_what_is_stored_is_loaded(tmp_path, kind, layout, rank):
+    """Tensor by tensor, or bucket by bucket; no piece touches another's elements.
+
+    An offloaded piece is loaded as a copy where the rank computes, which changes the shard only once it is stored. Any
+    other is a view.
+    """
+    buffer, rank = BUFFERS[kind](layout, tmp_path), rank % layout.parts
+    offloaded, pieces = isinstance(buffer, OffloadedShard), layout.pieces(rank)
+    values = [np.random.default_rng(i).normal(size=piece.size) for i, piece in enumerate(pieces)]
+    for piece, value in zip(pieces, values):
+        loaded = buffer.load(piece)
+        assert (host(loaded) == 0).all() and loaded.size == len(value)
+        assert isinstance(loaded, SpyArray if "GPU" in kind else np.ndarray)
+        loaded += np.asarray(value, like=loaded)
+        assert (host(buffer.load(piece)) == (0 if offloaded else value)).all()
+        buffer.store(piece, loaded)
+    for piece, value in zip(pieces, values):
+        assert (host(buffer.load(piece)) == value).all()
+    for bucket in layout.buckets:
+        owned = host(buffer.load(layout.owned_piece(bucket, rank)))
+        inside = [value for piece, value in zip(pieces, values) if bucket.start <= piece.in_buffer.start < bucket.stop]
+        assert (owned[:sum(map(len, inside))] == np.concatenate([[], *inside])).all()
+    held = buffer.device_bytes, buffer.offloaded_bytes
+    assert held == ((0, 8 * layout.shard_size) if offloaded else (buffer.flat.nbytes, 0))
 
 
-class Replica:
-    """The first of two replicas, whose gathering is under way until it is waited for."""
-
-    rank = 0
-
-    def __init__(self):
-        self.under_way = self.most = 0
-
-    def post_all_gather(self, x, out, reason):
-        assert out.size == 2 * x.size
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        return self
-
-    def wait(self):
-        self.under_way -= 1
-
-
-SIZES = {"first": 12, "second": 40, "third": 20, "fourth": 8}
+@OF_ANY
+@given(LAYOUTS, st.integers(0, 4))
+def test_what_is_saved_is_what_is_stored(tmp_path, kind, layout, rank):
+    """A host's elements are not copied; a device's come in parts, while the host works on those before."""
+    buffer, pieces = BUFFERS[kind](layout, tmp_path), layout.pieces(rank % layout.parts)
+    expected = np.arange(float(sum(piece.size for piece in pieces)))
+    for piece, values in zip(pieces, np.split(expected, np.cumsum([piece.size for piece in pieces])[:-1])):
+        buffer.store(piece, np.asarray(values, like=buffer.load(piece)))
+    with fake_cuda(), mock.patch.object(pinned, "PIECE", 32):
+        found, under_way = [], []
+        for piece, values in buffer.on_host(pieces) if pieces else ():
+            assert isinstance(values, np.ndarray) and (kind == "on a GPU" or values.size == piece.size)
+            assert kind == "on a GPU" or np.shares_memory(values, buffer.flat)
+            found.append(values.copy())
+            under_way.append(QUEUE.launched > QUEUE.finished)
+    assert np.concatenate([[], *found]).tolist() == expected.tolist()
+    assert under_way == [kind == "on a GPU"] * (len(found) - 1) + [False] * (len(found) > 0)
 
 
-def layout_of_units() -> Layout:
-    return Layout({name: Tensor((size,)) for name, size in SIZES.items()}, bucket_size=1, parts=2)
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for room on the disk")
+def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
+    """A disk that is full is found out now, and not when a number is stored. (A file of no bytes cannot be mapped.)"""
+    shard = OffloadedShard(1 << 17, np.float64, np.empty(0), str(tmp_path))
+    found = os.fstat(shard.file.fileno())
+    assert found.st_size == 1 << 20 and 512 * found.st_blocks >= found.st_size
+    assert OffloadedShard(0, np.float64, np.empty(0), str(tmp_path)).offloaded_bytes == 0
 
 
-def test_two_buckets_of_parameters_are_under_way_at_a_time():
-    """While one is sent the next is copied; and at last none is left."""
-    group, layout = Replica(), layout_of_units()
-    Parameters(layout, group, Whole(np.zeros(layout.size))).gather_updated()
-    assert group.most == 2 and group.under_way == 0
+def test_what_is_stored_where_it_is_is_not_moved():
+    """So that it costs nothing: nothing is written. Values from elsewhere are."""
+    buffer, piece = Whole(np.arange(6.0)), Piece(None, slice(2, 5), slice(0, 3))
+    view = buffer.load(piece)
+    buffer.flat.flags.writeable = False
+    buffer.store(piece, view)
+    with pytest.raises(ValueError, match="read-only"):
+        buffer.store(piece, view.copy())
 
 
-def test_of_units_that_are_whole_at_the_same_time_the_most_bytes_are_told():
-    """Whatever comes later is less."""
-    layout = layout_of_units()
-    parameters = ShardedParameters(layout, Replica(), Shard(np.zeros(layout.shard_size)), np.empty(0, np.float32))
-    units, found = {name: GatheredUnit(name, parameters) for name in SIZES}, []
-    for step in ("+first", "+second", "-second", "+third", "-first", "+fourth", "-third"):
-        unit = units[step[1:]]
-        unit.prefetch() if step[0] == "+" else unit.release()
-        found.append(parameters.whole_bytes // 4)
-    assert found == [12, 12 + 40, *[12 + 40] * 5]
+# ---- tiles ----------------------------------------------------------------------------------------------------------
+
+
+@given(LAYOUTS, st.sampled_from([5, 40, 1000]))
+def test_tiles_are_the_pieces_in_order(layout, tile):
+    """No element left out or moved twice; all that belong to a tensor with decay decay; neighbours are together."""
+    with mock.patch.object(tiles_module, "TILE", tile):
+        for rank in range(layout.parts):
+            pieces, found = layout.pieces(rank), tiles(layout.pieces(rank), HOST)
+            assert all(0 < each.place.size <= tile for each in found)
+            assert [pair for each in found for pair in elements(each.place)] == [
+                pair for piece in pieces for pair in elements(piece)]
+            runs = [(elements(each.place)[i], decays) for each in found for part, decays in each.runs
+                    for i in range(part.start, part.stop)]
+            assert runs == [(pair, piece.of.tensor.decay) for piece in pieces for pair in elements(piece)]
+            assert all(one[1] != other[1] for each in found for one, other in zip(each.runs, each.runs[1:]))
+            assert all(one.place.size == tile or gap(one.place, other.place) for one, other in zip(found, found[1:]))
+
+
+def elements(place):
+    """Return the index in the buffer and the index in the shard of each element."""
+    return list(zip(*(range(where.start, where.stop) for where in place[1:]), strict=True))
+
+
+def gap(one, other):
+    return one.in_shard.stop != other.in_shard.start or one.in_buffer.stop != other.in_buffer.start
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(zero_stage=1), Plan(zero_stage=3, cpu_offload=True)])
+def test_small_tiles_train_as_one_process(ranks, plan):
+    """Other theorems' models are so small that every run of pieces is one tile."""
+    ranks.run(2, with_small_tiles, training_equals_one_process, SMALL, 2, 1, 0.05, plan)
+
+
+def with_small_tiles(group, theorem, *args):
+    with mock.patch.object(tiles_module, "TILE", 7):
+        theorem(group, *args)

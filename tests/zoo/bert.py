@@ -65,7 +65,7 @@ ENTRIES = [
     Entry("a name that keeps the final norm", "memory", "ZeRO", "classic",
           "A local name refers to the final norm while the heads gather their own layers.",
           Bug("mpi_impl.models.bert", "        del norm ", "        pass "),
-          of_bert("mpi_impl.test_zero.units_come_and_go", 2, Plan(zero_stage=3), model=DEEP_BERT)),
+          of_bert("memory_theorems.units_come_and_go", 2, Plan(zero_stage=3), model=DEEP_BERT)),
     Entry("a table without logits waits for theirs", "scheduling", "DP", "classic",
           "The table is expected to be used twice, as in a model with logits, and its bucket is never complete.",
           Bug("mpi_impl.parallel.model_state", "if self.model.tied and first and last else {}",

@@ -101,7 +101,7 @@ def run(name: str, *work, t=1, p=2, schedule="1f1b", chunks=None) -> Theorem:
 
 def played(schedule: Schedule, t=1, shape=(2, 3, 4)) -> Theorem:
     """Return a theorem on a schedule without a model."""
-    return Theorem("mpi_impl.test_pipeline.every_message_arrives", t * schedule.p,
+    return Theorem("training_theorems.every_message_arrives", t * schedule.p,
                    (schedule, ParallelConfig(t, schedule.p), shape, "d"))
 
 
@@ -112,7 +112,7 @@ def batches() -> Theorem:
 
 def sixteen_bits(name: str, *args) -> Theorem:
     """Return a theorem about training in 16 bits."""
-    return Theorem(f"mpi_impl.test_mixed_precision.{name}", 4, args)
+    return Theorem(f"precision_theorems.{name}", 4, args)
 
 
 # ---- theorems about checkpoints -------------------------------------------------------------------------------------
