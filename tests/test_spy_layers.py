@@ -97,7 +97,7 @@ def test_the_rest_of_the_textbook(case):
     close(gathered_cross_entropy(parts, SpyArray(targets)).get(), loss)
     close(unsafe_cross_entropy(parts, SpyArray(targets)).get(), loss.sum())
     p = case.params(mlp_tensors(case.model))
-    right = mlp_forward(x, p, case.model.activation)[0]
+    right = mlp_forward(x, p, case.model)[0]
     close(rows_first_mlp_forward(SpyArray(x), tree_map(SpyArray, p), t, case.model.activation, True).get(), right)
 
 
