@@ -147,7 +147,7 @@ c = ModelConfig(num_layers=1, hidden_size=8, num_attention_heads=1, vocab_size=1
 shards = split(initialize(mlp_tensors(c), seed=2, dtype=np.float64), mlp_tensors(c), t)   # of each rank, in a list
 
 def loss(x):
-    ys, _ = sharded_mlp_forward([x] * t, shards, "gelu", region)
+    ys, _ = sharded_mlp_forward([x] * t, shards, c, region)
     return (dy * ys[0]).sum()
 
 # %%
@@ -178,9 +178,9 @@ class Twice(TensorParallelRegion):
         return all_reduce(all_reduce(dxs))
 
 found, weights = {}, {}
-_, cache = sharded_mlp_forward([x] * t, shards, "gelu", region)
+_, cache = sharded_mlp_forward([x] * t, shards, c, region)
 for name, backward in {"f as it is": region, "dropped": Dropped(), "twice": Twice()}.items():
-    found[name], weights[name] = sharded_mlp_backward([dy] * t, shards, cache, "gelu", backward)
+    found[name], weights[name] = sharded_mlp_backward([dy] * t, shards, cache, c, backward)
 
 for name, dxs in found.items():
     off = np.abs(np.array(dxs) - measured).max() / np.abs(measured).max()
@@ -288,7 +288,7 @@ from mpi_impl.layers import mlp as on_ranks
 print(inspect.getsource(on_ranks.mlp_backward))
 
 # %%
-ranks["shards"], ranks["x"], ranks["dy"] = shards, x, dy      # to all ranks
+ranks["shards"], ranks["c"], ranks["x"], ranks["dy"] = shards, c, x, dy       # to all ranks
 
 # %% [markdown]
 # **Predict.** The layer's input and output are $[2, 4, 8]$, in float64, on 4 ranks. How many bytes does each rank
@@ -309,9 +309,9 @@ from reference.params import tree_map
 p, region = shards[rank], TensorParallelRegion(group)         # of all shards this rank takes its own
 grads = tree_map(np.zeros_like, p)
 with group.ledger.phase("forward"):
-    y, cache = mlp_forward(x, p, "gelu", region)
+    y, cache = mlp_forward(x, p, c, region)
 with group.ledger.phase("backward"):
-    dx = mlp_backward(dy, p, cache, "gelu", grads, ImmediateSink(), region)
+    dx = mlp_backward(dy, p, cache, c, grads, ImmediateSink(), region)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
 print(traffic_table(group.ledger))
 
@@ -439,8 +439,8 @@ for name, region, own in [("f and g", TensorParallelRegion(group), slice(None)),
                           ("the same, inputs not kept", SequenceParallelRegion(group), mine)]:
     grads = tree_map(np.zeros_like, p)
     with group.ledger.phase(name):
-        y, cache = mlp_forward(x[:, own], p, "gelu", region)
-        dx = mlp_backward(dy[:, own].copy(), p, cache, "gelu", grads, ImmediateSink(), region)
+        y, cache = mlp_forward(x[:, own], p, c, region)
+        dx = mlp_backward(dy[:, own].copy(), p, cache, c, grads, ImmediateSink(), region)
 sent = {}
 for entry, total in group.ledger.totals.items():
     sent[entry.phase] = sent.get(entry.phase, 0) + ring_bytes(entry, total)

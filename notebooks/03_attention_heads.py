@@ -23,6 +23,7 @@ from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.heads import draw_patterns, draw_qkv
 from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
 from mpi_impl.notebook.predictions import reveal
+from reference.config import ModelConfig
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_forward)
 from reference.comm.mappings import TENSOR_PARALLEL
@@ -92,7 +93,8 @@ w[0:8, 0, 1], w[0:8, 1, 1] = 15 * np.eye(8), np.eye(8)                # head 1
 w[16, 0, 3], w[8:16, 1, 3] = 6 * encode(np.zeros(1)), np.eye(8)        # head 3
 
 p = Attention(w, np.zeros((3, a, d)), random.normal(size=(h, h)) / np.sqrt(h), random.normal(size=h))
-y, cache = attention_forward(x, p, causal=True)
+c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=1, max_position_embeddings=s)
+y, cache = attention_forward(x, p, c)
 print("shares of each head [b, a, s, s]:", cache.core.probs.shape, " they add up to 1:",
       np.allclose(cache.core.probs.sum(-1), 1))
 
@@ -172,10 +174,8 @@ draw_qkv({"by heads": np.tile(owners, (3, 1)), "straight through": owners_of(3 *
 guess = ...                # as a share: 0.01 is one hundredth
 
 # %% tags=["hide-output"]
-from reference.config import ModelConfig
 from reference.params import split
 
-c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=1, max_position_embeddings=s)
 tensors = attention_tensors(c)
 
 def straight_through(t):
@@ -186,7 +186,7 @@ def straight_through(t):
 
 def off(shards):
     """Return the largest error of the result of these ranks, relative to the largest element."""
-    ys, _ = sharded_attention_forward([x] * len(shards), shards, True, TENSOR_PARALLEL)
+    ys, _ = sharded_attention_forward([x] * len(shards), shards, c, TENSOR_PARALLEL)
     return np.abs(ys[0] - y).max() / np.abs(y).max()
 
 for t in (1, 2, 4):
@@ -277,7 +277,7 @@ print(f"with the root of d = h/a, whatever t is: {shares[0]:.0%} and {shares[1]:
 # weights:
 
 # %%
-ranks["shards"], ranks["x"] = split(p, tensors, 4), x
+ranks["shards"], ranks["x"], ranks["c"] = split(p, tensors, 4), x, c
 
 # %%
 # %%ranks 4
@@ -285,7 +285,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.attention import attention_backward, attention_forward
 
 mine, region = shards[rank], TensorParallelRegion(group)
-y, cache = attention_forward(x, mine, True, region)
+y, cache = attention_forward(x, mine, c, region)
 probs = cache.core.probs[0]
 print(f"w_qkv {mine.w_qkv.shape}, projection {mine.w_out.shape}, shares [a/t, s, s] {probs.shape}")
 
@@ -320,9 +320,9 @@ from reference.params import tree_map
 
 grads, region = tree_map(np.zeros_like, mine), TensorParallelRegion(group)     # each cell has a new ledger
 with group.ledger.phase("forward"):
-    y, cache = attention_forward(x, mine, True, region)
+    y, cache = attention_forward(x, mine, c, region)
 with group.ledger.phase("backward"):
-    dx = attention_backward(dy, mine, cache, grads, ImmediateSink(), region)
+    dx = attention_backward(dy, mine, cache, c, grads, ImmediateSink(), region)
 elements = group.ledger.elements(operation="all_reduce")
 print(traffic_table(group.ledger))
 
@@ -335,7 +335,7 @@ reveal(guess, ranks["elements"][0], "elements in all-reduces")
 # %%
 from reference.params import join
 
-dx, whole = attention_backward(dy, p, attention_forward(x, p, True)[1])
+dx, whole = attention_backward(dy, p, attention_forward(x, p, c)[1], c)
 gathered = join(ranks["grads"], tensors)                                  # the ranks' shards, put together again
 print("dX:", all(np.allclose(one, dx) for one in ranks["dx"]))
 for name in ("w_qkv", "b_qkv", "w_out", "b_out"):

@@ -41,7 +41,7 @@ mlp = mlp_tensors(c)
 
 def on_four_ranks(x, p, bug=1):
     shards = [replace(shard, b_out=bug * shard.b_out) for shard in split(p, mlp, t)]
-    ys, _ = sharded_mlp_forward([x] * t, shards, c.activation, TENSOR_PARALLEL)
+    ys, _ = sharded_mlp_forward([x] * t, shards, c, TENSOR_PARALLEL)
     return ys[0]
 
 def off(found, expected):
@@ -49,7 +49,7 @@ def off(found, expected):
     return np.abs(found - expected).max() / np.abs(expected).max()
 
 x, p = random.normal(size=(b, s, h)), tree_map(lambda tensor: random.normal(size=tensor.shape), mlp)
-y, _ = mlp_forward(x, p, c.activation)
+y, _ = mlp_forward(x, p, c)
 print("off by less than 1e-11:", off(on_four_ranks(x, p), y) < 1e-11)
 print("equal, to the last bit:", np.array_equal(on_four_ranks(x, p), y))
 

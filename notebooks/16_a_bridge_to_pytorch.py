@@ -132,9 +132,9 @@ from reference.params import tree_map
 
 region, grads = TensorParallelRegion(group), tree_map(np.zeros_like, p)
 with group.ledger.phase("forward"):
-    y, cache = mlp_forward(x, p, "gelu", region)
+    y, cache = mlp_forward(x, p, c, region)
 with group.ledger.phase("backward"):
-    dx = mlp_backward(dy, p, cache, "gelu", grads, ImmediateSink(), region)
+    dx = mlp_backward(dy, p, cache, c, grads, ImmediateSink(), region)
 
 def near(theirs, ours):
     return bool(np.abs(theirs.detach().numpy() - ours).max() < 1e-12)

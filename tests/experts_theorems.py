@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 
 from reference.layer_context import AuxiliaryLosses, LayerContext
-from reference.layers.branches import mlp_branch_forward
 from reference.layers.experts import (dealt_experts_backward, dealt_experts_forward, experts_backward, experts_forward,
                                       experts_tensors, sharded_experts_backward, sharded_experts_forward)
+from reference.layers.layer import layer_forward
 from reference.params import deal, join_experts, split, tree_map
 from tests.cases import Case, close, trees_close
 from tests.textbook_theorems import assert_identical, collect, gradients_equal, lengths_of, spread
@@ -32,10 +32,10 @@ def experts_are_their_definition(case: Case):
         ids = ids[:c.experts.moe_router_topk]
         exps = np.exp(logits - logits[ids[0]])
         total = exps.sum() if c.experts.moe_router_pre_softmax else sum(exps[i] for i in ids)
-        expected = sum(exps[i] / total * mlp_branch_forward(token, tree_map(lambda w, i=i: w[i], p.experts), c)[0]
+        expected = sum(exps[i] / total * layer_forward(token, tree_map(lambda w, i=i: w[i], p.experts), c)[0]
                        for i in ids)
         if p.shared is not None:
-            expected = expected + mlp_branch_forward(token, p.shared, c)[0]
+            expected = expected + layer_forward(token, p.shared, c)[0]
         close(y[sample, position], expected[0])
         counts[ids] += 1
     assert (cache.order.counts == counts).all()

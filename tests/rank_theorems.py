@@ -9,15 +9,15 @@ import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
-from mpi_impl.layers import block, branches, cross_entropy, embedding, heads, linear
+from mpi_impl.layers import block, cross_entropy, embedding, heads, layer, linear
 from mpi_impl.models import model
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
 from reference.layer_context import LayerContext
-from reference.layers import (block as textbook_block, branches as textbook_branches,
-                              cross_entropy as textbook_cross_entropy, embedding as textbook_embedding,
-                              heads as textbook_heads, linear as textbook_linear)
+from reference.layers import (block as textbook_block, cross_entropy as textbook_cross_entropy,
+                              embedding as textbook_embedding, heads as textbook_heads, layer as textbook_layer,
+                              linear as textbook_linear)
 from reference.models import model as textbook_model
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
@@ -128,37 +128,34 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    c, tensors = case.model, textbook_branches.mlp_branch_tensors(case.model)
+    c, tensors = case.model, textbook_layer.declare("mlp", case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_branches.mlp_branch_forward(x, p, c)
-        return p, x, dy, y, *textbook_branches.mlp_branch_backward(dy, p, cache, c)
+        y, cache = textbook_layer.layer_forward(x, p, c)
+        return p, x, dy, y, *textbook_layer.layer_backward(dy, p, cache, c)
 
     p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = branches.mlp_branch_forward(share.outside(x), share.p, c, share.region)
-    dx_mine = branches.mlp_branch_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate,
-                                           share.region)
+    y_mine, cache = layer.layer_forward(share.outside(x), share.p, c, share.region)
+    dx_mine = layer.layer_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
 def attention_equals_whole(group, case: Case, causal=True, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
-    c, tensors = with_mask(case.model, causal), textbook_branches.attention_branch_tensors(case.model)
+    c, tensors = with_mask(case.model, causal), textbook_layer.declare("attention", case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_branches.attention_branch_forward(x, p, c, context_of(case))
-        return p, x, dy, y, *textbook_branches.attention_branch_backward(dy, p, cache)
+        y, cache = textbook_layer.layer_forward(x, p, c, context_of(case))
+        return p, x, dy, y, *textbook_layer.layer_backward(dy, p, cache, c)
 
     p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = branches.attention_branch_forward(share.outside(x), share.p, c, share.region,
-                                                      context_of(case, recompute, wrap))
-    dx_mine = branches.attention_branch_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
-                                                 share.region)
+    y_mine, cache = layer.layer_forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
+    dx_mine = layer.layer_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)

@@ -87,6 +87,7 @@ ALONE = {
         "add_bias": "the machine adds a bias in place",
         "add_bias_gradient": "a step of the machine's, which adds to gradients that are there",
     },
+    "layers.layer": {"declare": "the machine imports it elsewhere"},
     "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
     "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
     "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},
@@ -135,6 +136,7 @@ OTHER_ARGUMENTS = {
         "generate": "a Replica has the parameters and the ModelConfig of its rank",
     },
     "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
+    "layers.layer": {"Layer": "what the textbook's record says of a kind is true on ranks, too, but for the functions"},
     "training.trainer": {
         "Trainer": "a ModelState has the model, the seed and the precision of its rank",
         "Trainer.step": "a replica gets its own microbatches, and finds out itself that a step must be skipped",

@@ -8,10 +8,6 @@ from reference.config import Recompute
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
-from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
-                                       mlp_branch_backward, mlp_branch_forward, mlp_branch_tensors,
-                                       sharded_attention_branch_backward, sharded_attention_branch_forward,
-                                       sharded_mlp_branch_backward, sharded_mlp_branch_forward)
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward, gathered_cross_entropy,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward,
                                             unsafe_cross_entropy)
@@ -20,6 +16,7 @@ from reference.layers.embedding import (embedding_backward, embedding_forward, e
                                         sharded_logits_backward, sharded_logits_forward, word_tensor)
 from reference.layers.heads import (masked_lm_backward, masked_lm_forward, masked_lm_tensors,
                                     sharded_masked_lm_backward, sharded_masked_lm_forward)
+from reference.layers.layer import declare, layer_backward, layer_forward, sharded_layer_backward, sharded_layer_forward
 from reference.layers.linear import (column_parallel_tensors, linear_backward, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
@@ -69,14 +66,14 @@ def row_parallel_equals_whole(case: Case, tolerance=1e-11):
 
 def mlp_equals_whole(case: Case, tolerance=1e-11):
     """Check the MLP by columns, then rows; with a gate, or without."""
-    c, tensors = case.model, mlp_branch_tensors(case.model)
+    c, tensors = case.model, declare("mlp", case.model)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = mlp_branch_forward(x, p, c)
-    dx, grads = mlp_branch_backward(dy, p, cache, c)
+    y, cache = layer_forward(x, p, c)
+    dx, grads = layer_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    ys, caches = sharded_mlp_branch_forward(spread(x, case), shards, c, case.region)
-    dxs, shard_grads = sharded_mlp_branch_backward(spread(dy, case), shards, caches, c, case.region)
+    ys, caches = sharded_layer_forward(spread(x, case), shards, c, case.region)
+    dxs, shard_grads = sharded_layer_backward(spread(dy, case), shards, caches, c, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
@@ -84,16 +81,15 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
 
 def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute = KEEP_ALL, tolerance=1e-11):
     """Check that attention sharded by heads equals the whole one, with the core's cache kept or recomputed."""
-    c, tensors = with_mask(case.model, causal), attention_branch_tensors(case.model)
+    c, tensors = with_mask(case.model, causal), declare("attention", case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
     context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
-    y, cache = attention_branch_forward(x, p, c, context)
-    dx, grads = attention_branch_backward(dy, p, cache)
+    y, cache = layer_forward(x, p, c, context)
+    dx, grads = layer_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    ys, caches = sharded_attention_branch_forward(spread(x, case), shards, c, case.region,
-                                                  context._replace(recompute=recompute))
-    dxs, shard_grads = sharded_attention_branch_backward(spread(dy, case), shards, caches, case.region)
+    ys, caches = sharded_layer_forward(spread(x, case), shards, c, case.region, context._replace(recompute=recompute))
+    dxs, shard_grads = sharded_layer_backward(spread(dy, case), shards, caches, c, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)

@@ -21,7 +21,6 @@ from reference.params import initialize, split, tree_map
 
 SAMPLES, POSITIONS, HEAD_SIZE = 2, 4, 4
 SHOWN = 4       # heads of a rank
-CAUSAL = True   # a position looks at itself and at those before it
 NUM_HEADS = ShardedSize(
     "attention", "Show how ranks shard attention.", "num_attention_heads", "A", least=4,
     help="a multiple of the number of ranks (default: the first from 4 on)",
@@ -65,7 +64,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
     region = TensorParallelRegion(ranks)
     with ranks.ledger.phase("forward"):
-        y, cache = attention_forward(x, mine, CAUSAL, region)
+        y, cache = attention_forward(x, mine, c, region)
     say(ranks, f"\nForward. The weights with which the last of {POSITIONS} positions reads each, in every head; no "
                "rank needs another's:")
     say_each(ranks, patterns(first, cache.core.probs[0, :, -1]))
@@ -74,15 +73,15 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
     grads = tree_map(np.zeros_like, mine)
     with ranks.ledger.phase("backward"):
-        dx = attention_backward(dy.copy(), mine, cache, grads, ImmediateSink(), region)
+        dx = attention_backward(dy.copy(), mine, cache, c, grads, ImmediateSink(), region)
     say(ranks, "\nBackward, from a random dY. Weight gradients are where their weights are, and not sent: of Q, K and "
                f"V\n{shape(grads.w_qkv)}, of the projection {shape(grads.w_out)}. After f the same on every rank, dX:")
     say_each(ranks, f"dX {shape(dx)}: {first_elements(dx)}")
     say(ranks, f"\nWhat moved, on each rank. Of N = b s h elements an all-reduce sends 2 N (t-1)/t, here with t = "
                f"{ranks.size}:\n{traffic_table(ranks.ledger)}\n")
 
-    whole_y, whole_cache = textbook.attention_forward(x, whole, CAUSAL)
-    whole_dx, whole_grads = textbook.attention_backward(dy, whole, whole_cache)
+    whole_y, whole_cache = textbook.attention_forward(x, whole, c)
+    whole_dx, whole_grads = textbook.attention_backward(dy, whole, whole_cache, c)
     check = Check()
     check.equal("the attention of every head", cache.core.probs, whole_cache.core.probs[:, first:first + n])
     check.equal("Y", y, whole_y)

@@ -58,20 +58,20 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     region, grads = TensorParallelRegion(ranks), tree_map(np.zeros_like, mine)
     with ranks.ledger.phase("forward"):
         y, core = grouped_attention_forward(x, mine["attention"], c, region)
-        z, gate = gated_mlp_forward(y, mine["mlp"], region)
+        z, gate = gated_mlp_forward(y, mine["mlp"], c, region)
     say(ranks, "\nForward: the result of the MLP behind attention, the same on every rank:")
     say_each(ranks, f"Z {shape(z)}: {first_elements(z)}")
     with ranks.ledger.phase("backward"):
-        dx = gated_mlp_backward(dy.copy(), mine["mlp"], gate, grads["mlp"], ImmediateSink(), region)
-        dx = grouped_attention_backward(dx, mine["attention"], core, grads["attention"], ImmediateSink(), region)
+        dx = gated_mlp_backward(dy.copy(), mine["mlp"], gate, c, grads["mlp"], ImmediateSink(), region)
+        dx = grouped_attention_backward(dx, mine["attention"], core, c, grads["attention"], ImmediateSink(), region)
     sum_copies(ranks, grads["attention"].w_kv, copies)
     say(ranks, f"\nWhat moved, on each rank:\n{traffic_table(ranks.ledger)}\n")
 
     textbook_y, textbook_core = grouped.grouped_attention_forward(x, whole["attention"], c)
-    textbook_z, textbook_gate = gated_mlp.gated_mlp_forward(textbook_y, whole["mlp"])
-    dz, mlp = gated_mlp.gated_mlp_backward(dy, whole["mlp"], textbook_gate)
-    textbook_dx, attention = grouped.grouped_attention_backward(dz, whole["attention"], textbook_core)
-    wrong = gated_mlp.side_by_side_mlp_forward(textbook_y, whole["mlp"], t)
+    textbook_z, textbook_gate = gated_mlp.gated_mlp_forward(textbook_y, whole["mlp"], c)
+    dz, mlp = gated_mlp.gated_mlp_backward(dy, whole["mlp"], textbook_gate, c)
+    textbook_dx, attention = grouped.grouped_attention_backward(dz, whole["attention"], textbook_core, c)
+    wrong = gated_mlp.side_by_side_mlp_forward(textbook_y, whole["mlp"], c, t)
     off = np.abs(wrong - textbook_z).max() / np.abs(textbook_z).max()
     say(ranks, f"Gate beside up, cut as a matrix [h, 2f] into {count(t, 'block')}: Z is off by {off:.0%} of its "
                "largest element.\n")

@@ -45,8 +45,9 @@ which every rank gets the result.
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     h = HIDDEN_SIZE.parse(argv, ranks.size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
-    tensors = textbook.mlp_tensors(ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=1, vocab_size=1,
-                                               max_position_embeddings=POSITIONS, init_method_std=0.5))
+    c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=1, vocab_size=1,
+                    max_position_embeddings=POSITIONS, init_method_std=0.5)
+    tensors = textbook.mlp_tensors(c)
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = split(whole, tensors, ranks.size)[ranks.rank]
     x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, POSITIONS, h))      # identical on every rank
@@ -57,9 +58,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say_aligned(ranks, f"{span(first, first + n, 'column')} of A {shape(mine.w_in)},",
                 f"{span(first, first + n, 'row')} of B {shape(mine.w_out)}")
 
-    region, act = TensorParallelRegion(ranks), ACTIVATIONS["gelu"][0]
+    region, act = TensorParallelRegion(ranks), ACTIVATIONS[c.activation][0]
     with ranks.ledger.phase("forward"):
-        y, cache = mlp_forward(x, mine, "gelu", region)
+        y, cache = mlp_forward(x, mine, c, region)
     a = act(linear(x, mine.w_in, mine.b_in))[0]                 # once more, to show it
     say(ranks, "\nForward. A rank's partial sum, its first elements, before g:")
     say_each(ranks, f"GeLU(X A) {shape(a)} -> partial sum {shape(y)}: {first_elements(linear(a, mine.w_out))}")
@@ -68,15 +69,15 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
     grads = tree_map(np.zeros_like, mine)
     with ranks.ledger.phase("backward"):
-        dx = mlp_backward(dy.copy(), mine, cache, "gelu", grads, ImmediateSink(), region)
+        dx = mlp_backward(dy.copy(), mine, cache, c, grads, ImmediateSink(), region)
     say(ranks, "\nBackward, from a random dY. Weight gradients are where their weights are, and are not sent:")
     say_each(ranks, f"dA {shape(grads.w_in)}, dB {shape(grads.w_out)}; after f dX {shape(dx)}: {first_elements(dx)}")
     say(ranks, f"\nWhat moved, on each rank. Of N elements an all-reduce sends 2 N (t-1)/t, here with t = {ranks.size}:"
                f"\n{traffic_table(ranks.ledger)}\n")
 
     check = Check()
-    whole_y, whole_cache = textbook.mlp_forward(x, whole, "gelu")
-    whole_dx, whole_grads = textbook.mlp_backward(dy, whole, whole_cache, "gelu")
+    whole_y, whole_cache = textbook.mlp_forward(x, whole, c)
+    whole_dx, whole_grads = textbook.mlp_backward(dy, whole, whole_cache, c)
     check.equal("Y", y, whole_y)
     check.equal("dX", dx, whole_dx)
     check.shards(ranks, "every weight's gradient", grads, whole_grads, tensors)

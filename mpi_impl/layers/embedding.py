@@ -2,9 +2,12 @@
 import numpy as np
 
 from mpi_impl import kernels
+from mpi_impl.comm.reason import Reason
 from mpi_impl.kernels import accumulate, linear, lookup, lookup_backward, total
 from reference.layer_context import TRAINING
 from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_padding
+
+EMBEDDING_OUTPUT, LOGITS_INPUT = Reason("embedding", "output"), Reason("logits", "input")
 
 
 def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_types=None):
@@ -12,7 +15,7 @@ def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_type
     dropout = context.dropout
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for tokens that other ranks hold
-    x = region.leave(partial, "embedding output")            # g
+    x = region.leave(partial, EMBEDDING_OUTPUT)              # g
     positions = region.positions(x)
     runs = context.runs(positions)
     if p.position is not None:
@@ -34,17 +37,17 @@ def embedding_backward(dx, cache, grads: Embedding, region):
             grads.position[run] += dposition
     if grads.token_type is not None:                         # a row for each type: one product gives both
         accumulate(grads.token_type, np.stack([~second, second], -1).astype(dx.dtype), dx)
-    dx = region.leave_backward(dx, "embedding output")       # g, backward
+    dx = region.leave_backward(dx, EMBEDDING_OUTPUT)         # g, backward
     lookup_backward(dx * held[..., None], ids, grads.word)
 
 
 def logits_forward(x, word, vocab_size, region):
     """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
-    entered = region.enter(x, "logits input")                # f
+    entered = region.enter(x, LOGITS_INPUT)                  # f
     return mask_padding(linear(entered, word.T), region.rank * len(word), vocab_size), region.keep(x, entered)
 
 
 def logits_backward(dlogits, word, kept, grads, sink, region):
     """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads` is the word table's [V/t, h]."""
-    sink(grads, dlogits, region.enter_again(kept, "logits input"))     # forward: logits = f(x) @ word^T
-    return region.enter_backward(linear(dlogits, word), "logits input")   # f, backward
+    sink(grads, dlogits, region.enter_again(kept, LOGITS_INPUT))     # forward: logits = f(x) @ word^T
+    return region.enter_backward(linear(dlogits, word), LOGITS_INPUT)   # f, backward

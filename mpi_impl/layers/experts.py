@@ -10,13 +10,16 @@ import numpy as np
 
 from mpi_impl.comm.expert_parallel import counts_of_ranks, return_from_experts, send_to_experts
 from mpi_impl.comm.mappings import WithinRegion
+from mpi_impl.comm.reason import Reason
 from mpi_impl.kernels import linear
-from mpi_impl.layers.branches import mlp_branch_backward, mlp_branch_forward
+from mpi_impl.layers.layer import Layer, layer_backward, layer_forward
 from mpi_impl.runtime.arrays import narrowed, to_host, widened
 from reference.layer_context import TRAINING
 from reference.layers.dispatch import combine, combine_backward, dispatch, dispatch_backward, order_of
 from reference.layers.experts import Experts, ExpertsCache, biased_once, expert_of
 from reference.layers.router import choices_of_sequences, route, route_backward, router_losses, router_losses_backward
+
+INPUT, CHOICES, WEIGHTS, OUTPUT = (Reason("experts", tensor) for tensor in ("input", "choices", "weights", "output"))
 
 
 def experts_forward(x, p: Experts, c, region, context=TRAINING):
@@ -24,8 +27,7 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     logits = widened(linear(x, p.router))                     # [b, s, h] @ [h, E] -> [b, s, E], all of it outside
     routing = route(logits, c.experts)
     entered, ids, weights = (region.enter(each, reason) for each, reason in (                        # f
-        (x, "experts input"), (routing.ids, "experts: choices"),
-        (narrowed(routing.weights, x.dtype), "experts: weights")))
+        (x, INPUT), (routing.ids, CHOICES), (narrowed(routing.weights, x.dtype), WEIGHTS)))
     losses = losses_of_positions(logits, routing, ids, c.experts, context, region.positions(x))
     context.note_losses([losses])
     order = order_of(ids, c.experts)
@@ -38,9 +40,9 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     if region.experts:
         outputs = return_from_experts(outputs, everyone, region.experts, "experts: combine")
         counts = everyone
-    y, shared = region.leave(combine(outputs, weights, order), "experts output"), None               # g
+    y, shared = region.leave(combine(outputs, weights, order), OUTPUT), None                         # g
     if p.shared is not None:
-        beside, shared = mlp_branch_forward(x, p.shared, c, region)
+        beside, shared = layer_forward(x, p.shared, c, region)
         y += beside
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
 
@@ -61,7 +63,7 @@ def losses_of_positions(logits, routing, ids, c, context, held):
 
 def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sink, region):
     """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
-    inside, counts = region.leave_backward(dy, "experts output"), cache.order.counts                 # g, backward
+    inside, counts = region.leave_backward(dy, OUTPUT), cache.order.counts                           # g, backward
     dcopies, dweights = combine_backward(inside, cache.outputs, cache.weights, cache.order)
     if region.experts:                                                                               # there, and back
         everyone, counts = counts, own_counts(counts, region.experts)
@@ -69,11 +71,11 @@ def experts_backward(dy, p: Experts, cache: ExpertsCache, c, grads: Experts, sin
     dcopies = each_expert_backward(dcopies, p.experts, cache.experts, counts, c, grads.experts, sink, region)
     if region.experts:
         dcopies = return_from_experts(dcopies, everyone, region.experts, "experts: dispatch")
-    dx = region.enter_backward(dispatch_backward(dcopies, cache.order), "experts input")             # f, backward
-    dweights = region.enter_backward(dweights, "experts: weights")
+    dx = region.enter_backward(dispatch_backward(dcopies, cache.order), INPUT)                       # f, backward
+    dweights = region.enter_backward(dweights, WEIGHTS)
     dx += router_backward(dweights, p.router, cache, c, grads.router, sink)
     if p.shared is not None:
-        dx += mlp_branch_backward(dy, p.shared, cache.shared, c, grads.shared, sink, region)
+        dx += layer_backward(dy, p.shared, cache.shared, c, grads.shared, sink, region)
     return dx
 
 
@@ -91,7 +93,7 @@ def each_expert_forward(x, p, counts, c, region):
     y, inside, caches, ends = np.empty_like(x), WithinRegion(region.group), [None] * len(counts), np.cumsum(counts)
     for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
         if n:
-            y[end - n:end], caches[i] = mlp_branch_forward(x[end - n:end], expert_of(p, i), c, inside)
+            y[end - n:end], caches[i] = layer_forward(x[end - n:end], expert_of(p, i), c, inside)
     return y, caches
 
 
@@ -100,11 +102,14 @@ def each_expert_backward(dy, p, caches, counts, c, grads, sink, region):
     dx, inside, ends = np.empty_like(dy), WithinRegion(region.group), np.cumsum(counts)
     for i, (n, end) in enumerate(zip(counts.tolist(), ends.tolist())):
         if n:
-            dx[end - n:end] = mlp_branch_backward(dy[end - n:end], expert_of(p, i), caches[i], c,
-                                                  expert_of(grads, i), sink, inside)
+            dx[end - n:end] = layer_backward(dy[end - n:end], expert_of(p, i), caches[i], c,
+                                             expert_of(grads, i), sink, inside)
     return dx
 
 
 def own_counts(counts, group):
     """Return how many copies each of this rank's experts gets from all ranks, [E/e], from all ranks' counts [e, E]."""
     return np.split(counts.sum(0), len(counts))[group.rank]
+
+
+LAYER = Layer(Experts, experts_forward, experts_backward)

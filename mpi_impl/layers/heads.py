@@ -3,8 +3,8 @@ import numpy as np
 
 from mpi_impl.kernels import ACTIVATIONS, activated_linear, add_to, rows, total
 from mpi_impl.layers.embedding import logits_backward, logits_forward
+from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.layers.linear import linear_backward, linear_forward
-from mpi_impl.layers.norm import norm_backward, norm_forward
 from reference.layers.heads import MaskedLMHead
 from reference.layers.linear import Linear
 
@@ -12,7 +12,7 @@ from reference.layers.linear import Linear
 def transform_forward(x, p: MaskedLMHead, c):
     """Compute the logits' input from x: [b, s, h] -> [b, s, h]."""
     a, act_cache = activated_linear(x, p.dense.w, p.dense.b, c.activation)
-    y, norm = norm_forward(a, p.layernorm, c.layernorm_epsilon)
+    y, norm = layer_forward(a, p.layernorm, c.layernorm_epsilon)
     return y, (x, act_cache, norm)
 
 
@@ -20,7 +20,7 @@ def transform_backward(dy, p: MaskedLMHead, cache, c, grads: MaskedLMHead, sink)
     """Return dx [b, s, h] for dy [b, s, h]."""
     _, act_backward = ACTIVATIONS[c.activation]
     x, act_cache, norm = cache
-    da = norm_backward(dy, p.layernorm, norm, grads.layernorm)
+    da = layer_backward(dy, p.layernorm, norm, grads.layernorm)
     return linear_backward(act_backward(da, act_cache), p.dense, x, grads.dense, sink)
 
 

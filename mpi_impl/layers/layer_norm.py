@@ -1,5 +1,6 @@
 """Layer normalisation of one rank's array. Its textbook twin is reference/layers/layer_norm.py."""
 from mpi_impl import kernels
+from mpi_impl.layers.layer import Layer
 from reference.layers.layer_norm import LayerNorm
 
 
@@ -14,3 +15,6 @@ def layer_norm_backward(dy, p: LayerNorm, cache, grads: LayerNorm):
     grads.weight[...] += dweight
     grads.bias[...] += dbias
     return dx
+
+
+LAYER = Layer(LayerNorm, layer_norm_forward, layer_norm_backward)

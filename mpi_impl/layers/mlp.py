@@ -1,27 +1,35 @@
 """The transformer's MLP on one tensor-parallel rank. Its textbook twin is reference/layers/mlp.py."""
+from mpi_impl.comm.reason import Reason
 from mpi_impl.kernels import ACTIVATIONS, activated_linear, add_to, linear, rows, total
+from mpi_impl.layers.layer import Layer
+from reference.layer_context import TRAINING
 from reference.layers.mlp import MLP
 
+INPUT, OUTPUT = Reason("mlp", "input"), Reason("mlp", "output")
 
-def mlp_forward(x, p: MLP, activation, region):
-    """Map x [b, s, h] to y [b, s, h], both outside the region."""
-    entered = region.enter(x, "mlp input")                   # f
-    a, act_cache = activated_linear(entered, p.w_in, p.b_in, activation)     # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
-    y = region.leave(linear(a, p.w_out), "mlp output")       # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
+
+def mlp_forward(x, p: MLP, c, region, context=TRAINING):
+    """Map x [b, s, h] to y [b, s, h], both outside the region. c is the ModelConfig."""
+    entered = region.enter(x, INPUT)                         # f
+    a, act_cache = activated_linear(entered, p.w_in, p.b_in, c.activation)   # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
+    y = region.leave(linear(a, p.w_out), OUTPUT)             # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
     add_to(y, p.b_out)                                       # the bias once, after the sum
     return y, (region.keep(x, entered), act_cache, a)
 
 
-def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
+def mlp_backward(dy, p: MLP, cache, c, grads: MLP, sink, region):
     """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
     kept, act_cache, a = cache
-    _, act_backward = ACTIVATIONS[activation]
+    _, act_backward = ACTIVATIONS[c.activation]
     # forward: y = g(a @ w_out) + b_out
     grads.b_out[...] += total(rows(dy))
-    dy = region.leave_backward(dy, "mlp output")             # g, backward
+    dy = region.leave_backward(dy, OUTPUT)                   # g, backward
     sink(grads.w_out, a, dy)
     dz = act_backward(linear(dy, p.w_out.T), act_cache)
     # forward: a = act(f(x) @ w_in + b_in)
-    sink(grads.w_in, region.enter_again(kept, "mlp input"), dz)
+    sink(grads.w_in, region.enter_again(kept, INPUT), dz)
     grads.b_in[...] += total(rows(dz))
-    return region.enter_backward(linear(dz, p.w_in.T), "mlp input")   # f, backward
+    return region.enter_backward(linear(dz, p.w_in.T), INPUT)   # f, backward
+
+
+LAYER = Layer(MLP, mlp_forward, mlp_backward)

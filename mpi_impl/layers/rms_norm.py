@@ -1,5 +1,6 @@
 """RMS norm of one rank's array. Its textbook twin is reference/layers/rms_norm.py."""
 from mpi_impl import kernels
+from mpi_impl.layers.layer import Layer
 from reference.layers.rms_norm import RMSNorm
 
 
@@ -13,3 +14,6 @@ def rms_norm_backward(dy, p: RMSNorm, cache, grads: RMSNorm):
     dx, dweight = kernels.rms_norm_backward(dy, p.weight, cache)
     grads.weight[...] += dweight
     return dx
+
+
+LAYER = Layer(RMSNorm, rms_norm_forward, rms_norm_backward)

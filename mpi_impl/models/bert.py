@@ -6,7 +6,7 @@ import numpy as np
 
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.heads import masked_lm_backward, masked_lm_forward, pooled_backward, pooled_forward
-from mpi_impl.layers.norm import norm_backward, norm_forward
+from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
@@ -41,7 +41,7 @@ def heads_forward(x, p: BERT, c, batch, region):
     request).
     """
     with materialized(p.final_layernorm) as norm:
-        normed, norm_cache = norm_forward(x, norm, c.layernorm_epsilon)
+        normed, norm_cache = layer_forward(x, norm, c.layernorm_epsilon)
         del norm                     # or this name would keep it until the function returns
     losses, caches = [], {}
     for head in c.heads:
@@ -61,7 +61,7 @@ def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
         else:
             dnormed[:, :1] += pooled_loss_backward(dloss, p, head, caches[head], grads, sink, region)
     with materialized(p.final_layernorm) as norm, materialized(grads.final_layernorm) as dnorm:
-        dx = norm_backward(dnormed, norm, norm_cache, dnorm)
+        dx = layer_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm)
     return dx
 
@@ -120,6 +120,6 @@ def choice_scores(x, p: BERT, c, batch, region):
         return x
     with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,
           materialized(p.multichoice_head) as classifier):
-        normed, _ = norm_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
+        normed, _ = layer_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
         scores, _ = logits_and_targets("choice", pooled_forward(normed, pooler, classifier)[0], batch)
     return region.of_first_position(scores, "scores of answers")

@@ -4,7 +4,7 @@
 """
 from mpi_impl.layers.cross_entropy import argmax_token, cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import logits_backward, logits_forward
-from mpi_impl.layers.norm import norm_backward, norm_forward
+from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import widened
@@ -37,7 +37,7 @@ def head_forward(x, p: GPT, c, targets, region):
     request).
     """
     with materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word:
-        normed, norm_cache = norm_forward(x, norm, c.layernorm_epsilon)
+        normed, norm_cache = layer_forward(x, norm, c.layernorm_epsilon)
         logits, logits_cache = logits_forward(normed, word, c.vocab_size, region)
     loss, loss_cache = cross_entropy_forward(logits, targets, region.group, widen=not c.fp16_lm_cross_entropy)
     return loss, (norm_cache, logits_cache, loss_cache)
@@ -50,7 +50,7 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
     with (materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word,
           materialized(grads.final_layernorm) as dnorm, materialized(output_table(grads)) as dword):
         dnormed = logits_backward(dlogits, word, logits_cache, dword, sink, region)
-        dx = norm_backward(dnormed, norm, norm_cache, dnorm)
+        dx = layer_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm, output_table(grads))
     return dx
 
@@ -74,5 +74,5 @@ def next_logits(x, p: GPT, c, kv_cache, region):
 def logits_of(x, p: GPT, c, region):
     """Map x [b, s, h] to this rank's logits [b, s, V/t]."""
     with materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word:
-        normed, _ = norm_forward(x, norm, c.layernorm_epsilon)
+        normed, _ = layer_forward(x, norm, c.layernorm_epsilon)
         return logits_forward(normed, word, c.vocab_size, region)[0]

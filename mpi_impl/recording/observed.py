@@ -187,40 +187,39 @@ class ObservedRegion:
         return getattr(self.region, name)
 
     def enter(self, x, reason):
-        if not reason.endswith(" input"):                    # the choices of experts, which `show_experts` shows
+        if reason.tensor != "input":                         # the choices of experts, which `show_experts` shows
             return self.region.enter(x, reason)
-        before, after = self.names_at_f(reason)
+        before, after = self.names_at_f(reason.layer)
         self.observer.see_outside(self.observer.computing, before, x)
         entered = self.region.enter(x, reason)
         self.observer.see_inside(self.observer.computing, after, entered)
         return entered
 
     def enter_backward(self, dx, reason):
-        if not reason.endswith(" input"):
+        if reason.tensor != "input":
             return self.region.enter_backward(dx, reason)
-        before, after = self.names_at_f(reason)
+        before, after = self.names_at_f(reason.layer)
         self.observer.see_inside("backward", after, dx, summed=True)
         dx = self.region.enter_backward(dx, reason)
         self.observer.see_outside("backward", before, dx)
         return dx
 
     def leave(self, partial, reason):
-        before, after = self.names_at_g(reason)
+        before, after = self.names_at_g(reason.layer)
         self.observer.see_inside(self.observer.computing, before, partial, summed=True)
         y = self.region.leave(partial, reason)
         self.observer.see_outside(self.observer.computing, after, y)
         return y
 
     def leave_backward(self, dy, reason):
-        before, after = self.names_at_g(reason)
+        before, after = self.names_at_g(reason.layer)
         self.observer.see_outside("backward", after, dy)
         dy = self.region.leave_backward(dy, reason)
         self.observer.see_inside("backward", before, dy)
         return dy
 
-    def names_at_f(self, reason: str) -> tuple[str, str]:
-        """Return the names of the tensors before and after f in the layer at work, for a reason such as 'mlp input'."""
-        layer, _ = reason.split()
+    def names_at_f(self, layer: str) -> tuple[str, str]:
+        """Return the names of the tensors before and after f in a layer, such as the mlp, of the block at work."""
         if layer == "logits":
             bert = self.observer.state.model.architecture == "bert"
             return "lm_head.layernorm.output" if bert else "final_layernorm.output", "logits.input"
@@ -229,9 +228,8 @@ class ObservedRegion:
         norm = "input_layernorm" if layer == "attention" else "post_attention_layernorm"
         return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
 
-    def names_at_g(self, reason: str) -> tuple[str, str]:
-        """Return the names of the partial sums before g and of their sum, for a reason such as 'mlp output'."""
-        layer, _ = reason.split()
+    def names_at_g(self, layer: str) -> tuple[str, str]:
+        """Return the names of the partial sums before g and of their sum, in a layer of the block at work."""
         path = self.part_of_experts(layer) or (layer if layer == "embedding" else f"{self.observer.unit}.{layer}")
         return f"{path}.partial", f"{path}.output"
 

@@ -10,8 +10,8 @@ from math import prod
 from typing import NamedTuple
 
 from reference.config import ModelConfig
-from reference.layers.branches import mlp_branch_tensors
 from reference.layers.experts import experts_tensors
+from reference.layers.layer import declare
 from reference.params import leaves
 
 
@@ -38,7 +38,7 @@ class LayerElements(NamedTuple):
 @cache
 def elements_of_layer(c: ModelConfig, t: int, e: int) -> LayerElements:
     tensors = experts_tensors(c)
-    return LayerElements(elements(tensors, t, e), elements(tensors.experts, t, e), elements(mlp_branch_tensors(c), t))
+    return LayerElements(elements(tensors, t, e), elements(tensors.experts, t, e), elements(declare("mlp", c), t))
 
 
 def elements(tensors, t: int, e: int = 1) -> int:
@@ -58,7 +58,7 @@ def added_flops(c: ModelConfig, b: int, s: int) -> int:
     assert c.experts
     tensors, share = experts_tensors(c), c.experts.moe_router_topk / c.experts.num_experts
     active = weights(tensors.router) + weights(tensors.shared) + round(share * weights(tensors.experts))
-    return count * 2 * b * s * (active - weights(mlp_branch_tensors(c)))
+    return count * 2 * b * s * (active - weights(declare("mlp", c)))
 
 
 def weights(tensors) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
+from reference.layers.layer import Layer
 from reference.ops import CoreInputs, linear, linear_backward, rows
 from reference.params import bias, weight
 from reference.rope import rotate, rotate_backward
@@ -41,17 +42,17 @@ def attention_tensors(c):
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
-def attention_forward(x, p, causal, context=TRAINING):
-    """Map x [b, s, h] to y [b, s, h]. `context` is the layer's LayerContext.
+def attention_forward(x, p, c, context=TRAINING):
+    """Map x [b, s, h] to y [b, s, h]. c is the ModelConfig, `context` is the layer's LayerContext.
 
     No token attends to padding. With selective recompute the core is not kept. In generation the layer appends its keys
     and values to its KVCache, and nothing is dropped or kept.
     """
-    partial, cache = heads_forward(x, p, causal, context)
+    partial, cache = heads_forward(x, p, c, context)
     return partial + p.b_out, cache
 
 
-def attention_backward(dy, p, cache):
+def attention_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as an Attention, for dy [b, s, h]."""
     x, core, context, rotary = cache
     # forward: y = context @ w_out + b_out
@@ -66,37 +67,41 @@ def attention_backward(dy, p, cache):
     return dx, Attention(dw_qkv.reshape(p.w_qkv.shape), db_qkv.reshape(p.b_qkv.shape), dw_out, db_out)
 
 
-def heads_forward(x, p, causal, context, first_head=0):
+def heads_forward(x, p, c, context, first_head=0):
     """Compute the output [b, s, h] of the heads in p, all or a rank's shard, from x [b, s, h], before the bias."""
     (b, s, h), dropout, rotary = x.shape, context.dropout, context.rotary
     qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
     if rotary is not None:
         q, k = rotate(q, rotary), rotate(k, rotary)
-    inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head), context.lengths)
+    inputs = CoreInputs(q, k, v, c.causal, dropout and dropout.attention(first_head), context.lengths)
     attended, core = core_attention_forward(inputs, context)                  # [b, s, a/t, d]
     attended = attended.reshape(b, s, -1)
     return linear(attended, p.w_out), AttentionCache(x, core, attended, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
 
 
-def sharded_attention_forward(xs, shards, causal, region, context=TRAINING):
+def sharded_attention_forward(xs, shards, c, region, context=TRAINING):
     """Map each rank's input x [b, s, h] to its output y [b, s, h]; both use the layout outside the region."""
     entered, partial, caches = region.enter(xs), [], []                  # f
     for rank, (x, p) in enumerate(zip(entered, shards)):
-        y, cache = heads_forward(x, p, causal, context, first_head=rank * p.b_qkv.shape[1])
+        y, cache = heads_forward(x, p, c, context, first_head=rank * p.b_qkv.shape[1])
         partial.append(y)
         caches.append(cache._replace(x=None))
     ys = [y + p.b_out for y, p in zip(region.leave(partial), shards)]    # g, and the bias once, after the sum
     return ys, (region.keep(xs, entered), caches)
 
 
-def sharded_attention_backward(dys, shards, cache, region):
+def sharded_attention_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region."""
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]                            # forward: y = g(...) + b_out
     partial, grads = [], []
     for dy, p, x, one, db_out in zip(region.leave_backward(dys), shards, region.enter_again(kept), caches, db_outs):
-        dx, grad = attention_backward(dy, p, one._replace(x=x))
+        dx, grad = attention_backward(dy, p, one._replace(x=x), c)
         partial.append(dx)
         grads.append(replace(grad, b_out=db_out))
     return region.enter_backward(partial), grads
+
+
+LAYER = Layer("attention", Attention, attention_tensors, attention_forward, attention_backward,
+              sharded_attention_forward, sharded_attention_backward, chosen=lambda c: not c.grouped_attention)

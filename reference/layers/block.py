@@ -16,11 +16,7 @@ from typing import Any, NamedTuple
 
 from reference import ops
 from reference.layer_context import TRAINING
-from reference.layers.branches import (attention_branch_backward, attention_branch_forward, attention_branch_tensors,
-                                       sharded_attention_branch_backward, sharded_attention_branch_forward)
-from reference.layers.feed_forward import (feed_forward_backward, feed_forward_forward, feed_forward_tensors,
-                                           sharded_feed_forward_backward, sharded_feed_forward_forward)
-from reference.layers.norm import norm_backward, norm_forward, norm_tensors
+from reference.layers.layer import declare, layer_backward, layer_forward, sharded_layer_backward, sharded_layer_forward
 
 AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
 
@@ -30,9 +26,9 @@ class Block:
     """Tensors of one transformer block, or their gradients."""
 
     input_layernorm: Any           # a norm
-    attention: Any                 # see branches.py
+    attention: Any                 # of one of two kinds
     post_attention_layernorm: Any
-    mlp: Any                       # see feed_forward.py
+    mlp: Any                       # an MLP of one of two kinds, or Experts
 
 
 class BlockCache(NamedTuple):
@@ -48,18 +44,19 @@ class BlockCache(NamedTuple):
 
 def block_tensors(c, layer=0):
     """Declare the tensors of a layer for a ModelConfig."""
-    return Block(norm_tensors(c), attention_branch_tensors(c), norm_tensors(c), feed_forward_tensors(c, layer))
+    mlp = "experts" if c.has_experts(layer) else "mlp"
+    return Block(*(declare(name, c) for name in ("norm", "attention", "norm", mlp)))
 
 
 def block_forward(x, p, c, context=TRAINING):
     """Map x [b, s, h] -> [b, s, h]. c is the ModelConfig, `context` the layer's LayerContext."""
     dropout = context.dropout
-    normed, norm_1 = norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_branch_forward(normed, p.attention, c, context)
+    normed, norm_1 = layer_forward(x, p.input_layernorm, c.layernorm_epsilon)
+    y, attention = layer_forward(normed, p.attention, c, context)
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = residual(x, normed, c) + y
-    normed, norm_2 = norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
-    y, mlp = feed_forward_forward(normed, p.mlp, c, context)
+    normed, norm_2 = layer_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
+    y, mlp = layer_forward(normed, p.mlp, c, context)
     y, mask_2 = ops.dropout(y, dropout and dropout.hidden(AFTER_MLP))
     return residual(x, normed, c) + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -67,10 +64,10 @@ def block_forward(x, p, c, context=TRAINING):
 def block_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a Block, for dy [b, s, h]."""
     masked = ops.dropout_backward(dy, cache.mlp_mask)
-    dnormed, mlp = feed_forward_backward(masked, p.mlp, cache.mlp, c)
+    dnormed, mlp = layer_backward(masked, p.mlp, cache.mlp, c)
     dy, norm_2 = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c)
     masked = ops.dropout_backward(dy, cache.attention_mask)
-    dnormed, attention = attention_branch_backward(masked, p.attention, cache.attention)
+    dnormed, attention = layer_backward(masked, p.attention, cache.attention, c)
     dx, norm_1 = residual_backward(dy, dnormed, p.input_layernorm, cache.input_layernorm, c)
     return dx, Block(norm_1, attention, norm_2, mlp)
 
@@ -83,8 +80,8 @@ def residual(x, normed, c):
 def residual_backward(dy, dnormed, p, cache, c):
     """Return dx and the norm's gradients; dy came around the branch, dnormed through it."""
     if c.apply_residual_connection_post_layernorm:
-        return norm_backward(dnormed + dy, p, cache)
-    dx, grads = norm_backward(dnormed, p, cache)
+        return layer_backward(dnormed + dy, p, cache)
+    dx, grads = layer_backward(dnormed, p, cache)
     return dx + dy, grads
 
 
@@ -94,10 +91,10 @@ def residual_backward(dy, dnormed, p, cache, c):
 def sharded_block_forward(xs, shards, c, region, context=TRAINING):
     """Map each rank's x [b, s, h] to its output [b, s, h]; both use the layout outside the regions."""
     normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
-    ys, attention = sharded_attention_branch_forward(normed, [p.attention for p in shards], c, region, context)
+    ys, attention = sharded_layer_forward(normed, [p.attention for p in shards], c, region, context)
     xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_ATTENTION)
     normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
-    ys, mlp = sharded_feed_forward_forward(normed, [p.mlp for p in shards], c, region, context)
+    ys, mlp = sharded_layer_forward(normed, [p.mlp for p in shards], c, region, context)
     xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_MLP)
     return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
@@ -105,12 +102,11 @@ def sharded_block_forward(xs, shards, c, region, context=TRAINING):
 def sharded_block_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the regions."""
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
-    dnormed, mlp = sharded_feed_forward_backward(masked, [p.mlp for p in shards], cache.mlp, c, region)
+    dnormed, mlp = sharded_layer_backward(masked, [p.mlp for p in shards], cache.mlp, c, region)
     dys, norm_2 = residuals_backward(dys, dnormed, [p.post_attention_layernorm for p in shards],
                                      cache.post_attention_layernorm, c)
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.attention_mask)]
-    dnormed, attention = sharded_attention_branch_backward(masked, [p.attention for p in shards], cache.attention,
-                                                           region)
+    dnormed, attention = sharded_layer_backward(masked, [p.attention for p in shards], cache.attention, c, region)
     dxs, norm_1 = residuals_backward(dys, dnormed, [p.input_layernorm for p in shards], cache.input_layernorm, c)
     return dxs, [Block(*grads) for grads in zip(norm_1, attention, norm_2, mlp)]
 
@@ -122,11 +118,11 @@ def residuals_backward(dys, dnormed, shards, caches, c):
 
 def norms_forward(xs, shards, c):
     """Apply a norm to each rank's array."""
-    return map(list, zip(*[norm_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
+    return map(list, zip(*[layer_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
 
 
 def norms_backward(dys, shards, caches):
-    return map(list, zip(*[norm_backward(*one) for one in zip(dys, shards, caches)]))
+    return map(list, zip(*[layer_backward(*one) for one in zip(dys, shards, caches)]))
 
 
 def add_branch(xs, ys, region, dropout, site):

@@ -25,9 +25,9 @@ import numpy as np
 from reference.comm.collectives import all_reduce
 from reference.comm.expert_parallel import return_from_experts, send_to_experts
 from reference.layer_context import TRAINING
-from reference.layers.branches import (mlp_branch_backward, mlp_branch_forward, mlp_branch_tensors,
-                                       sharded_mlp_branch_backward, sharded_mlp_branch_forward)
 from reference.layers.dispatch import Order, combine, combine_backward, dispatch, dispatch_backward, order_of
+from reference.layers.layer import (Layer, declare, layer_backward, layer_forward, sharded_layer_backward,
+                                    sharded_layer_forward)
 from reference.layers.router import (Routing, choices_of_sequences, route, route_backward, router_losses,
                                      router_losses_backward)
 from reference.ops import linear, linear_backward
@@ -58,11 +58,11 @@ class ExpertsCache(NamedTuple):
 
 def experts_tensors(c):
     """Declare the tensors for a ModelConfig."""
-    one = mlp_branch_tensors(replace(c, ffn_hidden_size=c.experts.moe_ffn_hidden_size or c.ffn_size))
+    one = declare("mlp", replace(c, ffn_hidden_size=c.experts.moe_ffn_hidden_size or c.ffn_size))
     shared = c.experts.moe_shared_expert_intermediate_size
     return Experts(weight((c.hidden_size, c.experts.num_experts), c.init_method_std),
                    tree_map(lambda tensor: tensor.stacked(c.experts.num_experts), one),
-                   mlp_branch_tensors(replace(c, ffn_hidden_size=shared)) if shared else None)
+                   declare("mlp", replace(c, ffn_hidden_size=shared)) if shared else None)
 
 
 def experts_forward(x, p, c, context=TRAINING):
@@ -75,7 +75,7 @@ def experts_forward(x, p, c, context=TRAINING):
     outputs, experts = each_expert_forward(dispatch(x, order), p.experts, order.counts, c)
     y, shared = combine(outputs, routing.weights, order), None
     if p.shared is not None:
-        beside, shared = mlp_branch_forward(x, p.shared, c)
+        beside, shared = layer_forward(x, p.shared, c)
         y = y + beside
     return y, ExpertsCache(x, routing, losses, order, routing.weights, outputs, experts, shared)
 
@@ -95,7 +95,7 @@ def experts_backward(dy, p, cache, c):
     dx, router = router_backward(dweights, p.router, cache, c)
     dx, shared = dx + dispatch_backward(dcopies, cache.order), None
     if p.shared is not None:
-        beside, shared = mlp_branch_backward(dy, p.shared, cache.shared, c)
+        beside, shared = layer_backward(dy, p.shared, cache.shared, c)
         dx = dx + beside
     return dx, Experts(router, experts, shared)
 
@@ -112,7 +112,7 @@ def each_expert_forward(x, p, counts, c):
     """Apply each expert to its own rows of x [n, h], which are in the order of experts: -> [n, h]."""
     ys, caches = [], []
     for i, part in enumerate(np.split(x, np.cumsum(counts)[:-1])):
-        y, cache = mlp_branch_forward(part, expert_of(p, i), c) if len(part) else (part, None)
+        y, cache = layer_forward(part, expert_of(p, i), c) if len(part) else (part, None)
         ys.append(y)
         caches.append(cache)
     return np.concatenate(ys), caches
@@ -123,7 +123,7 @@ def each_expert_backward(dy, p, caches, counts, c):
     dxs, grads = [], []
     for i, (part, cache) in enumerate(zip(np.split(dy, np.cumsum(counts)[:-1]), caches)):
         own = expert_of(p, i)
-        dx, grad = mlp_branch_backward(part, own, cache, c) if len(part) else (part, tree_map(np.zeros_like, own))
+        dx, grad = layer_backward(part, own, cache, c) if len(part) else (part, tree_map(np.zeros_like, own))
         dxs.append(dx)
         grads.append(grad)
     return np.concatenate(dxs), tree_map(lambda *each: np.stack(each), *grads)
@@ -154,7 +154,7 @@ def sharded_experts_forward(xs, shards, c, region, context=TRAINING):
     context.note_losses(region.parts_of_a_sum([cache.losses for cache in caches]))
     ys, shared = region.leave(partial), None                                                         # g
     if shards[0].shared is not None:
-        beside, shared = sharded_mlp_branch_forward(xs, [p.shared for p in shards], c, region)
+        beside, shared = sharded_layer_forward(xs, [p.shared for p in shards], c, region)
         ys = [y + more for y, more in zip(ys, beside)]
     return ys, (caches, shared)
 
@@ -174,9 +174,13 @@ def sharded_experts_backward(dys, shards, cache, c, region):
     dxs = [dx + more for dx, (more, _) in zip(region.enter_backward(partial), routed)]
     dshared = [None] * len(shards)
     if shared is not None:
-        beside, dshared = sharded_mlp_branch_backward(dys, [p.shared for p in shards], shared, c, region)
+        beside, dshared = sharded_layer_backward(dys, [p.shared for p in shards], shared, c, region)
         dxs = [dx + more for dx, more in zip(dxs, beside)]
     return dxs, [Experts(router, *grads) for (_, router), *grads in zip(routed, experts, dshared)]
+
+
+LAYER = Layer("experts", Experts, experts_tensors, experts_forward, experts_backward, sharded_experts_forward,
+              sharded_experts_backward)
 
 
 def biased_once(p, rank):
@@ -207,7 +211,7 @@ def dealt_experts_forward(xs, shards, c, contexts):
         contexts[rank].note_losses([losses[rank]])
         y, shared = combine(outputs[rank], routing.weights, order), None
         if p.shared is not None:
-            beside, shared = mlp_branch_forward(x, p.shared, c)
+            beside, shared = layer_forward(x, p.shared, c)
             y = y + beside
         ys.append(y)
         caches.append(ExpertsCache(x, routing, losses[rank], order, routing.weights, outputs[rank], experts[rank],
@@ -228,7 +232,7 @@ def dealt_experts_backward(dys, shards, caches, c):
         dx, router = router_backward(dweights[rank], p.router, cache, c)
         dx, shared = dx + dispatch_backward(dcopies[rank], cache.order), None
         if p.shared is not None:
-            beside, shared = mlp_branch_backward(dy, p.shared, cache.shared, c)
+            beside, shared = layer_backward(dy, p.shared, cache.shared, c)
             dx = dx + beside
         dxs.append(dx)
         grads.append(Experts(router, experts[rank], shared))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from reference.comm.collectives import all_reduce
+from reference.layer_context import TRAINING
+from reference.layers.layer import Layer
 from reference.ops import linear, linear_backward, swiglu, swiglu_backward
 from reference.params import weight
 
@@ -27,7 +29,7 @@ def gated_mlp_tensors(c):
     return GatedMLP(weight((h, 2, f), std, split=2), weight((f, h), std / np.sqrt(2 * c.num_layers), split=0))
 
 
-def gated_mlp_forward(x, p):
+def gated_mlp_forward(x, p, c, context=TRAINING):
     """Map x [b, s, h] -> y [b, s, h]; on a rank's shards, its partial sum of y."""
     h, *columns = p.w_in.shape
     z = linear(x, p.w_in.reshape(h, -1)).reshape(*x.shape[:-1], *columns)     # [b, s, h] @ [h, 2 f] -> [b, s, 2, f]
@@ -35,7 +37,7 @@ def gated_mlp_forward(x, p):
     return linear(a, p.w_out), (x, act_cache, a)                              # [b, s, f] @ [f, h] -> [b, s, h]
 
 
-def gated_mlp_backward(dy, p, cache):
+def gated_mlp_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a GatedMLP, for dy [b, s, h]."""
     x, act_cache, a = cache
     # forward: y = a @ w_out
@@ -46,25 +48,29 @@ def gated_mlp_backward(dy, p, cache):
     return dx, GatedMLP(dw_in.reshape(p.w_in.shape), dw_out)
 
 
-def sharded_gated_mlp_forward(xs, shards, region):
+def sharded_gated_mlp_forward(xs, shards, c, region, context=TRAINING):
     """Map each rank's input x [b, s, h] to its output y [b, s, h]; both use the layout outside the region."""
     entered = region.enter(xs)                                                              # f
-    partial, caches = zip(*[gated_mlp_forward(x, p) for x, p in zip(entered, shards)])
+    partial, caches = zip(*[gated_mlp_forward(x, p, c) for x, p in zip(entered, shards)])
     return region.leave(list(partial)), (region.keep(xs, entered), [cache[1:] for cache in caches])    # g
 
 
-def sharded_gated_mlp_backward(dys, shards, cache, region):
+def sharded_gated_mlp_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region."""
     kept, caches = cache
-    partial, grads = zip(*[gated_mlp_backward(dy, p, (x, *one)) for dy, p, x, one in zip(
+    partial, grads = zip(*[gated_mlp_backward(dy, p, (x, *one), c) for dy, p, x, one in zip(
         region.leave_backward(dys), shards, region.enter_again(kept), caches)])
     return region.enter_backward(list(partial)), list(grads)
+
+
+LAYER = Layer("mlp", GatedMLP, gated_mlp_tensors, gated_mlp_forward, gated_mlp_backward, sharded_gated_mlp_forward,
+              sharded_gated_mlp_backward, chosen=lambda c: c.swiglu)
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------
 
 
-def side_by_side_mlp_forward(x, p, t):
+def side_by_side_mlp_forward(x, p, c, t):
     """Compute the MLP with G and U as one matrix [h, 2f] that is sharded like any other: into t blocks of its columns.
 
     The first ranks then have columns of the gate alone, the last ones of U alone; and each multiplies two halves of
@@ -74,5 +80,5 @@ def side_by_side_mlp_forward(x, p, t):
     """
     side_by_side = p.w_in.reshape(len(p.w_in), -1)                            # [h, 2f]: G, then U
     shards = [columns.reshape(len(columns), 2, -1) for columns in np.split(side_by_side, t, -1)]
-    return all_reduce([gated_mlp_forward(x, GatedMLP(w_in, w_out))[0]
+    return all_reduce([gated_mlp_forward(x, GatedMLP(w_in, w_out), c)[0]
                        for w_in, w_out in zip(shards, np.split(p.w_out, t, 0))])[0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
-from reference.layers.norm import norm_backward, norm_forward, norm_tensors
+from reference.layers.layer import Layer, declare, layer_backward, layer_forward
 from reference.ops import CoreInputs, linear, linear_backward, rows
 from reference.params import Tensor, bias, tree_map, weight
 from reference.rope import rotate, rotate_backward
@@ -56,7 +56,7 @@ def grouped_attention_tensors(c):
     if c.add_bias_linear or c.add_qkv_bias:
         b_q, b_kv = bias((a, d), split=0), Tensor((2, g, d), split=1, most_shards=g)
     if c.qk_layernorm:
-        norm = tree_map(lambda tensor: replace(tensor, shape=(d,), split=0, most_shards=1), norm_tensors(c))
+        norm = tree_map(lambda tensor: replace(tensor, shape=(d,), split=0, most_shards=1), declare("norm", c))
     return GroupedAttention(weight((h, a, d), std, split=1), b_q,
                             replace(weight((h, 2, g, d), std, split=2), most_shards=g), b_kv, norm, norm,
                             weight((a * d, h), std / np.sqrt(2 * c.num_layers), split=0),
@@ -69,7 +69,7 @@ def grouped_attention_forward(x, p, c, context=TRAINING):
     return add_bias(partial, p.b_out), cache
 
 
-def grouped_attention_backward(dy, p, cache):
+def grouped_attention_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a GroupedAttention, for dy [b, s, h]."""
     x, norms, core, attended, rotary = cache
     # forward: y = attended @ w_out + b_out
@@ -111,7 +111,7 @@ def sharded_grouped_attention_forward(xs, shards, c, region, context=TRAINING):
     return ys, (region.keep(xs, entered), [cache._replace(x=None) for cache in caches])
 
 
-def sharded_grouped_attention_backward(dys, shards, cache, region):
+def sharded_grouped_attention_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region.
 
     The gradients of tensors with copies are partial sums; the region completes them.
@@ -120,10 +120,15 @@ def sharded_grouped_attention_backward(dys, shards, cache, region):
     db_outs = [None if p.b_out is None else rows(dy).sum(0) for dy, p in zip(dys, shards)]
     partial, grads = [], []
     for dy, p, x, one, db_out in zip(region.leave_backward(dys), shards, region.enter_again(kept), caches, db_outs):
-        dx, grad = grouped_attention_backward(dy, p, one._replace(x=x))
+        dx, grad = grouped_attention_backward(dy, p, one._replace(x=x), c)
         partial.append(dx)
         grads.append(replace(grad, b_out=db_out))
     return region.enter_backward(partial), grads
+
+
+LAYER = Layer("attention", GroupedAttention, grouped_attention_tensors, grouped_attention_forward,
+              grouped_attention_backward, sharded_grouped_attention_forward, sharded_grouped_attention_backward,
+              chosen=lambda c: c.grouped_attention)
 
 
 # ---- what some models do without ------------------------------------------------------------------------------------
@@ -146,9 +151,9 @@ def add_bias(y, b):
 
 def head_norm(x, p, epsilon):
     """Normalize each head of x [b, s, heads, d]; without a norm return x itself."""
-    return (x, None) if p is None else norm_forward(x, p, epsilon)
+    return (x, None) if p is None else layer_forward(x, p, epsilon)
 
 
 def head_norm_backward(dy, p, cache):
     """Return dx and the gradients for dy [b, s, heads, d]."""
-    return (dy, None) if p is None else norm_backward(dy, p, cache)
+    return (dy, None) if p is None else layer_backward(dy, p, cache)

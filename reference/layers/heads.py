@@ -12,8 +12,8 @@ import numpy as np
 
 from reference.layers.embedding import (logits_backward, logits_forward, sharded_logits_backward,
                                         sharded_logits_forward, word_tensor)
+from reference.layers.layer import declare, layer_backward, layer_forward
 from reference.layers.linear import Linear, linear_backward, linear_forward
-from reference.layers.norm import norm_backward, norm_forward, norm_tensors
 from reference.ops import ACTIVATIONS, rows
 from reference.params import Tensor, bias, weight
 
@@ -30,7 +30,7 @@ class MaskedLMHead:
 def masked_lm_tensors(c):
     """Declare the tensors for a ModelConfig. The word table is the embedding's."""
     word = word_tensor(c)
-    return MaskedLMHead(dense_tensors(c, c.hidden_size), norm_tensors(c),
+    return MaskedLMHead(dense_tensors(c, c.hidden_size), declare("norm", c),
                         Tensor((c.vocab_size,), split=0, pad_to=word.pad_to))
 
 
@@ -47,7 +47,7 @@ def transform_forward(x, p, c):
     act, _ = ACTIVATIONS[c.activation]
     z, dense = linear_forward(x, p.dense)
     a, act_cache = act(z)
-    y, norm = norm_forward(a, p.layernorm, c.layernorm_epsilon)
+    y, norm = layer_forward(a, p.layernorm, c.layernorm_epsilon)
     return y, (dense, act_cache, norm)
 
 
@@ -55,7 +55,7 @@ def transform_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a MaskedLMHead without its bias, for dy [b, s, h]."""
     _, act_backward = ACTIVATIONS[c.activation]
     dense, act_cache, norm = cache
-    da, layernorm = norm_backward(dy, p.layernorm, norm)
+    da, layernorm = layer_backward(dy, p.layernorm, norm)
     dx, ddense = linear_backward(act_backward(da, act_cache), p.dense, dense)
     return dx, MaskedLMHead(ddense, layernorm, None)
 

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference import ops
+from reference.layers.layer import Layer
 from reference.params import bias, gain
 
 
@@ -28,3 +29,7 @@ def layer_norm_backward(dy, p, cache):
     """Return dx [b, s, h] and the gradients, as a LayerNorm, for dy [b, s, h]."""
     dx, dweight, dbias = ops.layer_norm_backward(dy, p.weight, cache)
     return dx, LayerNorm(dweight, dbias)
+
+
+LAYER = Layer("norm", LayerNorm, layer_norm_tensors, layer_norm_forward, layer_norm_backward,
+              chosen=lambda c: c.normalization == "LayerNorm")

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from reference.comm.collectives import all_reduce
+from reference.layer_context import TRAINING
+from reference.layers.layer import Layer
 from reference.ops import ACTIVATIONS, linear, linear_backward, rows
 from reference.params import bias, weight
 
@@ -30,18 +32,18 @@ def mlp_tensors(c):
                weight((f, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
-def mlp_forward(x, p, activation):
-    """Map x [b, s, h] -> y [b, s, h]."""
-    act, _ = ACTIVATIONS[activation]
+def mlp_forward(x, p, c, context=TRAINING):
+    """Map x [b, s, h] -> y [b, s, h]. c is the ModelConfig."""
+    act, _ = ACTIVATIONS[c.activation]
     a, act_cache = act(linear(x, p.w_in, p.b_in))        # [b, s, h] @ [h, 4h] -> [b, s, 4h]
     y = linear(a, p.w_out, p.b_out)                      # [b, s, 4h] @ [4h, h] -> [b, s, h]
     return y, (x, act_cache, a)
 
 
-def mlp_backward(dy, p, cache, activation):
+def mlp_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as an MLP, for dy [b, s, h]."""
     x, act_cache, a = cache
-    _, act_backward = ACTIVATIONS[activation]
+    _, act_backward = ACTIVATIONS[c.activation]
     # forward: y = a @ w_out + b_out
     da, dw_out, db_out = linear_backward(dy, a, p.w_out)
     # forward: a = act(x @ w_in + b_in)
@@ -49,9 +51,9 @@ def mlp_backward(dy, p, cache, activation):
     return dx, MLP(dw_in, db_in, dw_out, db_out)
 
 
-def sharded_mlp_forward(xs, shards, activation, region):
+def sharded_mlp_forward(xs, shards, c, region, context=TRAINING):
     """Map each rank's input x [b, s, h] to its output y [b, s, h]; both use the layout outside the region."""
-    act, _ = ACTIVATIONS[activation]
+    act, _ = ACTIVATIONS[c.activation]
     entered, partial, caches = region.enter(xs), [], []                  # f
     for x, p in zip(entered, shards):
         a, act_cache = act(linear(x, p.w_in, p.b_in))    # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
@@ -61,16 +63,20 @@ def sharded_mlp_forward(xs, shards, activation, region):
     return ys, (region.keep(xs, entered), caches)
 
 
-def sharded_mlp_backward(dys, shards, cache, activation, region):
+def sharded_mlp_backward(dys, shards, cache, c, region):
     """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region."""
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]            # forward: y = g(a @ w_out) + b_out
     partial, grads = [], []
     for dy, p, x, one, db_out in zip(region.leave_backward(dys), shards, region.enter_again(kept), caches, db_outs):
-        dx, grad = mlp_backward(dy, p, (x, *one), activation)
+        dx, grad = mlp_backward(dy, p, (x, *one), c)
         partial.append(dx)
         grads.append(replace(grad, b_out=db_out))
     return region.enter_backward(partial), grads
+
+
+LAYER = Layer("mlp", MLP, mlp_tensors, mlp_forward, mlp_backward, sharded_mlp_forward, sharded_mlp_backward,
+              chosen=lambda c: not c.swiglu)
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference import ops
+from reference.layers.layer import Layer
 from reference.params import gain
 
 
@@ -27,3 +28,7 @@ def rms_norm_backward(dy, p, cache):
     """Return dx [b, s, h] and the gradient, as an RMSNorm, for dy [b, s, h]."""
     dx, dweight = ops.rms_norm_backward(dy, p.weight, cache)
     return dx, RMSNorm(dweight)
+
+
+LAYER = Layer("norm", RMSNorm, rms_norm_tensors, rms_norm_forward, rms_norm_backward,
+              chosen=lambda c: c.normalization == "RMSNorm")

@@ -17,7 +17,7 @@ from reference.layers.embedding import Embedding
 from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm_forward, masked_lm_tensors,
                                     pooled_backward, pooled_forward, sharded_masked_lm_backward,
                                     sharded_masked_lm_forward)
-from reference.layers.norm import norm_backward, norm_forward, norm_tensors
+from reference.layers.layer import declare, layer_backward, layer_forward
 from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
                                     sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
@@ -43,7 +43,7 @@ def bert_tensors(c, layers=None):
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
     sop, choice = (last and head in c.heads for head in ("sop", "choice"))
-    return BERT(**stage_tensors(c, layers), final_layernorm=norm_tensors(c) if last else None,
+    return BERT(**stage_tensors(c, layers), final_layernorm=declare("norm", c) if last else None,
                 lm_head=masked_lm_tensors(c) if last and "lm" in c.heads else None,
                 pooler=dense_tensors(c, c.hidden_size) if sop or choice else None,
                 binary_head=dense_tensors(c, 2) if sop else None,
@@ -81,7 +81,7 @@ def bert_backward(dy, p, cache, c):
 
 def heads_forward(x, p, c, batch):
     """Map x [b, s, h] to the losses, in the order of c.heads."""
-    normed, norm = norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    normed, norm = layer_forward(x, p.final_layernorm, c.layernorm_epsilon)
     losses, caches = [], {}
     for head in c.heads:
         loss, caches[head] = (lm_loss_forward(normed, p, c, batch) if head == "lm" else
@@ -101,7 +101,7 @@ def heads_backward(dlosses, p, cache, c):
         else:
             dx, grads["pooler"], grads[CLASSIFIERS[head]] = pooled_loss_backward(dloss, p, head, caches[head])
             dnormed[:, :1] += dx
-    dx, grads["final_layernorm"] = norm_backward(dnormed, p.final_layernorm, norm)
+    dx, grads["final_layernorm"] = layer_backward(dnormed, p.final_layernorm, norm)
     return dx, dword, grads
 
 
@@ -145,7 +145,7 @@ def choice_scores(x, p, c, batch):
     x, _ = backbone_forward(x, p, c, stage_inputs(batch), EVALUATION)
     if not has_head(p, c):
         return x
-    normed, _ = norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
+    normed, _ = layer_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
     return logits_and_targets("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
 
 

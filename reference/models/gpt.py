@@ -11,7 +11,7 @@ from reference.layers.cross_entropy import (argmax_token, cross_entropy_backward
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
 from reference.layers.embedding import (Embedding, logits_backward, logits_forward, sharded_logits_backward,
                                         sharded_logits_forward, word_tensor)
-from reference.layers.norm import norm_backward, norm_forward, norm_tensors
+from reference.layers.layer import declare, layer_backward, layer_forward
 from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
                                     sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
@@ -30,7 +30,7 @@ def gpt_tensors(c, layers=None):
     """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
-    return GPT(**stage_tensors(c, layers), final_layernorm=norm_tensors(c) if last else None,
+    return GPT(**stage_tensors(c, layers), final_layernorm=declare("norm", c) if last else None,
                output=word_tensor(c) if last and c.untie_embeddings_and_output_weights else None)
 
 
@@ -60,7 +60,7 @@ def gpt_backward(dy, p, cache, c):
 
 def head_forward(x, p, c, targets):
     """Map x [b, s, h] to loss [b, s]."""
-    normed, norm = norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    normed, norm = layer_forward(x, p.final_layernorm, c.layernorm_epsilon)
     logits, logits_cache = logits_forward(normed, output_table(p), c.vocab_size)
     loss, loss_cache = cross_entropy_forward(logits, targets)
     return loss, (norm, logits_cache, loss_cache)
@@ -71,7 +71,7 @@ def head_backward(dloss, p, cache):
     norm, logits_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
     dnormed, dtable = logits_backward(dlogits, output_table(p), logits_cache)
-    dx, final_layernorm = norm_backward(dnormed, p.final_layernorm, norm)
+    dx, final_layernorm = layer_backward(dnormed, p.final_layernorm, norm)
     return dx, final_layernorm, dtable
 
 
@@ -101,7 +101,7 @@ def next_logits(x, p, c, kv_cache):
 
 def logits_of(x, p, c):
     """Map x [b, s, h] to logits [b, s, V]."""
-    normed, _ = norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    normed, _ = layer_forward(x, p.final_layernorm, c.layernorm_epsilon)
     return logits_forward(normed, output_table(p), c.vocab_size)[0]
 
 

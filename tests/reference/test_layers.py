@@ -18,7 +18,7 @@ def test_rows_first_needs_a_second_synchronisation(case):
     """Splitting A by rows is right only if the partial products are summed before the activation."""
     c = case.model
     p, x = case.params(mlp_tensors(c)), case.x()
-    close(rows_first_mlp_forward(x, p, case.t, c.activation, reduce_first=True), mlp_forward(x, p, c.activation)[0])
+    close(rows_first_mlp_forward(x, p, case.t, c.activation, reduce_first=True), mlp_forward(x, p, c)[0])
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu"])
@@ -27,7 +27,7 @@ def test_rows_first_is_another_function(activation):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 8))
     p = MLP(rng.normal(size=(8, 32)), rng.normal(size=32), rng.normal(size=(32, 8)), rng.normal(size=8))
-    right = mlp_forward(x, p, activation)[0]
+    right = mlp_forward(x, p, ModelConfig(1, 8, 1, 4, 4, activation=activation))[0]
     close(rows_first_mlp_forward(x, p, 1, activation, reduce_first=False), right)
     wrong = rows_first_mlp_forward(x, p, 2, activation, reduce_first=False)
     assert np.abs(wrong - right).max() > 0.1 * np.abs(right).max()
@@ -38,7 +38,8 @@ def test_rows_first_is_the_same_function_where_the_activation_is_linear():
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(2, 3, 8))
     p = MLP(rng.uniform(size=(8, 32)), rng.uniform(size=32), rng.uniform(size=(32, 8)), rng.uniform(size=8))
-    close(rows_first_mlp_forward(x, p, 2, "relu", reduce_first=False), mlp_forward(x, p, "relu")[0])
+    right = mlp_forward(x, p, ModelConfig(1, 8, 1, 4, 4, activation="relu"))[0]
+    close(rows_first_mlp_forward(x, p, 2, "relu", reduce_first=False), right)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3])
@@ -46,7 +47,8 @@ def test_a_gate_beside_what_it_multiplies_is_another_function(t):
     """The first of two ranks multiplies one half of the gate with the other half of it."""
     rng = np.random.default_rng(0)
     x, p = rng.normal(size=(2, 3, 8)), GatedMLP(rng.normal(size=(8, 2, 6)), rng.normal(size=(6, 8)))
-    whole, found = gated_mlp_forward(x, p)[0], side_by_side_mlp_forward(x, p, t)
+    c = ModelConfig(1, 8, 1, 4, 4, swiglu=True, add_bias_linear=False)
+    whole, found = gated_mlp_forward(x, p, c)[0], side_by_side_mlp_forward(x, p, c, t)
     assert found.shape == whole.shape
     assert (t == 1) == (np.abs(found - whole).max() < 0.1 * np.abs(whole).max())
 
@@ -71,7 +73,7 @@ def test_groups_whose_heads_are_alike_are_plain_attention():
     w_kv, b_kv = np.repeat(p.w_kv, a // g, 2), np.repeat(p.b_kv, a // g, 1)
     plain = Attention(np.concatenate([p.w_q[:, None], w_kv], 1), np.concatenate([p.b_q[None], b_kv]), p.w_out, p.b_out)
     x = rng.normal(size=(2, 5, a * d))
-    close(grouped_attention_forward(x, p, c)[0], attention_forward(x, plain, True)[0])
+    close(grouped_attention_forward(x, p, c)[0], attention_forward(x, plain, c)[0])
 
 
 def test_the_loss_without_a_shared_maximum_overflows():

@@ -35,7 +35,7 @@ ENTRIES = [
           Theorem("training_theorems.ledger_equals_formulas", 3, (MIDDLE, PassCounts(1, 3, 0, 0), Plan(3)))),
     Entry("the sum past a norm that begins before it", "computation", "model", "classic",
           "The gradient around the branch is added after the norm's backward, as in the other order.",
-          Bug("mpi_impl.layers.block", "norm_backward(kernels.add_to(dnormed, dy), p", "norm_backward(dnormed, p"),
+          Bug("mpi_impl.layers.block", "layer_backward(kernels.add_to(dnormed, dy), p", "layer_backward(dnormed, p"),
           of_bert("rank_theorems.block_equals_whole", model=POST_NORM)),
     Entry("token types of the first positions on every rank", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "Each rank takes the token types of the first positions for its own.",

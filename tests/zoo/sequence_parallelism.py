@@ -14,8 +14,8 @@ ENTRIES = [
     Entry("a reduce-scatter of identical arrays",
           "extra communication", "SP", "after deepspeedai/Megatron-DeepSpeed #389",
           "The words are summed before the reduce-scatter, which sums them once more: t times too large.",
-          Bug("mpi_impl.layers.embedding", 'region.leave(partial, "embedding output")',
-              'region.leave(region.group.all_reduce(partial, "words"), "embedding output")'),
+          Bug("mpi_impl.layers.embedding", 'region.leave(partial, EMBEDDING_OUTPUT)',
+              'region.leave(region.group.all_reduce(partial, "words"), EMBEDDING_OUTPUT)'),
           on_ranks("rank_theorems.embedding_equals_whole", SHARDED)),
     Entry("a reduce-scatter backward, too", "computation", "SP", "classic",
           "The forward's reduce-scatter is differentiated into a reduce-scatter, of a dy that holds the rank's "
