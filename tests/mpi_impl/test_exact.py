@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from mpi_impl.prediction.predict import PassCounts
 from reference.config import (ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
                               ExpertsConfig, ModelConfig, Recompute)
-from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
 from reference.schedules.generators import SCHEDULES, make
@@ -22,7 +22,7 @@ from tests.exact_theorems import proved, training_that_clips
 from tests.mpi_impl.test_training import EVERY, RECOMPUTES, place_and_plan
 from tests.rank_theorems import as_is
 from tests.strategies import ANY_MODEL, cases, recomputes
-from tests.training_theorems import Plan, ledger_equals_formulas, training_equals_one_process
+from tests.training_theorems import Plan, ledger_is_predicted, training_equals_one_process
 
 FEW = settings(max_examples=max(3, settings().max_examples // 6))
 LIMIT = 120.0       # seconds: Python's integers are slow
@@ -195,7 +195,7 @@ def test_a_third_of_all_places_and_schedules_on_up_to_eight_ranks(ranks, t, p, d
 def test_exact_numbers_count_as_float64_in_the_ledger(ranks, name):
     """What is sent is what the formulas say, in elements; and in bytes, what floats would be."""
     run = RUNS[name]
-    (exact, *_), (floats, *_) = (ranks.run(run.ranks, ledger_equals_formulas, case, PassCounts(1, run.m, 1, run.m),
+    (exact, *_), (floats, *_) = (ranks.run(run.ranks, ledger_is_predicted, case, PassCounts(1, run.m, 1, run.m),
                                            run.plan, wrap, timeout=LIMIT)
                                  for case, wrap in ((run.case, as_exact), (Case(**vars(run.case)), as_is)))
     assert exact.totals == floats.totals and {entry.dtype for entry in exact.totals} == {"float64", "int64"}

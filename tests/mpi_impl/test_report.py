@@ -11,6 +11,7 @@ from docs.played_step import picture
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.trace import Slice
+from mpi_impl.prediction.predict import PassCounts
 from mpi_impl.reports.page.played_step import played_step
 from mpi_impl.reports.page.report import MOST_LOSSES, ReportedRun, losses, page
 from mpi_impl.reports.page.senders import destinations, members, sent_by_all
@@ -18,7 +19,6 @@ from mpi_impl.reports.page.shapes import work_of
 from mpi_impl.reports.summary import describe, summary_lines
 from mpi_impl.reports.timelines.timelines import slices_of
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
 from reference.schedules.actions import Action, Send, lower, parse_action, result

@@ -4,14 +4,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from mpi_impl.prediction.predict import PassCounts
 from reference.config import CP_COMM_TYPES, ModelConfig, Recompute
-from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
 from tests.strategies import ANY_MODEL, Case, cases, instances, recomputes
-from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
+from tests.training_theorems import Plan, ledger_is_predicted, no_cache_outlives_its_use, training_equals_one_process
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
@@ -135,7 +135,7 @@ def place_and_plan(t, p, d, schedule, v, zero_stage, cut, recompute) -> tuple[Ca
 def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
     n, case, m, plan = run
-    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+    ranks.run(n, ledger_is_predicted, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -143,7 +143,7 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
 def test_what_experts_send_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """Dispatched copies too, whose number depends on the data: what went there came back."""
     n, case, m, plan = run
-    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+    ranks.run(n, ledger_is_predicted, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
 KNOWN = {
@@ -183,7 +183,7 @@ def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
     model = ModelConfig(5, 4 * t * c, t * c, 17, 4 * c, make_vocab_size_divisible_by=3, architecture=architecture,
                         heads=heads)
     case = Case(t, model, 2, 4 * c, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
-    ranks.run(t * p * c * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+    ranks.run(t * p * c * d, ledger_is_predicted, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
 
 
 @pytest.mark.parametrize("t", [2, 4])
@@ -191,7 +191,7 @@ def test_scatter_and_gather_send_a_part_of_t(ranks, t):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
     model = ModelConfig(2, 4 * t, t, 17, 4)
     case, work = Case(t, model, 2, 3, seed=1), PassCounts(1, 3, 1, 3)
-    parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Plan(2, scatter_gather=scatter))[0]
+    parts, whole = (ranks.run(2 * t, ledger_is_predicted, case, work, Plan(2, scatter_gather=scatter))[0]
                     for scatter in (True, False))
     for phase in ("forward", "backward", "evaluation"):
         sent = {"operation": "send", "phase": phase}
