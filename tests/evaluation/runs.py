@@ -1,7 +1,8 @@
-"""Models on disk, and the program on ranks of the pool, which tests of evaluation share."""
+"""Models, on disk too, and the program on ranks of the pool, which tests of evaluation share."""
 import json
 
 import numpy as np
+from hypothesis import strategies as st
 
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
@@ -16,9 +17,20 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
+from tests.mpi_impl.test_training import places
+from tests.program import refusal
+from tests.strategies import cases
 from tests.training_theorems import connected
 
 SEED = 5
+
+
+@st.composite
+def evaluations(draw, **options):
+    """Draw the number of ranks, p, a case on t, p and d, and the number of samples."""
+    t, p, d = draw(st.sampled_from(places()), "t, p, d")
+    case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(p, p + 2), "L"), **options))
+    return t * p * d, p, case, draw(st.integers(1, 20), "samples")
 
 
 def params_of(model):
@@ -46,6 +58,12 @@ def metrics(ranks, n: int, path, task: str, *options) -> list[dict]:
     """Return the metrics that the program writes on n ranks, in float64."""
     ranks.run(n, evaluate, ["--task", task, "--dtype", "float64", "--metrics-file", str(path), *map(str, options)])
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def refused(ranks, task: str, *options) -> str:
+    """Return the sentence with which the program refuses these options, identical on both ranks."""
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", task, *map(str, options)])
+    return said
 
 
 def split(t: int = 1, p: int = 1) -> list[str]:

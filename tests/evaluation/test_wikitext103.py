@@ -59,26 +59,14 @@ def test_windows_move_on_evenly_and_none_is_for_nothing(tmp_path, data):
     """The first asks for all it has, each other for its last o at most and 1 at least; beyond the end for nothing."""
     text, dataset, words, s, o = data.draw(evaluations(tmp_path / "wiki.test.tokens"))
     stream, n = words.encode(detokenize(text)), dataset.samples("test")
-    batch = ScoredBatch.unpack(dataset.batch("test", 0, 2 * n))
+    rows = dataset.batch("test", 0, 2 * n)
+    batch = ScoredBatch.unpack(rows)
+    assert rows.dtype == np.int64 and (batch.pack() == rows).all()
     asked = batch.weights.sum(1)
     assert asked[0] == min(s, len(stream) - 1)
     assert (asked[1:n] >= 1).all() and (asked[1:n - 1] == o).all() and (asked[1:n] <= o).all()
     assert not asked[n:].any()
     assert (batch.tokens[n:] == batch.tokens[:n]).all()
-    for window in range(n):
-        part = stream[:-1][window * o:window * o + s]
-        assert batch.tokens[window, :len(part)].tolist() == part
-
-
-@given(st.data())
-def test_rows_are_whole_numbers_that_pack_and_unpack(tmp_path, data):
-    """However many are asked for at a time."""
-    _, dataset, _, s, _ = data.draw(evaluations(tmp_path / "wiki.test.tokens"))
-    n, first = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 9))
-    rows = dataset.batch("test", first, n)
-    assert rows.dtype == np.int64 and rows.shape == (n, ScoredBatch.width(s))
-    assert (ScoredBatch.unpack(rows).pack() == rows).all()
-    assert (np.concatenate([dataset.batch("test", first + i, 1) for i in range(n)]) == rows).all()
 
 
 @pytest.mark.parametrize(("text", "plain"), [
@@ -96,52 +84,27 @@ def test_the_detokenizer_writes_as_people_do(text, plain):
     assert detokenize(text) == plain
 
 
-def test_original_tokens_are_words_and_ends_of_lines():
-    """Ends of lines between others count, those at the ends of the file do not."""
-    assert original_tokens(" \n = A boat = \n \n The boat @-@ house . \n") == 4 + 2 + 5
-
-
 def test_perplexities_by_hand():
-    """T = 5 tokens, of which 4 are predicted, and T_o = 3 words."""
+    """T = 5 tokens, of which 4 are predicted, and T_o = 3 words. Ends of lines between others are words, too."""
     dataset = WikiText103.__new__(WikiText103)
     dataset.tokens, dataset.original_tokens = 5, 3
     assert dataset.perplexities(6.0) == (1.5, exp(1.5), exp(2.0), exp(3.0))
     assert np.isfinite(dataset.perplexities(1e9)).all()
+    assert original_tokens(" \n = A boat = \n \n The boat @-@ house . \n") == 4 + 2 + 5
 
 
-@pytest.mark.parametrize(("data", "sentence"), [
-    (None, "there is no such file. Give the path of WikiText-103's wiki.test.tokens"),
-    (b"", "is empty"), (b" \n \n", "is empty"), (b"\xff\xfe = A = \n", "is not UTF-8 text"),
-    (b"Some other text.\n", "has no heading, a line like ' = Robert Boulter = '"),
-    (b"=\xc2\xa0=\xc2\xa0=", "has no heading"),
-])
-def test_what_is_not_wikitext_is_refused(tmp_path, data, sentence):
-    """In a sentence that names the file."""
+class OneToken(Words):
+    def encode(self, text):
+        return [1]
+
+
+@pytest.mark.parametrize("content, words, o, said", [
+    (None, Words, 4, "no such file"), (b" \n \n", Words, 4, "is empty"), (b"\xff\xfe = A = \n", Words, 4, "not UTF-8"),
+    (b"Some other text.\n", Words, 4, "has no heading"), (b" = A = \n", OneToken, 4, "1 token, but nothing"),
+    (b" = A = \n", Words, 0, "--overlapping-eval is 0"), (b" = A = \n", Words, 9, "--overlapping-eval is 9")])
+def test_other_files_and_windows_that_leave_out_tokens_are_refused(tmp_path, content, words, o, said):
     path = tmp_path / "wiki.test.tokens"
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(UserError, match=sentence) as error:
-        WikiText103(str(path), Words(), 8, 4)
-    assert str(path) in str(error.value)
-
-
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no such file"):
-        WikiText103(str(tmp_path), Words(), 8, 4)
-
-
-def test_a_text_of_one_token_is_refused(tmp_path):
-    """Nothing comes before it, and nothing after."""
-    class OneToken(Words):
-        def encode(self, text):
-            return [1]
-
-    (tmp_path / "wiki").write_text(" = A = \n")
-    with pytest.raises(UserError, match="has 3 words and 1 token, but nothing can be predicted"):
-        WikiText103(str(tmp_path / "wiki"), OneToken(), 8, 4)
-
-
-@pytest.mark.parametrize("o", [-1, 0, 9])
-def test_windows_that_leave_out_tokens_are_refused(tmp_path, o):
-    with pytest.raises(UserError, match=f"--overlapping-eval is {o}, but must be from 1 to --seq-length, which is 8"):
-        WikiText103(str(tmp_path / "wiki"), Words(), 8, o)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        WikiText103(str(path), words(), 8, o)

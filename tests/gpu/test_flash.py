@@ -10,13 +10,13 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
 from mpi_impl.kernels.cuda import flash
+from mpi_impl.runtime.arrays import dtype_of
 from reference import ops
 from tests.gpu import device
-from tests.gpu.test_kernels import SEEDS, draw, gpu, same, wide  # noqa: F401 - gpu is a fixture
+from tests.gpu.test_kernels import gpu, same  # noqa: F401 - gpu is a fixture
 from tests.installed import installed
+from tests.kernel_theorems import HALVES, WORDS
 from tests.reference.test_ops import lengths
-
-HALVES = st.sampled_from(["float16", "bfloat16"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="needs cuDNN: pip install '.[cudnn12]'")
@@ -38,27 +38,41 @@ def test_cudnn_takes_the_graphs(form, causal, padded):
         assert numbers.keys() == {name for name, *_ in layouts} | more
 
 
+def are_the_textbooks(seed, form, shape, causal, real, caches):
+    """Compare attention, and its gradients from these caches, with the textbook's; those of padding are exactly 0."""
+    rng, (b, s, a, d) = np.random.default_rng(seed), shape
+    qkv, dcontext = (rng.normal(size=size).astype(dtype_of(form)) for size in ((b, s, 3, a, d), shape))
+    on_device, exact = device.put(qkv), qkv.astype(np.float64)
+    mine = [on_device[:, :, i] for i in range(3)]
+    y, cache = kernels.attention_core(*mine, causal, None, device.put(real))
+    expected, expected_cache = ops.attention_core(*(exact[:, :, i] for i in range(3)), causal, None, real)
+    same(y, expected, form, 4)
+    wanted = ops.attention_core_backward(dcontext.astype(np.float64), expected_cache)
+    for one in caches(mine, cache, y):
+        found = kernels.attention_core_backward(device.put(dcontext), one)
+        for actual, gradient in zip(found, wanted, strict=True):
+            same(actual, gradient, form, 16)
+        if real is not None:
+            assert all((gradient.get()[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
+    return cache
+
+
 @pytest.mark.skipif(device.REAL, reason="a cuDNN that declines everything")
 def test_what_cudnn_declines_other_kernels_compute(monkeypatch):
     """The forward, and the backward where only that is declined. It is said once."""
     def decline(**_):
         raise RuntimeError("no kernel for this GPU")
 
+    def caches(inputs, cache, y):
+        b, s, a, _ = y.shape
+        return cache, flash.FlashCache(*inputs, True, None, y, device.put(np.zeros((b, a, s, 1))))
+
     monkeypatch.setattr(flash, "is_available", lambda: True)
     flash.say_that_cudnn_declines.cache_clear()
     cudnn = SimpleNamespace(pygraph=decline, create_handle=int, data_type=SimpleNamespace(HALF=0, FLOAT=1))
     with installed({"cudnn": cudnn}), pytest.warns(match="no kernel for this GPU") as said:
         for s in (4, 5):
-            q, dcontext = draw(1, "float16", 2, s, 3, 8), draw(2, "float16", 2, s, 3, 8)
-            there = device.put(q)
-            y, cache = kernels.attention_core(there, there, there, True, None)
-            expected, expected_cache = ops.attention_core(*wide(q, q, q), True)
-            same(y, expected, "float16", 4)
-            of_cudnn = flash.FlashCache(there, there, there, True, None, y, device.put(np.zeros((2, 3, s, 1))))
-            for mine in (cache, of_cudnn):
-                found = kernels.attention_core_backward(device.put(dcontext), mine)
-                for actual, wanted in zip(found, ops.attention_core_backward(*wide(dcontext), expected_cache)):
-                    same(actual, wanted, "float16", 16)
+            cache = are_the_textbooks(1, "float16", (2, s, 3, 8), True, None, caches)
     assert isinstance(cache, ops.CoreInputs) and len(said) == 1
 
 
@@ -66,21 +80,10 @@ def test_what_cudnn_declines_other_kernels_compute(monkeypatch):
 @pytest.mark.skipif(device.REAL and not flash.is_available(), reason="needs cuDNN: pip install '.[cudnn12]'")
 @settings(max_examples=20)
 @given(st.data(), st.integers(1, 3), st.integers(2, 200), st.integers(1, 3), st.sampled_from([8, 16, 64, 96, 128]),
-       st.booleans(), HALVES, SEEDS)
+       st.booleans(), st.sampled_from(HALVES), WORDS)
 def test_it_is_the_textbooks(data, b, s, a, d, causal, form, seed):
-    """Gradients of padding are exactly 0."""
-    qkv, dcontext, real = draw(seed, form, b, s, 3, a, d), draw(seed + 1, form, b, s, a, d), data.draw(lengths(b, s))
-    on_device = device.put(qkv)
-    y, cache = kernels.attention_core(*(on_device[:, :, i] for i in range(3)), causal, None, device.put(real))
+    cache = are_the_textbooks(seed, form, (b, s, a, d), causal, data.draw(lengths(b, s)), lambda _, cache, y: [cache])
     assert isinstance(cache, flash.FlashCache) or min(s, d) < 32, "cuDNN documents no limit that would exclude this"
-    expected, expected_cache = ops.attention_core(*(wide(qkv)[0][:, :, i] for i in range(3)), causal, None, real)
-    same(y, expected, form, 4)
-    wanted = ops.attention_core_backward(*wide(dcontext), expected_cache)
-    found = kernels.attention_core_backward(device.put(dcontext), cache)
-    for actual, one in zip(found, wanted, strict=True):
-        same(actual, one, form, 16)
-    if real is not None:
-        assert all((gradient.get()[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
 
 
 @pytest.mark.parametrize("change", [{"site": "drops"}, {"form": np.float32}, {"d": 12}, {"d": 256}, {"s": 1}])

@@ -1,5 +1,6 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
-from dataclasses import MISSING, FrozenInstanceError, fields, replace
+import re
+from dataclasses import MISSING, FrozenInstanceError, replace
 from functools import partial
 
 import pytest
@@ -36,94 +37,35 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
 LLAMA = """--normalization RMSNorm --swiglu --ffn-hidden-size 24 --group-query-attention --num-query-groups 2
     --kv-channels 6 --disable-bias-linear --add-qkv-bias --qk-layernorm --rotary-base 5e5 --use-rope-scaling
     --rope-scaling-factor 32 --position-embedding-type rope --num-attention-heads 4 --hidden-size 16""".split()
-ROPE = "--position-embedding-type rope"
 
 
-def test_every_option_of_a_llama_arrives():
-    model = parse([*LLAMA, "--tensor-model-parallel-size", "4"], 4).model(100)
-    assert (model.normalization, model.swiglu, model.ffn_size, model.groups, model.head_size) == (
-        "RMSNorm", True, 24, 2, 6)
-    assert (model.add_bias_linear, model.add_qkv_bias, model.qk_layernorm, model.rotary_base) == (
-        False, True, True, 5e5)
-    assert model.rope_scaling == RopeScaling(32.0)
+@pytest.mark.parametrize("options, ranks", [(EVERY_OPTION, 12), (LLAMA, 4)])
+def test_every_option_arrives(options, ranks):
+    """In each config that has a field of its name."""
+    settings = parse(options, ranks)
+    holders = settings.args, settings.model(50_257), settings.optimizer, settings.parallel
+    for name, value in parse_given("", "", GPTPretrainingOptions, options).items():
+        found = [getattr(holder, name) for holder in holders if hasattr(holder, name)]
+        assert found == [value] * len(found) != [], name
+
+
+def test_what_follows_from_several_options():
+    settings, llama = parse(EVERY_OPTION, world_size=12), parse(LLAMA, 4).model(100)
+    model, parallel = settings.model(50_257), settings.parallel
+    assert (model.rotary_size, model.padded_vocab_size(2), settings.optimizer.lr_warmup_iters) == (6, 50_304, 10)
+    assert (parallel.data_parallel_size, settings.microbatches, parallel.virtual_pipeline_size) == (3, 4, 3)
+    assert parallel.pipeline_schedule == "interleaved" and parallel.recompute == Recompute("full", "block", 1)
+    assert settings.precision == Precision("float64")
+    assert (llama.ffn_size, llama.groups, llama.head_size, llama.rope_scaling) == (24, 2, 6, RopeScaling(32.0))
     assert parse(["--group-query-attention"], 1).model(100).groups == 1, "one group by default, as in Megatron"
-    gated = parse(["--swiglu", "--disable-bias-linear", "--hidden-size", "768", "--num-attention-heads", "8"], 1)
+    gated = parse("--swiglu --disable-bias-linear --hidden-size 768 --num-attention-heads 8".split(), 1)
     assert gated.model(100).ffn_size == 2048, "8/3 of the hidden size, as in Megatron"
 
 
-@pytest.mark.parametrize("options, ranks, sentence", [
-    ("--num-query-groups 2", 1, "--num-query-groups is given, but without --group-query-attention every head of"),
-    ("--add-qkv-bias", 1, "--add-qkv-bias is given, but without --disable-bias-linear all linear layers of a block"),
-    ("--use-rope-scaling", 1, "but without --position-embedding-type rope positions have a table"),
-    ("--rotary-base 5e5", 1, "--rotary-base is given, but without --position-embedding-type rope"),
-    ("--rotary-percent 0.5", 1, "--rotary-percent is given, but without --position-embedding-type rope"),
-    (f"{ROPE} --rope-scaling-factor 4", 1, "--rope-scaling-factor is given, but without --use-rope-scaling"),
-    ("--group-query-attention --num-query-groups 3", 1,
-     "--num-query-groups is 3, but must divide --num-attention-heads, which is 8."),
-    ("--swiglu", 1, "--swiglu and --disable-bias-linear go together"),
-    ("--disable-bias-linear", 1, "--swiglu and --disable-bias-linear go together"),
-    ("--swiglu --disable-bias-linear --activation relu", 1, "SiLU, but --activation is relu."),
-    ("--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
-     "--tensor-model-parallel-size 4", 4, "--num-query-groups is 6, but one must divide the other"),
-    ("--swiglu --disable-bias-linear --ffn-hidden-size 30 --tensor-model-parallel-size 4", 4,
-     "--tensor-model-parallel-size is 4, but must divide --ffn-hidden-size, which is 30."),
-    ("--kv-channels 4 --hidden-size 30 --tensor-model-parallel-size 4", 4, "must divide --hidden-size, which is 30."),
-    ("--kv-channels 0", 1, "--kv-channels is 0, but must be at least 1."),
-    ("--ffn-hidden-size 0", 1, "--ffn-hidden-size is 0, but must be at least 1."),
-    ("--kv-channels 5 --position-embedding-type rope", 1, "rope turns pairs of dimensions"),
-    (f"{ROPE} --rotary-base 0", 1, "--rotary-base is 0.0, but must be a number that is at least 1."),
-    (f"{ROPE} --use-rope-scaling --rope-scaling-factor 0.5", 1, "--rope-scaling-factor is 0.5, but must be"),
-])
-def test_a_llama_that_cannot_be(options, ranks, sentence):
-    with pytest.raises(UserError) as error:
-        parse(options.split(), ranks)
-    assert sentence in str(error.value)
-
-
-def test_sizes_that_fit_the_groups_are_named():
-    """Those near the given one divide the heads, and divide the groups or are multiples of them."""
-    sizes = "--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
-    with pytest.raises(UserError, match="Near 4, these do: 1, 2, 3, 6."):
-        parse(f"{sizes} --tensor-model-parallel-size 4".split(), 4)
-    for t in (1, 2, 3, 6, 12):
-        parse(f"{sizes} --tensor-model-parallel-size {t}".split(), t)
-
-
-def test_every_option_arrives():
-    settings = parse(EVERY_OPTION, world_size=12)
-    model, optimizer = settings.model(50_257), settings.optimizer
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (6, 48, 4)
-    assert (model.max_position_embeddings, model.position_embedding_type, model.rotary_size) == (32, "rope", 6)
-    assert model.untie_embeddings_and_output_weights and model.init_method_std == 0.01
-    assert model.padded_vocab_size(2) == 50_304
-    assert settings.parallel.data_parallel_size == 3 and settings.microbatches == 4
-    assert (optimizer.lr, optimizer.min_lr, optimizer.lr_decay_style) == (0.01, 0.001, "cosine")
-    assert (optimizer.lr_decay_iters, optimizer.lr_warmup_iters) == (40, 10)
-    assert (optimizer.weight_decay, optimizer.clip_grad, optimizer.adam_eps) == (0.1, 0.5, 1e-6)
-    assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.8, 0.95)
-    parallel = settings.parallel
-    assert (parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size) == (2, 3)
-    assert parallel.pipeline_schedule == "interleaved"
-    assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
-    assert settings.args.distributed_timeout_minutes == 0.5
-    assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.0)
-    assert (parallel.zero_stage, parallel.cpu_offload, settings.args.offload_folder) == (3, True, "swap")
-    assert parallel.sequence_parallel and parallel.keep_gathered_inputs
-    assert parallel.recompute == Recompute("full", "block", 1)
-    assert (settings.args.save, settings.args.save_interval, settings.args.load) == ("out", 5, "in")
-    assert settings.args.record == "r"
-    assert settings.precision == Precision("float64")
-    assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
-
-
 def test_options_that_do_not_go_with_those():
-    parallel = parse("--ddp-bucket-size 77 --no-scatter-gather-tensors-in-pipeline".split(), world_size=1).parallel
+    parallel = parse("--ddp-bucket-size 77 --no-scatter-gather-tensors-in-pipeline --use-distributed-optimizer "
+                     "--num-distributed-optimizer-instances 2".split(), world_size=4).parallel
     assert parallel.ddp_bucket_size == 77 and not parallel.scatter_gather_tensors_in_pipeline
-
-
-def test_hybrid_sharding_is_megatrons_option():
-    given = "--use-distributed-optimizer --num-distributed-optimizer-instances 2".split()
-    parallel = parse(given, world_size=4).parallel
     assert (parallel.zero_stage, parallel.instance_size, parallel.shards) == (1, 2, 2)
 
 
@@ -160,19 +102,14 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings.parallel.data_parallel_size == 4 and settings.args.global_batch_size == 12
     assert settings.microbatches == 1 and settings.optimizer.lr_decay_iters == 9
     assert settings.args.max_position_embeddings == 20
-    assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.virtual_pipeline_size is None
-    assert settings.parallel.scatter_gather_tensors_in_pipeline and settings.parallel.ddp_bucket_size == 1 << 20
     assert settings.model(50).hidden_dropout == settings.model(50).attention_dropout == 0.1      # as in Megatron
-    assert settings.parallel.zero_stage == 0 and settings.parallel.recompute == Recompute()
-    assert not settings.parallel.sequence_parallel and not settings.parallel.cpu_offload
 
 
 @pytest.mark.parametrize("options, stage, recompute", [
     ("--use-distributed-optimizer", 1, Recompute()),
-    ("--use-distributed-optimizer --zero-stage 1", 1, Recompute()),
     ("--zero-stage 2 --recompute-activations", 2, Recompute("selective")),
-    ("--zero-stage 0 --recompute-activations --recompute-granularity selective", 0, Recompute("selective")),
-    ("--recompute-granularity full", 0, Recompute("full", "uniform", 1)),
+    ("--use-distributed-optimizer --zero-stage 1 --recompute-activations --recompute-granularity selective", 1,
+     Recompute("selective")),
     ("--recompute-granularity full --recompute-num-layers 3", 0, Recompute("full", "uniform", 3)),
 ])
 def test_what_can_be_said_in_two_ways(options, stage, recompute):
@@ -180,7 +117,7 @@ def test_what_can_be_said_in_two_ways(options, stage, recompute):
     assert (parallel.zero_stage, parallel.recompute) == (stage, recompute)
 
 
-@pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 2, 2), (8, 3, 2), (8, 4, 1), (7, 2, 2), (5, 2, 2)])
+@pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 3, 2), (8, 4, 1), (7, 2, 2)])
 def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunks):
     """Each stage has at most that number of layers; if it does not divide evenly, some have fewer."""
     settings = parse(["--num-layers", str(layers), "--num-layers-per-virtual-pipeline-stage", str(each),
@@ -198,128 +135,113 @@ def test_the_last_one_counts():
 
 
 T2, P4 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 4"
-EACH = "--num-layers-per-virtual-pipeline-stage"
+EACH, FULL = "--num-layers-per-virtual-pipeline-stage", "--recompute-granularity full --recompute-num-layers"
+ROPE = "--position-embedding-type rope"
+GROUPS = ("--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
+          "--tensor-model-parallel-size")
 
 
-@pytest.mark.parametrize("options, sentence", [
-    ("--tensor-model-parallel-size 3", "is 3, so the number of ranks must be a multiple of 3, but it is 8"),
-    ("--tensor-model-parallel-size 8 --num-attention-heads 4", "must divide --num-attention-heads, which is 4"),
-    ("--num-attention-heads 7", "--num-attention-heads is 7, but must divide --hidden-size, which is 256"),
-    ("--global-batch-size 30", "--global-batch-size is 30, but must be a multiple of"),
-    ("--max-position-embeddings 8", "--max-position-embeddings is 8, but must be at least --seq-length"),
-    ("--hidden-dropout 1", "--hidden-dropout is 1.0, but must be in [0, 1): it is the share that is dropped"),
-    ("--attention-dropout -0.1", "--attention-dropout is -0.1, but must be in [0, 1)"),
-    *((f"--{name} {value}", f"argument --{name}: {value} is not a finite number") for name, value in (
-        ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
-        ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
-        ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
-    ("--norm-epsilon inf", "argument --layernorm-epsilon/--norm-epsilon: inf is not a finite number"),
-    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
-                       "or"),
-    ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
-    ("--expert-model-parallel-size 3", "is 3, but must divide data-parallel size x context-parallel size, which is 8"),
-    ("--expert-model-parallel-size 2", "is 2, but the model has no experts. Give --num-experts, a multiple of it"),
-    ("--num-experts 6 --expert-model-parallel-size 4", "--expert-model-parallel-size is 4, but must divide "
-                                                       "--num-experts, which is 6. Every rank has the same number"),
-    ("--num-experts 4 --moe-router-topk 5", "--moe-router-topk is 5, but --num-experts is 4"),
-    ("--num-experts 1 --moe-router-topk 2", "--moe-router-topk is 2, but --num-experts is 1"),
-    ("--num-experts 0", "--num-experts is 0, but must be at least 1."),
-    ("--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4", "must divide --moe-ffn-hidden-size"),
-    *((f"--moe-{name}", f"--moe-{name.split()[0]} is given, but without --num-experts the model has no experts. Add")
-      for name in ("aux-loss-coeff 0", "z-loss-coeff 0.1", "router-topk 2", "layer-freq 1", "router-pre-softmax",
-                   "ffn-hidden-size 8", "shared-expert-intermediate-size 8", "expert-capacity-factor 1")),
-    ("--num-experts 4 --save-hf /tmp", "--save-hf writes a gpt2, where --num-experts is not given, but it is 4."),
-    ("--num-experts 4 --moe-expert-capacity-factor 1 --verify", "--verify would compare two different runs"),
-    ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
-    (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
-    ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),
-    ("--use-distributed-optimizer --zero-stage 0", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 0."),
-    ("--cpu-offload", "without ZeRO there are no shards. Choose --zero-stage 1, 2 or 3."),
-    ("--zero-stage 1 --offload-folder swap", "--offload-folder is swap, but nothing is offloaded. Add --cpu-offload."),
-    ("--sequence-parallel", "but --tensor-model-parallel-size is 1. Choose at least 2, or leave the option out."),
-    (f"{T2} --keep-gathered-inputs", "--keep-gathered-inputs needs --sequence-parallel"),
-    (f"{T2} --sequence-parallel --seq-length 31", "--tensor-model-parallel-size is 2, but must divide --seq-length, "
-     "which is 31. With --sequence-parallel every rank has the same number of positions."),
-    ("--recompute-granularity some", "--recompute-granularity: invalid choice: 'some'"),
-    ("--recompute-method block", "--recompute-method is block, which belongs to --recompute-granularity full, but that "
-     "is not given. Leave it out, or choose full."),
-    ("--recompute-granularity selective --recompute-num-layers 1", "--recompute-num-layers is 1, which belongs to "
-     "--recompute-granularity full, but that is selective."),
-    ("--recompute-activations --recompute-granularity full", "--recompute-activations is --recompute-granularity "
-     "selective, but that is full. Give one of them."),
-    ("--recompute-granularity full --recompute-num-layers 0", "--recompute-num-layers is 0, but must be at least 1."),
-    ("--recompute-granularity full --recompute-num-layers 5", "--recompute-num-layers is 5, but no stage has more "
-     "layers than 4. Choose at most 4."),
-    (f"{P4} --num-layers 8 --recompute-granularity full --recompute-method block --recompute-num-layers 3",
-     "--recompute-num-layers is 3, but no stage has more layers than 2."),
-    ("--fp16 --bf16", "--fp16 and --bf16 are two formats, but the model computes in one. Give one of them."),
-    ("--fp16 --dtype float64", "--dtype is float64, but --fp16 has its master weights in float32."),
-    ("--bf16 --dtype float64", "--dtype is float64, but --bf16 has its master weights in float32."),
-    ("--loss-scale 2", "--loss-scale belongs to --fp16, which is not given"),
-    ("--bf16 --hysteresis 2", "--hysteresis belongs to --fp16, which is not given"),
-    ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy belongs to --fp16, which is not given"),
-    ("--fp16 --loss-scale 2 --min-loss-scale 1", "--min-loss-scale is for a loss scale that follows the gradients, but "
-     "--loss-scale is 2, and stays."),
-    ("--fp16 --loss-scale 0", "--loss-scale is 0, but must be above 1e-30"),
-    ("--fp16 --min-loss-scale 1e10", "--initial-loss-scale is 4.29497e+09, but must not be below --min-loss-scale"),
-    ("--fp16 --loss-scale-window 0", "--loss-scale-window is 0, but must be at least 1."),
-    ("--save-interval 5", "--save-interval is 5, but nothing is saved. Give a folder with --save, too."),
-    ("--save d --save-interval 0", "--save-interval is 0, but must be at least 1."),
-    ("--load a --load-hf b", "--load is a and --load-hf is b, but a run begins with one set of weights."),
-    ("--train-iters 0", "--train-iters is 0, but must be at least 1."),
-    ("--exit-interval 0", "--exit-interval is 0, but must be at least 1."),
-    ("--eval-iters -1", "--eval-iters is -1, but must be a number that is not negative."),
-    ("--lr-warmup-iters 5 --lr-warmup-fraction 0.1", "say the same thing twice"),
-    ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction is 1.5, but must be in [0, 1)"),
-    ("--hidden-sise 64", "--hidden-size"),
-    ("--hidden-size big", "--hidden-size: invalid int value: 'big'"),
-    ("--lr-decay-style step", "--lr-decay-style"),
-    ("--hidden 64", "has no option --hidden"),
-    ("--pipeline-model-parallel-size 3", "--tensor-model-parallel-size is 1 and --pipeline-model-parallel-size is 3, "
-     "so the number of ranks must be a multiple of 3, but it is 8. Start 9 ranks, or choose a size that divides 8."),
-    (f"{T2} --pipeline-model-parallel-size 8", "must be a multiple of 16, but it is 8"),
-    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1."),
-    ("--pipeline-model-parallel-size -2", "--pipeline-model-parallel-size is -2, but must be at least 1."),
-    ("--tensor-model-parallel-size -1", "--tensor-model-parallel-size is -1, but must be at least 1."),
-    ("--ddp-bucket-size 0", "--ddp-bucket-size is 0, but must be at least 1."),
-    (f"{P4} --pipeline-schedule interleaved", "--pipeline-schedule is interleaved, which needs "
-     "--num-layers-per-virtual-pipeline-stage: how many layers"),
-    (f"{P4} {EACH} 1 --pipeline-schedule zb-h1", "--pipeline-schedule is zb-h1, which takes no "
-     "--num-layers-per-virtual-pipeline-stage. Leave that out, or choose interleaved."),
-    (f"{EACH} 0", "--num-layers-per-virtual-pipeline-stage is 0, but must be at least 1."),
-    (f"{EACH} -1", "--num-layers-per-virtual-pipeline-stage is -1, but must be at least 1."),
-    (f"{EACH} 1 --pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1."),
-    (f"{EACH} 1 --num-layers 0", "--num-layers is 0, but must be at least 1."),
-    (f"{P4} {EACH} 3 --num-layers 8", "with --num-layers 8 and --pipeline-model-parallel-size 4 a rank holds no more "
-     "than 2 in all."),
-    (f"{P4} {EACH} 1 --num-layers 8 --global-batch-size 48", "--global-batch-size is 48, which makes 6 microbatches of "
-     "--micro-batch-size x data-parallel size = 8, but the interleaved schedule takes them in groups of "
-     "--pipeline-model-parallel-size, which is 4. The nearest that fits is 64."),
-    (f"{P4} --num-layers 3", "--num-layers is 3, but the 1f1b schedule has 4 stages, 1 on each of "
-     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, or a smaller"),
-    (f"{P4} --num-layers 7 --pipeline-schedule zb-v", "the zb-v schedule has 8 stages, 2 on each of "
-     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, a schedule with one"),
-    (f"{P4} --num-layers 5 {EACH} 1 --global-batch-size 32", "the interleaved schedule has 8 stages, 2 on each of "
-     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, a larger "
-     "--num-layers-per-virtual-pipeline-stage, or a smaller --pipeline-model-parallel-size."),
-    ("--global-batch-size 9600000", "A step has 300,000 microbatches (--global-batch-size / --micro-batch-size / data-"
-     "parallel size), which go through 1 stages: 300,000 forwards, but a schedule holds at most 250,000."),
-    ("--global-batch-size 1000000000", "--global-batch-size is 1,000,000,000, but must be at most 10,000,000"),
-    ("--pipeline-schedule zbh1", "'zbh1' (choose from 'gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'zb-v', "
-     "'dualpipe-v'). Did you mean zb-h1?"),
-    ("--pipeline-schedule forward-only", "'forward-only' (choose from 'gpipe', '1f1b'"),
-    ("--distributed-backend nccl", "--distributed-backend is nccl, which is for arrays on GPUs, but --device is cpu. "
-     "Leave it out, or add --device cuda."),
-    ("--device cpu --distributed-backend staged", "--distributed-backend is staged, which is for arrays on GPUs"),
-    ("--distributed-backend gloo", "'gloo' (choose from 'nccl', 'mpi', 'staged')"),
-    ("--trace-clock virtual", "--trace-clock is virtual, but nothing is traced. Give a folder with --trace, too."),
-    *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be at "
-       "least 0.01, and at most a week, which is 10080.") for value in ("0", "-1", "1e5", "1e-9")),
-])
-def test_options_that_do_not_fit(options, sentence):
-    with pytest.raises(UserError) as error:
+REFUSED = {       # on 8 ranks
+    "--tensor-model-parallel-size 3": "must be a multiple of 3, but it is 8",
+    "--pipeline-model-parallel-size 3": "must be a multiple of 3, but it is 8. Start 9 ranks, or",
+    f"{T2} --pipeline-model-parallel-size 8": "must be a multiple of 16, but it is 8",
+    "--tensor-model-parallel-size -1": "--tensor-model-parallel-size is -1",
+    "--pipeline-model-parallel-size 0": "--pipeline-model-parallel-size is 0",
+    "--tensor-model-parallel-size 8 --num-attention-heads 4": "must divide --num-attention-heads, which is 4",
+    "--num-attention-heads 7": "--num-attention-heads is 7, but must divide --hidden-size",
+    "--kv-channels 4 --hidden-size 30 --tensor-model-parallel-size 4": "must divide --hidden-size, which is 30.",
+    "--global-batch-size 30": "--global-batch-size is 30, but must be a multiple of",
+    "--max-position-embeddings 8": "--max-position-embeddings is 8, but must be at least --seq-length",
+    "--hidden-dropout 1": "--hidden-dropout is 1.0, but must be in [0, 1)",
+    "--attention-dropout -0.1": "--attention-dropout is -0.1, but must be in [0, 1)",
+    "--lr nan": "--lr: nan is not a finite number", "--norm-epsilon inf": "inf is not a finite number",
+    "--seed 1234567890123456": "1234567890123456 has more than 15 digits",
+    "--num-layers 1000000000": "--num-layers is 1,000,000,000, but must be at most 10,000",
+    "--hidden-size big": "--hidden-size: invalid int value: 'big'", "--hidden-sise 64": "--hidden-size",
+    "--hidden 64": "has no option --hidden", "--lr-decay-style step": "--lr-decay-style",
+    "--train-iters 0": "--train-iters is 0", "--exit-interval 0": "--exit-interval is 0",
+    "--eval-iters -1": "--eval-iters is -1", "--lr-warmup-fraction 1.5": "--lr-warmup-fraction is 1.5",
+    "--lr-warmup-iters 5 --lr-warmup-fraction 0.1": "the same thing twice",
+    # Llama
+    "--num-query-groups 2": "without --group-query-attention", "--add-qkv-bias": "without --disable-bias-linear",
+    "--use-rope-scaling": "without --position-embedding-type rope", "--rotary-base 5e5": "--rotary-base is given, but",
+    "--rotary-percent 0.5": "--rotary-percent is given, but without --position-embedding-type rope",
+    f"{ROPE} --rope-scaling-factor 4": "without --use-rope-scaling", f"{ROPE} --rotary-base 0": "--rotary-base is 0.0",
+    f"{ROPE} --use-rope-scaling --rope-scaling-factor 0.5": "--rope-scaling-factor is 0.5",
+    f"{ROPE} --kv-channels 5": "rope turns pairs", "--kv-channels 0": "--kv-channels is 0",
+    "--group-query-attention --num-query-groups 3": "--num-query-groups is 3, but must divide --num-attention-heads",
+    "--swiglu": "--swiglu and --disable-bias-linear go together", "--disable-bias-linear": "--swiglu and",
+    "--swiglu --disable-bias-linear --activation relu": "--activation is relu",
+    "--swiglu --disable-bias-linear --ffn-hidden-size 30 --tensor-model-parallel-size 4": "divide --ffn-hidden-size",
+    f"{GROUPS} 4": "--num-query-groups is 6, but one must divide the other", "--ffn-hidden-size 0": "--ffn-hidden-size",
+    # experts
+    "--expert-model-parallel-size 3": "must divide data-parallel size x context-parallel size, which is 8",
+    "--expert-model-parallel-size 2": "the model has no experts", "--num-experts 0": "--num-experts is 0",
+    "--num-experts 6 --expert-model-parallel-size 4": "must divide --num-experts, which is 6",
+    "--num-experts 4 --moe-router-topk 5": "--moe-router-topk is 5, but --num-experts is 4",
+    "--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4": "must divide --moe-ffn-hidden-size",
+    "--num-experts 4 --save-hf /tmp": "--save-hf writes a gpt2",
+    "--num-experts 4 --moe-expert-capacity-factor 1 --verify": "--verify would compare two different runs",
+    **{f"--moe-{name}": f"--moe-{name.split()[0]} is given, but without --num-experts" for name in (
+        "aux-loss-coeff 0", "z-loss-coeff 0.1", "router-topk 2", "layer-freq 1", "router-pre-softmax",
+        "ffn-hidden-size 8", "shared-expert-intermediate-size 8", "expert-capacity-factor 1")},
+    # what is sharded, offloaded and recomputed
+    "--zero-stage 4": "--zero-stage is 4", "--cpu-offload": "Choose --zero-stage 1, 2 or 3",
+    "--zero-stage 3 --ddp-bucket-size 9": "--ddp-bucket-size is 9", "--ddp-bucket-size 0": "--ddp-bucket-size is 0",
+    "--use-distributed-optimizer --zero-stage 2": "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2",
+    "--use-distributed-optimizer --zero-stage 0": "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 0",
+    "--zero-stage 1 --offload-folder swap": "Add --cpu-offload", "--sequence-parallel": "Choose at least 2, or",
+    f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline": "with --sequence-parallel no rank has one",
+    f"{T2} --keep-gathered-inputs": "--keep-gathered-inputs needs --sequence-parallel",
+    f"{T2} --sequence-parallel --seq-length 31": "must divide --seq-length, which is 31",
+    "--recompute-granularity some": "--recompute-granularity: invalid choice: 'some'",
+    "--recompute-method block": "--recompute-method is block, which belongs to --recompute-granularity full",
+    "--recompute-granularity selective --recompute-num-layers 1": "--recompute-num-layers is 1, which belongs to",
+    "--recompute-activations --recompute-granularity full": "Give one of them",
+    f"{FULL} 0": "--recompute-num-layers is 0", f"{FULL} 5": "--recompute-num-layers is 5, but no stage has more",
+    f"{P4} --num-layers 8 {FULL} 3": "--recompute-num-layers is 3, but no stage has more layers than 2",
+    # formats
+    "--fp16 --bf16": "Give one of them", "--fp16 --dtype float64": "--fp16 has its master weights in float32",
+    "--loss-scale 2": "--loss-scale belongs to --fp16", "--bf16 --hysteresis 2": "--hysteresis belongs to --fp16",
+    "--fp16-lm-cross-entropy": "belongs to --fp16", "--fp16 --loss-scale 0": "--loss-scale is 0",
+    "--fp16 --loss-scale 2 --min-loss-scale 1": "--min-loss-scale is for a loss scale that follows the gradients",
+    "--fp16 --min-loss-scale 1e10": "must not be below --min-loss-scale",
+    "--fp16 --loss-scale-window 0": "--loss-scale-window is 0",
+    # files
+    "--save-interval 5": "Give a folder with --save", "--save d --save-interval 0": "--save-interval is 0",
+    "--load a --load-hf b": "--load is a and --load-hf is b", "--trace-clock virtual": "Give a folder with --trace",
+    **{f"--{name}=": f"--{name} is empty" for name in (         # as an unset variable of a script gives it
+        "data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path", "metrics-file", "ledger", "plot",
+        "trace", "offload-folder", "save", "load", "load-hf", "save-hf", "record")},
+    # schedules
+    f"{P4} --pipeline-schedule interleaved": "which needs --num-layers-per-virtual-pipeline-stage",
+    f"{P4} {EACH} 1 --pipeline-schedule zb-h1": "--pipeline-schedule is zb-h1, which takes no",
+    f"{EACH} 0": f"{EACH} is 0", f"{EACH} 1 --pipeline-model-parallel-size 0": "--pipeline-model-parallel-size is 0",
+    f"{EACH} 1 --num-layers 0": "--num-layers is 0", f"{P4} {EACH} 3 --num-layers 8": "a rank holds no more than 2",
+    f"{P4} {EACH} 1 --num-layers 8 --global-batch-size 48": "which makes 6 microbatches",
+    f"{P4} --num-layers 3": "has 4 stages, 1 on each",
+    f"{P4} --num-layers 7 --pipeline-schedule zb-v": "Choose more layers, a schedule with one",
+    f"{P4} --num-layers 5 {EACH} 1 --global-batch-size 32": f"Choose more layers, a larger {EACH}",
+    "--global-batch-size 9600000": "300,000 forwards", "--global-batch-size 1000000000": "must be at most 10,000,000",
+    "--pipeline-schedule zbh1": "Did you mean zb-h1?", "--pipeline-schedule forward-only": "'forward-only' (choose",
+    # ranks
+    "--distributed-backend nccl": "add --device cuda", "--distributed-backend gloo": "'gloo' (choose from",
+    **{f"--distributed-timeout-minutes {minutes}": "must be at least 0.01" for minutes in ("-1", "1e5")},
+}
+
+
+@pytest.mark.parametrize("options, said", REFUSED.items(), ids=[*REFUSED])
+def test_what_does_not_fit_is_refused(options, said):
+    with pytest.raises(UserError, match=re.escape(said)):
         parse(options.split(), world_size=8)
-    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 6, 12])
+def test_sizes_that_fit_the_groups_are_named(t):
+    """Those near the given one divide the heads, and divide the groups or are multiples of them."""
+    parse(f"{GROUPS} {t}".split(), t)
+    with pytest.raises(UserError, match=r"Near 4, these do: 1, 2, 3, 6\."):
+        parse(f"{GROUPS} 4".split(), 4)
 
 
 @pytest.mark.parametrize("options, k", [("1", 1), ("2", 2), ("8", 2), ("8 --moe-router-topk 3", 3)])
@@ -327,15 +249,6 @@ def test_a_token_chooses_two_experts_if_there_are_two(options, k):
     """The default asks nobody for more experts than there are."""
     experts = parse(f"--num-experts {options}".split(), 1).model(96).experts
     assert experts and experts.moe_router_topk == k
-
-
-@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path",
-                                  "metrics-file", "ledger", "plot", "trace", "offload-folder", "save", "load",
-                                  "load-hf", "save-hf", "record"])
-def test_an_empty_name_of_a_file_is_refused(name):
-    """An unset variable of a script gives it."""
-    with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):
-        parse([f"--{name}", ""], world_size=1)
 
 
 @pytest.mark.parametrize("options", ["--distributed-backend mpi", *(f"--device cuda --distributed-backend {name}"
@@ -354,13 +267,6 @@ def test_a_default_is_that_of_the_config_which_it_fills(kind, config):
             assert options[name].default == filling[name].default, name
 
 
-def test_settings_are_never_changed():
-    settings = parse([], 1)
-    for one, name in ((settings, "microbatches"), (settings.args, "lr"), (settings.optimizer, "lr")):
-        with pytest.raises(FrozenInstanceError):
-            setattr(one, name, 1)
-
-
 @pytest.mark.parametrize("kind", [GPTPretrainingOptions, BERTPretrainingOptions, GenerationOptions, RACEOptions,
                                   WikiText103Options, ZeroShotOptions])
 def test_help_tells_of_every_option_and_its_default(kind):
@@ -373,24 +279,19 @@ def test_help_tells_of_every_option_and_its_default(kind):
             assert f"default: {one.default}" in text, name
 
 
-def test_a_title_in_help_keeps_its_spelling():
-    parser = ArgumentParser(prog="program")
-    add_options(parser, GPTPretrainingOptions)
-    assert "\nThe model:\n" in parser.format_help() and "\nGPT:\n" in parser.format_help()
-
-
 def test_only_what_is_given_is_parsed():
     assert parse_given("p", "", GPTPretrainingOptions, "--lr 1 --verify --data-path a b".split()) == {
         "lr": 1.0, "verify": True, "data_path": ("a", "b")}
 
 
-def test_options_have_defaults_and_do_not_change():
+def test_options_do_not_change():
     """And neither an option that there is not nor the lack of a required one goes unnoticed."""
     options = replace(ParallelismOptions(tensor_model_parallel_size=4), context_parallel_size=2)
     assert (options.tensor_model_parallel_size, options.context_parallel_size) == (4, 2)
-    assert set(vars(options)) == {one.name for one in fields(ParallelismOptions)}
-    with pytest.raises(FrozenInstanceError):
-        setattr(options, "tensor_model_parallel_size", 8)       # noqa: B010  which mypy would refuse
+    settings = parse([], 1)
+    for one, name in ((options, "zero_stage"), (settings, "microbatches"), (settings.args, "lr")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, name, 1)
     for wrong in (partial(ParallelismOptions, tensor_parallel_size=4), TaskOptions):
-        with pytest.raises(TypeError, match="has other options: t"):
+        with pytest.raises(TypeError, match="has other options"):
             wrong()

@@ -1,121 +1,254 @@
-"""The memory demo is right on any number of ranks, and refuses wrong options with a sentence."""
+"""The demos: on any number of ranks their output is complete and in order, their checks pass, and detect faults."""
 import re
+from importlib import import_module
+from pathlib import Path
+from unittest import mock
 
 import pytest
-from matplotlib.figure import Figure
 
-from mpi_impl.demos import memory
-from mpi_impl.launching.pool import RankAssertion, RankFailure
-from mpi_impl.reports.charts import MEMORY
-from mpi_impl.reports.layer_memory import variants
-from tests.deep import one_fast_of
-from tests.launching import launch
+from mpi_impl.demos import DEMOS, __main__ as listing, deadlock, pipeline, train
+from mpi_impl.demos.collectives import ELEMENTS
+from mpi_impl.demos.mlp import HIDDEN_SIZE
+from mpi_impl.launching.pool import RankAssertion
+from reference.config import option
+from reference.errors import UserError
+from reference.schedules.generators import SCHEDULES, make
+from tests.launching import command, launch
+from tests.planted import Bug, planted_run
+from tests.program import refusal
 
-SMALL = "--num-layers 2 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1".split()
+CHECKED = "The check against reference/, which computes everything whole, in one process: "
+SMALL = "--num-layers 2 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1"      # of the memory demo
+OWN_SIZES = [       # what a user may choose for 3 ranks
+    ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
+    ("llama", "--num-attention-heads 9"), ("embedding", "--hidden-size 9"), ("embedding", "--sentence so"),
+    ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3"),
+    ("ring_attention", "--chunk-length 5"), ("context_parallel", "--chunk-length 1"),
+    ("experts", "--experts-per-rank 1"), ("zero", "--microbatches 3"),
+    ("train", "--tensor-model-parallel-size 1 --train-iters 2"),
+    *(("pipeline", f"--microbatches 6 --schedule {name}") for name in SCHEDULES if name != "forward-only")]
+SHARDED = {         # what the ranks own, each a part
+    "collectives": ["element"], "mlp": ["column", "row"], "attention": ["head", "column", "row"], "embedding": ["row"],
+    "cross_entropy": ["token"], "sequence_parallel": ["position", "head", "column"], "experts": ["expert"],
+    "pipeline": ["layer"]}
 
-def show(group, argv):
-    memory.show(group, argv)
+
+def show(group, name, options=""):
+    """Run a demo. It looks at a deadlock sooner than a person would like."""
+    with mock.patch.object(deadlock, "PATIENCE", 0.2):
+        import_module(f"mpi_impl.demos.{name}").show(group, options.split())
 
 
-@pytest.mark.parametrize("n", one_fast_of(3, (3, 1, 2)))
-def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
-    """On any number of ranks each run has two lines, measured and predicted, with the same numbers; and a picture."""
-    ranks.run(n, show, [*SMALL, "--output", str(tmp_path / "memory.png")])
+@pytest.mark.parametrize("name, n, options", [
+    *((name, n, "") for name in DEMOS if name != "memory" for n in (1, 3, 8)),
+    *(("memory", n, f"{SMALL} --output FOLDER/memory.png") for n in (1, 3)),
+    *((name, 3, options) for name, options in OWN_SIZES)])
+def test_a_demo_ends_in_its_check(ranks, capsys, tmp_path, name, n, options):
+    """Its lines fit on a screen; where one rank has a line all have one, in rank order, and name pieces that tile the
+    whole; and all measurements are as predicted.
+    """
+    ranks.run(n, show, name, options.replace("FOLDER", str(tmp_path)))
     text = capsys.readouterr().out
-    runs, end = 5 + len(variants(n)), text.splitlines()[-1]
-    assert end.startswith("Every measured number equals its prediction") and f"from {runs} runs on {n} rank" in end
-    lines = [re.split(" {2,}", line) for line in text.splitlines()]
-    measured = [cells[2:] for cells in lines if cells[1:2] == ["measured"] and "our inventory" not in cells]
-    predicted = [cells[2:] for cells in lines if cells[1:2] == ["= predicted"]]
-    assert len(measured) == runs and measured == predicted and max(map(len, text.splitlines())) <= 120
-    assert "NOT" not in text and (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120 and "NOT" not in text
+    of_ranks = [(int(found[1]), line) for line in lines if (found := re.match(r"  rank (\d+): *\S", line))]
+    assert [rank for rank, _ in of_ranks] == [*range(n)] * (len(of_ranks) // n)
+    for what in SHARDED.get(name, ()):
+        owned = [piece for _, line in of_ranks if (piece := piece_in(line, what)) is not None]
+        assert owned and len(owned) % n == 0
+        for first in range(0, len(owned), n):
+            pieces = sum(owned[first:first + n], [])
+            assert pieces == [*range(len(pieces))]
+    if name == "memory":
+        assert lines[-1].startswith("Every measured number equals its prediction") and f"on {n} rank" in lines[-1]
+        assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    elif (name, n) == ("deadlock", 1):
+        assert "A single rank has nobody to wait for" in text
+    else:
+        assert of_ranks and re.search(f"{CHECKED}.* are the same on {n} ranks?, to [^:]*$", " ".join(lines))
 
 
-def test_the_picture(ranks, tmp_path, monkeypatch):
-    """Its bars are the bytes, measured above predicted, and their lengths add up."""
-    kept, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (kept.append(figure), save(figure, *a, **k)))
-    panels = {title: {name: list(map(foreseen, everyone)) for name, everyone in panel.items()}
-              for title, panel in ranks.run(2, found_in_a_run)[0].items()}
-    memory.draw(str(tmp_path / "picture.png"), panels, "a model")
-    figure, = kept
-    for axes, panel in zip(figure.axes, panels.values(), strict=True):
-        assert [label.get_text() for label in axes.get_yticklabels()] == list(panel)
-        bars = [(round(bar.get_y() + bar.get_height() / 2, 2), bar.get_x(), bar.get_width()) for bar in axes.patches]
-        for row, everyone in enumerate(panel.values()):
-            for middle, states in ((row - 0.19, everyone[0].held), (row + 0.19, everyone[0].expected)):
-                mine = [(x, width) for y, x, width in bars if y == pytest.approx(middle)]
-                assert [width for _, width in mine] == pytest.approx([n / 1e3 for n in memory.parts(states).values()])
-                assert [x for x, _ in mine] == pytest.approx([sum(w for _, w in mine[:i]) for i in range(len(mine))])
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == [*MEMORY, "measured", "predicted"]
+def piece_in(line, what):
+    """Return the numbers that a rank's line names as its own; None if it names none, but shares in percent."""
+    if "%" in line:
+        return None
+    if re.search(rf"\bno {what}s\b", line):
+        return []
+    found = re.search(rf"\b{what}s? (\d+)(?: to (\d+))?(?=[ ,:;])", line)
+    return found and [*range(int(found[1]), int(found[2] or found[1]) + 1)]
 
 
-def foreseen(one):
-    """Return the same memory with a wrong prediction, so that the bars can be told apart."""
-    return one._replace(expected=one.expected._replace(gradients=one.expected.gradients + 1000))
+@pytest.mark.parametrize("size", [ELEMENTS, HIDDEN_SIZE])
+@pytest.mark.parametrize("n", [1, 3, 6, 16, 24])
+def test_the_default_is_the_first_size_that_the_ranks_can_shard(size, n):
+    """It is accepted, and no smaller size from the least on is."""
+    default = size.parse([], n)
+    assert size.parse([option(size.name), str(default)], n) == default >= size.least
+    for smaller in range(size.least, default):
+        with pytest.raises(UserError, match="The number of ranks"):
+            size.parse([option(size.name), str(smaller)], n)
 
 
-def found_in_a_run(group):
-    options = memory.parse_options([*SMALL, "--hidden-size", "8"], group.size)
-    model = memory.model_of(options)
-    return {title: {name: memory.train(group, parallel, model, options) for name, parallel in runs.items()}
-            for title, runs in (("replicas", memory.replica_runs(2, model)),
-                                ("shards", memory.sharing_runs(2, model, 12)))}
+def test_sizes_of_training_are_as_equal_as_fits():
+    """They are the given ones, where those fit."""
+    for n, sizes in {1: (1, 1), 4: (2, 2), 6: (3, 2), 7: (7, 1), 12: (3, 2), 16: (4, 2)}.items():
+        assert train.sizes(n, None, None) == sizes
+    assert train.sizes(8, 1, None) == (1, 4) and train.sizes(8, None, 1) == (4, 1) and train.sizes(8, 3, None) == (3, 1)
 
 
-def test_a_number_that_is_not_as_predicted_fails(ranks, tmp_path):
-    """It fails on every rank, with a sentence that names the number."""
-    with pytest.raises(RankAssertion, match="not as predicted: ZeRO 1: optimizer, rank 1, gradients: .* bytes"):
-        ranks.run(2, show_what_is_wrong, [*SMALL, "--output", str(tmp_path / "memory.png")])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "forward-only"])
+def test_the_picture_of_a_schedule(name):
+    """It shows every action once, in order, the second stage of a rank in small letters, and dots where none is."""
+    schedule = make(name, 3, 6, 2 if name == "interleaved" else None)
+    picture = pipeline.picture(name, schedule)
+    rows = re.findall(r"^  rank \d: +((?:[FBIWfbiw]\d[ =]*|\. *)+)$", picture, re.MULTILINE)
+    works, lasts = map(int, re.search(r"works for (\d+) units of (\d+):", picture).groups())
+    for row, actions in zip(rows, schedule.ranks, strict=True):
+        upper = min(stage for stage, _, _ in actions)
+        assert re.findall(r"[A-Za-z]\d", row) == [
+            f"{kind if stage == upper else kind.lower()}{i}" for stage, kind, i in actions]
+        assert row.count(".") == lasts - works
 
 
-def show_what_is_wrong(group, argv):
-    measure = memory.rank_memory
+@pytest.mark.parametrize("n", [2, 8])
+def test_a_deadlock_is_explained(ranks, capsys, n):
+    """Every rank's stack ends in a wait, for the rank before it, and these make a cycle of all ranks."""
+    ranks.run(n, show, "deadlock")
+    text = capsys.readouterr().out
+    stands = re.findall(r"line (\d+), in play: (.*)\n +waits for rank (\d+): receive (\d+)F0\n", text)
+    assert [(int(whom), int(layer)) for _, _, whom, layer in stands] == [((r - 1) % n, (r - 1) % n) for r in range(n)]
+    source = Path(deadlock.__file__).read_text().splitlines()
+    assert all(source[int(line) - 1].strip() == code and code.endswith(".wait()") for line, code, _, _ in stands)
+    others = "".join(f", which waits for rank {rank}" for rank in range(n - 2, -1, -1))
+    assert f"rank 0 waits for rank {n - 1}{others}." in " ".join(text.split())
+    assert deadlock.circle_of([1, 2, 1]) == [1, 2]          # also if rank 0 is outside
 
-    def wrong(trainer, *sizes):
-        one = measure(trainer, *sizes)
-        wrong_here = group.rank == 1 and trainer.topology.config.zero_stage == 1
-        return one._replace(held=one.held._replace(gradients=one.held.gradients + 4)) if wrong_here else one
 
-    memory.rank_memory = wrong
-    try:
-        memory.show(group, argv)
-    finally:
-        memory.rank_memory = measure
+# ---- the checks can fail --------------------------------------------------------------------------------------------
+
+MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
+DEMO = "mpi_impl.demos."
 
 
-@pytest.mark.parametrize("arguments, sentence", [
-    ("--num-layers 100000", r"--num-layers is 100,000, but must be at most 10,000"),
-    ("--num-layers 10000 --hidden-size 100000", r"Of .* parameters a rank would hold 16 bytes each"),
-    ("--micro-batch-size 100000 --seq-length 10000", r"of activations. It has"),
-    ("--num-layers 0", r"--num-layers is 0, but must be at least 1"),
-    ("--train-iters 0", r"--train-iters is 0, but must be at least 1"),
-    ("--num-attention-heads 3", r"--tensor-model-parallel-size is 2, but must divide --num-attention-heads"),
-    ("--num-attention-heads 0", r"--num-attention-heads is 0, but must be at least 1"),
-    ("--hidden-size 30", r"--num-attention-heads is 4, but must divide --hidden-size, which is 30"),
-    ("--seq-length 13", r"--tensor-model-parallel-size is 2, but must divide --seq-length, which is 13"),
-    ("--dtype float8", r"invalid choice: 'float8'|Did you mean float"),
-    ("--layers 3", r"has no option --layers"),
-    ("--output LICENSE/memory.png", "LICENSE is a file, where a folder is needed"),
+@pytest.mark.parametrize("name, said, bug", [
+    ("collectives", "all-reduce", Bug("mpi_impl.comm.transports.mpi", "ready(buffer), OPERATIONS[op])",
+                                      "ready(buffer), MPI.MAX)")),
+    ("collectives", "scatter", Bug(f"{DEMO}collectives", "post_send(pieces[i], i, i,", "post_send(pieces[0], i, i,")),
+    ("collectives", "gather", Bug(f"{DEMO}collectives", "return [x, *arrived]", "return [*arrived, x]")),
+    ("collectives", "the ring", Bug(f"{DEMO}collectives", "pieces[incoming] += arrived", "pieces[incoming] = arrived")),
+    ("mlp", "Y", Bug(MAPPINGS, LEFT, "return partial")),
+    ("mlp", "dX", Bug(MAPPINGS, "return self.group.all_reduce(dx, reason)", "return dx")),
+    ("attention", "Y", Bug(MAPPINGS, LEFT, "return partial")),
+    ("attention", "the attention of every head", Bug(f"{DEMO}attention", "[ranks.rank]\n    x, dy",
+                                                     "[ranks.rank - 1]\n    x, dy")),
+    ("attention", "every weight's gradient", Bug("mpi_impl.layers.attention", "sink(grads.w_out, context, dy)",
+                                                 "sink(grads.w_out, context, 2 * dy)")),
+    ("llama", "every weight's gradient", Bug(f"{DEMO}llama", 'all_reduce(dw_kv, "gradients of copies")',
+                                             'all_reduce(dw_kv.copy(), "gradients of copies")')),
+    ("embedding", "X", Bug("mpi_impl.layers.embedding", "lookup(ids, p.word) * held[..., None]",
+                           "lookup(ids, p.word)")),
+    ("embedding", "every word's gradient", Bug("mpi_impl.layers.embedding", "lookup_backward(dx * held[..., None],",
+                                               "lookup_backward(dx,")),
+    ("cross_entropy", "every loss", Bug("mpi_impl.layers.cross_entropy",
+                                        'group.all_reduce(total, "loss: sum of exp")', "total")),
+    ("cross_entropy", "the first one by hand", Bug(f"{DEMO}cross_entropy", "targets[0, 0] - first)", "targets[0, 0])")),
+    ("sequence_parallel", "Y", Bug("mpi_impl.layers.block", "region.positions(x))", "slice(0, x.shape[1]))")),
+    ("sequence_parallel", "every weight's gradient", Bug(f"{DEMO}sequence_parallel", "if tensor.split is None:",
+                                                         "if False:")),
+    ("sequence_parallel", "what is sent", Bug(MAPPINGS, 'f"{reason}, again"', "reason")),
+    ("ring_attention", "Y", Bug("reference.online_softmax", "one.context * mine + other.context * its",
+                                "one.context + other.context")),
+    ("ring_attention", "dK", Bug("mpi_impl.layers.context_attention", "dkv += others", "dkv[0] -= others[0]")),
+    ("context_parallel", "the loss", Bug("reference.batches", "take(x, part.chunks) for x in self))",
+                                         "x[:, :x.shape[1] // 3] for x in self))")),
+    ("context_parallel", "every gradient", Bug("mpi_impl.layers.context_attention", "dkv += others", "pass")),
+    ("pipeline", "norm of the gradient", Bug("mpi_impl.parallel.sinks", "accumulate(grad, x, dy)",
+                                             "accumulate(grad, x, 2 * dy)")),
+    ("pipeline", "activations kept", Bug("mpi_impl.parallel.passes",
+                                         "self.caches.pop((action.stage, action.microbatch))",
+                                         "self.caches[action.stage, action.microbatch]")),
+    ("zero", "bytes held", Bug(f"{DEMO}zero", "zero_stage=stage", "zero_stage=max(stage - 1, 0)")),
+    ("zero", "numbers sent", Bug(f"{DEMO}zero", '("gradients", "parameters")', '("gradients",)')),
+    ("experts", "the router's", Bug(f"{DEMO}experts", "ranks.all_reduce(grads.router, ",
+                                    "ranks.all_reduce(grads.router.copy(), ")),
+    ("memory", "not as predicted: ZeRO 0: nothing, rank 0, gradients", Bug(
+        "mpi_impl.reports.memory", "return RankMemory(psi, layout.size - psi, trainer.held(),",
+        "return RankMemory(psi, layout.size - psi, trainer.held()._replace(gradients=4),")),
+    ("deadlock", "the cycle", Bug(f"{DEMO}deadlock", "return seen[seen.index(rank):]", "return seen[:-1]")),
+    ("deadlock", "the loss", Bug(f"{DEMO}deadlock", "group.post_send(x, to", "group.post_send(2 * x, to")),
+    ("train", "every loss", Bug(f"{DEMO}tiny_gpt", "samples_of(replica, k", "samples_of(0, k")),
 ])
-def test_a_wrong_option_gets_a_sentence(ranks, capsys, arguments, sentence):
+def test_the_check_can_fail(ranks, capsys, tmp_path, name, said, bug):
+    """A fault in a layer, a region or the demo raises AssertionError, which names what differs, and no check passes."""
+    options = {"memory": f"{SMALL} --output {tmp_path}/memory.png",
+               "train": "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1"}
+    with pytest.raises(RankAssertion, match=said if name == "memory" else f"{said} (differs from|has shape)"):
+        ranks.run(3, planted_run, bug, show, name, options.get(name, ""))
+    assert CHECKED not in capsys.readouterr().out
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, options, said", [
+    ("collectives", "--elements 4", "number of ranks is 3, but must divide --elements"),
+    ("collectives", "--elements 100000000000", "the ranks' arrays would take about"),
+    ("mlp", "--hidden-size 5", "must divide 4 hidden_size, which is 20"),
+    ("mlp", "--hidden-size eight", "invalid int value: 'eight'"),
+    ("attention", "--num-attention-heads -3", "--num-attention-heads is -3"),
+    ("embedding", "--hidden-size 0", "--hidden-size is 0"),
+    ("embedding", "--sentence=", "--sentence has no words"),
+    ("ring_attention", "--chunk-length 0", "--chunk-length is 0"),
+    ("context_parallel", "--chunk-length 100000000", "the ranks' arrays would take about"),
+    ("experts", "--experts-per-rank 0", "--experts-per-rank is 0"),
+    ("pipeline", "--schedule forward-only", "invalid choice: 'forward-only'"),
+    ("pipeline", "--microbatches 1000000", "at most 250,000"),
+    ("pipeline", "--microbatches 0", "--microbatches is 0"),
+    ("pipeline", "--schedule interleaved --microbatches 4", "m = 4 is no multiple of 3"),
+    ("zero", "--microbatches 1000000", "at most 250,000"),
+    ("zero", "--microbatches 0", "--microbatches is 0"),
+    ("train", "--tensor-model-parallel-size 2", "must be a multiple of 2, but it is 3"),
+    ("train", "--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0"),
+    ("train", "--train-iters 0", "--train-iters is 0"),
+    ("memory", "--num-layers 10000 --hidden-size 96000", "parameters a rank would hold 16 bytes each"),
+    ("memory", "--micro-batch-size 100000 --seq-length 9999", "of activations. It has"),
+    ("memory", "--train-iters 0", "--train-iters is 0"),
+    ("memory", "--num-attention-heads 4", "must divide --num-attention-heads"),
+    ("memory", "--num-attention-heads 0", "--num-attention-heads is 0"),
+    ("memory", "--seq-length 13", "must divide --seq-length, which is 13"),
+    ("memory", "--output LICENSE/memory.png", "LICENSE is a file"),
+    *((name, "--no-such-thing 1", f"mpi_impl.demos.{name} has no option --no-such-thing") for name in DEMOS),
+])
+def test_a_wrong_option_gets_a_sentence(ranks, capsys, name, options, said):
     """Nothing is printed besides."""
-    with pytest.raises(RankFailure, match=f"UserError: .*({sentence})"):
-        ranks.run(2, show, [*SMALL, *arguments.split()])
+    assert said in ranks.run(3, refusal, show, name, options)[0]
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.deep
-def test_the_program(tmp_path):
-    """Started as the README says."""
-    done = launch(2, "-m", "mpi_impl.demos.memory", *SMALL, "--output", tmp_path / "memory.png")
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert done.stdout.splitlines()[-1].startswith("Every measured number equals its prediction")
+@pytest.mark.parametrize("name, wrong", [("attention", "--num-attention-heads 3"), ("deadlock", "--patience 3")])
+def test_the_program(name, wrong):
+    """Started as the README says it kills no rank, and prints nothing on stderr; a wrong option's status is 2."""
+    done = launch(2, "-m", f"mpi_impl.demos.{name}")
+    assert (done.returncode, done.stderr) == (0, "") and f"\n{CHECKED}" in done.stdout
+    done = launch(2, "-m", f"mpi_impl.demos.{name}", *wrong.split())
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("error: ")
 
 
-@pytest.mark.deep
-def test_the_program_with_an_option_that_is_wrong(tmp_path):
-    wrong = launch(2, "-m", "mpi_impl.demos.memory", "--seq-length", "13", "--output", tmp_path / "memory.png")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: --tensor-model-parallel-size is 2, but must divide --seq-length")
+def test_the_list_has_every_demo(capsys):
+    """Each demo has a line of its own, and no other module has one."""
+    listing.main([])
+    lines = capsys.readouterr().out.splitlines()
+    named = dict(line.split(maxsplit=1) for line in lines[:lines.index("")])
+    folder = Path(deadlock.__file__).parent
+    assert {*named} == {path.stem for path in folder.glob("*.py") if "\ndef show(" in path.read_text()}
+    assert named["mlp"] == "The transformer's MLP, sharded over all ranks" and all(named.values())
+
+
+def test_the_list_starts_no_ranks():
+    """It does not start MPI, either; for a word that is not a demo it names the closest demo."""
+    done = command("-c", "import sys; from mpi_impl.demos.__main__ import main; main([]); print(*sys.modules)")
+    assert done.returncode == 0 and "pipeline" in done.stdout and "mpi4py" not in done.stdout, done.stderr
+    one = command("-m", "mpi_impl.demos", "deadlock")
+    assert one.returncode == 0 and one.stdout.startswith(deadlock.__doc__.splitlines()[0])
+    wrong = command("-m", "mpi_impl.demos", "deadlok")
+    assert wrong.returncode == 2 and wrong.stdout == "" and "Did you mean deadlock?" in wrong.stderr

@@ -1,105 +1,96 @@
-"""The experiments, with models small enough for seconds."""
+"""The experiments: small runs of each end well, what they say follows from their results, and options are checked."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import layer_norm_order, model_size, prefetch, shared_layers, stale_weights
-from mpi_impl.experiments.divided_runs import final
-from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, Trained, batches, table
-from reference.errors import UserError
+from mpi_impl.experiments import (batch_size, byte_windows, layer_norm_order, model_size, prefetch, scaling_study,
+                                  shared_layers, stale_weights)
+from mpi_impl.experiments.batch_size import BatchRun, BatchSizeOptions, Measured
+from mpi_impl.experiments.h100_runs import h100_tables, plan_of_fsdp, rate
+from mpi_impl.experiments.layer_norm_order import CHANCE, Run, Trained
+from mpi_impl.experiments.published_rows import Table
+from mpi_impl.planning.profiles import load
+from reference.costs.hardware import Sharded
+from reference.costs.published import (FSDP, H100_PEAK, KORTHIKANTI, LLAMA_3, MEGATRON, MEGATRON_CORE, PTD_P,
+                                       STRONG_SCALING, TABLE_2, ZERO)
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
 
-SMALL = ["--layers", "1", "2", "--seeds", "2", "--train-iters", "6"]
+PROGRAMS = (layer_norm_order, stale_weights, shared_layers, prefetch, model_size, batch_size)
+
+
+def output_of(ranks, capfd, tmp_path, program, options, n=2) -> list[str]:
+    """Return the lines that a program prints on n ranks. It draws a picture, too."""
+    plot = tmp_path / f"{n}.png"
+    ranks.run(n, program.show, [*options.split(), "--plot", str(plot)])
+    lines = capfd.readouterr().out.splitlines()
+    assert plot.read_bytes().startswith(b"\x89PNG") and any(f"drawn in {plot}" in line for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize("program, options, said", [
+    (layer_norm_order, "--layers 4 0", "--layers is 0"), (layer_norm_order, "--layers 4 20000", "must be at most"),
+    (layer_norm_order, "--plot curves.xyz", "--plot is 'curves.xyz'"), (layer_norm_order, "--lr -1", "--lr is -1"),
+    (stale_weights, "--stages 0", "--stages is 0"), (stale_weights, "--lr 0.1 0", "--lr is 0.1 0, but each must be"),
+    (shared_layers, "--num-layers 0", "--num-layers is 0"), (shared_layers, "--lr -1", "--lr is -1"),
+    (prefetch, "--steps 0", "--steps is 0"), (prefetch, "--message-time 1 0", "--message-time is 1 0, but each"),
+    (model_size, "--train-iters 0", "--train-iters is 0"), (model_size, "--lr -1", "--lr is -1"),
+    (model_size, "--hidden-size 16 24", "must be a multiple of 16, the size of a head"),
+    (batch_size, "--batch-size 4 0", "--batch-size is 0"), (batch_size, "--lr 0", "--lr is 0, but each must be"),
+    (batch_size, "--loss 0", "--loss is 0"),
+    *((program, "--plot /nowhere/at/all.png", "cannot be written") for program in PROGRAMS)])
+def test_options_are_checked_before_any_model_is_trained(ranks, program, options, said):
+    assert said in ranks.run(2, refusal, program.show, options.split())[0]
+
+
+def test_a_rank_alone_has_nothing_to_prefetch(ranks):
+    assert "at least 2 ranks" in ranks.run(1, refusal, prefetch.show, [])[0]
+
+
+# ---- layer_norm_order -----------------------------------------------------------------------------------------------
 
 
 def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
-    """The table is the same, and there is a picture, however the runs are divided among the ranks."""
-    told = []
-    for n in (1, 3):
-        plot = tmp_path / f"{n}.png"
-        ranks.run(n, layer_norm_order.show, [*SMALL, "--plot", str(plot)])
-        printed = capfd.readouterr().out
-        assert plot.read_bytes().startswith(b"\x89PNG") and f"losses drawn in {plot}" in printed
-        told.append(printed[printed.index("layers  order"):printed.index("\nWith 1 layer ")])
-        assert sum(" of 8: " in line for line in printed.splitlines()) == 8
-    assert told[0] == told[1] and told[0].count("rearranged") == told[0].count("original") == 2
-
-
-def test_a_batch_can_be_filled_in():
-    """Every masked number follows from any two that are not; each sample has one; seeds differ."""
-    one, other = (next(batches(seed)) for seed in (0, 1))
-    assert not np.array_equal(one.targets, other.targets)
-    whole = np.where(one.weights, one.targets, one.tokens)
-    steps = np.diff(whole, axis=1) % layer_norm_order.NUMBERS
-    assert (steps == steps[:, :1]).all() and one.weights.any(1).all() and (one.lengths == POSITIONS).all()
-    assert ((one.tokens == layer_norm_order.MASK) == one.weights).all()
-
-
-def test_the_table_has_the_median_and_the_spread():
-    """A run that diverged is no better than chance; the median is not moved by it."""
-    curves = {Run(3, order, seed): np.full(20, value) for order in ORDERS
-              for seed, value in enumerate((1.0, 2.0, np.inf))}
-    lines = table(curves, 20).splitlines()
-    assert all(line.split() == ["3", order, "2.000", "1.000", "inf", "1", "of", "3"]
-               for line, order in zip(lines[1:], reversed(ORDERS)))
-    assert final(np.arange(20.0)) == 18.5 and pytest.approx(np.log(24)) == CHANCE
-
-
-def trained(curves: dict) -> dict:
-    """Make three runs of every curve, which is by (layers, order)."""
-    return {Run(*kind, seed): Trained(curve + 0.01 * (seed - 1), 0.5) for kind, curve in curves.items()
-            for seed in range(3)}
+    """The table is the same however the runs are divided among the ranks, each of which reports its own."""
+    one, three = (output_of(ranks, capfd, tmp_path, layer_norm_order, "--layers 1 2 --seeds 2 --train-iters 6", n)
+                  for n in (1, 3))
+    assert all(sum(" of 8: " in line for line in lines) == 8 for lines in (one, three))
+    tables = [[line.split() for line in lines if line.split()[1:2] in (["original"], ["rearranged"])]
+              for lines in (one, three)]
+    assert tables[0] == tables[1] and len(tables[0]) == 4
 
 
 def test_the_words_follow_from_the_curves():
     """Whichever order wins is named; so is whether deeper is better; a deep model at half the pace needs twice as long.
+    A run that diverged does not move the median.
     """
     falling = np.linspace(3.0, 1.0, 200)
-    half_the_pace = np.repeat(falling[:100], 2)
     kinds = {(4, "rearranged"): falling, (4, "original"): falling - 0.5,
-             (24, "rearranged"): half_the_pace, (24, "original"): np.full(200, CHANCE)}
-    first, second, third, *forecast, last = layer_norm_order.conclusions(trained(kinds), 2).splitlines()
-    assert first == ("With 4 layers the original order has the lower median: 0.595, and 1.095 in the rearranged order. "
-                     "The seeds' spreads do not overlap.")
-    assert second.startswith("With 24 layers the rearranged order") and second.endswith("3 of 3 are not below chance.")
-    assert third == "In the rearranged order 24 layers are worse than 4: 2.050 and 1.095."
-    assert last == "In the original order 24 layers are worse than 4: 3.178 and 0.595."
-    assert " ".join(forecast) == (
-        "What 24 layers reached after 200 iterations, 4 had reached after 105. At that pace 24 layers need about 381 "
-        "iterations to reach 1.095: with the 0.500 s of an iteration here, 4.8 minutes for 3 models on 2 ranks.")
-    better = layer_norm_order.conclusions(trained({(1, order): falling for order in ORDERS}
-                                                  | {(2, order): falling / 2 for order in ORDERS}), 1)
-    assert better.count("The seeds' spreads overlap.") == better.count("2 layers are better than 1: 0.548") == 2
-    assert "an iteration here" not in better
+             (24, "rearranged"): np.repeat(falling[:100], 2), (24, "original"): np.full(200, CHANCE)}
+    trained = {Run(*kind, seed): Trained(curve + offset, 0.5) for kind, curve in kinds.items()
+               for seed, offset in enumerate((-0.01, 0.0, np.inf))}
+    said = layer_norm_order.conclusions(trained, 2)
+    for words in ("With 4 layers the original order has the lower median: 0.595, and 1.095", "spreads overlap",
+                  "With 24 layers the rearranged order has", "3 of 3 are not below chance",
+                  "24 layers are worse than 4: 2.050 and 1.095", "24 layers are worse than 4: 3.178 and 0.595",
+                  "4 had reached after 105", "about 381 iterations", "4.8 minutes for 3 models"):
+        assert words in said
+    losses = {run: found.losses for run, found in trained.items()}
+    assert layer_norm_order.table(losses, 200).splitlines()[3].split() == "4 original 0.595 0.585 inf 1 of 3".split()
 
 
-@pytest.mark.parametrize("options, said", [
-    ("--seeds 0", "--seeds is 0, but must be at least 1."), ("--layers 4 0", "--layers is 0, but must be at least 1."),
-    ("--plot /nowhere/at/all.png", "/nowhere/at/all.png cannot be written"),
-    ("--plot curves.xyz", "--plot is 'curves.xyz', but must be a file that ends in .png, .pdf, .svg.")])
-def test_what_is_refused(ranks, options, said):
-    assert said in ranks.run(2, refusal, layer_norm_order.show, options.split())[0]
-
-
-@pytest.mark.parametrize("program, options", [
-    (layer_norm_order, "--lr -1"), (layer_norm_order, "--layers 4 20000"), (shared_layers, "--lr -1"),
-    (shared_layers, "--num-layers 20000"), (model_size, "--lr -1"), (model_size, "--hidden-size 16 1600000")])
-def test_rates_and_sizes_are_checked_before_any_model_is_trained(program, options):
-    with pytest.raises(UserError, match="must be a number that is not negative|must be at most"):
-        program.parse_options(options.split())
+# ---- stale_weights --------------------------------------------------------------------------------------------------
 
 
 def test_stale_weights_are_compared_over_the_same_microbatches(ranks, tmp_path, capfd):
     """With one stage nothing is late: three ways are one, and take as long; a flush after several has fewer updates."""
-    plot = tmp_path / "stale.png"
-    options = f"--stages 1 --microbatches 8 --flush-after 4 --seeds 1 --lr 0.05 0.1 --plot {plot}"
-    ranks.run(2, stale_weights.show, options.split())
-    printed = capfd.readouterr().out
-    rows = [line.split()[-4:] for line in printed.splitlines() if line.startswith(("a flush", "no flush"))]
-    assert rows[0] == rows[2] == rows[3] and rows[0][:2] == ["8", "8"] and rows[1][:2] == ["8", "2"]
-    assert rows[1][2:] != rows[0][2:] and plot.read_bytes().startswith(b"\x89PNG")
+    lines = output_of(ranks, capfd, tmp_path, stale_weights,
+                      "--stages 1 --microbatches 8 --flush-after 4 --seeds 1 --lr 0.05 0.1")
+    each, some, *others = (line.split()[-4:] for line in lines if line.startswith(("a flush", "no flush")))
+    assert others == [each, each] and each[:2] == ["8", "8"] and some[:2] == ["8", "2"] and some[2:] != each[2:]
 
 
 def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
@@ -111,48 +102,30 @@ def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
         assert stale_weights.times(way, args)[-1] == 12 // m * span
 
 
-@pytest.mark.parametrize("options, said", [
-    ("--stages 0", "--stages is 0, but must be at least 1."), ("--lr 0.1 0", "--lr is 0.1 0, but each must be"),
-    ("--lr inf", "inf is not a finite number"), ("--plot /nowhere/at/all.png", "cannot be written")])
-def test_what_stale_weights_refuses(ranks, options, said):
-    assert said in ranks.run(2, refusal, stale_weights.show, options.split())[0]
+# ---- shared_layers --------------------------------------------------------------------------------------------------
 
 
 def test_shared_layers_save_parameters_alone(ranks, tmp_path, capfd):
-    """One block for all layers has the parameters and states of one layer, the activations and FLOPs of all; and it is
-    trained on the same numbers, which follow from the two before them.
-    """
-    plot = tmp_path / "shared.png"
-    ranks.run(2, shared_layers.show, f"--num-layers 2 --seeds 1 --train-iters 2 --plot {plot}".split())
-    printed = capfd.readouterr().out.splitlines()
-    own, shared, one = (next(line for line in printed if line.startswith(f"{kind}  ")).split()[-7:]
+    """One block for all layers has the parameters and states of one layer, the activations and FLOPs of all."""
+    lines = output_of(ranks, capfd, tmp_path, shared_layers, "--num-layers 2 --seeds 1 --train-iters 2")
+    own, shared, one = (next(line for line in lines if line.startswith(f"{kind}  ")).split()[-7:]
                         for kind in shared_layers.KINDS)
     assert shared[:2] == one[:2] != own[:2] and shared[2:4] == own[2:4] != one[2:4]
-    assert len({row[4] for row in (own, shared, one)}) == 3 and plot.read_bytes().startswith(b"\x89PNG")
-    tokens, targets = next(shared_layers.batches(0))[:2]
-    found = {}
-    for two, third in zip(zip(tokens[:, :-1].flat, tokens[:, 1:].flat), targets[:, 1:].flat):
-        assert found.setdefault(two, third) == third
+    assert len({row[4] for row in (own, shared, one)}) == 3
 
 
-@pytest.mark.parametrize("options, said", [
-    ("--num-layers 0", "--num-layers is 0, but must be at least 1."), ("--lr -1", "--lr is -1.0, but must be"),
-    ("--plot /nowhere/at/all.png", "cannot be written")])
-def test_what_shared_layers_refuses(ranks, options, said):
-    assert said in ranks.run(2, refusal, shared_layers.show, options.split())[0]
+# ---- prefetch -------------------------------------------------------------------------------------------------------
 
 
 def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
     """Without it every gather begins when all ranks want it; with it, before the last of them does. Both ways compute
     the same, to the bit.
     """
-    plot = tmp_path / "prefetch.png"
-    options = f"--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5 --plot {plot}"
-    ranks.run(2, prefetch.show, options.split())
-    rows = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("0.5 ")]
-    assert [row[1] for row in rows] == ["no", "yes"] and plot.read_bytes().startswith(b"\x89PNG")
-    assert rows[0][3:] == ["0%"] * 4 and rows[1][4] == rows[1][6] == "67%"
-    assert all(0 <= float(share.rstrip("%")) <= 67 for share in (rows[1][3], rows[1][5]))
+    lines = output_of(ranks, capfd, tmp_path, prefetch,
+                      "--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5")
+    no, yes = (line.split() for line in lines if line.startswith("0.5 "))
+    assert no[1::2] == ["no", "0%", "0%"] and no[4] == no[6] == "0%" and yes[4] == yes[6] == "67%"
+    assert all(0 <= float(share.rstrip("%")) <= 67 for share in (yes[3], yes[5]))
     args = prefetch.PrefetchOptions(num_layers=2, hidden_size=16, steps=2)
     runs = {early: ranks.run(2, prefetch.train, args, early, 1e-3) for early in (False, True)}
     late, early = ([step.loss for step in of_ranks[0]] for of_ranks in runs.values())
@@ -164,20 +137,153 @@ def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("wanted, waits, expected", [
-    (10.0, [], 4.0), (3.0, [], 1.0), (2.0, [], 0.0), (1.0, [], 0.0), (10.0, [(0.0, 3.0), (5.0, 7.0)], 2.0),
-    (4.0, [(3.0, 9.0)], 1.0)])
+    (3.0, [], 1.0), (1.0, [], 0.0), (10.0, [(0.0, 3.0), (5.0, 7.0)], 2.0)])
 def test_what_of_a_gather_is_hidden(wanted, waits, expected):
     """The time from 2 to 6 that the rank computes: until it wants the unit, less its waits for something else."""
     slices = [Slice("communication", "gradients", "communication", *each) for each in waits]
     assert prefetch.hidden(prefetch.Gather("blocks.0", 2.0, 6.0, wanted), slices) == expected
 
 
-@pytest.mark.parametrize("options, said", [
-    ("--steps 0", "--steps is 0, but must be at least 1."), ("--message-time 1 0", "--message-time is 1 0, but each"),
-    ("--plot /nowhere/at/all.png", "cannot be written")])
-def test_what_prefetch_refuses(ranks, options, said):
-    assert said in ranks.run(2, refusal, prefetch.show, options.split())[0]
+# ---- the data -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_alone_has_nothing_to_prefetch(ranks):
-    assert "Start at least 2 ranks." in ranks.run(1, refusal, prefetch.show, [])[0]
+def test_what_models_learn_can_be_known():
+    """Every masked number follows from two that are not, a number of shared_layers from the two before it; a GPT's
+    targets are the next bytes, and a BERT's masked bytes give back the text. Only they have a weight.
+    """
+    one, other = (next(layer_norm_order.batches(seed)) for seed in (0, 1))
+    assert not np.array_equal(one.targets, other.targets)
+    steps = np.diff(np.where(one.weights, one.targets, one.tokens), axis=1) % layer_norm_order.NUMBERS
+    assert (steps == steps[:, :1]).all()
+    tokens, targets = next(shared_layers.batches(0))[:2]
+    following = {}
+    for two, third in zip(zip(tokens[:, :-1].flat, tokens[:, 1:].flat), targets[:, 1:].flat):
+        assert following.setdefault(two, third) == third
+    text = np.random.default_rng(0).integers(256, size=40, dtype=np.uint8)
+    gpt, bert = (make(text, np.random.default_rng(1), 300, 8)
+                 for make in (byte_windows.gpt_batch, byte_windows.bert_batch))
+    rows = np.concatenate([gpt.tokens, gpt.targets[:, -1:]], 1)
+    assert {row.astype(np.uint8).tobytes() for row in rows} == {bytes(text[i:i + 9]) for i in range(32)}
+    assert (gpt.targets[:, :-1] == rows[:, 1:-1]).all()
+    whole = np.where(bert.weights, bert.targets, bert.tokens).astype(np.uint8)
+    assert {row.tobytes() for row in whole} == {bytes(text[i:i + 8]) for i in range(33)}
+    for batch, mask in ((one, layer_norm_order.MASK), (bert, byte_windows.MASK)):
+        assert ((batch.tokens == mask) == batch.weights).all() and batch.weights.any(1).all()
+        assert not batch.targets[batch.weights == 0].any()
+
+
+# ---- model_size -----------------------------------------------------------------------------------------------------
+
+
+def test_models_of_two_sizes(ranks, tmp_path, capfd):
+    """Each kind and size has a row, and a wider model more parameters."""
+    lines = output_of(ranks, capfd, tmp_path, model_size, "--hidden-size 32 16 --seeds 1 --train-iters 1")
+    assert [line.split()[:3] for line in lines if line.startswith(("GPT  ", "BERT  "))] == [
+        ["GPT", "16", "11,200"], ["GPT", "32", "34,688"], ["BERT", "16", "11,809"], ["BERT", "32", "36,161"]]
+
+
+@pytest.mark.parametrize("losses, said", [
+    ({16: [3.0, 3.2], 32: [2.0, 2.2]}, "(3.100, 2.100), and its worst seed is better"),
+    ({16: [3.0, 3.2], 32: [2.0, 3.0]}, "(3.100, 2.500), but the spreads of their seeds overlap"),
+    ({16: [3.0], 32: [2.0], 64: [2.5]}, "not every larger"), ({16: [3.0]}, "nothing to compare")])
+def test_the_words_about_models(losses, said):
+    assert said in model_size.conclusion("GPT", losses)
+
+
+# ---- batch_size -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, rows", [
+    ("--loss 9", ["1 0.001 1 1 1 1", "2 0.001 1 1 1 100% 2", "4 0.001 1 1 1 100% 4"]),
+    ("--loss 0.1 --max-steps 3 --max-samples 4", [f"{b} 0.001 inf inf inf inf" for b in (1, 2, 4)])])
+def test_batches_of_several_sizes(ranks, tmp_path, capfd, options, rows):
+    """A loss above the first is reached after a step, by every batch; one below all of them by none."""
+    lines = output_of(ranks, capfd, tmp_path, batch_size, f"--batch-size 4 1 2 --seeds 2 --lr 0.001 {options}")
+    assert [" ".join(line.split()) for line in lines if line.startswith("    ")] == rows
+
+
+def test_the_best_rate_has_the_least_median_and_no_run_takes_twice_as_long():
+    steps = {0.1: [900, 950, 300], 0.2: [400, 700, 350], 0.4: [399, 398, 999], 0.8: [100, np.inf, 798]}
+    limits = []
+
+    def count(one: BatchRun, limit: int) -> float:
+        limits.append(limit)
+        assert one.batch_size == 8
+        return steps[one.lr][one.seed] if steps[one.lr][one.seed] <= limit else np.inf
+
+    args = BatchSizeOptions(lr=(0.8, 0.2, 0.1, 0.4), seeds=3, max_steps=5000, max_samples=8000)
+    assert batch_size.measure(8, count, args) == Measured(0.4, [398, 399, np.inf])
+    assert limits == 3 * [1000] + 3 * [1000] + 3 * [800] + 3 * [798]
+
+
+def test_mccandlishs_curve_is_found_again():
+    """Steps computed from the curve give back its two numbers, and their quotient is the critical batch size."""
+    steps = {b: [59 + 1200 / b, 60 + 1200 / b, 62 + 1200 / b] for b in (1, 2, 4, 8, 16, 32, 64)}
+    assert batch_size.hyperbola(steps) == pytest.approx((60, 1200))
+    assert batch_size.doublings(steps)[4] == pytest.approx(210 / 360)
+    for words in ("From 1 to 8 samples,", "16 samples need 64% of its steps. Doubling 32 leaves 81%", "At B = 20,",
+                  "those of batch size 1; batch size 64 needs 4.0 times"):
+        assert words in batch_size.conclusions(steps)
+
+
+@pytest.mark.parametrize("steps, said", [
+    ({1: [80], 2: [40], 4: [20]}, "no batch here is too large"), ({1: [np.inf], 2: [40], 4: [20]}, "Every doubling"),
+    ({1: [80], 4: [20]}, "nothing to compare")])
+def test_the_words_about_batches(steps, said):
+    assert said in batch_size.conclusions(steps)
+
+
+# ---- scaling_study: our formulas beside the papers' measurements ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    return scaling_study.study()
+
+
+def test_all_figures_but_one_are_within_what_is_allowed(tables, tmp_path, capsys, monkeypatch):
+    """The program says so, names the miss and its reason, and draws all. None may be off by more than 12 %."""
+    missed, = ((table, row) for table in tables for row in table.rows if not row.meets)
+    assert (missed[0].title[-21:], missed[1].name) == ("same with 64 replicas", "2.5B, t = 2") and missed[0].why
+    assert max(row.allowed for table in tables for row in table.rows) <= 0.12
+    monkeypatch.setattr(scaling_study, "study", lambda: tables)     # which takes seconds
+    scaling_study.main(["--plot", str(tmp_path / "study.svg")])
+    said, rows = capsys.readouterr().out, sum(len(table.rows) for table in tables)
+    assert f"{rows - 1} of {rows} figures" in said and said.count("MISSED") == 1 and missed[0].why in said
+    assert (tmp_path / "study.svg").stat().st_size > 10_000
+
+
+def test_every_figure_of_the_papers_tables_is_there(tables):
+    published = [row.published for table in tables for row in table.rows]
+    assert not {*(run.efficiency for run in MEGATRON), *(run.replicated for run in MEGATRON), *STRONG_SCALING.values(),
+                *(run.teraflops for run in (*PTD_P, *TABLE_2, *LLAMA_3)), 0.39, 0.07, 0.04,
+                *(x for run in KORTHIKANTI for x in (run.full, run.selective)),
+                *(x for stage in ZERO.values() for x in stage.values()),
+                *(share / 100 for share in MEGATRON_CORE.values())} - {*published}
+
+
+def test_rows_see_the_links_of_their_profile():
+    """Where links are slower, rows with messages are off."""
+    fast = load("dgx-2h")
+    slow = replace(fast, inside=replace(fast.inside, bandwidth=10e9))
+    first, *others = zip(*(scaling_study.weak_scaling(profile).rows for profile in (fast, slow)))
+    assert first[0].found == first[1].found and all(a.found > b.found + 0.1 and not b.meets for a, b in others)
+    slow = replace(load("dgx-h100"), between=replace(load("dgx-h100").between, bandwidth=40e9))
+    assert all(sum(row.meets for row in table.rows) <= len(table.rows) / 2 for table in h100_tables(slow))
+
+
+@pytest.mark.parametrize("sharded, off", [
+    (Sharded(), (0.21, 0.73, 1.56)), (Sharded(hidden=0.7), (0.30, 1.02, 2.55)),
+    (Sharded(20e9), (-0.31, -0.25, -0.14)), (Sharded(25e9, 0.7), (0.09, 0.18, 0.22))])
+def test_what_zero_3_reached_takes_both_numbers(sharded, off):
+    """The whole server's bandwidth, with or without overlap, is 21 to 255 % too kind to the three rows; the limit
+    without overlap is too strict; and all of an adapter is too much.
+    """
+    rows = scaling_study.sharded_rows("174.6", replace(load("dgx-a100"), sharded=sharded), 0.03)
+    assert [row.off for row in rows] == pytest.approx(off, abs=0.02)
+
+
+def test_mosaicmls_program_is_slower_than_the_profile():
+    """Ours is 4 to 31 % above it in all rows, also where no message leaves a server."""
+    offs = [rate(plan_of_fsdp(run), load("dgx-h100")) / H100_PEAK * 100 / run.of_peak - 1 for run in FSDP]
+    assert (min(offs), max(offs)) == pytest.approx((0.04, 0.31), abs=0.01)

@@ -1,7 +1,8 @@
-"""Files are written whole or not at all, and only regular files are read: nothing half, nothing that never ends."""
+"""Files are written whole or not at all, and only regular files are read; no output takes the place of another file."""
 import os
 import resource
 import sys
+from argparse import Namespace
 from contextlib import contextmanager
 from unittest import mock
 
@@ -14,8 +15,9 @@ from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from mpi_impl.planning import profiles
 from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
 from mpi_impl.runtime import pictures
-from mpi_impl.runtime.files import (check_ending, check_folder, check_readable, check_writable, open_for_writing,
-                                    read_bytes, read_text, replacing, write_whole)
+from mpi_impl.runtime.files import (check_folder, check_readable, check_writable, open_for_writing, read_bytes,
+                                    read_text, replacing, write_whole)
+from mpi_impl.runtime.outputs import check_outputs
 from reference.errors import UserError
 from tests.plan_cases import REAL
 
@@ -112,22 +114,17 @@ def odd(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name, says", [
-    ("pipe", "it is a pipe or a device"), ("endless", "it is a pipe or a device"),
-    ("nowhere", "No such file or directory"), ("folder", "Is a directory")])
-def test_only_files_are_read(odd, name, says):
-    """At once: opening a pipe would wait for who writes into it."""
+@pytest.mark.parametrize("name, reads, writes", [
+    ("pipe", "it is a pipe or a device", "a link to nowhere, a pipe"), ("folder", "Is a directory", "a folder"),
+    ("endless", "it is a pipe or a device", "a link to nowhere, a pipe"),
+    ("nowhere", "No such file or directory", "a link to nowhere, a pipe")])
+def test_only_files_are_read_and_written(odd, name, reads, writes):
+    """Immediately: opening a pipe would wait for who writes into it."""
     for read in (read_bytes, read_text, check_readable):
-        with pytest.raises(UserError, match=f"{name} cannot be read: {says}"):
+        with pytest.raises(UserError, match=f"{name} cannot be read: {reads}"):
             read(str(odd / name))
-
-
-@pytest.mark.parametrize("name, says", [
-    ("pipe", "a link to nowhere, a pipe or a device"), ("endless", "a link to nowhere, a pipe or a device"),
-    ("nowhere", "a link to nowhere, a pipe or a device"), ("folder", "a folder")])
-def test_only_files_are_written(odd, name, says):
     for check in (check_writable, open_for_writing, lambda path: write_whole(path, "")):
-        with pytest.raises(UserError, match=f"{name} cannot be written: it is {says}"):
+        with pytest.raises(UserError, match=f"{name} cannot be written: it is {writes}"):
             check(str(odd / name))
     assert not (odd / name).is_file()
 
@@ -150,8 +147,78 @@ def test_names_that_a_library_would_refuse_in_the_end_are_refused_now(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_picture_has_a_name_that_says_its_format(tmp_path):
-    for name in ("a.png", "a.pdf", "a.svg"):
-        check_ending(str(tmp_path / name))
-    with pytest.raises(UserError, match=r"--plot is 'a.jpg', but must be a file that ends in .png, .pdf, .svg."):
-        check_ending("a.jpg")
+# ---- no output takes the place of an input or of another output, by whatever name -----------------------------------
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Make a checkpoint, a model in Hugging Face's layout, a corpus and a tokenizer; each file holds its own name.
+    Check in the end that none was changed.
+    """
+    names = ["run/latest_checkpointed_iteration.txt", "run/iter_0000003/manifest.json", "run/tokenizer.json",
+             "run/metrics", "hf/config.json", "hf/model.safetensors", "hf/vocab.json", "corpus/a.txt",
+             "corpus/trace.json", "pair.bin", "pair.idx", "tokenizer.json", "machine.toml", "plan.csv", "prompts"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert all((tmp_path / name).read_text() == name for name in names)
+
+
+def named(options) -> Namespace:
+    """Return options as a program parses them: '--plot a --data-path b c'."""
+    found = {}
+    for option in options.split("--")[1:]:
+        name, *values = option.split()
+        found[name.replace("-", "_")] = values[0] if len(values) == 1 else values or ""
+    return Namespace(**found)
+
+
+@pytest.mark.parametrize("options, says", {
+    "--metrics-file a --ledger ./corpus/../a": "--metrics-file a is a file that --ledger writes",
+    "--plot t/timeline.png --trace t": "--plot t/timeline.png is a file that --trace writes in t",
+    "--metrics-file r/iteration-1.rank-0.safetensors --record r": "that --record writes in r",
+    "--ledger s/tokenizer.json --save s": "--ledger s/tokenizer.json is a file that --save writes in s",
+    "--ledger tokenizer.json --tokenizer-model tokenizer.json": "that --tokenizer-model reads",
+    "--metrics-file hf/vocab.json --vocab-file hf/vocab.json": "that --vocab-file reads",
+    "--metrics-file run/tokenizer.json --load run/ --save run": "that --save writes in run",
+    "--metrics-file hf/model.safetensors --load-hf hf": "that --load-hf reads in hf",
+    "--metrics-file corpus/a.txt --data-path 1 pair 2 corpus": "that --data-path reads in corpus",
+    "--metrics-file pair.idx --data-path pair": "that --data-path reads",
+    "--trace corpus --data-path corpus": "--trace corpus/trace.json is a file that --data-path reads",
+    "--save-hf hf --load-hf hf": "--save-hf hf/.* is a file that --load-hf reads in hf",
+    "--metrics-file machine.toml --hardware machine.toml": "that --hardware reads",
+    "--metrics-file plan.csv --csv x plan.csv": "that --csv reads",
+    "--report a.html --ledger a.html": "--ledger a.html is a file that --report writes", "--report": "is empty",
+    "--report report": "--report is 'report', but must be a file that ends in .html",
+    "--plot losses": "ends in .png, .pdf, .svg", "--trace machine.toml": "machine.toml is a file",
+}.items())
+def test_an_output_that_cannot_be_is_a_sentence(files, options, says):
+    """Every file stays as it was."""
+    with pytest.raises(UserError, match=says):
+        check_outputs(named(options))
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_to_an_input_is_that_input(files, link):
+    link(os.path.abspath("tokenizer.json"), "linked")
+    with pytest.raises(UserError, match="linked is a file that --tokenizer-model reads"):
+        check_outputs(named("--metrics-file linked --tokenizer-model tokenizer.json"))
+    os.symlink(os.path.abspath("run"), "other")
+    with pytest.raises(UserError, match="manifest.json is a file that --load reads in other"):
+        check_outputs(named("--ledger run/iter_0000003/manifest.json --load other"))
+
+
+@pytest.mark.parametrize("options", [
+    "--load run --save run --metrics-file run/metrics --plot run/losses.png --ledger run/ledger.json --trace run "
+    "--record run", "--load-hf hf --save-hf model --metrics-file hf/metrics --data-path corpus",
+    "--save run --load run --tokenizer-model run/tokenizer.json",
+    "--data-path corpus --metrics-file corpus/new --offload-folder corpus", ""])
+def test_what_people_do_is_not_refused(files, options):
+    """All in one folder, beside the checkpoints that a run goes on from; and again, when the files are there."""
+    for _ in range(2):
+        check_outputs(named(options))
+        for name in ("run/trace.json", "run/timeline.png", "run/recording.json", "run/losses.png"):
+            if "trace" in options:
+                open(name, "w").close()

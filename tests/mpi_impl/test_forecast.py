@@ -1,4 +1,5 @@
-"""A run takes the memory and time that are forecast before it begins."""
+"""What a run takes, forecast before it begins: memory and time; and its rates, the FLOPs of the model by seconds."""
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -6,21 +7,25 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.forecast import (Forecast, MemoryHost, RunSizes, check_memory, describe, describe_time, hosts_of,
-                                       measure_rate, remedy)
-from mpi_impl.reports.memory import rank_memory
-from mpi_impl.training.trainer import Trainer
+from mpi_impl.prediction.predict import predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.reports import memory
+from mpi_impl.reports.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
+                                       check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
+                                       remedy)
+from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, variants_table
+from mpi_impl.reports.memory import RankMemory
+from mpi_impl.reports.throughput import Throughput, describe_flops, format_rate, peak_of, throughput_of
+from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.activation_inventory import ActivationInventory, total
 from reference.costs.flops import iteration_flops
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
-from reference.precision import FORMATS, Precision
-from tests import training_theorems
-from tests.mpi_impl.test_training import runs
+from reference.parallel.model_states import model_states
+from reference.precision import Precision
+from tests.program import pretrain, pretrain_bert
 from tests.spy import SpyArray
 
 MODEL = ModelConfig(4, 64, 4, 512, 16)      # 512 words need no padding
@@ -30,149 +35,227 @@ FLOAT32 = Precision("float32")
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=settings().max_examples // 5)
-@given(runs(), st.sampled_from(sorted(FORMATS)))
-def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
-    """It is exact on every rank, but for the padding that makes buckets divisible by the replicas."""
-    n, case, m, plan = run
-    for forecast, expected, padding, hosts in ranks.run(n, forecast_and_account, case, m, plan, Precision(compute)):
-        assert forecast.activations == expected.activations + expected.recomputed
-        assert expected.states - padding <= forecast.states <= expected.states + 1
-        assert hosts.total() == n
+@pytest.mark.parametrize("zero_stage, expected", [(1, 4 + 4), (2, 4 + 4 / 64), (3, 4 / 64)])
+def test_what_is_offloaded_from_a_gpu_takes_nothing_of_it(zero_stage, expected):
+    """Of a parameter, its gradient and moments, here in float32 on 64 replicas."""
+    parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=True)
+    run = ImaginedWorld(MODEL, parallel, FLOAT32, 1, 16, 1)
+    here, elsewhere = (bytes_of_parameter(run, offloaded) for offloaded in (True, False))
+    assert here == sum(model_states(1, 64, zero_stage, 4, 4, 8)) and elsewhere == expected
 
 
-def forecast_and_account(group, case, m, plan, precision):
-    """Return one rank's forecast and account, the most bytes of padding, and its machine's number of ranks."""
-    with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
-        found = rank_memory(trainer, case.b, case.s, m)
-        plan = RunSizes(case.model, topology.config, precision, case.b, case.s, m)
-        (host,) = hosts_of(group, topology.place.pipeline)
-        return (plan.forecast()[topology.place.pipeline], found.expected,
-                found.padding * sum(precision.bytes_each), host.ranks)
+def machine(memory, *places, kind="machine") -> MemoryHost:
+    return MemoryHost(round(memory), Counter(places), kind)
 
 
-@pytest.mark.parametrize("zero_stage, cpu_offload, elsewhere, expected", [
-    (0, False, False, 4 + 4 + 8), (1, False, False, 4 + 4 + 8 / 64), (2, False, False, 4 + (4 + 8) / 64),
-    (3, False, False, (4 + 4 + 8) / 64), (1, True, False, 4 + 4 + 8 / 64), (3, True, False, (4 + 4 + 8) / 64),
-    (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
-])
-def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, elsewhere, expected):
-    """It takes the parameter, gradient and moments that are in memory, here in float32 on 64 replicas."""
-    parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
-    assert RunSizes(MODEL, parallel, FLOAT32, 1, 16, 1, elsewhere).bytes_of_parameter() == expected
-
-
-def machine(memory, *places) -> MemoryHost:
-    return MemoryHost(round(memory), Counter(places))
-
-
-def test_a_machine_that_has_less_refuses():
-    """The ranks on one machine count together; each of several machines has its own."""
-    plan = RunSizes(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
-    first, last = plan.forecast()
+@pytest.mark.parametrize("kind", ["machine", "GPU"])
+def test_a_machine_that_has_less_refuses(kind):
+    """The ranks on one machine, or on one GPU, count together; each of several has its own."""
+    run = ImaginedWorld(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
+    predicted = predict_alone(run)
+    first, last = (forecast_of(one.held) for one in predicted)
     both = first.total + last.total
     assert first.activations > last.activations > 0
-    assert check_memory([machine(1.01 * both, 0, 1)], plan) == [first, last]
-    check_memory([machine(1.01 * first.total, 0), machine(1.01 * last.total, 1)], plan)
-    for hosts in ([machine(0.99 * both, 0, 1)], [machine(2 * both, 0), machine(0.99 * last.total, 1)]):
-        with pytest.raises(UserError, match=r"The [12] ranks of a machine would hold .* \(16 bytes a parameter\)"):
-            check_memory(hosts, plan)
+    for hosts in ([machine(1.01 * both, 0, 1)], [machine(1.01 * first.total, 0), machine(1.01 * last.total, 1)]):
+        assert check_memory(hosts, run, predicted) == [first, last]
+    for hosts in ([machine(0.99 * both, 0, 1, kind=kind)],
+                  [machine(2 * both, 0, kind=kind), machine(0.99 * last.total, 1, kind=kind)]):
+        with pytest.raises(UserError, match=rf"The [12] ranks of a {kind} would hold .* \(16 bytes a parameter\)"):
+            check_memory(hosts, run, predicted)
 
 
 @pytest.mark.parametrize("d, stage", [(1, 0), (4, 0), (4, 3)])
 def test_what_just_fits_is_not_refused(d, stage):
     """Each replica on a machine of its own, which has hardly more than it needs: nearly all of that for states."""
     parallel = ParallelConfig(data_parallel_size=d, zero_stage=stage)
-    plan = RunSizes(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
-    (found,) = plan.forecast()
+    run = ImaginedWorld(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
+    predicted = predict_alone(run)
+    found = forecast_of(predicted[0].held)
     assert found.states > 0.9 * found.total
-    assert check_memory([machine(1.01 * found.total, 0)] * d, plan) == [found]
+    assert check_memory([machine(1.01 * found.total, 0)] * d, run, predicted) == [found]
 
 
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
     large = replace(MODEL, num_layers=10_000, hidden_size=1000 * MODEL.hidden_size)
-    plan = RunSizes(large, ParallelConfig(), FLOAT32, 1, 16, 1)
     with pytest.raises(UserError, match="parameters a rank would hold 16 bytes each, .* a higher --zero-stage"):
-        check_memory([machine(1e12, 0)], plan)
+        check_one_rank([machine(1e12, 0)], ImaginedWorld(large, ParallelConfig(), FLOAT32, 1, 16, 1))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_the_remedy_helps(share):
-    """The option that is named makes it fit; where none is named, no single one does."""
-    plan = RunSizes(MODEL, ParallelConfig(data_parallel_size=4), FLOAT32, 8, 16, 2)
-    (found,) = plan.forecast()
+@pytest.mark.parametrize("given", [Recompute(), Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.95])
+def test_the_remedy_helps(share, given):
+    """The option that is named makes it fit, and is not what was given; where none is named, no single one does."""
+    run = ImaginedWorld(MODEL, ParallelConfig(data_parallel_size=4, recompute=given), FLOAT32, 8, 16, 2)
+    found = forecast_of(predict_alone(run)[0].held)
     host = machine(share * 4 * found.total, 0, 0, 0, 0)
-    advice = remedy([host], plan)
     choices = {f"--zero-stage {stage}": {"zero_stage": stage} for stage in (1, 2, 3)}
-    choices["--recompute-granularity full"] = {"recompute": Recompute("full")}
-    named = [name for name in choices if advice.startswith(f"With {name} it would be ")]
-    for name in named:
-        check_memory([host], replace(plan, parallel=replace(plan.parallel, **choices[name])))
-    if not named:
-        assert share < 0.6 and advice.startswith("Choose a smaller --num-layers")
-        for choice in choices.values():
-            with pytest.raises(UserError):
-                check_memory([host], replace(plan, parallel=replace(plan.parallel, **choice)))
-
-
-@pytest.mark.parametrize("given", [Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
-def test_the_remedy_is_not_what_was_given(given):
-    """A run that recomputes fully already is not told to give --recompute-granularity full."""
-    plan = RunSizes(MODEL, ParallelConfig(recompute=given), FLOAT32, 8, 16, 2)
-    (found,) = plan.forecast()
-    for share in (0.3, 0.6, 0.9, 0.95):
-        advice = remedy([machine(share * found.total, 0)], plan)
-        assert not advice.startswith("With --recompute-granularity full it would be"), advice
-
-
-def test_the_description():
-    hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
-    assert describe([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
-        "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
-        "activations: 7 MB on all of them")
+    if given == Recompute():
+        choices["--recompute-granularity full"] = {"recompute": Recompute("full")}
+    advice, helps = remedy([host], run, True), {}
+    for name, choice in choices.items():
+        try:
+            other = replace(run, parallel=replace(run.parallel, **choice))
+            helps[name] = bool(check_memory([host], other, predict_alone(other)))
+        except UserError:
+            helps[name] = False
+    named = re.match("With (.*) it would be ", advice)
+    assert helps[named[1]] if named else not any(helps.values()) and advice.startswith("Choose a smaller --num-layers")
 
 
 def test_ranks_that_share_a_gpu_count_together(ranks):
     """They share its free memory, of which each rank that looks later sees less."""
-    assert ranks.run(3, gpus_of) == [[MemoryHost(70, Counter([0, 1]), "GPU"), MemoryHost(90, Counter([2]), "GPU")]] * 3
+    gpus = [machine(70, 0, 1, kind="GPU"), machine(90, 2, kind="GPU")]
+    assert ranks.run(3, gpus_of) == [gpus] * 3
+    assert describe([Forecast(3e6, 2_000_000), Forecast(1e6, 500), Forecast(0, 0)], gpus) == (
+        "a rank will hold 0 bytes to 3 MB of parameters, gradients and moments, and at most 0 bytes to 2 MB of "
+        "activations: 6 MB on all of them; a GPU has 70 bytes to 90 bytes free")
 
 
 def gpus_of(group):
     return hosts_of(group, group.rank, [Memory("a", 80), Memory("a", 70), Memory("b", 90)][group.rank])
 
 
-def test_a_gpu_that_has_less_refuses():
-    plan = RunSizes(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (found,) = plan.forecast()
-    gpus = [machine(1.1 * found.total, 0)._replace(kind="GPU"), machine(1.5 * found.total, 0, 0)._replace(kind="GPU")]
-    assert check_memory(gpus[:1], plan) == [found]
-    assert describe([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
-                ).endswith(": 6 MB on all of them; a GPU has 1 GB to 2 GB free")
-    with pytest.raises(UserError, match=r"The 2 ranks of a GPU would hold .* of activations. It has .* free\. "):
-        check_memory(gpus, plan)
-    with pytest.raises(UserError, match=r"but the GPU has 1 kB free\. Choose a smaller .* a higher --zero-stage"):
-        check_memory([machine(1000, 0)._replace(kind="GPU")], plan)
-    assert remedy([machine(1000, 0)._replace(kind="GPU")], plan).endswith("or start the ranks on more GPUs.")
+# ---- formulas: put into its letters, one gives the number that it is printed beside ---------------------------------
 
 
-# ---- time -----------------------------------------------------------------------------------------------------------
+def value(formula, **letters):
+    """Evaluate a text like `s b h (10 + 24/t)`, in which neighbours are factors."""
+    return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula), {"__builtins__": {}}, letters)
+
+
+def cells(line):
+    return re.split(" {2,}", line.strip())
+
+
+def number(cell):
+    """Parse a cell: `= 1,234` -> 1234."""
+    return int(re.sub("[=, ]", "", cell))
+
+
+@pytest.mark.parametrize("t", [1, 2, 7])
+def test_the_formulas_of_a_layer(t):
+    """With and without sequence parallelism, and for any recompute; each row of the table has one beside its number."""
+    model = ModelConfig(2, 420, 84, 11, 13)      # a and h that all t divide
+    inventories = {name: ActivationInventory(model, 3, 13, FLOAT32, parallel) for name, parallel in variants(t).items()}
+    table = variants_table(inventories, {name: total(inventory.layer()) for name, inventory in inventories.items()})
+    for line, inventory in zip(table.splitlines()[1:], inventories.values()):
+        printed, formula = cells(line)[4:6]
+        found = value(formula, s=13, b=3, h=420, a=84, t=t)
+        assert formula == formula_of(inventory.parallel)
+        assert found == pytest.approx(layer_formula(inventory)) == pytest.approx(number(printed), abs=0.5)
+
+
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_the_formulas_of_states(zero_stage):
+    """Those of all stages, in each column's bytes; and that of this run beside what it holds, here in float32."""
+    psi, padding, n = 5000, 40, 3
+    parallel = ParallelConfig(data_parallel_size=n, zero_stage=zero_stage)
+    states = map(round, model_states(psi + padding, n, zero_stage, 4, 4, 8))
+    held = Held(*states, *[0] * (len(Held._fields) - 3))
+    one = RankMemory(psi, padding, held, held, False)
+    row = cells(memory.states_table([one], parallel).splitlines()[1])
+    assert number(row[-2]) == value(row[-1], w=4, g=4, K=8, Psi=psi + padding, N=n)
+    head, *rows = map(cells, memory.formulas_table(one, parallel, FLOAT32).splitlines())
+    sizes = [dict(zip("wgK", map(int, re.findall(r"\d+", cell)), strict=True)) for cell in head[2:5]]
+    assert sizes == [dict(w=4, g=4, K=8), dict(w=2, g=2, K=12), dict(w=2, g=4, K=12)] and len(rows) == 4
+    for _, formula, *printed in rows:
+        assert list(map(number, printed[:3])) == [value(formula, **size, Psi=psi + padding, N=n) for size in sizes]
+
+
+# ---- time, and rates ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("near, form", [
-    (np.empty(0, np.float32), "float32"), (np.empty(0, np.float64), "float64"), (np.empty(0, np.float16), "float32"),
+    (np.empty(0, np.float64), "float64"), (np.empty(0, np.float16), "float32"),
     (SpyArray(np.empty(0, np.float32)), "float32")])
 def test_the_time_is_that_of_the_multiplications(ranks, near, form):
     """All ranks say the same, from the rates that each has measured."""
-    plan = RunSizes(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (text,) = set(ranks.run(3, describe_with_small_matrices, plan, near))
-    assert text.endswith(f"multiply in {form}, and more for all else")
+    run = ImaginedWorld(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    (text,) = set(ranks.run(3, describe_with_small_matrices, run, near))
+    assert f"multiply in {form}" in text
     flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
     assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
     assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)
 
 
-def describe_with_small_matrices(group, plan, near):
+def describe_with_small_matrices(group, run, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return describe_time(plan, measure_rate(group, near))
+        return describe_time(run, measure_rate(group, near))
+
+
+SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 --micro-batch-size 2
+    --global-batch-size 8 --train-iters 4 --vocab-size 300 --log-interval 2 --eval-iters 0 --split 8,2
+    --log-throughput""".split()
+RATE = 5e9          # at which matrices are multiplied in these tests
+FOUND = MeasuredRate(RATE, "float32")
+
+
+def count_measurements(group, program, options):
+    """Run the program; return how often it measured the ranks' speed of multiplication."""
+    with mock.patch("mpi_impl.reports.forecast.multiplications_per_second", return_value=RATE) as measure:
+        program(group, options)
+    return measure.call_count
+
+
+@pytest.mark.parametrize("program, n, more", [
+    (pretrain, 4, "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 500 --bf16"),
+    (pretrain, 4, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --recompute-granularity full"),
+    (pretrain_bert, 2, "--zero-stage 3 --micro-batch-size 1")])
+def test_rates_of_a_run(ranks, tmp_path, capfd, program, n, more):
+    """A row of the metrics file has FLOP/s per rank, which x ranks x seconds are the FLOPs of the model, and MFU, its
+    share of all ranks' peak: whatever else is computed. Printed lines have the same for the mean of the steps.
+    """
+    path = tmp_path / "metrics"
+    sentences = [f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(400)]
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(sentences[i:i + 12]) for i in range(0, 400, 12)))
+    options = [*SMALL, "--data-path", str(tmp_path / "text.txt"), "--data-cache-path", str(tmp_path / "cache"),
+               *more.split(), "--metrics-file", str(path)]
+    assert ranks.run(n, count_measurements, program, options, timeout=120) == [1] * n
+    printed = capfd.readouterr().out
+    V = int(re.search(r"vocabulary (\d+), padded", printed)[1])
+    bert = {"architecture": "bert", "heads": ("lm", "sop")}
+    flops = iteration_flops(ModelConfig(2, 32, 4, V, 24, **(bert if program is pretrain_bert else {})), 8, 24)
+    for row in map(json.loads, path.read_text().splitlines()):
+        seconds = 8 * 24 / row["tokens_per_second"]
+        assert 1e12 * row["tflops_per_rank"] * n * seconds == pytest.approx(flops, rel=1e-12)
+        assert row["mfu"] * seconds * RATE == pytest.approx(flops, rel=1e-12)
+    lines = re.findall(r"\| (\S+) s/iteration \|.*\| (\S+) GFLOP/s per rank \| MFU (\S+)% \|", printed)
+    assert len(lines) == 3
+    for seconds, rate, percent in (map(float, line) for line in lines):
+        assert 1e9 * rate * n * seconds == pytest.approx(flops, rel=0.02)
+        assert percent / 100 == pytest.approx(flops / (seconds * RATE), rel=0.02, abs=0.001)
+    assert ("with what is computed again" in printed) == (program is pretrain)
+
+
+def test_a_utilization_of_what_was_computed_would_be_another():
+    """Korthikanti et al. 2022, table 5: 175B at 13.75 s on 64 GPUs are 51.4 % of an A100's peak, with selective
+    recompute, which does not count.
+    """
+    run = ImaginedWorld(ModelConfig(96, 12_288, 96, 51_200, 2048),
+                        ParallelConfig(8, 8, recompute=Recompute("selective")), Precision("bfloat16"), 1, 2048, 64)
+    found = throughput_of(run, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
+    assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
+    computed = iteration_flops(run.model, 64, 2048, "selective")
+    assert f"{found.flops:.3e} FLOPs of the model, and {computed:.3e} with" in describe_flops(run, found)
+
+
+@pytest.mark.parametrize("gpus, form, rate, source", [
+    ([], "float64", RATE, "measured 5 GFLOP/s at which all ranks together multiply in float32"),
+    (["NVIDIA H200"], "float16", 989e12, "989 TFLOP/s of dense products in float16"),
+    (["NVIDIA H100 80GB HBM3", "Tesla T4"], "float32", 75.1e12, "2 GPUs (NVIDIA H100 80GB HBM3, Tesla T4)"),
+    (["NVIDIA H200"], "float64", RATE, "have a peak in float64"),
+    (["NVIDIA H200", "A GPU"], "float16", RATE, "known here (A GPU, NVIDIA H200)"),
+    (["NVIDIA A100-SXM4-40GB MIG 1g.5gb"], "float16", RATE, "measured 5 GFLOP/s")])      # a seventh of it
+def test_the_peak(gpus, form, rate, source):
+    """It is the sum of known data sheets, each GPU counted once, or else the measured rate; and it names its source."""
+    found = peak_of(gpus, form, FOUND)
+    assert found.rate == pytest.approx(rate, rel=1e-15) and source in found.source
+
+
+def test_ranks_that_share_a_gpu_share_its_peak():
+    """MFU is of the machine: the same for 4 ranks on it as for 1 that takes as long. FLOP/s are a rank's."""
+    one, four = (Throughput(10**15, ranks, peak_of(["NVIDIA H200"], "bfloat16", FOUND)) for ranks in (1, 4))
+    assert one.utilization(2.0) == pytest.approx(four.utilization(2.0)) == pytest.approx(500 / 989)
+    assert one.of_a_rank(2.0) == 4 * four.of_a_rank(2.0) == 500e12
+    assert list(map(format_rate, (21.3e6, 999.7e9, 7.912e15))) == ["0.0213 GFLOP/s", "1,000 GFLOP/s", "7.91 PFLOP/s"]

@@ -1,7 +1,9 @@
-"""The page of a run, --report: its numbers are those of the run's other files, and it stays small."""
+"""What a run reports: progress, metrics, the ledger beside its predictions, and the page of --report."""
 import json
 import re
+from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -9,15 +11,21 @@ import pytest
 
 from docs.played_step import picture
 from mpi_impl.comm.clock import VirtualClock
-from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes
 from mpi_impl.comm.trace import Slice
-from mpi_impl.prediction.predict import PassCounts
+from mpi_impl.parallel.model_state import Held
+from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.reports.memory import RankMemory
+from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.page.played_step import played_step
 from mpi_impl.reports.page.report import MOST_LOSSES, ReportedRun, losses, page
 from mpi_impl.reports.page.senders import destinations, members, sent_by_all
 from mpi_impl.reports.page.shapes import work_of
 from mpi_impl.reports.summary import describe, summary_lines
 from mpi_impl.reports.timelines.timelines import slices_of
+from mpi_impl.reports.traffic import Line, compare, report, summary
+from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
@@ -62,32 +70,26 @@ def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
     ranks.run(8, pretrain, [*options, "--verbose", "--trace-clock", "virtual", *(
         word for name, path in files.items() for word in (f"--{name}", str(path)))], timeout=120)
     printed, data = capfd.readouterr().out, data_of(files["report"])
-    curve = [[row["iteration"], row["lm_loss"]] for row in rows_of(files["metrics-file"]) if "lm_loss" in row]
-    assert data["losses"]["training"] == curve and len(curve) == 3
-    assert data["losses"]["validation"] == [[row["iteration"], row["validation_loss"]]
-                                            for row in rows_of(files["metrics-file"]) if "validation_loss" in row]
+    for kind, name in (("training", "lm_loss"), ("validation", "validation_loss")):
+        assert data["losses"][kind] == [[row["iteration"], row[name]] for row in rows_of(files["metrics-file"])
+                                        if name in row] != []
     assert data["ledger"] == json.loads(files["ledger"].read_text())
     ring = sum(row["ring_bytes"] for row in data["ledger"])             # of one pipeline of t d
     assert sum(row[3] for row in data["sent"]["rows"]) == pytest.approx(4 * ring, rel=1e-12)
     assert data["text"] in printed and "NOT" not in printed
     for one in data["memory"]:
         assert all(found == value == one["held"][name] for name, found, value in one["compared"])
-        assert all(f"{one['held'][name]:,}" in printed for name in ("parameters", "optimizer", "activations"))
-    assert [one["rank"] for one in data["topology"]] == list(range(8))
     check_actions(data["player"], json.loads((files["trace"] / "trace.json").read_text())["traceEvents"])
     drawn = ElementTree.fromstring("\n".join(picture(data)))        # as the README's moving picture is
     texts = [one.text for one in drawn.iterfind(".//{*}g/{*}text")]
     assert texts == 2 * [name[1:] for rank in data["player"]["ranks"] for name, _, _ in rank["actions"]]
     assert len(drawn.findall(".//{*}circle")) == len(data["player"]["messages"]) > 0
 
-    alone = tmp_path / "alone"
-    ranks.run(8, pretrain, [*options, "--metrics-file", str(alone)], timeout=120)
-    short = capfd.readouterr().out
-    assert [(row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(alone)] == [
-        (row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(files["metrics-file"])]
-    assert data["text"] not in short
-    for line in data["summary"]:
-        assert re.search(rf"^{line['subject']} +{re.escape(line['text'])}$", short, re.MULTILINE)
+    ranks.run(8, pretrain, [*options, "--metrics-file", str(tmp_path / "alone")], timeout=120)
+    assert data["text"] not in capfd.readouterr().out
+    curves = [[(row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(path)]
+              for path in (tmp_path / "alone", files["metrics-file"])]
+    assert curves[0] == curves[1]
 
 
 def check_actions(player: dict, events: list[dict]) -> None:
@@ -101,27 +103,19 @@ def check_actions(player: dict, events: list[dict]) -> None:
                            rtol=0, atol=0.25)
 
 
-def options_of(t=1, p=1, more=""):
-    return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p), *more.split()]
-
-
 @pytest.mark.parametrize("n, program, options", [
-    (1, pretrain, options_of(more="--train-iters 1 --sample-tokens 4")),
-    (4, pretrain, options_of(2, 1, "--zero-stage 3 --sequence-parallel")),
-    (4, pretrain_bert, options_of(1, 2, "--pipeline-schedule zb-v --zero-stage 1")),
-    (4, pretrain, options_of(2, 2, "--num-layers-per-virtual-pipeline-stage 1")),
-    pytest.param(4, pretrain, options_of(1, 4, "--pipeline-schedule zb-h2"), marks=pytest.mark.deep),
-    pytest.param(2, pretrain, options_of(1, 2, "--pipeline-schedule gpipe --zero-stage 2"), marks=pytest.mark.deep),
-    pytest.param(2, pretrain, options_of(1, 2, "--pipeline-schedule zb-h1 --bf16 --dtype float32"),
-                 marks=pytest.mark.deep),
-])
+    (1, pretrain, "--train-iters 1 --sample-tokens 4"),
+    (4, pretrain, "--tensor-model-parallel-size 2 --zero-stage 3 --sequence-parallel"),
+    (4, pretrain_bert, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-v --zero-stage 1"),
+    (4, pretrain, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+                  "--num-layers-per-virtual-pipeline-stage 1")])
 def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, program, options):
     """Each rank plays its schedule's actions in order. Each message is the schedule's, is sent after the action that
     makes it, and arrives before the action that uses it. Waits name the message that ends them.
     """
     tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase"] if program is pretrain_bert else []
     file = tmp_path / "report.html"
-    ranks.run(n, program, [*SMALL, *corpus, *tokenizer, *options, "--report", str(file)], timeout=120)
+    ranks.run(n, program, [*SMALL, *corpus, *tokenizer, *options.split(), "--report", str(file)], timeout=120)
     data = data_of(file)
     run, several = data["run"], "--num-layers-per-virtual-pipeline-stage" in options
     parallel = ParallelConfig(run["t"], run["p"], run["d"], run["schedule"], 2 if several else None)
@@ -178,61 +172,48 @@ def test_a_collective_is_a_ring_and_a_message_follows_the_schedule():
 
 
 def test_a_v_shaped_schedule_sends_both_ways():
-    """Stage 0 to 3 go down the ranks, 4 to 7 up again: rank 1 sends half of its activations to each neighbour."""
-    c = ParallelConfig(1, 4, 1, "zb-v")
-    assert destinations(c, 8, 1) == {"activation": {2: 0.5, 0: 0.5}, "gradient": {2: 0.5, 0: 0.5}}
+    """Stages 0 to 3 go down the ranks, 4 to 7 up again: rank 1 sends half of its activations to each neighbour."""
+    c, ledgers = ParallelConfig(1, 4, 1, "zb-v"), [Ledger() for _ in range(4)]
     assert destinations(c, 8, 0) == {"activation": {1: 1.0}, "gradient": {1: 1.0}}      # the last stage is here, too
     assert destinations(ParallelConfig(1, 1, 8), 4, 0) == {"activation": {}, "gradient": {}}
-    ledgers = [Ledger() for _ in range(4)]
     ledgers[1].record("send", "pipeline", 4, "activation", 10, np.float32)
     assert [(one.to, one.bytes) for one in sent_by_all(ledgers, c, 8)] == [(2, 20), (0, 20)]
 
 
+
+
 # ---- bounds ---------------------------------------------------------------------------------------------------------
-
-
-class Traced:
-    """A stand-in for a run's traced steps, which the player asks for their clock."""
-
-    clock = VirtualClock()
-
 
 def test_a_large_run_has_a_small_page():
     """Eight ranks, four stages on each, two hundred microbatches with all their collectives: the page shows the first
     ones, and says so.
     """
     c, m = ParallelConfig(1, 8, 1, "interleaved", 4), 200
-    schedule = schedule_of(c, m)
-    timeline = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3, 1e-5)))
-    steps = []
-    for own, lowered in zip(timeline, lower(schedule)):
-        by_name, slices, waited = {s.name: s for s in own}, [], ""
+    schedule, steps = schedule_of(c, m), []
+    for own, lowered in zip(slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3, 1e-5))), lower(schedule)):
+        by_name, slices, waited = {s.name: s for s in own}, [], []
         for step in lowered:
             if isinstance(step, Action):
                 s = by_name[str(step)]
-                if waited:
-                    slices.append(Slice("communication", waited, "communication", s.start - 1e-6, s.start))
-                    waited = ""
+                slices += [Slice("communication", name, "communication", s.start - 1e-6, s.start) for name in waited]
                 slices += [Slice("communication", f"output {i}", "communication", s.start + i * 1e-5,
                                  s.start + i * 1e-5 + 5e-6) for i in range(8)] + [s]
+                waited = []
             elif not isinstance(step, Send):
-                waited = "receive activation" if step.action.kind == "F" else "receive gradient"
+                waited = ["receive activation" if step.action.kind == "F" else "receive gradient"]
         steps.append(slices)
-    found = played_step(Traced(), steps, schedule, c, 4096)
+    found = played_step(SimpleNamespace(clock=VirtualClock()), steps, schedule, c, 4096)
     assert 0 < found["shown_microbatches"] < m == found["microbatches"] and found["left_out"]
-    assert len(json.dumps(found)) < LIMIT / 2
-    text = page({"title": "large", "player": found})
-    assert len(text.encode()) < LIMIT
+    assert len(page({"title": "large", "player": found}).encode()) < LIMIT
 
 
 def test_of_a_long_run_every_nth_loss_is_shown_as_it_was():
     curve = [(i, 1 / i) for i in range(1, 100_000)]
     model = ModelConfig(2, 16, 2, 300, 16)
-    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, PassCounts(1, 1, 0, 0), curve,
-                            curve))
-    assert found["every"] == 100 and len(found["training"]) <= MOST_LOSSES + 2
-    assert set(found["training"]) <= set(curve) and found["training"][-1] == curve[-1]
-    assert len(found["validation"]) <= MOST_LOSSES + 1 and found["validation"][-1] == curve[-1]
+    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, [], PassCounts(1, 1, 0, 0),
+                            curve, curve))
+    for shown in (found["training"], found["validation"]):
+        assert len(shown) <= MOST_LOSSES + 2 and set(shown) <= set(curve) and shown[-1] == curve[-1]
 
 
 def test_no_text_of_a_run_becomes_markup():
@@ -253,27 +234,112 @@ def test_the_files_of_actions_are_there():
             assert work and all(Path(__file__).parent.parent.parent.joinpath(file).is_file() for _, _, file in work)
 
 
-def test_a_summary_names_what_is_wrong():
-    """A line of the ledger that is not its formula's, and a rank whose memory is not."""
-    from mpi_impl.comm.ledger import Entry, Total
-    from mpi_impl.parallel.model_state import Held
-    from mpi_impl.reports.memory import RankMemory
-    from mpi_impl.reports.traffic import Line
-    from reference.costs.traffic import Traffic
+# ---- progress, and the ledger beside its predictions ----------------------------------------------------------------
 
+
+def test_progress(capsys, tmp_path):
+    """Rates are over the steps since the last line, time left by the mean step so far; every step is in the file."""
+    metrics = Metrics(train_iters=100, tokens_per_step=1000, log_interval=2, path=str(tmp_path / "m"), speaks=True)
+    for iteration, seconds in enumerate((1.0, 1.0, 3.0, 2.0, 4.0), 1):
+        metrics.step(iteration, StepResult((3.5,), 1.25, 1e-3), seconds)
+        assert rows_of(tmp_path / "m")[-1] == {        # flushed, though the run goes on
+            "iteration": iteration, "lm_loss": 3.5, "grad_norm": 1.25, "learning_rate": 1e-3,
+            "tokens_per_second": 1000 / seconds, "consumed_tokens": 1000 * iteration}
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in printed] == ["1/100", "2/100", "4/100"]
+    assert "1,000 tokens/s | 1m 39s left" in printed[0] and "1,000 tokens/s | 1m 38s left" in printed[1]
+    assert "400 tokens/s | 2m 48s left" in printed[2]            # 2,000 tokens in 5 s; 7 s for 4 steps, 96 steps to go
+    metrics.evaluation(5, (0.0,))
+    assert rows_of(tmp_path / "m")[-1]["validation_perplexity"] == 1.0
+    assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]
+
+
+def test_a_scaled_loss_tells_its_scale_and_what_was_skipped(capsys, tmp_path):
+    """Each step in the file, in JSON that every parser reads: no norm where there is none; counts on the lines."""
+    metrics = Metrics(10, 1000, 2, str(tmp_path / "m"), speaks=True, scaled=True)
+    for iteration, (norm, scale) in enumerate(((inf, 2.0**16), (nan, 2.0**16), (1.0, 2.0**15), (1.0, 384.0)), 1):
+        metrics.step(iteration, StepResult((3.5,), norm, 1e-3, scale), 1.0)
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "m").read_text().splitlines()]
+    assert [row["grad_norm"] for row in rows] == [None, None, 1.0, 1.0]
+    assert [row["skipped"] for row in rows] == [True, True, False, False] and rows[3]["loss_scale"] == 384.0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert "loss scale 2^16 | 1 skipped" in first and "loss scale 2^16 | 1 skipped" in second
+    assert "loss scale 384 | " in last and "skipped" not in last
+
+
+def test_a_resumed_run_goes_on_with_its_file(tmp_path, capsys):
+    """Rows of later iterations and an unfinished line are removed; a new run begins a new file. The time left follows
+    from the run's own steps, and its first line comes immediately.
+    """
+    path = tmp_path / "m"
+    for begins, iterations in ((0, (1, 2, 3)), (2, (3, 4)), (0, (1,))):
+        if begins:
+            path.write_text(path.read_text() + '{"iteration": 1, "lm_')
+        metrics = Metrics(7204, 1000, 50, str(path), speaks=True, begins=begins)
+        for iteration in iterations:
+            metrics.step(iteration, StepResult((float(begins),), 1.0, 1e-3), 1.0 + begins / 2)
+        assert [(row["iteration"], row["lm_loss"]) for row in rows_of(path)] == (
+            [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)] if begins else [(i, 0.0) for i in iterations])
+    first, resumed, _ = capsys.readouterr().out.splitlines()
+    assert "1/7204" in first and "2h 00m left" in first and "3/7204" in resumed and "4h 00m left" in resumed
+
+
+MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 6, 1, 3)
+REPLICAS = ParallelConfig(4, 1, 2)
+
+
+def predicted(parallel) -> dict:
+    """Return what a pipeline is predicted to send."""
+    m = WORK.microbatches // WORK.steps
+    return sent_by_pipeline(predict_alone(ImaginedWorld(MODEL, parallel, Precision(), 5, 8, m)), WORK)
+
+
+def ledger_of(totals) -> Ledger:
+    ledger = Ledger()
+    ledger.totals.update(totals)
+    return ledger
+
+
+@pytest.mark.parametrize("parallel, said", [
+    (REPLICAS, ["All-reduces a layer and microbatch: 2 forward, 2 backward.", "8 b s h (t-1)/t = 3,840.", "b s V = "]),
+    (ParallelConfig(4, 2, sequence_parallel=True), ["4 forward, 6 backward.", " 10 b s h (t-1)/t = 4,800."]),
+    (ParallelConfig(4, 2, sequence_parallel=True, keep_gathered_inputs=True), ["4 forward, 4 backward.", " 8 b s h"]),
+    (ParallelConfig(4, 2, 1, "interleaved", 2), [" b s h / t = 160."]),
+    (ParallelConfig(4, 2, 1, "interleaved", 2, False), [" b s h = 640."]),
+    (ParallelConfig(data_parallel_size=3), ["stage 0 in short: 2 Psi (N-1)/N = "]),
+    (ParallelConfig(data_parallel_size=3, zero_stage=2), ["stage 2 in short: (m + 1) Psi (N-1)/N = "]),
+    (ParallelConfig(data_parallel_size=3, zero_stage=3), [": 3 m Psi (N-1)/N", "a tied table is gathered"])])
+def test_what_is_sent_is_stated(parallel, said):
+    """In the papers' terms, each number beside its prediction; and a ledger that is as predicted says so."""
+    sizes = MODEL, parallel, 5, 8, WORK      # b = 5, s = 8
+    totals = predicted(parallel)
+    stated = summary(ledger_of(totals), totals, *sizes)
+    assert all(words in stated for words in said) and "NOT" not in report(ledger_of(totals), totals, *sizes)
+    pairs = re.findall(r": ([\d,]+)\. Predicted: (?:[^.]* = )?([\d,]+)\.", stated)
+    assert pairs and all(found == predicted for found, predicted in pairs)
+
+
+@pytest.mark.parametrize("elements", [0, 1])
+def test_one_call_too_many_is_marked(elements):
+    """A difference in calls or in elements is marked, and so is traffic that never came."""
+    totals = predicted(REPLICAS)
+    ledger = ledger_of(totals)
+    with ledger.phase("forward"):
+        ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float32")
+    assert [line.entry.reason for line in compare(ledger, totals) if not line.as_predicted] == ["mlp output"]
+    assert report(ledger, totals, MODEL, REPLICAS, 5, 8, WORK).count("NOT") == 1
+    assert not any(line.as_predicted for line in compare(Ledger(), totals))
+
+
+def test_a_summary_names_what_is_wrong():
+    """A line of the ledger that is not as predicted, and a rank whose memory is not."""
     def line(calls):
         return Line(Entry("all_reduce", "tensor", 2, "forward", "mlp output", "float32"), Total(calls, 1000),
-                    Traffic("all_reduce", "tensor", "forward", "mlp output", 2, 1000, "b s h"))
+                    Total(2, 1000))
 
     held = Held(100, 100, 200, 0, 0, 0, 50, 0)
-    right, wrong = RankMemory(25, 0, held, held), RankMemory(25, 0, held, held._replace(gradients=99))
-    good = summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1)
-    assert describe(good).splitlines() == [
-        "loss     5.0000 in iteration 1, 4.0000 in iteration 2",
-        "traffic  rank 0 sent: tensor 4 kB; = the formulas, all 1 lines",
-        "memory   a rank holds at most 400 bytes of parameters, gradients and moments, and 50 bytes of activations; "
-        "= the formulas, on all 2 ranks"]
-    bad = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)
-    assert "; NOT as the formulas say: forward mlp output" in bad[1].text
-    assert "; NOT as the formulas say on rank 1" in bad[2].text
-    assert [one.as_predicted for one in bad] == [None, False, False]
+    right, wrong = RankMemory(25, 0, held, held, False), RankMemory(25, 0, held, held._replace(gradients=99), False)
+    assert "NOT" not in describe(summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1))
+    _, sent, memory = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)
+    assert "NOT as predicted: forward mlp output" in sent.text and sent.as_predicted is False
+    assert "NOT as predicted on rank 1" in memory.text and memory.as_predicted is False

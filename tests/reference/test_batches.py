@@ -1,14 +1,13 @@
-"""Batches: a row has all of a sample, and the loss of a global batch does not depend on how it is dealt out."""
+"""Batches: a row has all of a sample, a loss has its weight, and every sample is dealt out once."""
 import numpy as np
 from hypothesis import given, strategies as st
 
 from reference.batches import GPTBatch
-from reference.config import ModelConfig
-from reference.models.model import batch_type, model_backward, model_forward, model_tensors
-from reference.params import tree_map
-from reference.training.trainer import loss_and_gradients
-from tests.cases import take
-from tests.strategies import ANY_MODEL, Case, cases, close, trees_close
+from reference.models.model import batch_type, model_forward, model_tensors
+from reference.parallel.data_parallel import samples_of
+from tests.strategies import ANY_MODEL, cases
+
+COUNT = st.integers(1, 3)
 
 
 @given(cases(sizes=st.just(1), architectures=("bert",)))
@@ -37,45 +36,9 @@ def test_each_loss_has_its_weight(case):
     assert [loss.shape for loss in losses] == [weights.shape for weights in batch.weights_of_heads(c.heads)]
 
 
-SAMPLES = 5
-
-
-@given(cases(sizes=st.just(1), architectures=ANY_MODEL), st.permutations(range(SAMPLES)),
-       st.sets(st.integers(1, SAMPLES - 1)))
-def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
-    """Each part's weighted sum, divided by the weight of the whole: the parts' losses and gradients add up to it.
-
-    However uneven the masks are, and where a part has none.
-    """
-    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", SAMPLES)
-    totals = [max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
-    parts = [take(batch, list(samples)) for samples in np.split(np.array(order), sorted(cuts))]
-    loss, grads = added([of_a_part(part, p, c, totals) for part in parts])
-    expected, expected_grads = loss_and_gradients(batch, p, c)
-    close(np.stack([loss]), np.stack([expected]))
-    trees_close(grads, expected_grads)
-
-
-def of_a_part(part, p, c, totals):
-    """Compute one replica's share of the loss and of the gradients."""
-    losses, cache = model_forward(None, p, c, part)
-    shares = [weights / total for weights, total in zip(part.weights_of_heads(c.heads), totals, strict=True)]
-    return sum((loss * share).sum() for loss, share in zip(losses, shares)), model_backward(shares, p, cache, c)[1]
-
-
-def added(found):
-    """Sum losses and gradients."""
-    losses, grads = zip(*found, strict=True)
-    return sum(losses), tree_map(lambda *each: sum(each), *grads)
-
-
-def test_a_mean_of_means_is_another_number():
-    """With one masked token on one replica and many on another, a mean of means gives that token half the weight."""
-    model = ModelConfig(2, 8, 2, 20, 6, architecture="bert", heads=("lm",))
-    case = Case(1, model, 2, 6, seed=3)
-    p, batch = case.params(model_tensors(model)), case.batch("", 2)
-    batch = batch._replace(weights=np.array([[1, 1, 1, 1, 1, 0], [0, 0, 1, 0, 0, 0]]))
-    loss, right = loss_and_gradients(batch, p, model)
-    sum_of_means, wrong = added([loss_and_gradients(take(batch, slice(i, i + 1)), p, model) for i in range(2)])
-    assert abs(sum_of_means / 2 - loss) > 1e-3 * loss
-    assert abs(wrong.lm_head.bias / 2 - right.lm_head.bias).max() > 0.1 * abs(right.lm_head.bias).max()
+@given(COUNT, COUNT, COUNT)
+def test_every_sample_is_dealt_once(d, m, b):
+    """Replica by replica, microbatch by microbatch, in Megatron's order: neighbours in the batch go to neighbours."""
+    batch = np.arange(d * m * b)
+    dealt = [batch[samples_of(r, k, d, b)].tolist() for k in range(m) for r in range(d)]
+    assert sum(dealt, []) == batch.tolist() and all(len(samples) == b for samples in dealt)

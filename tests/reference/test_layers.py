@@ -1,81 +1,16 @@
-"""The theorem of the textbook: every sharded layer is the unsharded one, in its output and in all gradients."""
+"""Layers: which heads a rank holds, and wrong ways to shard them. That the right ones are right: test_theorems.py."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import ModelConfig
 from reference.layers.attention import Attention, attention_forward
 from reference.layers.cross_entropy import sharded_cross_entropy_forward, unsafe_cross_entropy
 from reference.layers.gated_mlp import GatedMLP, gated_mlp_forward, side_by_side_mlp_forward
 from reference.layers.grouped_attention import GroupedAttention, grouped_attention_forward, grouped_attention_tensors
 from reference.layers.mlp import MLP, mlp_forward, mlp_tensors, rows_first_mlp_forward
 from reference.params import shard
-from tests import textbook_theorems as theorems
-from tests.strategies import ANY_MODEL, cases, close
-
-EXACT = dict(tolerance=0.0)
-
-
-@given(cases(), st.booleans())
-def test_column_parallel_linear(case, gather_output):
-    theorems.column_parallel_equals_whole(case, gather_output)
-
-
-@given(cases())
-def test_row_parallel_linear(case):
-    theorems.row_parallel_equals_whole(case)
-
-
-@given(cases())
-def test_mlp(case):
-    theorems.mlp_equals_whole(case)
-
-
-@given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
-def test_attention(case, causal, selective):
-    """It holds with and without padding, with dropout."""
-    theorems.attention_equals_whole(case, causal, Recompute("selective" if selective else "none"))
-
-
-@given(cases(architectures=ANY_MODEL), st.booleans())
-def test_block(case, selective):
-    """It holds in both orders of norms and residual connections."""
-    theorems.block_equals_whole(case, Recompute("selective" if selective else "none"))
-
-
-@given(cases(architectures=ANY_MODEL))
-def test_embedding(case):
-    """It holds with and without token types."""
-    theorems.embedding_equals_whole(case)
-
-
-@given(cases())
-def test_logits(case):
-    theorems.logits_equal_whole(case)
-
-
-@given(cases())
-def test_head_for_masked_tokens(case):
-    theorems.masked_lm_equals_whole(case)
-
-
-@given(cases(), st.sampled_from([1.0, 1000.0]))
-def test_cross_entropy(case, scale):
-    """It holds for logits in the thousands too, whose exp is infinite."""
-    theorems.losses_agree(case, scale)
-
-
-@given(cases(integers=True, activation="relu", hidden_dropout=0.5), st.booleans())
-def test_linear_parts_agree_exactly_on_integers(case, gather_output):
-    """Sums and products of small whole numbers are exact in any order, so there is nothing left to forgive."""
-    theorems.column_parallel_equals_whole(case, gather_output, **EXACT)
-    theorems.row_parallel_equals_whole(case, **EXACT)
-    theorems.mlp_equals_whole(case, **EXACT)
-    theorems.embedding_equals_whole(case, **EXACT)
-    theorems.logits_equal_whole(case, **EXACT)
-
-
-# ---- the wrong ways, shown to be wrong --------------------------------------------------------------------------
+from tests.strategies import cases, close
 
 
 @given(cases(sizes=st.sampled_from([2, 3, 4]), num_layers=1, llama=False))
@@ -86,7 +21,7 @@ def test_rows_first_needs_a_second_synchronisation(case):
     close(rows_first_mlp_forward(x, p, case.t, c.activation, reduce_first=True), mlp_forward(x, p, c.activation)[0])
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_exact", "relu"])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_rows_first_is_another_function(activation):
     """GeLU of a sum is not the sum of GeLUs: with one rank nothing is split; with two the result is far off."""
     rng = np.random.default_rng(0)
@@ -98,15 +33,7 @@ def test_rows_first_is_another_function(activation):
     assert np.abs(wrong - right).max() > 0.1 * np.abs(right).max()
 
 
-def test_rows_first_is_the_same_function_where_the_activation_is_linear():
-    """ReLU of positive numbers is: each rank adds its part of the bias."""
-    rng = np.random.default_rng(0)
-    x = rng.uniform(size=(2, 3, 8))
-    p = MLP(rng.uniform(size=(8, 32)), rng.uniform(size=32), rng.uniform(size=(32, 8)), rng.uniform(size=8))
-    close(rows_first_mlp_forward(x, p, 2, "relu", reduce_first=False), mlp_forward(x, p, "relu")[0])
-
-
-@pytest.mark.parametrize("t", [1, 2, 3])
+@pytest.mark.parametrize("t", [1, 2])
 def test_a_gate_beside_what_it_multiplies_is_another_function(t):
     """The first of two ranks multiplies one half of the gate with the other half of it."""
     rng = np.random.default_rng(0)

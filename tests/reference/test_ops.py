@@ -2,14 +2,17 @@
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from reference import ops, rope
-from tests.strategies import close
+from reference.config import ModelConfig
+from reference.dropout import Dropout
+from reference.params import HOST
+from tests.cases import close
 
 SEEDS = st.integers(0, 2**32 - 1)
-SMALL = st.integers(1, 5)
+SMALL, TINY = st.integers(1, 5), st.integers(1, 3)
+RATES = [0.1, 0.5, 0.9]
 
 
 def draw(seed, *shape):
@@ -40,32 +43,37 @@ def gradient_is_right(gradient, function, x, dy):
     close(gradient, central_differences(function, x, dy), 1e-6)
 
 
+def with_gradients(seed, forward, backward, *args):
+    """Return y of forward(*args), which also returns a cache. Check backward(dy, cache), which returns the gradients by
+    the first of these arguments, or by all of them, for a random dy.
+    """
+    y, cache = forward(*args)
+    dy = draw(seed + 9, *y.shape)
+    gradients = backward(dy, cache)
+    for gradient, x in zip(gradients if isinstance(gradients, tuple) else [gradients], args):
+        gradient_is_right(gradient, lambda _: forward(*args)[0], x, dy)
+    return y
+
+
 # ---- activations ------------------------------------------------------------------------------------------------
 
 
 @given(st.sampled_from(sorted(ops.ACTIVATIONS)), SMALL, SEEDS)
 def test_activations_backward(name, n, seed):
-    act, act_backward = ops.ACTIVATIONS[name]
-    x, dy = draw(seed, n, 3) * 2, draw(seed, 3, n).T
+    x = draw(seed, n, 3) * 2
     x[np.abs(x) < 1e-3] += 0.1                          # ReLU has no derivative at 0
-    gradient_is_right(act_backward(dy, act(x)[1]), lambda x: act(x)[0], x, dy)
+    with_gradients(seed, *ops.ACTIVATIONS[name], x)
 
 
 @given(SMALL, SMALL, SEEDS)
 def test_swiglu(n, f, seed):
-    x, dy = draw(seed, n, 2, f) * 2, draw(seed, n, f)
-    close(ops.swiglu(x)[0], x[:, 0] / (1 + np.exp(-x[:, 0])) * x[:, 1])
-    gradient_is_right(ops.swiglu_backward(dy, ops.swiglu(x)[1]), lambda x: ops.swiglu(x)[0], x, dy)
+    x = draw(seed, n, 2, f) * 2
+    close(with_gradients(seed, ops.swiglu, ops.swiglu_backward, x), x[:, 0] / (1 + np.exp(-x[:, 0])) * x[:, 1])
 
 
-@given(st.floats(-30, 30))
+@given(st.floats(-30, 30) | st.sampled_from([0.0, -0.0, 0.46875, -0.46875, 4.0, 5.9, 6.1, 1e3, -1e300, 1e-300]))
 def test_erf_is_the_error_function(x):
-    """It equals the C library's to the last bits of float64."""
-    assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
-
-
-@pytest.mark.parametrize("x", [0.0, -0.0, 0.46875, -0.46875, 4.0, 5.9, 6.1, 1e3, -1e300, 1e-300])
-def test_erf_at_its_seams(x):
+    """It equals the C library's to the last bits of float64, at its seams too."""
     with np.errstate(all="raise", under="ignore"):
         assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
 
@@ -83,56 +91,36 @@ def test_gelu_is_x_phi_of_x():
 
 @given(SMALL, SMALL, SMALL, SMALL, SEEDS)
 def test_linear(b, s, n, m, seed):
-    x, w, bias, dy = draw(seed, b, s, n), draw(seed, n, m), draw(seed, m), draw(seed, b, s, m)
-    close(ops.linear(x, w, bias), x @ w + bias)
-    dx, dw, db = ops.linear_backward(dy, x, w)
-    gradient_is_right(dx, lambda x: ops.linear(x, w, bias), x, dy)
-    gradient_is_right(dw, lambda w: ops.linear(x, w, bias), w, dy)
-    gradient_is_right(db, lambda bias: ops.linear(x, w, bias), bias, dy)
-
-
-@given(SMALL, SMALL, SMALL, SMALL, SEEDS)
-def test_batched_matmul(a, b, n, m, seed):
-    x, y = draw(seed, a, b, n, 3), draw(seed, a, b, 3, m)
-    close(ops.batched_matmul(x, y), x @ y)
+    x, w, bias = draw(seed, b, s, n), draw(seed, n, m), draw(seed, m)
+    y = with_gradients(seed, lambda *args: (ops.linear(*args), args), lambda dy, args: ops.linear_backward(
+        dy, *args[:2]), x, w, bias)
+    close(y, x @ w + bias)
+    close(ops.batched_matmul(x, x.swapaxes(1, 2)), x @ x.swapaxes(1, 2))
 
 
 @given(SMALL, SMALL, st.integers(2, 6), SEEDS)
 def test_layer_norm(b, s, h, seed):
-    x, weight, bias, dy = draw(seed, b, s, h), draw(seed, h), draw(seed + 1, h), draw(seed + 1, b, s, h)
-
-    def forward(x, weight, bias):
-        return ops.layer_norm(x, weight, bias, 1e-2)[0]
-
-    close(forward(x, weight, bias),
-          (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * weight + bias)
-    dx, dweight, dbias = ops.layer_norm_backward(dy, weight, ops.layer_norm(x, weight, bias, 1e-2)[1])
-    gradient_is_right(dx, lambda x: forward(x, weight, bias), x, dy)
-    gradient_is_right(dweight, lambda weight: forward(x, weight, bias), weight, dy)
-    gradient_is_right(dbias, lambda bias: forward(x, weight, bias), bias, dy)
+    x, weight, bias = draw(seed, b, s, h), draw(seed, h), draw(seed + 1, h)
+    y = with_gradients(seed, lambda *args: ops.layer_norm(*args, 1e-2),
+                       lambda dy, cache: ops.layer_norm_backward(dy, weight, cache), x, weight, bias)
+    close(y, (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * weight + bias)
 
 
 @given(SMALL, SMALL, st.integers(1, 6), SEEDS)
 def test_rms_norm(b, s, h, seed):
-    x, weight, dy = draw(seed, b, s, h), draw(seed, h), draw(seed + 1, b, s, h)
-
-    def forward(x, weight):
-        return ops.rms_norm(x, weight, 1e-2)[0]
-
-    close(forward(x, weight), x / np.sqrt((x**2).sum(-1, keepdims=True) / h + 1e-2) * weight)
-    dx, dweight = ops.rms_norm_backward(dy, weight, ops.rms_norm(x, weight, 1e-2)[1])
-    gradient_is_right(dx, lambda x: forward(x, weight), x, dy)
-    gradient_is_right(dweight, lambda weight: forward(x, weight), weight, dy)
+    x, weight = draw(seed, b, s, h), draw(seed, h)
+    y = with_gradients(seed, lambda *args: ops.rms_norm(*args, 1e-2),
+                       lambda dy, cache: ops.rms_norm_backward(dy, weight, cache), x, weight)
+    close(y, x / np.sqrt((x**2).sum(-1, keepdims=True) / h + 1e-2) * weight)
 
 
 @given(SMALL, SMALL, SEEDS)
 def test_softmax(n, m, seed):
-    """Sums to 1, survives large numbers, and its backward is right for a random upstream gradient."""
-    x, dy = draw(seed, n, m), draw(seed + 1, n, m)
-    y = ops.softmax(x)
+    """It survives large numbers."""
+    x = draw(seed, n, m)
+    y = with_gradients(seed, lambda x: (ops.softmax(x),) * 2, ops.softmax_backward, x)
     close(y, np.exp(x) / np.exp(x).sum(-1, keepdims=True))
     close(ops.softmax(x + 1e4), y, 1e-10)
-    gradient_is_right(ops.softmax_backward(dy, y), ops.softmax, x, dy)
 
 
 # ---- attention --------------------------------------------------------------------------------------------------
@@ -150,35 +138,37 @@ def attention_by_definition(q, k, v, causal, real=None, factors=None):
     return out
 
 
-@given(st.data(), SMALL, SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_attention(data, b, s, g, each, d, causal, seed):
-    """Scores are divided by the root of the *head's* size, not of the model's, a d; and what is real is seen."""
-    q, k, v, dy = (draw(seed + i, b, s, heads, d) for i, heads in enumerate((each * g, g, g, each * g)))
-    real = data.draw(lengths(b, s))
-
-    def forward(q, k, v):
-        return ops.attention_core(q, k, v, causal, None, real)[0]
-
-    y, cache = ops.attention_core(q, k, v, causal, None, real)
-    close(y, attention_by_definition(q, k, v, causal, real))
-    if s <= 3:
-        dq, dk, dv = ops.attention_core_backward(dy, cache)
-        gradient_is_right(dq, lambda q: forward(q, k, v), q, dy)
-        gradient_is_right(dk, lambda k: forward(q, k, v), k, dy)
-        gradient_is_right(dv, lambda v: forward(q, k, v), v, dy)
+def attention_dropout(rate, b, s, a, seed):
+    """Return the site of a few samples and heads of a larger model, and the factors that its mask stands for."""
+    model = ModelConfig(1, 2 * (a + 1), a + 1, 3, s + 1, attention_dropout=rate)
+    site = Dropout(model, seed, step=1, sample=10, layer=0).attention(first_head=1)
+    return site, None if site is None else ops.draw_mask(site, (b, a, s, s), HOST).keep * site.scale
 
 
-@given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_no_query_attends_to_padding(data, b, s, a, d, causal, seed):
-    """The content of padding changes no bit, and its keys and values have a gradient of exactly 0."""
-    q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
-    real = data.draw(lengths(b, s).filter(lambda found: found is not None))
-    y, cache = ops.attention_core(q, k, v, causal, None, real)
-    _, dk, dv = ops.attention_core_backward(dy, cache)
-    padding = np.arange(s) >= real[:, None]                              # [b, s]
-    assert (dk[padding] == 0).all() and (dv[padding] == 0).all()
-    k[padding], v[padding] = 1e6, -1e6
-    np.testing.assert_array_equal(ops.attention_core(q, k, v, causal, None, real)[0], y)
+@given(st.data(), TINY, TINY, TINY, TINY, SMALL, st.booleans(), st.sampled_from([0, 0, *RATES]), SEEDS)
+def test_attention(data, b, s, g, each, d, causal, rate, seed):
+    """Scores are divided by the root of the *head's* size, not of the model's, a d; and what is real is seen.
+
+    Probabilities are dropped after the softmax, so that a query's need not sum to 1, and are kept before. The content
+    of padding changes no bit, and its keys and values have a gradient of exactly 0.
+    """
+    a, real = each * g, data.draw(lengths(b, s))
+    q, k, v = (draw(seed + i, b, s, heads, d) for i, heads in enumerate((a, g, g)))
+    site, factors = attention_dropout(rate, b, s, a, seed)
+
+    def forward(*qkv):
+        return ops.attention_core(*qkv, causal, site, real)
+
+    y = with_gradients(seed, forward, ops.attention_core_backward, q, k, v)
+    close(y, attention_by_definition(q, k, v, causal, real, factors))
+    _, cache = forward(q, k, v)
+    close(cache.probs.sum(-1), np.ones((b, a, s)))
+    if real is not None:
+        padding = np.arange(s) >= real[:, None]                          # [b, s]
+        _, dk, dv = ops.attention_core_backward(draw(seed + 4, b, s, a, d), cache)
+        assert (dk[padding] == 0).all() and (dv[padding] == 0).all()
+        k[padding], v[padding] = 1e6, -1e6
+        np.testing.assert_array_equal(forward(q, k, v)[0], y)
 
 
 @given(SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SEEDS)
@@ -187,12 +177,6 @@ def test_cached_attention(b, n, before, g, each, d, seed):
     m = n + before - 1
     q, k, v = (draw(seed + i, b, m, heads, d) for i, heads in enumerate((each * g, g, g)))
     close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
-
-
-def test_scaling_by_the_models_size_would_be_another_function():
-    q, k, v = (draw(i, 1, 4, 3, 2) for i in range(3))
-    by_model_size = ops.attention_core(q / math.sqrt(3), k, v, True)[0]
-    assert np.abs(by_model_size - attention_by_definition(q, k, v, True)).max() > 1e-2
 
 
 @given(st.integers(2, 5), st.integers(1, 3), SEEDS)
@@ -240,9 +224,7 @@ def test_lookup(b, s, n, seed):
 
 @given(SMALL, SMALL, SMALL, SEEDS)
 def test_cross_entropy(b, s, n, seed):
-    logits, dloss = draw(seed, b, s, n), draw(seed, b, s)
+    logits = draw(seed, b, s, n)
     targets = np.random.default_rng(seed).integers(0, n, (b, s))
-    loss, cache = ops.cross_entropy(logits, targets)
+    loss = with_gradients(seed, lambda logits: ops.cross_entropy(logits, targets), ops.cross_entropy_backward, logits)
     close(loss, -np.log(np.take_along_axis(ops.softmax(logits), targets[..., None], -1))[..., 0])
-    dlogits = ops.cross_entropy_backward(dloss, cache)
-    gradient_is_right(dlogits, lambda logits: ops.cross_entropy(logits, targets)[0], logits, dloss)

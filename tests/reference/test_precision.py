@@ -1,5 +1,6 @@
 """Formats round as NumPy's do, and the loss scale follows Megatron's rule."""
-from math import inf, nan
+from dataclasses import replace
+from math import inf
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,6 @@ from hypothesis import example, given, strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
-from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import FORMATS, UNSCALED, LossScaler, LossScaling, Precision, ScaleState, rounded
@@ -79,11 +79,6 @@ def test_the_largest_number_stays_and_what_rounds_beyond_it_is_infinite(name):
     assert rounded(x, form).tolist() == [form.largest, form.largest, inf] and rounded(-x, form)[0] == -form.largest
 
 
-def test_a_format_of_as_many_bits_rounds_nothing():
-    x = np.array([0.1, -1e300, nan])
-    assert rounded(x, FORMATS["float64"]) is x
-
-
 # ---- a run's choices ------------------------------------------------------------------------------------------------
 
 
@@ -94,33 +89,10 @@ def test_bytes_of_a_parameter():
     assert [Precision(name).main for name in FORMATS] == ["float32", "float32", "float32", "float64"]
 
 
-@pytest.mark.parametrize("choices, message", [
-    ({"loss_scale": 0.0}, "--loss-scale is 0, but must be above 1e-30"),
-    ({"loss_scale": 1e-30}, "--loss-scale is 1e-30, but must be above 1e-30"),
-    ({"loss_scale": 1e30}, "--loss-scale is 1e[+]30, but must be above 1e-30"),
-    ({"initial_loss_scale": inf}, "--initial-loss-scale is inf"),
-    ({"min_loss_scale": -1.0}, "--min-loss-scale is -1, but must be above 1e-30"),
-    ({"min_loss_scale": nan}, "--min-loss-scale is nan"),
-    ({"loss_scale_window": 0}, "--loss-scale-window is 0, but must be at least 1"),
-    ({"hysteresis": 0}, "--hysteresis is 0, but must be at least 1"),
-    ({"loss_scale_factor": 1.0}, "--loss-scale-factor is 1, but must be above 1 and at most 65536"),
-    ({"loss_scale_factor": nan}, "--loss-scale-factor is nan"),
-    ({"initial_loss_scale": 2.0, "min_loss_scale": 4.0}, "--initial-loss-scale is 2, but must not be below"),
-])
-def test_choices_that_make_no_sense(choices, message):
-    with pytest.raises(UserError, match=message):
-        LossScaling(**choices)
-
-
 @pytest.mark.parametrize("choices", [{"loss_scale": 1.5e-30}, {"loss_scale": 0.9e30},
                                      {"initial_loss_scale": 4.0, "min_loss_scale": 4.0}])
 def test_choices_at_the_edge_are_accepted(choices):
     assert LossScaling(**choices).lowest(4.0)
-
-
-def test_an_unknown_format():
-    with pytest.raises(UserError, match="format to compute in is 'float8'"):
-        Precision("float8")
 
 
 # ---- the loss scale -------------------------------------------------------------------------------------------------
@@ -151,43 +123,18 @@ def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial, fact
         assert scaler.scale == scale and scaler.scaling.lowest(scale) == (scale == 2.0**-4)
 
 
-@pytest.mark.parametrize("window", [1, 5])
-def test_a_window_that_is_more_than_full_is_full(window):
-    """A run that goes on with a smaller --loss-scale-window than before has more good steps behind it than it needs."""
-    scaler = LossScaler(LossScaling(None, 64.0, 1.0, window, 1))
-    scaler.state = ScaleState(64.0, 600, 1)
-    scaler.update(False)
-    assert scaler.state == ScaleState(128.0, 0, 1)
-
-
-def test_a_scale_below_the_smallest_stays_where_it_is():
-    """A run may go on with a larger --min-loss-scale than before: an overflow is no reason to make the scale larger."""
-    scaler = LossScaler(LossScaling(None, 64.0, 4.0, 1, 1))
-    scaler.state = ScaleState(2.0, 0, 1)
-    scaler.update(True)
-    assert scaler.state == ScaleState(2.0, 0, 0) and scaler.scaling.lowest(2.0)
-    scaler.update(False)
-    assert scaler.scale == 4.0
-
-
-def test_a_constant_scale_stays():
-    scaler = LossScaler(LossScaling(loss_scale=8.0, hysteresis=1, loss_scale_window=1))
-    for overflow in (True, False, True):
-        scaler.update(overflow)
-    assert scaler.scale == 8.0 and scaler.scaling.lowest(8.0)
-
-
-def test_the_state_of_a_loss_scaler_is_plain_numbers():
-    """A checkpoint can hold them, and a scaler that gets them goes on identically."""
-    one, other = (LossScaler(LossScaling(None, 64.0, 1.0, 3, 2)) for _ in range(2))
-    one.update(True)
-    one.update(False)
-    other.state = ScaleState(*[float(one.state.scale), int(one.state.good_steps), int(one.state.patience)])
-    for overflow in (False, False, True, True, True):
-        one.update(overflow)
-        other.update(overflow)
-        assert one.state == other.state
-    assert one.scale == 32.0
+@pytest.mark.parametrize("scaling, state, overflow, expected", [
+    (LossScaling(None, 64.0, 1.0, 5, 1), (64.0, 600, 1), False, (128.0, 0, 1)),
+    (LossScaling(None, 64.0, 4.0, 9, 1), (2.0, 0, 1), True, (2.0, 0, 0)),
+    (LossScaling(8.0, loss_scale_window=1, hysteresis=1), (8.0, 0, 1), True, (8.0, 0, 1))])
+def test_a_run_that_is_resumed_with_other_options(scaling, state, overflow, expected):
+    """With a smaller window it has more good steps behind it than it needs. With a larger --min-loss-scale an overflow
+    is no reason to make the scale larger. A constant scale stays.
+    """
+    scaler = LossScaler(scaling)
+    scaler.state = ScaleState(*state)
+    scaler.update(overflow)
+    assert scaler.state == expected and scaling.lowest(scaler.scale) == overflow
 
 
 # ---- the textbook's run ---------------------------------------------------------------------------------------------
@@ -196,8 +143,8 @@ def test_the_state_of_a_loss_scaler_is_plain_numbers():
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute):
     """Its first loss is that of the rounded weights; a skipped step moves nothing, and does not count as an update."""
-    model, optimizer = ModelConfig(1, 8, 2, 11, 4), OptimizerConfig(2.0**-14, 5, weight_decay=0.0)
-    trainer = Trainer(model, optimizer, 1, Precision(compute, UNSCALED))
+    model, precision = ModelConfig(1, 8, 2, 11, 4), Precision(compute, UNSCALED)
+    trainer = Trainer(model, OptimizerConfig(2.0**-14, 5, weight_decay=0.0), 1, precision)
     tokens = np.arange(12).reshape(3, 4) % 11
     start = {name: x.copy() for name, x in leaves(trainer.params)}
     assert all(np.array_equal(x, rounded(x, FORMATS[compute])) for x in start.values())
@@ -209,15 +156,9 @@ def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute
     gains = trainer.params.final_layernorm.weight
     assert (gains != 1).all() and (rounded(gains, FORMATS[compute]) == 1).all(), "the step was not below rounding"
     assert all(x.dtype == np.float32 for _, x in leaves(trainer.params)) and np.isfinite(loss)
-
-
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-def test_changes_of_master_weights_below_rounding_change_nothing(compute):
-    """The model computes with rounded weights in every step, not in the first alone."""
-    model = ModelConfig(1, 8, 2, 11, 4, hidden_dropout=0.0, attention_dropout=0.0)
-    trainer = Trainer(model, OptimizerConfig(0.0, 5, weight_decay=0.0), 1, Precision(compute, UNSCALED))
-    tokens = np.arange(12).reshape(3, 4) % 11
-    (loss, norm, _) = trainer.step(GPTBatch(tokens, tokens))
+    model = replace(model, hidden_dropout=0.0, attention_dropout=0.0)
+    trainer = Trainer(model, OptimizerConfig(0.0, 5, weight_decay=0.0), 1, precision)
+    loss, norm, _ = trainer.step(GPTBatch(tokens, tokens))
     for _, x in leaves(trainer.params):
         x *= 1 + 2.0**-14
-    assert trainer.step(GPTBatch(tokens, tokens))[:2] == (loss, norm)
+    assert trainer.step(GPTBatch(tokens, tokens))[:2] == (loss, norm), "weights are rounded in the first step alone"

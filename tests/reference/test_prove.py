@@ -48,15 +48,12 @@ def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(capsys):
     assert status == 2 and "A divisor was 0 in 3 draws of random numbers, which chance does not explain" in text
 
 
-@pytest.mark.parametrize("line, sentence", [
-    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1"),
-    ("--tensor-model-parallel-size 33", "A proof of 33 tensor-parallel ranks, 2 stages and 2 replicas"),
+@pytest.mark.parametrize("line, says", [
+    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0"), ("--seed -1", "--seed is -1"),
     ("--data-parallel-size 33", "A proof of 2 tensor-parallel ranks, 2 stages and 33 replicas would take hours"),
     ("--pipeline-model-parallel-size 20 --pipeline-schedule zb-v", "A proof of 2 tensor-parallel ranks, 40 stages"),
     ("--model bert --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", "All sizes are 1, so nothing is"),
-    ("--proofs 0", "--proofs is 0, but must be at least 1"),
-    ("--proofs 1000000000", "--proofs is 1,000,000,000, but must be at most"),
-    ("--seed -1", "--seed is -1, but must be a number that is not negative")])
-def test_nonsense_is_a_sentence(line, sentence, capsys):
+    ("--proofs 1000000000", "--proofs is 1,000,000,000")])
+def test_nonsense_is_a_sentence(line, says, capsys):
     status, text = run(line, capsys)
-    assert status == 2 and f"error: {sentence}" in text
+    assert status == 2 and f"error: {says}" in text

@@ -1,4 +1,4 @@
-"""Recomputing activations: what is computed again, what is kept instead, and that nothing else changes."""
+"""Recomputing activations: what is computed again, and what is kept instead. That nothing changes: test_theorems.py."""
 import gc
 import weakref
 from unittest import mock
@@ -12,57 +12,27 @@ from reference.layer_context import LayerContext
 from reference.layers.attention import CoreInputs
 from reference.models import stage
 from reference.models.gpt import gpt_forward, gpt_tensors
-from tests import textbook_theorems as theorems
-from tests.strategies import Case, cases, recomputes
+from tests.cases import Case
+
+CASE = Case(1, ModelConfig(5, 12, 3, 10, 7), 2, 7, seed=1)      # s = 7: like no other size
 
 LAYERS = st.integers(0, 9).flatmap(lambda first: st.builds(range, st.just(first), st.integers(first, 9)))
 
 
-@given(cases(sizes=st.just(1)), recomputes())
-def test_recompute_changes_nothing(case, recompute):
-    theorems.recompute_changes_nothing(case, recompute)
-
-
-# ---- groups ---------------------------------------------------------------------------------------------------------
-
-
-@given(LAYERS, recomputes())
-def test_groups_are_the_layers_in_order(layers, recompute):
-    """Each layer of a stage is in one group, and no group is empty."""
-    groups = recompute.groups(layers)
-    assert [layer for group, _ in groups for layer in group] == list(layers)
-    assert all(group for group, _ in groups)
-
-
 @given(LAYERS, st.integers(1, 10))
-def test_uniform_groups_have_one_size(layers, n):
-    """Megatron's `uniform` makes groups of n layers, the rest in the last, and keeps only the inputs of all."""
-    groups = Recompute("full", "uniform", n).groups(layers)
-    assert all(again for _, again in groups) and len(groups) == -(-len(layers) // n)
-    assert all(len(group) == n for group, _ in groups[:-1])
+def test_groups_of_a_stages_layers(layers, n):
+    """Megatron's `uniform` makes groups of n layers, the rest in the last, and keeps only the inputs of all. `block`
+    recomputes the first n of each stage, or as many as there are, one by one. Else every layer is kept.
+    """
+    starts = range(0, len(layers), n)
+    assert Recompute("full", "uniform", n).groups(layers) == [(list(layers[i:i + n]), True) for i in starts]
+    assert Recompute("full", "block", n).groups(layers) == [([layer], layer in layers[:n]) for layer in layers]
+    for recompute in (Recompute("none", "uniform", n), Recompute("selective", "block", n)):
+        assert recompute.groups(layers) == [([layer], False) for layer in layers]
 
 
-@given(LAYERS, st.integers(1, 10))
-def test_block_recomputes_the_first_layers(layers, n):
-    """Megatron's `block`: n of each stage, one by one, or as many as there are. The others keep everything."""
-    groups = Recompute("full", "block", n).groups(layers)
-    assert groups == [([layer], layer in layers[:n]) for layer in layers]
-
-
-@pytest.mark.parametrize("granularity", ["none", "selective"])
-@given(LAYERS, st.sampled_from(["uniform", "block"]), st.integers(1, 10))
-def test_else_every_layer_is_kept(granularity, layers, method, n):
-    assert Recompute(granularity, method, n).groups(layers) == [([layer], False) for layer in layers]
-
-
-# ---- what is kept ---------------------------------------------------------------------------------------------------
-
-CASE = Case(1, ModelConfig(5, 12, 3, 10, 7), 2, 7, seed=1)      # s = 7: like no other size
-
-
-@pytest.mark.parametrize("recompute", [Recompute("full", "uniform", n) for n in (1, 2, 3, 9)] +
-                         [Recompute("full", "block", n) for n in (1, 3, 9)], ids=str)
-def test_full_keeps_the_input_of_a_group_and_nothing_else(recompute):
+@pytest.mark.parametrize("method, n", [("uniform", 2), ("uniform", 9), ("block", 3)])
+def test_full_keeps_the_input_of_a_group_and_nothing_else(method, n):
     """Of all arrays that the group's layers made for their backward, none is alive."""
     made: dict[int, list] = {}
 
@@ -72,7 +42,7 @@ def test_full_keeps_the_input_of_a_group_and_nothing_else(recompute):
         return y, cache
 
     with mock.patch.object(stage, "block_forward", watched):
-        cache = forward(CASE, recompute)
+        cache = forward(CASE, Recompute("full", method, n))
     gc.collect()
     for layers, caches, x in cache.layers:
         alive = [array for layer in layers for ref in made[layer] if (array := ref()) is not None]

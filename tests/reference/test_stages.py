@@ -4,7 +4,8 @@ from hypothesis import assume, given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.parallel.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
+from reference.parallel.stages import (edges_between_ranks, layers_of_rank, layers_of_stage, schedule_of,
+                                       stages_of_ranks)
 from reference.schedules.generators import SCHEDULES
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
@@ -45,17 +46,6 @@ def test_a_rank_holds_the_stages_of_its_schedule(parallel, layers):
         assert all(layers_of_stage(stage, schedule.stages, layers) == held[stage] for stage in held)
 
 
-def test_known_placements():
-    """Ten layers: in a row; interleaved, rank r has stages r and r + p; in a V, r and 2p - 1 - r."""
-    def layers(name, chunks=None):
-        parallel = ParallelConfig(pipeline_model_parallel_size=2, pipeline_schedule=name, virtual_pipeline_size=chunks)
-        return [layers_of_rank(held) for held in stages_of_ranks(model(10), parallel)]
-
-    assert layers("1f1b") == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    assert layers("interleaved", 2) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
-    assert layers("zb-v") == layers("dualpipe-v") == [[0, 1, 2, 8, 9], [3, 4, 5, 6, 7]]
-
-
 @given(pipelines(), st.data())
 def test_too_few_layers_are_refused(parallel, data):
     """Every stage needs a layer; just as many as stages will do."""
@@ -65,3 +55,17 @@ def test_too_few_layers_are_refused(parallel, data):
     layers = data.draw(st.integers(1, stages - 1))
     with pytest.raises(UserError, match=f"--num-layers is {layers}, but the .* has {stages} stages, .* every stage"):
         stages_of_ranks(model(layers), parallel)
+
+
+@given(st.integers(2, 8), st.integers(1, 4))
+def test_edges(p, v):
+    """p - 1 in a row; p v - 1 interleaved, v times as many for 1/v of the bubble; in a V, where the turn costs nothing,
+    2 (p - 1). A rank alone sends to nobody."""
+    def count(p, name, chunks=None):
+        parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=chunks)
+        return edges_between_ranks(ModelConfig(64, 4, 1, 10, 4), parallel)
+
+    assert [count(p, name) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")] == [p - 1] * 4
+    assert count(p, "interleaved", v) == p * v - 1
+    assert count(p, "zb-v") == count(p, "dualpipe-v") == 2 * (p - 1)
+    assert count(1, "interleaved", v) == count(1, "zb-v") == count(1, "1f1b") == 0

@@ -1,8 +1,12 @@
-"""The README, the pages of docs/ and the other guides: what they name is there, and what they quote is true."""
+"""The README and the pages: what they name and link is there, and what they quote is the code."""
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tools.reading import GUIDE, ROW, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "notebooks/README.md", "notebooks/labs/README.md", "benchmarks/README.md",
@@ -14,15 +18,10 @@ PLANNED = {"reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py",     
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_files_that_are_named_exist(name):
+def test_what_a_page_names_and_links_exists(name):
     linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", TEXTS[name])]
     quoted = re.findall(r"`((?:reference|mpi_impl|grading|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
-    missing = [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
-    assert not missing
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_headings_that_are_linked_exist(name):
+    assert not [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
     for path, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", TEXTS[name]):
         target = ((ROOT / name).parent / path) if path else ROOT / name
         if target.suffix == ".py":      # GitHub's anchor of a line
@@ -32,31 +31,27 @@ def test_headings_that_are_linked_exist(name):
         assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_page_of_docs_is_one_link_away_from_the_readme():
+def test_the_readme_is_short_and_links_every_page():
     linked = set(re.findall(r"\]\((docs/\w+\.md)", README))
     assert {name for name in PAGES if name.startswith("docs/")} - {"docs/index.md"} == linked
-
-
-def test_the_readme_is_short():
     assert len(README.splitlines()) <= 160
 
 
-def test_code_in_the_readme_is_the_code_of_its_files():
+def test_code_in_the_readme_is_the_code_of_its_file():
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 1 and blocks[0] in (ROOT / "mpi_impl/layers/mlp.py").read_text()
 
 
-PROSE = [ROOT / name for name in PAGES] + sorted(ROOT.glob("notebooks/**/*.py"))
+def test_the_reading_guide_has_the_lengths_of_the_files_and_a_day_for_2000_lines():
+    text = GUIDE.read_text()
+    assert text == with_true_lengths(text), "Run `python tools/reading.py`."
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:3]:
+        rows = [line for line in section.splitlines() if line.startswith("| [")]
+        lengths = [int(row["length"].replace(",", "")) for row in ROW.finditer(section)]
+        assert len(rows) == len(lengths) > 20 and (not section.startswith("Day one") or sum(lengths) <= 2000)
 
 
-@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_prose_does_not_count_tests(path):
-    """Their number changes from day to day, and the number of skipped ones with the machine."""
-    assert not re.search(r"\d (passed|failed|(unit )?tests?|theorems)\b", path.read_text())
-
-
-def test_the_picture_is_the_one_its_script_draws(tmp_path):
-    """docs/mlp_split.svg is not older than docs/mlp_split.py: the script's labels are in it."""
-    svg = (ROOT / "docs/mlp_split.svg").read_text()
-    for label in ("split by columns", "split by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
-        assert f"<!-- {label} -->" in svg
+def test_the_citation_agrees_with_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert all(citation[key] == project[key] for key in ("version", "license", "authors"))

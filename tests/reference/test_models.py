@@ -1,43 +1,38 @@
-"""BERT: its gradients, stages and shards; the formulas of its papers; who sees whom; and what counts in its loss."""
+"""Whole models: a stage of one; the formulas of BERT's papers; who attends to whom; and a loss that counts nothing."""
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-from reference.batches import BERTBatch
 from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward, block_tensors
 from reference.models.bert import bert_forward, bert_tensors
+from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
+from reference.models.model import model_tensors
+from reference.models.stage import has_embedding, has_head, stage_of
 from reference.ops import ACTIVATIONS
 from reference.params import leaves
 from reference.training.trainer import loss_and_gradients
 from tests import textbook_theorems as theorems
-from tests.strategies import ANY_MODEL, cases, close, recomputes, trees_close
+from tests.strategies import ANY_MODEL, cases, close
 
-BERT = ("bert",)
-ONE_RANK = dict(sizes=st.just(1), architectures=BERT)
-
-
-@settings(max_examples=settings().max_examples // 2)
-@given(cases(**ONE_RANK))
-def test_gradients_agree_with_central_differences(case):
-    """Every tensor's gradient is right for random gradients of all losses, with dropout, in both orders of norms."""
-    theorems.gradients_are_derivatives(case)
+ONE_RANK = dict(sizes=st.just(1), architectures=("bert",))
 
 
-@given(cases(architectures=BERT), recomputes())
-def test_shards_equal_the_whole(case, recompute):
-    """Any Recompute gives the same, with dropout; the vocabulary's padding gets no gradient."""
-    theorems.model_equals_whole(case, recompute)
+@given(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=4), st.sets(st.integers(0, 3), min_size=1))
+def test_a_stage_is_a_view_of_its_rank(case, layers):
+    """The same arrays, with the blocks of its own layers alone; what it holds tells what it does."""
+    c, p = case.model, case.params(model_tensors(case.model))
+    stage = stage_of(p, sorted(layers))
+    assert list(stage.blocks) == sorted(layers)
+    assert all(stage.blocks[layer] is p.blocks[layer] for layer in layers)
+    assert has_embedding(stage) == (0 in layers) and has_head(stage, c) == (3 in layers)
 
 
-@given(cases(**ONE_RANK), recomputes())
-def test_recompute_changes_nothing(case, recompute):
-    theorems.recompute_changes_nothing(case, recompute)
-
-
-@given(cases(**ONE_RANK), st.sets(st.integers(1, 2)))
-def test_stages_in_a_row_are_the_whole(case, cuts):
-    """Stages may begin at any layer; the last stage of a model without a head for tokens has no table."""
-    theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
+@given(cases(sizes=st.just(1)))
+def test_logits_and_loss_are_of_the_same_model(case):
+    c, p, batch = case.model, case.params(gpt_tensors(case.model)), case.batch("", case.b)
+    losses, _ = gpt_forward(batch.tokens, p, c, batch.targets)
+    for loss, logits, targets in zip(losses, gpt_logits(batch.tokens, p, c), batch.targets, strict=True):
+        close(loss, log_loss(logits, targets))
 
 
 # ---- the papers' formulas, written out ------------------------------------------------------------------------------
@@ -143,50 +138,7 @@ def test_a_position_attends_to_all_real_positions_and_itself(case):
         np.testing.assert_array_equal(abs(dx).max(-1) > 0, np.broadcast_to(others | (at == i), (case.b, case.s)))
 
 
-@given(cases(**ONE_RANK))
-def test_nothing_depends_on_the_content_of_padding(case):
-    """Losses of real positions and all gradients stay the same to the last bit, with dropout."""
-    c, p, batch, other = case.model, case.params(bert_tensors(case.model)), *(case.batch(i, case.b) for i in "01")
-    real = np.arange(case.s) < batch.lengths[:, None]
-    if isinstance(batch, BERTBatch):
-        batch = batch._replace(weights=batch.weights * real)
-    changed = batch._replace(**{name: np.where(real, getattr(batch, name), getattr(other, name))
-                                for name in ("tokens", "token_types", "targets") if name in batch._fields})
-    losses = [bert_forward(None, p, c, one, LayerContext(case.dropout))[0] for one in (batch, changed)]
-    for loss, again in zip(*losses, strict=True):
-        assert (again == loss)[real if loss.ndim == 2 else ...].all()
-    same_loss_and_gradients(case, batch, changed, p)
-
-
-@given(cases(**ONE_RANK))
-def test_padding_may_be_of_any_length(case):
-    """A batch may be cut at the end of its longest sample, nothing being dropped: the draws are another matter."""
-    p, batch = case.params(bert_tensors(case.model)), case.batch("", case.b)
-    longest = batch.lengths.max()
-    if isinstance(batch, BERTBatch):
-        batch = batch._replace(weights=batch.weights * (np.arange(case.s) < batch.lengths[:, None]))
-    short = type(batch)(*(x[:, :longest] if x is not None and x.ndim == 2 else x for x in batch))
-    (loss, grads), (other, others) = (loss_and_gradients(one, p, case.model) for one in (batch, short))
-    close(np.stack([other]), np.stack([loss]))
-    trees_close(others, grads)
-
-
 # ---- what counts ----------------------------------------------------------------------------------------------------
-
-
-@given(cases(**ONE_RANK))
-def test_targets_without_weight_do_not_matter(case):
-    """Targets of tokens that were not masked, and questions that only fill a batch, change nothing to the last bit."""
-    p, batch, other = case.params(bert_tensors(case.model)), case.batch("0", case.b), case.batch("1", case.b)
-    name = "targets" if isinstance(batch, BERTBatch) else "answers"
-    changed = batch._replace(**{name: np.where(batch.weights, getattr(batch, name), getattr(other, name))})
-    same_loss_and_gradients(case, batch, changed, p)
-
-
-def same_loss_and_gradients(case, batch, other, p):
-    (loss, grads), (again, others) = (loss_and_gradients(one, p, case.model, case.dropout) for one in (batch, other))
-    assert again == loss
-    trees_close(others, grads, 0.0)
 
 
 @given(cases(**ONE_RANK))

@@ -1,0 +1,324 @@
+"""The training programs of GPT and BERT on real ranks and real text, and the papers' models that they know by name."""
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase
+from mpi_impl.launching.pool import RankFailure
+from mpi_impl.parallel import buffers
+from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.gpt import PretrainingGPT
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES
+from reference.costs.flops import iteration_flops
+from reference.costs.parameters import parameters
+from reference.errors import UserError
+from tests.planted import Bug, planted_run
+from tests.program import pretrain, pretrain_bert, refusal
+
+SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 --micro-batch-size 2
+    --global-batch-size 8 --train-iters 6 --lr 0.01 --lr-warmup-iters 2 --vocab-size 300 --log-interval 2
+    --eval-interval 4 --eval-iters 2 --split 8,2 --dtype float64""".split()
+T2, P2 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Write paragraphs of sentences; return the options that name them and a cache of tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    sentences = [f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(400)]
+    (folder / "text.txt").write_text("\n\n".join(" ".join(sentences[i:i + 12]) for i in range(0, 400, 12)))
+    return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
+
+
+def train(ranks, n, options, program=pretrain):
+    ranks.run(n, program, options, timeout=120)
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("program, n, more", [
+    (pretrain, 1, "--sample-tokens 20"),
+    (pretrain, 8, f"{T2} {P2} --num-layers 5 --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 16 "
+                  "--ddp-bucket-size 5000 --sample-tokens 20"),
+    (pretrain, 4, "--pipeline-model-parallel-size 4 --pipeline-schedule zb-h2 --num-layers 5 --micro-batch-size 1 "
+                  "--position-embedding-type rope --rotary-percent 0.5 --untie-embeddings-and-output-weights"),
+    (pretrain_bert, 1, "--apply-residual-connection-post-layernorm --activation gelu_exact --bert-no-binary-head"),
+    (pretrain_bert, 8, f"{T2} {P2} --sequence-parallel --zero-stage 3 --recompute-granularity full"),
+    (pretrain_bert, 2, "--zero-stage 1 --dtype float32 --bf16")])
+def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, program, n, more):
+    """It agrees with one process, learns, and every number that it sent, and byte that it held, is predicted."""
+    files = {name: tmp_path / f"{name}.png" for name in ("metrics-file", "ledger", "plot")}
+    named = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    train(ranks, n, [*SMALL, *corpus, *more.split(), "--verify", "--verbose", *named], program)
+    printed, sampled = capfd.readouterr().out, "--sample-tokens" in more
+    assert "verified against one process, every iteration" in printed and "NOT" not in printed
+    if sampled:
+        (prompt,) = re.findall(r"after <\|> 20 tokens sampled from the model:\n(.+?)<\|>", printed, re.DOTALL)
+        assert Path(corpus[1]).read_text().index(prompt) > 5000, "the prompt is the beginning of the validation data"
+    rows = rows_of(files["metrics-file"])
+    steps = [row for row in rows if "lm_loss" in row]
+    assert [row["iteration"] for row in steps] == [1, 2, 3, 4, 5, 6] and steps[-1]["lm_loss"] < steps[0]["lm_loss"]
+    assert all(("sop_loss" in row) == (program is pretrain_bert and "no-binary" not in more) for row in steps)
+    validation = [row for row in rows if "validation_loss" in row]
+    assert [row["iteration"] for row in validation] == [4, 6]
+    for row in validation:
+        loss = row["validation_loss"]
+        assert loss == pytest.approx(row.get("validation_lm_loss", loss) + row.get("validation_sop_loss", 0))
+        assert program is pretrain_bert or math.isclose(row["validation_perplexity"], math.exp(loss))
+    lines = json.loads(files["ledger"].read_text())
+    assert all((line["calls"], line["elements"]) == (line["predicted_calls"], line["predicted_elements"])
+               for line in lines if line["predicted_elements"] is not None)
+    assert {line["phase"] for line in lines if line["predicted_elements"] is None} == (
+        {"verification", "sampling"} if sampled else {"verification"})
+    assert files["plot"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
+    """Runs of their own on 1, 4 and 8 ranks: the same losses, norms and validation, to rounding."""
+    curves = []
+    for n, options in ((1, ""), (8, f"{T2} {P2} --num-layers-per-virtual-pipeline-stage 1"),
+                       (4, "--pipeline-model-parallel-size 4 --pipeline-schedule zb-h1")):
+        train(ranks, n, [*SMALL, *corpus, "--num-layers", "4", "--train-iters", "4", *options.split(), "--metrics-file",
+                         str(tmp_path / "metrics")])
+        curves.append([(row["iteration"], row.get("lm_loss", row.get("validation_loss")), row.get("grad_norm", 0.0))
+                       for row in rows_of(tmp_path / "metrics")])
+    for curve in curves[1:]:
+        for ours, first in zip(curve, curves[0], strict=True):
+            assert ours == pytest.approx(first, rel=1e-11)
+
+
+def test_a_run_with_its_parameters_sharded_and_in_files(ranks, corpus, tmp_path, capfd):
+    """The files are in the folder. All replicas take part in the sampling, and one speaks. Activations are measured."""
+    options = [*SMALL, *corpus, "--train-iters", "3", "--sample-tokens", "2", "--zero-stage", "3", "--cpu-offload",
+               "--offload-folder", str(tmp_path), "--verbose"]
+    made = ranks.run(2, folders_of_files, options, timeout=20)      # a replica that gathers alone would deadlock
+    assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
+    printed = capfd.readouterr().out
+    assert printed.count("2 tokens sampled from the model") == 1
+    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "offloaded" in line)
+    assert "activations" in columns and "NOT" not in printed
+
+
+def folders_of_files(group, options):
+    """Return the folders in which a run makes the files of its shards."""
+    with mock.patch.object(buffers, "TemporaryFile", wraps=buffers.TemporaryFile) as files:
+        pretrain(group, options)
+    return [call.kwargs["dir"] for call in files.call_args_list]
+
+
+STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
+
+
+@pytest.mark.parametrize("part, module, right, wrong", [
+    ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("losses", "(losses[0] * (1 + 1e-9),)")),
+    ("gradient", "mpi_impl.training.optimizer",
+     'np.sqrt(everyone.all_reduce(to_host(squares), "gradient norm")[0])', "np.sqrt(to_host(squares)[0])"),
+    *((part, "mpi_impl.training.trainer", STEP,
+       f"self.state.{buffer}.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}")
+      for part, buffer in (("weights", "parameters"), ("gradient", "gradients")))])
+def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wrong):
+    """A wrong loss, norm, gradient or weight, if only on one replica: --verify says which, and the run fails."""
+    options = [*SMALL, *corpus, *T2.split(), *P2.split(), "--clip-grad", "0.1", "--verify"]
+    with pytest.raises(RankFailure, match=f"--verify: the {part} of iteration 1 and that of one process differ"):
+        ranks.run(8, planted_run, Bug(module, right, wrong), pretrain, options)
+
+
+def test_verify_stands_a_loss_of_zero(ranks, tmp_path):
+    """A corpus of one word is learnt until nothing is left to learn."""
+    write_indexed(tmp_path / "zeros", [np.zeros(5000, np.int64)], 4)
+    train(ranks, 1, [*SMALL, "--data-path", str(tmp_path / "zeros"), "--tokenizer-type", "NullTokenizer",
+                     "--vocab-size", "3", "--lr", "0.1", "--train-iters", "30", "--verify"])
+
+
+def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
+    """Without training, the loss over 4 batches is the mean of their losses; training data differ."""
+    def validation(*options):
+        path = tmp_path / "metrics"
+        train(ranks, 4, [*P2.split(), *SMALL, *corpus, "--lr", "0", "--train-iters", "3", "--metrics-file", str(path),
+                         *options])
+        return rows_of(path)[0]["lm_loss"], rows_of(path)[-1]["validation_loss"]
+
+    _, one = validation("--eval-iters", "1")
+    training, two = validation("--eval-iters", "2")
+    _, larger = validation("--eval-iters", "1", "--global-batch-size", "16")
+    assert two != one and two == pytest.approx(larger, rel=1e-12) and training not in (one, two)
+
+
+def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
+    """A step without an update sends no new parameters: the ledger's prediction knows, and so does the textbook. And
+    probabilities take 2 bytes each where the loss is computed in float16.
+    """
+    train(ranks, 4, [*SMALL, *corpus, *T2.split(), "--dtype", "float32", "--fp16", "--initial-loss-scale", "2e9",
+                     "--hysteresis", "1", "--train-iters", "20", "--zero-stage", "1", "--verify",
+                     "--fp16-lm-cross-entropy"])
+    printed = capfd.readouterr().out
+    assert " skipped |" in printed and "iteration     20/20" in printed and "NOT" not in printed
+
+
+@pytest.mark.parametrize("option", ["--loss-scale", "--initial-loss-scale"])
+def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd, option):
+    train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", option, "1e25", "--train-iters", "3"])
+    printed = capfd.readouterr().out
+    assert "every iteration was skipped" in printed and f"hoose a smaller {option}." in printed
+
+
+def test_a_run_gives_its_groups_back(ranks, corpus):
+    """MPICH has 2,048 communicators, and a pool of ranks may run programs by the hundred."""
+    assert not any(ranks.run(4, groups_after, [*SMALL, *corpus, *T2.split(), *P2.split(), "--train-iters", "3"]))
+
+
+def groups_after(group, options) -> bool:
+    """Report whether a group of the topology is still there when the program has run."""
+    program = PretrainingGPT(parse(options, group.size), group)
+    program.run()
+    at = program.topology
+    return any(one.comm for one in (at.tensor, at.data, at.pipeline, at.model))
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program, options, said", [
+    (pretrain, "--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size is 4, so the number of ranks"),
+    (pretrain, "--data-path no/such/file", "no/such/file"), (pretrain, "--lr 1e300", "the run has diverged"),
+    (pretrain, "--num-layers 10000 --hidden-size 1000000", "Choose a smaller --num-layers"),
+    (pretrain, f"--trace {__file__} --data-path no/such", f"{__file__} is a file, where a folder is needed"),
+    (pretrain, f"--zero-stage 1 --cpu-offload --offload-folder {__file__} --data-path no/such", f"{__file__} is"),
+    (pretrain, "--trace /dev/null/trace --data-path no/such", "/dev/null/trace cannot be written"),
+    (pretrain, "--metrics-file no/such/folder/file", "no/such/folder/file cannot be written"),
+    (pretrain, "--seq-length 100000", "too few for one sample of --seq-length 100000"),
+    (pretrain, "--split 1,0,0", "--split"), (pretrain, "--vocab-size 256 --data-path no/such", "256 is too small"),
+    (pretrain_bert, "--tokenizer-type ByteLevelBPETokenizer", "has no [CLS], [SEP] and [MASK]"),
+    (pretrain_bert, "--mask-prob 1.5", "--mask-prob 1.5"), (pretrain_bert, "--seq-length 4", "--seq-length 4 is too"),
+    (pretrain_bert, "--sample-tokens 5", "no option --sample-tokens")])
+def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, program, options, said):
+    assert ranks.run(2, refusal, program, [*SMALL, *corpus, *options.split()], timeout=60)[0].count(said) == 1
+
+
+def test_the_program_ends_with_one_sentence(corpus):
+    ends_with_one_sentence([*corpus, "--lr", "1e300"], "the run has diverged", "-m", "mpi_impl.pretrain_gpt")
+
+
+FULL = """from mpi_impl.launching.entry import run
+from mpi_impl.pretrain_gpt import main
+from mpi_impl.reports import metrics
+
+metrics.open_for_writing = lambda path, begins: open("/dev/full", "w")
+run(main)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_ends_all_ranks_with_one_sentence(corpus, tmp_path):
+    """It fills up when a line of metrics is written; what is written whole is in test_files.py."""
+    (tmp_path / "full.py").write_text(FULL)
+    ends_with_one_sentence([*corpus, "--metrics-file", str(tmp_path / "metrics")],
+                           "/dev/full cannot be written: No space left on device.", tmp_path / "full.py")
+
+
+def ends_with_one_sentence(options, sentence, *program):
+    """Start the program as a person does: exit status 2, the sentence once, and no traceback."""
+    line = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", "60", *program, *SMALL, *options]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=70)
+    assert ended.returncode == 2
+    assert ended.stderr.count(sentence) == 1 and ended.stderr.count("error") == 1, ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
+def test_a_refused_run_loses_nothing(ranks, corpus, tmp_path):
+    """Neither the last run's metrics, nor the tokenizer beside its checkpoint, which one of another vocabulary cannot
+    resume.
+    """
+    (tmp_path / "metrics").write_text("the last run's")
+    assert ranks.run(1, refusal, pretrain, [*SMALL, "--metrics-file", str(tmp_path / "metrics"), "--data-path", "no"])
+    assert (tmp_path / "metrics").read_text() == "the last run's"
+    options = [*SMALL, *corpus, "--eval-iters", "0", "--save", str(tmp_path / "S")]
+    train(ranks, 1, [*options, "--train-iters", "3"], pretrain_bert)
+    before = (tmp_path / "S" / "tokenizer.json").read_bytes()
+    found = ranks.run(1, refusal, pretrain_bert, [*options, "--load", str(tmp_path / "S"), "--vocab-size", "110"])[0]
+    assert "The tokenizer is not that of " in found and (tmp_path / "S" / "tokenizer.json").read_bytes() == before
+
+
+def test_data_and_tokenizers_must_fit(ranks, corpus, tmp_path):
+    """Tokens made with a larger vocabulary are refused, and so is a blend for which two tokenizers would be trained."""
+    write_indexed(tmp_path / "tokens", [np.arange(2000) % 90], 100)
+    options = [*SMALL, "--tokenizer-type", "NullTokenizer", "--data-path", str(tmp_path / "tokens")]
+    assert "outside the vocabulary of 51 tokens" in ranks.run(
+        2, refusal, pretrain, [*options, "--vocab-size", "50"])[0]
+    (tmp_path / "b.txt").write_text("Another text. " * 2000)
+    blend = [*SMALL, *corpus, "--data-path", "1", corpus[1], "1", str(tmp_path / "b.txt")]
+    assert "--tokenizer-model" in ranks.run(1, refusal, pretrain_bert, blend)[0]
+    BertWordPieceLowerCase.train([Path(corpus[1]).read_text()], 120).save(tmp_path / "tokenizer.json")
+    train(ranks, 1, [*blend, "--vocab-size", "120", "--tokenizer-model", str(tmp_path / "tokenizer.json"),
+                     "--train-iters", "3"], pretrain_bert)
+
+
+# ---- models by name -------------------------------------------------------------------------------------------------
+
+WORDS = {"gpt": 50_257, "bert": 30_522}
+LLAMAS = {"smollm2-135m": 134_515_008, "tinyllama-1.1b": 1_100_048_384, "llama3-8b": 8_030_261_248,
+          "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "qwen3-0.6b": 596_049_920,
+          "mixtral-8x7b": 46_702_792_704}
+UNITS = {"m": 1e6, "b": 1e9}
+
+
+@pytest.mark.parametrize("architecture, name", [(kind, name) for kind, presets in PRESETS.items() for name in presets])
+def test_a_preset_is_the_published_model(architecture, name):
+    """A Llama has the parameters of the weights' files, to the last one, others as many as their name says. Every
+    preset passes all checks on one rank, and has the FLOPs that Megatron counts: its num_floating_point_operations,
+    12 B s L h^2 (1 + g/a + s/h + f/h + V/(2 L h)), with its own terms for the size of a head, the gate and experts, and
+    without padding of the vocabulary; we also count BERT's heads.
+    """
+    settings = parse(["--preset", name], 1, architecture)
+    c = settings.model(VOCABULARIES.get(name) or WORDS[architecture])
+    if published := LLAMAS.get(name):
+        assert parameters(c) == published and settings.precision.compute == "bfloat16"
+    else:
+        said = name.partition("-")[2]
+        near = 0.05 if said[-1] == "b" else 0.005
+        assert parameters(c) == pytest.approx(float(said[:-1]) * UNITS[said[-1]], rel=near)
+        assert settings.precision.compute == "float16" and settings.parallel.recompute.granularity == "full"
+    B, s, L, h = settings.args.global_batch_size, settings.args.seq_length, c.num_layers, c.hidden_size
+    k, routed = (c.experts.moe_router_topk, c.experts.num_experts) if c.experts else (1, 0)
+    attention = (1 + c.groups / c.num_attention_heads + s / h) * c.head_size * c.num_attention_heads / h
+    mlp = ((1.5 if c.swiglu else 1) * k * c.ffn_size + routed / 2) / h
+    heads = 6 * B * (s * h**2 + h**2 + 2 * h) if architecture == "bert" else 0  # the layer, the pooler, the order
+    assert iteration_flops(c, B, s) == pytest.approx(
+        12 * B * s * L * h**2 * (attention + mlp + c.vocab_size / (2 * L * h)) + heads, rel=1e-12)
+
+
+def test_the_papers_training():
+    """Shoeybi et al. 2019, section 4.2."""
+    gpt, bert = (parse(["--preset", name], 1, name[:4].strip("2-")) for name in ("gpt2-8.3b", "bert-3.9b"))
+    assert (gpt.optimizer.lr, gpt.optimizer.min_lr, gpt.optimizer.lr_decay_style) == (1.5e-4, 1e-5, "cosine")
+    assert (gpt.optimizer.lr_warmup_iters, gpt.args.train_iters, gpt.args.global_batch_size) == (3_000, 300_000, 512)
+    assert (bert.optimizer.lr, bert.optimizer.lr_decay_style, bert.args.global_batch_size) == (1e-4, "linear", 1024)
+    assert bert.model(10).heads == ("lm", "sop") and bert.model(10).head_size == 64 and gpt.model(10).head_size == 96
+
+
+@pytest.mark.parametrize("preset, options, found", [
+    ("gpt2-355m", "--num-layers 2", (2, "float16", 3_000, "full")),
+    ("qwen3-0.6b", "--fp16", (28, "float16", 0, "none")),
+    ("gpt2-355m", "--dtype float32", (24, "float32", 3_000, "full")),
+    ("gpt2-355m", "--bf16 --recompute-activations", (24, "bfloat16", 3_000, "selective")),
+    ("gpt2-355m", "--lr-warmup-fraction 0.5 --train-iters 8 --recompute-granularity none", (24, "float16", 4, "none"))])
+def test_an_option_has_the_last_word(preset, options, found):
+    """Also one in other words, which is not said to be given twice."""
+    settings = parse(["--preset", preset, *options.split()], 1)
+    assert (settings.args.num_layers, settings.precision.compute, settings.optimizer.lr_warmup_iters,
+            settings.parallel.recompute.granularity) == found
+
+
+def test_the_other_programs_preset_is_refused():
+    with pytest.raises(UserError, match="gpt2-355m"):
+        parse(["--preset", "bert-336m"], 1)

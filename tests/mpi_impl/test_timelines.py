@@ -1,0 +1,361 @@
+"""Timelines of runs and of schedules: traced, written for a viewer, drawn; --trace and plot_schedule."""
+import json
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from mpi_impl.comm.clock import VirtualClock, WallClock
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.comm.trace import Slice, Trace
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.plot_schedule import TimeOptions, main, times
+from mpi_impl.reports.timelines import gantt
+from mpi_impl.reports.timelines.chrome_trace import complete_events, write_chrome_trace
+from mpi_impl.reports.timelines.gantt import (COLORS, HIGHEST, LEFT, NARROWEST, RIGHT, WIDEST, Panel, cells_of,
+                                              draw_timelines, shade, timelines_figure)
+from mpi_impl.reports.timelines.timelines import measured_times, slices_of, timeline_of
+from mpi_impl.reports.timelines.tracing import KEPT, TracedSteps
+from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
+from reference.config import ModelConfig, ParallelConfig
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
+from reference.parallel.stages import schedule_of
+from reference.precision import Precision
+from reference.schedules.actions import to_csv
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Times, activations_in_flight, simulate
+
+TIME = st.floats(0.1, 10)
+
+
+@st.composite
+def schedules(draw):
+    name, p = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, 4))
+    return make(name, p, p * 2, 2 if name == "interleaved" else None)
+
+
+def simulated(name, p, m, unit=1.0):
+    """Return the slices of a schedule in which F, I and W take a unit each."""
+    return slices_of(simulate(make(name, p, m, 2 if name == "interleaved" else None), Times(unit, unit, unit)))
+
+
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+
+@given(schedules(), TIME, TIME, st.floats(0, 3))
+def test_every_action_has_its_rectangle(schedule, forward, weight_gradient, communication):
+    """One each, in its rank's row, over its own time, in the colour of its kind, with its microbatch; none overlap. And
+    slices give back the timeline.
+    """
+    timeline = simulate(schedule, Times(forward, 1.0, weight_gradient, communication))
+    assert timeline_of(slices_of(timeline)) == timeline
+    cells, placement = cells_of(slices_of(timeline), scale=2.0), schedule.placement()
+    spans = [(rank, span) for rank, own in enumerate(timeline.ranks) for span in own]
+    for cell, (rank, (action, start, end)) in zip(cells, spans, strict=True):
+        stages = placement[rank]
+        assert (cell.start, cell.end, cell.label) == (2 * start, 2 * end, str(action.microbatch))
+        assert rank < cell.top < cell.bottom < rank + 1
+        assert cell.color == shade(COLORS[action.kind], stages.index(action.stage), len(stages))
+    assert all(one.top != other.top or one.end <= other.start for one, other in zip(cells, cells[1:]))
+
+
+def test_streams_have_their_own_lanes_and_time_starts_at_0():
+    """Communication does not hide the computation of its time; a slice that is not an action shows its name."""
+    computed = [Slice("compute", "0F0", "F", 5.0, 5.01), Slice("compute", "optimizer", "other", 5.07, 5.1)]
+    first, waiting, last = sorted(cells_of([[*computed, Slice("communication", "wait", "communication", 5.01, 5.04)]],
+                                           scale=1e3))
+    assert first.start == 0 and last.end == pytest.approx(100)
+    assert max(first.bottom, last.bottom) < waiting.top - 0.01 and waiting.bottom < 1
+    assert [first.label, waiting.label, last.label] == ["0", "", "optimizer"]
+
+
+def test_panels_have_one_time_axis():
+    figure = timelines_figure([Panel("measured", simulated("1f1b", 2, 1, 0.01)),
+                               Panel("predicted", simulated("zb-h1", 4, 8, 0.01))])
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 270)) and below.get_xlabel() == "time (ms)"
+    assert above.get_title(loc="left") == "measured:  makespan 60 ms,  bubble fraction 1"
+    assert [label.get_text() for label in below.get_yticklabels()] == [f"rank {r}" for r in range(4)]
+    assert Counter(text.get_text() for text in below.texts) == {str(i): 4 * 3 for i in range(8)}
+    no_pipeline = timelines_figure([Panel("loading", [[Slice("compute", "data", "other", 0, 1)], []])])
+    assert no_pipeline.axes[0].get_title(loc="left") == "loading"
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3])       # a clock that began long ago has coarser numbers
+def test_cells_that_are_equally_long_all_have_their_numbers(shift):
+    """Their ends are sums in another order each, and so differ in the last bits."""
+    ranks = [[s._replace(start=s.start + shift, end=s.end + shift) for s in own]
+             for own in simulated("zb-h1", 4, 24, 0.3)]
+    assert len(timelines_figure([Panel("", ranks)]).axes[0].texts) == sum(map(len, ranks))
+
+
+@pytest.mark.parametrize("p, m, shown", [(1, 1, True), (1, 500, False), (300, 2, False)])
+def test_the_picture_keeps_its_bounds(p, m, shown):
+    """However many ranks and microbatches; and where numbers would be too small to read there are none."""
+    figure = timelines_figure([Panel("", simulated("1f1b", p, m))], seconds=False)
+    width, height = figure.get_size_inches()
+    assert NARROWEST <= width - LEFT - RIGHT <= WIDEST and height < HIGHEST + 2
+    assert len(figure.axes[0].collections[0].get_paths()) == 2 * p * m and bool(figure.axes[0].texts) == shown
+
+
+# ---- a file for a viewer --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rank_slices(draw):
+    """Draw one rank's slices. Slices of a stream may touch but never overlap; times are whole microseconds."""
+    names = st.sampled_from([("2F0", "F"), ("11B7", "B"), ("1W12", "W"), ("optimizer", "other"),
+                             ("wait for 1F0", "communication")])
+    now, slices = {"compute": 0, "communication": 0}, []
+    for stream, (name, kind), pause, length in draw(st.lists(st.tuples(
+            st.sampled_from(sorted(now)), names, st.integers(0, 5), st.integers(0, 10**6)), max_size=8)):
+        start = now[stream] + pause
+        now[stream] = start + length
+        slices.append(Slice(stream, name, kind, start / 1e6, now[stream] / 1e6))
+    return draw(st.permutations(slices))
+
+
+@given(st.lists(rank_slices(), min_size=1, max_size=4))
+def test_every_slice_comes_back(tmp_path, ranks):
+    """Ranks are processes and streams are threads: named, in order, computing above communication; no number is 0, and
+    no thread has another rank's number. An action has its stage and microbatch; and their order in a rank is no matter.
+    """
+    path = tmp_path / "trace.json"
+    write_chrome_trace(str(path), ranks)
+    labels, back = defaultdict(dict), defaultdict(list)
+    for event in json.loads(path.read_text())["traceEvents"]:
+        where = event["pid"], event.get("tid")
+        if event["ph"] == "M":
+            labels[where][event["name"]] = event["args"]
+            continue
+        if event["cat"] in "FBIW":
+            assert event["name"] == f"{event['args']['stage']}{event['cat']}{event['args']['microbatch']}"
+        else:
+            assert event["args"] == {}
+        back[where].append((event["name"], event["cat"], event["ts"], event["ts"] + event["dur"]))
+    processes = [pid for pid, tid in labels if tid is None]
+    threads = [tid for _, tid in labels if tid is not None]
+    assert [(labels[pid, None]["process_name"]["name"], labels[pid, None]["process_sort_index"]["sort_index"])
+            for pid in processes] == [(f"rank {r}", r) for r in range(len(ranks))]
+    assert 0 not in processes + threads and len({*threads}) == len(threads)
+    there = {s.stream for slices in ranks for s in slices}
+    streams = [stream for stream in ("compute", "communication") if stream in there]
+    for (pid, tid), label in labels.items():
+        if tid is not None:
+            stream = label["thread_name"]["name"]
+            assert stream == streams[label["thread_sort_index"]["sort_index"]]
+            assert sorted(back.pop((pid, tid), [])) == sorted(
+                (s.name, s.kind, round(s.start * 1e6), round(s.end * 1e6))
+                for s in ranks[processes.index(pid)] if s.stream == stream)
+    assert not back
+    write_chrome_trace(str(tmp_path / "other"), [sorted(slices, key=str) for slices in ranks])
+    assert (tmp_path / "other").read_bytes() == path.read_bytes()
+
+
+def test_slices_of_a_stream_must_not_overlap(tmp_path):
+    """A viewer would draw one of them wrong. The sentence says which rank, and which two; nothing is written."""
+    two = [Slice("compute", "1F0", "F", 0.0, 1.0), Slice("compute", "1B0", "B", 0.999, 2.0)]
+    with pytest.raises(ValueError, match="Rank 1: 1F0 and 1B0 overlap"):
+        write_chrome_trace(str(tmp_path / "trace.json"), [[], two])
+    with pytest.raises(ValueError, match="Rank 0: 1F0 ends before"):
+        write_chrome_trace(str(tmp_path / "trace.json"), [[two[0]._replace(end=-1.0)]])
+    assert not (tmp_path / "trace.json").exists()
+    with pytest.raises(UserError, match="trace.json cannot be written"):
+        write_chrome_trace(str(tmp_path / "no folder" / "trace.json"), [[]])
+
+
+@given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=50), st.floats(0, 1e5))
+def test_rounding_is_no_overlap_and_makes_none(lengths, start):
+    """Slices that touch, but for rounding, touch or stand apart in the file, to the nanosecond."""
+    slices = []
+    for i, length in enumerate(lengths):
+        slices.append(Slice("compute", f"0F{i}", "F", start * (1 - 2**-53), start + length))
+        start += length
+    events = [(round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in complete_events(slices, 0)]
+    assert len(events) == len(slices)
+    assert all(ts + dur <= following for (ts, dur), (following, _) in zip(events, events[1:]))
+    first, second = complete_events([Slice("compute", "0F0", "F", 0, 1e-6 + 6e-10),
+                                     Slice("compute", "0B0", "B", 1e-6 + 4e-10, 2e-6)], 0)
+    assert (first["dur"], second["ts"], second["dur"]) == (1.001, 1.001, 0.999)
+
+
+# ---- --trace --------------------------------------------------------------------------------------------------------
+
+MICROBATCHES = 4
+
+
+@given(schedules(), st.data())
+def test_times_are_read_off_a_timeline(schedule, data):
+    """They are medians over two steps, by stage; an undivided backward gives the sum of I and W."""
+    by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
+    given_times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), 0.5)
+    actions = {action for actions in schedule.ranks for action in actions}
+    if {action.kind for action in actions} != {"F"}:
+        found = measured_times([[own, own] for own in slices_of(simulate(schedule, given_times))], schedule, 0.5)
+        assert found.communication == 0.5
+        assert all(found.of(action) == pytest.approx(given_times.of(action)) for action in actions)
+
+
+@pytest.mark.parametrize("clock, t, p, d, steps", [(VirtualClock, 2, 2, 2, 2), (WallClock, 1, 4, 1, KEPT + 2)])
+def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
+    """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
+    began, (measured, predicted) = ranks.run(t * p * d, trace_steps, str(tmp_path), clock, t, p, steps)[0]
+    starts = [s.start for slices in measured.ranks for s in slices if s.action]
+    assert measured.name == "measured, last step" and measured.ranks[0][0].start >= began
+    assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
+    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    for rank in range(t * p * d):
+        names = Counter(event["name"] for event in events if event["pid"] == rank + 1 and event["cat"] in "FB")
+        assert names == {f"{rank // (t * d)}{kind}{i}": min(steps, KEPT)
+                         for kind in "FB" for i in range(MICROBATCHES)}
+    updates = [event for event in events if event["name"] == "optimizer" and event["cat"] == "other"]
+    assert len(updates) == t * p * d * min(steps, KEPT)
+    assert all(event["tid"] == event["pid"] for event in updates), "the stream of computation is the first of each rank"
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def trace_steps(group, folder, clock, t, p, steps):
+    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step.
+
+    Return when the last step began, and the panels of the picture.
+    """
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
+    topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
+    trainer = Trainer(ModelState(ModelConfig(4, 8, 2, 16, 8), topology, 1, Precision("float32")),
+                      OptimizerConfig(1e-3, 10))
+    tokens = np.arange(16).reshape(2, 8)
+    batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
+    traced_steps = TracedSteps(topology)
+    for _ in range(steps):
+        began = watched.trace.clock.now()
+        with traced_steps.step():
+            trainer.step(*batch)
+        trainer.evaluate(*batch)
+    panels = []
+    with patch.object(gantt, "draw_timelines", lambda path, found: (panels.extend(found), draw_timelines(path, found))):
+        traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
+    disconnect(topology)
+    return began, panels
+
+
+def test_a_step_begins_at_one_time_by_its_own_clock(ranks):
+    """However long a rank has been busy with something else: checking it, for instance. After the step the run has its
+    clock again, and carries no time stamps.
+    """
+    starts, clocks, kinds = zip(*ranks.run(3, clocks_of_steps))
+    assert starts[0][0] >= 100 and starts == (starts[0],) * 3
+    assert clocks == (("VirtualClock", "WallClock"),) * 3 and kinds == (["communication"],) * 3
+
+
+def clocks_of_steps(group):
+    """Return when two steps start, the clocks in a step and after it, and the kinds of what was traced."""
+    clock, watched = VirtualClock(times=Times()), Group(group.comm, "world", Instruments())
+    topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=3))
+    traced, starts = TracedSteps(topology, clock), []
+    for _ in range(2):
+        clock.reach(clock.now() + 100 * (group.rank == 0))
+        with traced.step():
+            starts.append(clock.now())
+            inside = type(watched.trace.clock).__name__
+            topology.pipeline.all_reduce(np.ones(1), "a sum")
+    after = type(watched.trace.clock).__name__
+    topology.pipeline.all_reduce(np.ones(1), "another sum")
+    disconnect(topology)
+    return starts, (inside, after), [one.kind for one in traced.steps[-1]]
+
+
+# ---- plot_schedule --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plot(monkeypatch, tmp_path, capsys):
+    """Return a function that runs the command, and returns the fields of its lines, and its panels."""
+    def run(arguments):
+        panels = []
+        monkeypatch.setattr(gantt, "draw_timelines", lambda path, drawn, seconds: panels.extend(drawn))
+        main([*arguments.split(), "--output", "picture.png"])
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == "schedules drawn in picture.png"
+        return [re.fullmatch(r"(.*): makespan (\S+), bubble (\S+) \(.*\), stages' activations in flight (.*)",
+                             line).groups() for line in lines], panels
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def test_the_printed_numbers_are_the_simulators(plot, tmp_path):
+    """By hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines. A schedule from
+    a file is drawn below the named ones; an empty last line is not a rank.
+    """
+    (tmp_path / "mine.csv").write_text(to_csv(make("1f1b", 3, 6)) + "\n\n")
+    lines, panels = plot("--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2 --csv mine.csv "
+                         "--forward 4 --input-gradient 5 --weight-gradient 3 --communication 0.25")
+    plain, chunks = (make("1f1b", 3, 6), Times(4, 5, 3, 0.25)), (make("interleaved", 3, 6, 2), Times(2, 2.5, 1.5, 0.25))
+    for line, panel, name, (schedule, given_times) in zip(
+            lines, panels, ("1f1b, p = 3, m = 6", "interleaved, p = 3, m = 6, v = 2", "mine.csv, p = 3, m = 6"),
+            (plain, chunks, plain), strict=True):
+        timeline = simulate(schedule, given_times)
+        assert line == (name, f"{timeline.makespan:.4g}", f"{timeline.bubble_fraction:.4g}",
+                        " ".join(map(str, activations_in_flight(schedule))))
+        assert panel == (name, slices_of(timeline))
+    assert plot("")[0] == [("1f1b, p = 4, m = 8", "33", "0.375", "4 3 2 1")]    # (m + p - 1)(F + I + W), (p - 1) / m
+
+
+def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
+    """Three stages on two ranks, 0 and 2 on the first: each of those takes half of what stage 1 takes."""
+    (tmp_path / "uneven.csv").write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")
+    (line,), (panel,) = plot("--csv uneven.csv --forward 2 --input-gradient 4 --weight-gradient 4")
+    assert line == ("uneven.csv, p = 2, m = 1", "20", "1", "2 1")
+    assert {s.name: s.end - s.start for slices in panel.ranks for s in slices} == {
+        "0F0": 1, "1F0": 2, "2F0": 1, "2B0": 4, "1B0": 8, "0B0": 4}
+
+
+@given(schedules())
+def test_all_ranks_take_the_time_of_their_layers(schedule):
+    """For any placement a microbatch takes F + I + W on each rank; F alone where there is no backward."""
+    found = times(schedule, TimeOptions(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
+    for actions in schedule.ranks:
+        whole = 10 if any(action.kind != "F" for action in actions) else 2
+        assert sum(map(found.of, actions)) == pytest.approx(2 * len(schedule.ranks) * whole)
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ("--schedule 1f1b -v 2", "no choice with 1f1b"), ("--schedule interleaved", "needs -v"),
+    ("--schedule interleaved -v 2 -m 7", "m = 7 is no multiple of 4"), ("-p 0", "p is 0"), ("--forward 0", "--forward"),
+    ("--input-gradient nan", "nan is not a finite number"), ("--schedule 2f2b", "invalid choice: '2f2b'"),
+    ("-p 100000 -m 8", "p is 100,000"), ("--schedule interleaved -v 100000000000000", "p v m = 3,200,000,000,000,000"),
+    ("--output table.txt", "--output"), ("--output no/picture.png", "no/picture.png cannot be written"),
+    ("--csv none.csv", "none.csv cannot be read"), ("--csv binary.csv", "binary.csv is not UTF-8"),
+    ("--csv long.csv", "long.csv holds no schedule"), ("--csv word.csv", "'forward' is not an action"),
+    ("--csv empty.csv", "empty.csv has an empty line"), ("--csv gap.csv", "gap.csv has an empty line"),
+    ("--csv circle.csv", ">1B0< >1F0<")])
+def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
+    """Nothing is printed or written besides."""
+    monkeypatch.chdir(tmp_path)
+    files = {"binary.csv": b"\xff\xfe\x00", "word.csv": b"0F0,forward\n", "empty.csv": b"\n",
+             "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=re.escape(said)):
+        main(arguments.split())
+    assert capsys.readouterr().out == "" and {path.name for path in tmp_path.iterdir()} == {*files}
+
+
+def test_the_program(tmp_path):
+    """A process of its own, without MPI: a PNG and status 0, or a sentence and status 2."""
+    def run(*arguments):
+        code = ("import runpy, sys; sys.modules['mpi4py'] = None\n"
+                "runpy.run_module('mpi_impl.plot_schedule', None, '__main__')")
+        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    done = run("-p", "2", "-m", "2", "--output", str(tmp_path / "picture.png"))
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1f1b, p = 2, m = 2: makespan 9,")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    wrong = run("-m", "0")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and wrong.stderr.startswith("error: microbatches m is 0")
