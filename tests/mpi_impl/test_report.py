@@ -284,7 +284,7 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path, capsys):
     assert "1/7204" in first and "2h 00m left" in first and "3/7204" in resumed and "4h 00m left" in resumed
 
 
-MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 6, 1, 3)
+MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 8, 1, 4)
 REPLICAS = ParallelConfig(4, 1, 2)
 
 

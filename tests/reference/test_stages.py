@@ -4,8 +4,7 @@ from hypothesis import assume, given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.parallel.stages import (edges_between_ranks, layers_of_rank, layers_of_stage, schedule_of,
-                                       stages_of_ranks)
+from reference.parallel.stages import edges_between_ranks, layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
 from reference.schedules.generators import SCHEDULES
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
