@@ -306,7 +306,7 @@ for name, sizes in options.items():
     print(f"{name:<22} all lines as predicted: {all(line.as_predicted for line in lines)}")
 
 # %%
-figure = draw_bars(measured, "kB that a rank sends in a step (float64), the mean over its pipeline; | is the prediction",
+figure = draw_bars(measured, "kB that a rank sends in a step (float64), the mean over its pipeline; | is predicted",
                    unit=" kB")
 figure.axes[0].plot([*predicted.values()], range(len(predicted)), "|", color="black", markersize=32, markeredgewidth=2)
 figure
