@@ -1,11 +1,11 @@
-"""The memory that a rank takes, beside the formulas' forecast.
+"""The memory that a rank takes, beside the forecast.
 
     for n in 1 2 8; do .venv/bin/python -m mpi_impl.launch -n $n benchmarks/cpu_memory.py; done
 
 Each rank notes its resident bytes when all is imported and MPI is up, takes three steps of the work "h512" (works.py),
-and asks the system for the most that it ever had. The difference is compared with the forecast from
-reference/costs/activation_inventory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory
-that ranks share counts for each of them.
+and asks the system for the most that it ever had. The difference is compared with the forecast of a run on arrays
+without data (mpi_impl/prediction): parameters, gradients, Adam's moments, and activations at their peak. Memory that
+ranks share counts for each of them.
 """
 import numpy as np
 from works import WORKS
@@ -14,7 +14,9 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.forecast import RunSizes
+from mpi_impl.prediction.predict import predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.reports.forecast import Forecast, forecast_of
 from mpi_impl.reports.resident_memory import ResidentMemory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -37,11 +39,11 @@ def main() -> None:
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)
-    forecast, = RunSizes(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
-    report(ranks, resident.bytes, forecast)
+    (predicted,) = predict_alone(ImaginedWorld(model, parallel, precision, work.b, work.s, microbatches=1))
+    report(ranks, resident.bytes, forecast_of(predicted.held))
 
 
-def report(ranks: Group, took: int, forecast) -> None:
+def report(ranks: Group, took: int, forecast: Forecast) -> None:
     most = max(ranks.allgather_objects(took))
     if ranks.rank == 0:
         parts = ", ".join(f"{part} {size / 1e6:.0f} MB" for part, size in forecast._asdict().items())

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from mpi_impl.dry_runs import report
 from mpi_impl.dry_runs.options import parse
-from mpi_impl.dry_runs.rank import RankRun
 from mpi_impl.dry_runs.world import DryRun, kinds_of_ranks
 from mpi_impl.launching.entry import run_alone
+from mpi_impl.prediction.rank import RankRun
 from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
 from mpi_impl.reports.timelines.tracing import TRACE
 

@@ -249,8 +249,9 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 # %% [markdown]
 # ## How much each rank has sent
 #
-# Each rank's *ledger* has recorded what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
-# with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
+# Each rank's *ledger* has recorded what it sent. A rank can predict all of it before the first step: it runs a step by
+# itself, on arrays that have shapes and no data (`mpi_impl/prediction`). For the run with $t = p = d = 2$, in one step,
+# added up over the two ranks of a pipeline:
 #
 # **Predict.** With $t = p = d = 2$ a replica takes 2 microbatches of $b = 2$ samples of 6 tokens, $h = 32$, through 4
 # layers. How many numbers go into the all-reduces after attention (`attention output`), in the forward of one step?
@@ -259,22 +260,24 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 guess = ...                # numbers
 
 # %% tags=["hide-output"]
+from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.reports.traffic import compare as beside_prediction
 from mpi_impl.runtime.tables import aligned
-from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
-from reference.costs.traffic import PassCounts, traffic
+from reference.precision import Precision
 
 def ledger_lines(name, t, p, d, b=1, zero=0):
-    microbatches = STEPS * number_of_microbatches(BATCH, b, d)
-    counts = PassCounts(STEPS, microbatches, 0, 0)
-    expected = traffic(model, ParallelConfig(t, p, d, zero_stage=zero), b, POSITIONS, counts)
-    return beside_formulas(found[0][name][1], [line for line in expected if line.reason != "batch"])
+    m = number_of_microbatches(BATCH, b, d)
+    world = ImaginedWorld(model, ParallelConfig(t, p, d, zero_stage=zero), Precision("float64"), b, POSITIONS, m)
+    sent = sent_by_pipeline(predict_alone(world), PassCounts(STEPS, STEPS * m, 0, 0))
+    return beside_prediction(found[0][name][1], {entry: one for entry, one in sent.items() if entry.phase != "data"})
 
-rows = [["group", "phase", "why", "operation", "calls", "numbers", "formula", "as predicted"]]
-rows += [[entry.group, entry.phase, entry.reason, entry.operation, f"{total.calls // STEPS}",
-          f"{total.elements // STEPS:,}", line.formula, str((total.calls, total.elements) == line[4:6])]
-         for entry, total, line, _ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
-print(aligned(rows, left=(0, 1, 2, 3, 6, 7)))
+rows = [["group", "phase", "why", "operation", "calls", "numbers", "predicted", "as predicted"]]
+rows += [[line.entry.group, line.entry.phase, line.entry.reason, line.entry.operation, f"{line.total.calls // STEPS}",
+          f"{line.total.elements // STEPS:,}", f"{line.predicted.elements // STEPS:,}", str(line.as_predicted)]
+         for line in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
+print(aligned(rows, left=(0, 1, 2, 3, 7)))
 outputs = [total.elements // STEPS for entry, total, *_ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)
            if (entry.reason, entry.phase) == ("attention output", "forward")]
 reveal(guess, sum(outputs), "numbers in all-reduces after attention")
@@ -284,28 +287,28 @@ reveal(guess, sum(outputs), "numbers in all-reduces after attention")
 # last rank of a pipeline: both use the table of tokens, so its gradients are summed over the two.)
 #
 # The bytes are counted as if every collective ran as a ring, as in the papers: an all-reduce of $N$ numbers on $n$
-# ranks costs each $2N(n-1)/n$. All runs, by the kind of group, measured and from the formulas:
+# ranks costs each $2N(n-1)/n$. All runs, by the kind of group, measured and predicted:
 
 # %%
-from mpi_impl.comm.ledger import Total, ring_bytes
+from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.notebook.pictures.charts import draw_bars
 
 options = {"t = 8": (8, 1, 1, 8), "t = p = d = 2": (2, 2, 2, 2), "p = 4, d = 2": (1, 4, 2), "d = 8": (1, 1, 8),
            "d = 8, ZeRO-3": (1, 1, 8, 1, 3), "t = p = d = 2, ZeRO-3": (2, 2, 2, 2, 3)}
-measured, formula = {}, {}
+measured, predicted = {}, {}
 for name, sizes in options.items():
     lines, each = ledger_lines(name, *sizes), 1e3 * STEPS * sizes[1]       # kB, steps, ranks of a pipeline
     measured[name] = dict.fromkeys(("tensor", "pipeline", "data", "other"), 0.0)
     for line in lines:
         kind = line.entry.group if line.entry.group in measured[name] else "other"
         measured[name][kind] += ring_bytes(line.entry, line.total) / each
-    formula[name] = sum(ring_bytes(line.entry, Total(*line.predicted[4:6])) for line in lines) / each
+    predicted[name] = sum(ring_bytes(line.entry, line.predicted) for line in lines) / each
     print(f"{name:<22} all lines as predicted: {all(line.as_predicted for line in lines)}")
 
 # %%
-figure = draw_bars(measured, "kB that a rank sends in a step (float64), the mean over its pipeline; | is the formula",
+figure = draw_bars(measured, "kB that a rank sends in a step (float64), the mean over its pipeline; | is predicted",
                    unit=" kB")
-figure.axes[0].plot([*formula.values()], range(len(formula)), "|", color="black", markersize=32, markeredgewidth=2)
+figure.axes[0].plot([*predicted.values()], range(len(predicted)), "|", color="black", markersize=32, markeredgewidth=2)
 figure
 
 # %% [markdown]

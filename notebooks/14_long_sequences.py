@@ -189,13 +189,16 @@ for name, mine, right in zip(("dQ", "dK", "dV"), zip(*ranks["gradients"]), atten
 # on every tensor-parallel rank, or more.
 
 # %%
-from reference.costs.traffic import contexts
+from mpi_impl.prediction.predict import predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
 
 def elements(way, groups, ranks, length=131_072):
+    """Let a rank run a step by itself, on arrays without data, and count what it sends."""
+    layer = replace(llama, num_layers=1, num_query_groups=groups, max_position_embeddings=length)
     parallel = ParallelConfig(1, context_parallel_size=ranks, cp_comm_type=way)
-    lines = [line for phase in ("forward", "backward") for line in contexts(
-        replace(llama, num_query_groups=groups), parallel, length // ranks, phase, 1, "")]
-    return sum(line.elements * (1 if line.operation == "send" else (ranks - 1) / ranks) for line in lines) / 1e6
+    (rank,) = predict_alone(ImaginedWorld(layer, parallel, Precision("bfloat16"), 1, length, 1))
+    return sum(total.elements * (1 if entry.operation == "send" else (ranks - 1) / ranks)
+               for entry, total in rank.step.items() if entry.group == "context") / 1e6
 
 sizes = [2, 4, 8]
 draw_bars({f"{way}, {groups} heads of keys, c = {n}": {way: elements(way, groups, n)}

@@ -1,7 +1,7 @@
 """Theorems about worlds that are not there, which need no ranks."""
 from mpi_impl.dry_runs.matching import match
-from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.dry_runs.world import DryRun
+from mpi_impl.prediction.rank import ImaginedWorld, run_rank
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.precision import Precision
 from tests.cases import Case, Plan

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import parse
-from mpi_impl.reports.forecast import RunSizes
-from reference.costs.traffic import PassCounts, traffic
 
 GOLDEN = Path(__file__).with_suffix(".json")
 SIZES = "--num-layers 4 --hidden-size 24 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2"
@@ -37,14 +37,14 @@ def predictions() -> Iterator[tuple[str, dict]]:
     """Yield for each run the messages of three steps and an evaluation, and the bytes of each rank of a pipeline."""
     for architecture, n, options in RUNS:
         settings = parse(f"{SIZES} --global-batch-size 32 {options}".split(), n, architecture)
-        model, parallel, m = settings.model(50), settings.parallel, settings.microbatches
-        b, s = settings.args.micro_batch_size, settings.args.seq_length
-        lines = traffic(model, parallel, b, s, PassCounts(3, 3 * m, 1, m))
-        held = RunSizes(model, parallel, settings.precision, b, s, m).forecast()
+        args, m = settings.args, settings.microbatches
+        predicted = predict_alone(ImaginedWorld(settings.model(50), settings.parallel, settings.precision,
+                                                args.micro_batch_size, args.seq_length, m))
+        sent = sent_by_pipeline(predicted, PassCounts(3, 3 * m, 1, m))
         yield f"{architecture} on {n}: {options}", {
-            "messages": {" ".join((line.group, line.phase, line.operation, line.reason)): [line.calls, line.elements]
-                         for line in lines if line.elements},
-            "bytes": [list(map(float, one)) for one in held]}
+            "messages": {" ".join((entry.group, entry.phase, entry.operation, entry.reason)): list(total)
+                         for entry, total in sent.items() if total.elements},
+            "bytes": [list(one.held) for one in predicted]}
 
 
 @pytest.mark.parametrize("run, found", predictions())

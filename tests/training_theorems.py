@@ -13,11 +13,12 @@ from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.replicas import join_replicas
+from mpi_impl.prediction.predict import PassCounts, added, predict
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import PassCounts, traffic
 from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
@@ -170,8 +171,8 @@ def copies_equal_whole(at: Place, tree, tensors, whole, parallel: ParallelConfig
             trees_close(copy, deal(split(expected, tensor, t)[at.tensor], tensor, e)[expert_rank], 1e-10)
 
 
-def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
-    """Assert that a pipeline's ranks together send what the formulas predict, to the element, and nothing else."""
+def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan, wrap=as_is):
+    """Assert that a pipeline's ranks send what their runs without data predict, to the element, and nothing else."""
     with trainer_on(group, case, plan, like=wrap(np.empty(0))) as trainer:
         topology, together = trainer.topology, Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
@@ -180,12 +181,14 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan, wrap
             trainer.step(batches.microbatches_of("train", step), batches.global_batch_size)
         for step in range(work.evaluations):
             trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
+        imagined = ImaginedWorld(case.model, topology.config, Precision("float64"), case.b, case.s,
+                                 batches.microbatches)
+        mine = predict(imagined, group.rank, imagined.colors()).sent(work)
         for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)
-        found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
-        lines = traffic(case.model, topology.config, case.b, case.s, work, topology.replicas.rank)
-        assert len({line[:4] for line in lines}) == len(lines)
-        expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
+        found, expected = ({(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in totals.items()}
+                           for totals in (together.totals,
+                                          added(*((one, 1) for one in topology.pipeline.allgather_objects(mine)))))
         travelled_as_counted(topology, found, expected)
         assert found == expected, f"{found.items() ^ expected.items()}"
         return together

@@ -9,16 +9,14 @@ from typing import NamedTuple
 from benchmarks.bug_matrix.settings import BugSetting
 from benchmarks.bug_matrix.texts import CharacterSamples
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.ledger import Entry, Ledger, Total
 from mpi_impl.comm.topology import Topology
-from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.recording.recorder import Recorder, facts_of
-from mpi_impl.reports import memory
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.costs.traffic import PassCounts, traffic
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import schedule_of
@@ -120,16 +118,15 @@ def train(group, setting: BugSetting, steps: int) -> LearningCurve:
 
 
 class Accounts(NamedTuple):
-    """Sentences of a rank about what is not as predicted in a run of two steps and an evaluation, or empty ones."""
+    """What a rank sends and holds in a run of two steps and an evaluation."""
 
-    called: bool        # whether the bug's functions were
-    ledger: str
-    simulator: str
-    memory: str
+    called: bool                            # whether the bug's functions were
+    ledger: dict[Entry, Total]              # of its pipeline
+    simulator: str                          # a sentence about caches in flight that were not simulated, or ""
+    memory: Held
 
 
 def keep_accounts(group, setting: BugSetting) -> Accounts:
-    """Compare messages, caches in flight and bytes with their formulas."""
     group.ledger.totals.clear()
     called = []
     sys.setprofile(lambda frame, event, _: called.append(True) if not called and event == "call" and
@@ -137,36 +134,18 @@ def keep_accounts(group, setting: BugSetting) -> Accounts:
     try:
         with running(group, setting, 2) as run:
             run.trainer.measured = True
-            results = [run.step() for _ in range(2)]
+            for _ in range(2):
+                run.step()
             run.evaluate()
-            peaks = run.trainer.peaks.caches
-            topology, m = run.trainer.topology, run.batches.microbatches
-            work = PassCounts(2, 2 * m, 1, m, sum(result.skipped for result in results))
+            peaks, topology, together = run.trainer.peaks.caches, run.trainer.topology, Ledger()
+            for ledger in topology.pipeline.allgather_objects(run.trainer.ledger):
+                together.add(ledger)
             expected = activations_in_flight(run.order)[topology.pipeline.rank]
-            bytes_held = memory.rank_memory(run.trainer, run.case.b, run.case.s, m)
-            wrong = [f"{name}: {found:,} bytes, where the formula says {formula:,}"
-                     for name, found, formula in bytes_held.compared if found != formula]
-            return Accounts(bool(called), unexpected_traffic(run, work),
+            return Accounts(bool(called), dict(together.totals),
                             "" if peaks == expected else f"{peaks} caches in flight, where {expected} were simulated",
-                            "; ".join(wrong))
+                            run.trainer.held())
     finally:
         sys.setprofile(None)
-
-
-def unexpected_traffic(run: TrainingRun, work: PassCounts) -> str:
-    """Describe the first line of the ranks' common ledger that is not as the formulas say."""
-    topology, together = run.trainer.topology, Ledger()
-    for ledger in topology.pipeline.allgather_objects(run.trainer.ledger):
-        together.add(ledger)
-    found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
-    expected = {line[:4]: (line.calls, line.elements) for line in traffic(
-        run.case.model, topology.config, run.case.b, run.case.s, work, topology.place.data) if line.calls}
-    for line in sorted(found.keys() | expected.keys()):
-        sent, formula = found.get(line, (0, 0)), expected.get(line, (0, 0))
-        if sent != formula:
-            return (f"{line[0]} over {line[1]}, {line[2]}, {line[3]!r}: {sent[0]} calls with {sent[1]} elements, where "
-                    f"the formula says {formula[0]} with {formula[1]}")
-    return ""
 
 
 # ---- --verify, and a recording --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ and compares them with the formulas, in a table and in a picture.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import predict_alone, predict_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.charts import MEMORY, finish
-from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
+from mpi_impl.reports.forecast import check_memory, check_one_rank, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
@@ -84,7 +87,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.broadcast_object(lambda: check_output(options))
     hosts = hosts_of(ranks, place=0)
     for parallel in [*replicas.values(), *sharers.values()]:
-        check_memory(hosts, RunSizes(model, parallel, precision, b, s, MICROBATCHES))
+        imagined = ImaginedWorld(model, parallel, precision, b, s, MICROBATCHES)
+        check_one_rank(hosts, imagined)
+        check_memory(hosts, imagined, ranks.broadcast_object(partial(predict_alone, imagined)))
     say(ranks, introduction(model, options, ranks.size))
     panels: dict[str, Panel] = {}
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
@@ -158,7 +163,9 @@ def train(ranks: Group, parallel: ParallelConfig, model: ModelConfig, options: M
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
             trainer.step(random_tokens(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
-        return ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES))
+        (predicted,) = predict_pipeline(topology, ImaginedWorld(model, parallel, Precision(options.dtype), b, s,
+                                                                MICROBATCHES))
+        return ranks.allgather_objects(rank_memory(trainer, predicted))
     finally:
         disconnect(topology)
 
@@ -200,8 +207,8 @@ def runs_table(panel: Panel) -> str:
 def parts(states: Held) -> dict[str, int]:
     """Return a rank's bytes by kind, as the table shows them."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
-            "activations": states.activations or 0, "computed again": states.recomputed or 0,
-            "whole for a while": states.gathered + (states.unreduced or 0), "offloaded": states.offloaded}
+            "activations": states.activations, "computed again": states.recomputed,
+            "whole for a while": states.gathered + states.unreduced, "offloaded": states.offloaded}
 
 
 def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, StageBytes]) -> str:

@@ -17,21 +17,20 @@ from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.prediction.predict import PassCounts, Predicted, predict_pipeline, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.page.report import ReportedRun, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
-from mpi_impl.reports.traffic import Line, predicted_lines, summary
+from mpi_impl.reports.traffic import Line, compare, summary
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
-from reference.costs.traffic import PassCounts
 from reference.parallel.data_parallel import samples_of
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
-
-NOT_SENT = ("batch",)   # every rank computes its samples
 
 TOLERANCE = 1e-10       # rounding adds up from step to step
 
@@ -70,16 +69,18 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         say(ranks, train(trainer, steps, batch, check, losses, watched))
         ledger = ledger_of_pipeline(trainer.topology)
         work = PassCounts(steps, steps * MICROBATCHES, 0, 0)
-        lines = predicted_lines(ledger, model, parallel, 1, POSITIONS, work, without=NOT_SENT)
+        predicted = predict_run(trainer)
+        sent = sent_by_pipeline(predicted, work)
+        lines = compare(ledger, sent)
         whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
-        papers = summary(ledger, model, parallel, 1, POSITIONS, work).splitlines()
-        say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, next to what the formulas predict:\n"
+        papers = summary(ledger, sent, model, parallel, 1, POSITIONS, work).splitlines()
+        say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, next to what was predicted:\n"
                    f"{traffic_by_group(lines)}\n\nIn the papers' terms:\n"
                    + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
         if watched:
-            write_page(trainer, options, losses, watched, ledger)
+            write_page(trainer, options, losses, watched, ledger, predicted)
         for line in lines:
-            check.equal("what was sent", line.total, line.predicted and (line.predicted.calls, line.predicted.elements))
+            check.equal("what was sent", line.total, line.predicted)
     check.conclude(ranks)
 
 
@@ -106,14 +107,23 @@ def train(trainer: Trainer, steps: int, batch: int, check: Check, losses: list[f
 
 
 def write_page(trainer: Trainer, options: Namespace, losses: list[float], watched: TracedSteps,
-               ledger: Ledger) -> None:
+               ledger: Ledger, predicted: list[Predicted]) -> None:
     """Write the page of --report. All ranks call this together."""
     state, parallel = trainer.state, trainer.topology.config
     work = PassCounts(options.train_iters, options.train_iters * MICROBATCHES, 0, 0)
-    run = ReportedRun("A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, work,
-                   list(enumerate(losses, 1)), without=NOT_SENT)
+    run = ReportedRun("A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, predicted, work,
+                      list(enumerate(losses, 1)))
     write_report(options.report, trainer, watched, run, ledger)
     say(trainer.topology.world, f"The page of this run is in {options.report}: open it in a browser.")
+
+
+def predict_run(trainer: Trainer) -> list[Predicted]:
+    """Predict the ranks of a pipeline, but for the samples, which every rank computes itself."""
+    state, topology = trainer.state, trainer.topology
+    predicted = predict_pipeline(topology, ImaginedWorld(state.model, topology.config, state.precision, 1, POSITIONS,
+                                                         MICROBATCHES))
+    return [one._replace(step={entry: total for entry, total in one.step.items() if entry.phase != "data"})
+            for one in predicted]
 
 
 def parse_options(argv: Sequence[str] | None) -> Namespace:

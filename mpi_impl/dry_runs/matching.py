@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mpi_impl.comm.transports.recording import Event
+from mpi_impl.prediction.transport import Event
 
 
 class GroupCall(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_impl.dry_runs.rank import ImaginedWorld
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.option_fields import declared, option_field, option_group, parse_given
 from mpi_impl.planning import profiles
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, DeviceOptions, GPTPretrainingOptions,
                                        ReportOptions, StateOptions, TokenizerFileOptions)

@@ -3,8 +3,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
-from mpi_impl.dry_runs.rank import ImaginedWorld, RankRun
-from mpi_impl.reports.forecast import RunSizes
+from mpi_impl.prediction.rank import ImaginedWorld, RankRun
 from mpi_impl.runtime.meta_device import MemoryPeak, Origin
 from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.costs.flops import iteration_flops
@@ -32,8 +31,7 @@ def describe_rank(run: RankRun, world: ImaginedWorld) -> str:
     """Describe a rank's memory and messages."""
     at = ", ".join(f"{name} {number}" for name, number in run.place._asdict().items())
     return "\n".join([f"rank {run.rank} ({at}): {bytes_of(run.peak.size)} at the peak of a step{too_much(run, world)}",
-                      f"  ({forecast(run, world)}; {bytes_of(run.setup.size)} while the model was made; "
-                      f"{bytes_of(run.saved)} in a checkpoint)",
+                      f"  ({bytes_of(run.setup.size)} while the model was made; {bytes_of(run.saved)} in a checkpoint)",
                       memory_table(run.peak), "", lines_table(run.peak), "", messages_table(run)])
 
 
@@ -42,17 +40,6 @@ def too_much(run: RankRun, world: ImaginedWorld) -> str:
     assert world.hardware
     room = world.hardware.memory - world.hardware.reserved
     return f", more than the {bytes_of(room)} that a model gets of {world.hardware.name}" * (run.peak.size > room)
-
-
-def forecast(run: RankRun, world: ImaginedWorld) -> str:
-    """Compare the peak with the formulas' forecast, which leaves out what lives within an action."""
-    found = run_sizes(world).forecast()[run.place.pipeline].total
-    return f"the formulas' forecast: {bytes_of(found)}, {found / run.peak.size - 1:+.1%}"
-
-
-def run_sizes(world: ImaginedWorld) -> RunSizes:
-    return RunSizes(world.model, world.parallel, world.precision, world.micro_batch_size, world.seq_length,
-                    world.microbatches, elsewhere=True)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from mpi_impl.comm.topology import Place, rank_at
 from mpi_impl.comm.trace import Slice
 from mpi_impl.dry_runs.matching import match
-from mpi_impl.dry_runs.rank import ImaginedWorld, RankRun, run_rank
 from mpi_impl.parallel.pipeline import tag
-from mpi_impl.proof.sizes import shrink_microbatches
+from mpi_impl.prediction.rank import ImaginedWorld, RankRun, run_rank
 from mpi_impl.reports.timelines.timelines import measured_times
 from reference.config import ParallelConfig
 from reference.costs.plans import LayerCounts, layer_counts
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.schedules.actions import result
+from reference.schedules.generators import shrink_microbatches
 from reference.schedules.simulate import Timeline, simulate
 
 
@@ -61,7 +61,8 @@ class DryRun:
     @cached_property
     def short(self) -> ImaginedWorld:
         """Return the world with just as many microbatches as fill the pipeline."""
-        m = shrink_microbatches(self.world.microbatches, self.world.parallel)
+        m = shrink_microbatches(self.world.microbatches, self.world.parallel.pipeline_schedule,
+                                self.world.parallel.pipeline_model_parallel_size)
         return replace(self.world, microbatches=m)
 
     def match(self, others: Sequence[int] = ()) -> tuple[list[int], str]:

@@ -21,6 +21,8 @@ from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import predict_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, precision
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program
@@ -57,9 +59,12 @@ class FineTuning(Program):
         self.length = fine_tuning_length(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
-        self.forecast = forecast.check_memory(self.hosts, forecast.RunSizes(
-            self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
-            args.offload_folder is not None or self.device.memory is not None))
+        imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
+                                 self.microbatches)
+        in_memory = args.offload_folder is None and self.device.memory is None      # what is offloaded
+        forecast.check_one_rank(self.hosts, imagined, in_memory)
+        predicted = predict_pipeline(self.topology, imagined)
+        self.forecast = forecast.check_memory(self.hosts, imagined, predicted, in_memory)
         self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
                                           args.offload_folder), self.optimizer)
         self.pretrained.load(self.trainer)

@@ -20,7 +20,8 @@ from mpi_impl.experiments.divided_runs import do_all, each_alone, final
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.memory import rank_memory
+from mpi_impl.prediction.predict import predict_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
@@ -106,8 +107,9 @@ def train(one: SharingRun, args: SharedLayersOptions, topology: Topology) -> Res
     trainer = Trainer(state, optimizer)
     losses = np.array([trainer.step([batch], SAMPLES).loss
                        for _, batch in zip(range(args.train_iters), batches(one.seed))])
-    memory = rank_memory(trainer, SAMPLES, POSITIONS, 1)
-    return Result(losses, memory.held.states, memory.expected.activations or 0)
+    (predicted,) = predict_pipeline(topology, ImaginedWorld(state.model, topology.config, state.precision, SAMPLES,
+                                                            POSITIONS, microbatches=1))
+    return Result(losses, predicted.held.states, predicted.held.activations)
 
 
 def batches(seed: int) -> Iterator[GPTBatch]:

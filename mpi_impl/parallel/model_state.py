@@ -30,9 +30,9 @@ class Held(NamedTuple):
     optimizer: int
     offloaded: int            # bytes of parameters and optimizer; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
-    unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
-    activations: int | None = 0   # for a while: caches, and what waits for W; 0 if not measured, None as above
-    recomputed: int | None = 0    # for a while: the caches of layers that a backward has computed again; likewise
+    unreduced: int            # for a while: gradients that ZeRO-2 and 3 have yet to send
+    activations: int = 0      # for a while: caches, and what waits for W; 0 if not measured
+    recomputed: int = 0       # for a while: the caches of layers that a backward has computed again; likewise
 
     @property
     def states(self) -> int:

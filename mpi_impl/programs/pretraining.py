@@ -27,6 +27,8 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import PassCounts, predict_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, settings_of
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.options import NAMES, OPTIONS
@@ -43,7 +45,6 @@ from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 
 
@@ -84,11 +85,13 @@ class Pretraining(Program):
         self.dataset = self.sources.open(self.open_dataset) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
-        self.plan = forecast.RunSizes(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
-                                  self.args.seq_length, settings.microbatches,
-                                  self.args.offload_folder is not None or self.device.memory is not None)
+        self.imagined = ImaginedWorld(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
+                                      self.args.seq_length, settings.microbatches)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
-        self.forecast = forecast.check_memory(self.hosts, self.plan)
+        in_memory = self.args.offload_folder is None and self.device.memory is None      # what is offloaded
+        forecast.check_one_rank(self.hosts, self.imagined, in_memory)
+        self.predicted = predict_pipeline(self.topology, self.imagined)
+        self.forecast = forecast.check_memory(self.hosts, self.imagined, self.predicted, in_memory)
         self.resident = resident_memory.ResidentMemory(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
                                           self.device.like, self.args.offload_folder), settings.optimizer)
@@ -102,7 +105,7 @@ class Pretraining(Program):
         self.recorded = self.record() if self.args.record else None
         self.measured = forecast.measure_rate(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
-            self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
+            self.imagined, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
                                heads=self.model.heads, scaled=settings.precision.scaled,
@@ -186,9 +189,9 @@ class Pretraining(Program):
         self.say(introduction(self.settings, self.model, self.world.hosts()))
         self.say(self.device.description or kernels.describe())
         self.say(forecast.describe(self.forecast, self.hosts))
-        self.say(forecast.describe_time(self.plan, self.measured))
+        self.say(forecast.describe_time(self.imagined, self.measured))
         if self.throughput:
-            self.say(throughput.describe_flops(self.plan, self.throughput))
+            self.say(throughput.describe_flops(self.imagined, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
@@ -283,7 +286,7 @@ class Pretraining(Program):
         return together
 
     def report(self) -> None:
-        """Compare what was sent and held with the formulas: in short, and in full for --verbose and --report."""
+        """Compare what was sent and held with the prediction: in short, and in full for --verbose and --report."""
         run, ledger = self.facts(), self.pipeline_ledger()
         said = closing(self.trainer, run, ledger)
         self.say(f"\n{said.full if self.args.verbose else summary.describe(said.short)}\n")
@@ -300,8 +303,9 @@ class Pretraining(Program):
         a, steps, m = self.args, self.metrics.steps, self.settings.microbatches
         work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
         return ReportedRun(NAMES[self.architecture], self.model, self.settings.parallel, self.settings.precision,
-                        a.micro_batch_size, a.seq_length, m, work, self.metrics.losses, self.metrics.validation,
-                        self.sources.baseline, chosen(a), self.device.description, self.written)
+                        a.micro_batch_size, a.seq_length, m, self.predicted, work, self.metrics.losses,
+                        self.metrics.validation, self.sources.baseline, chosen(a), self.device.description,
+                        self.written)
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel

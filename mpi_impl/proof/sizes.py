@@ -12,9 +12,9 @@ from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompu
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
+from reference.schedules.generators import shrink_microbatches
 
 UNKNOWN_VOCABULARY = 4095   # with padding, since that is the harder case
-SIMPLE = ("gpipe", "1f1b", "zb-h1")     # schedules that p + 1 microbatches fill
 MOST_HIDDEN, MOST_WORK = 256, 1e8       # columns; multiplications of a step: a million take ten seconds or more
 
 
@@ -68,7 +68,8 @@ def shrink(settings: PretrainingSettings) -> ProofSizes:
                     max_position_embeddings=positions, experts=shrink_experts(full.experts, parallel))
     parallel = replace(parallel, recompute=recompute, ddp_bucket_size=shrink_bucket(full, model, parallel))
     found = ProofSizes(model, parallel, settings.optimizer, min(args.micro_batch_size, 2),
-                       shrink_microbatches(settings.microbatches, parallel), s)
+                       shrink_microbatches(settings.microbatches, parallel.pipeline_schedule,
+                                           parallel.pipeline_model_parallel_size), s)
     check_small(found)
     return found
 
@@ -152,12 +153,6 @@ def shrink_bucket(full: ModelConfig, model: ModelConfig, parallel: ParallelConfi
     """Return the bucket size that makes about as many buckets as in the run."""
     (large, *_), (small, *_) = layouts_of_ranks(full, parallel), layouts_of_ranks(model, parallel)
     return max(1, round(parallel.ddp_bucket_size * small.size / large.size))
-
-
-def shrink_microbatches(m: int, parallel: ParallelConfig) -> int:
-    """Return the number of microbatches: as many as fill the pipeline, so that the schedule comes into its own."""
-    p = parallel.pipeline_model_parallel_size
-    return min(m, p + 1 if parallel.pipeline_schedule in SIMPLE else 2 * p)
 
 
 def check_small(sizes: ProofSizes) -> None:

@@ -3,24 +3,23 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from mpi_impl.comm.device import Memory, machine_id
 from mpi_impl.comm.group import Group
+from mpi_impl.parallel.model_state import Held
+from mpi_impl.prediction.predict import Predicted, predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
-from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.activation_inventory import ActivationInventory, rank_activations
-from reference.costs.experts import dealt_parameters
+from reference.config import Recompute
 from reference.costs.flops import iteration_flops
-from reference.costs.parameters import parameters, parameters_of_stage
+from reference.costs.parameters import parameters
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
-from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
-from reference.precision import Precision
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
@@ -36,46 +35,21 @@ class Forecast(NamedTuple):
         return self.states + self.activations
 
 
-@dataclass(frozen=True)
-class RunSizes:
-    """The facts that determine a run's memory."""
+def forecast_of(held: Held, offloaded: bool = True) -> Forecast:
+    """Return the forecast for a rank of which a prediction says what it holds, with its offloaded bytes or without."""
+    return Forecast(held.states - (0 if offloaded else held.offloaded), held.activations + held.recomputed)
 
-    model: ModelConfig
-    parallel: ParallelConfig
-    precision: Precision
-    micro_batch_size: int
-    seq_length: int
-    microbatches: int
-    elsewhere: bool = False    # whether offloaded tensors are in files, or in memory that is not forecast
 
-    @property
-    def global_batch_size(self) -> int:
-        return self.micro_batch_size * self.microbatches * self.parallel.data_parallel_size
-
-    def forecast(self) -> list[Forecast]:
-        """Forecast the ranks of a pipeline, in order: those that share a stage hold the same."""
-        inventory = ActivationInventory(self.model, self.micro_batch_size, self.seq_length, self.precision,
-                                        self.parallel)
-        schedule = schedule_of(self.parallel, self.microbatches)
-        t, e, found = self.parallel.tensor_model_parallel_size, self.parallel.expert_model_parallel_size, []
-        for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
-            layers = layers_of_rank(stages)
-            dealt = dealt_parameters(self.model, layers, t, e)
-            dense = parameters_of_stage(self.model, t, layers, e) - dealt
-            states = self.bytes_of_parameter() * dense + self.bytes_of_parameter(e) * dealt
-            found.append(Forecast(states, sum(rank_activations(inventory, stages, schedule.ranks[rank]))))
-        return found
-
-    def bytes_of_parameter(self, e: int = 1) -> float:
-        """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states; of experts
-        that are dealt out to e of the replicas.
-        """
-        parallel = self.parallel
-        parameter, gradient, adam = model_states(1, parallel.instance_size // e, parallel.zero_stage,
-                                                 *self.precision.bytes_each)
-        if parallel.cpu_offload and self.elsewhere:
-            parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
-        return parameter + gradient + adam
+def bytes_of_parameter(run: ImaginedWorld, offloaded: bool = True) -> float:
+    """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states, with those that
+    are offloaded or without.
+    """
+    parallel = run.parallel
+    parameter, gradient, adam = model_states(1, parallel.instance_size, parallel.zero_stage,
+                                             *run.precision.bytes_each)
+    if parallel.cpu_offload and not offloaded:
+        parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
+    return parameter + gradient + adam
 
 
 class MemoryHost(NamedTuple):
@@ -105,39 +79,42 @@ def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Memory
     return [MemoryHost(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
 
 
-def check_memory(hosts: Sequence[MemoryHost], plan: RunSizes) -> list[Forecast]:
-    """Return the forecast. Raise UserError if a machine has less: now, and not after hours."""
-    check_one_rank(hosts, plan)
-    found = plan.forecast()
+def check_memory(hosts: Sequence[MemoryHost], run: ImaginedWorld, predicted: Sequence[Predicted],
+                 offloaded: bool = True) -> list[Forecast]:
+    """Return the forecast of the ranks of a pipeline. Raise UserError if a machine has less: now, and not after hours.
+
+    `offloaded`: whether what is offloaded is in the same memory.
+    """
+    found = [forecast_of(one.held, offloaded) for one in predicted]
     for host in hosts:
         if host.holds(found) > host.memory:
             states = sum(count * found[place].states for place, count in host.ranks.items())
             raise UserError(
                 f"The {host.ranks.total()} ranks of a {host.kind} would hold {bytes_of(host.holds(found))}: "
-                f"{bytes_of(states)} of parameters, gradients and moments ({plan.bytes_of_parameter():g} bytes a "
-                f"parameter), and {bytes_of(host.holds(found) - states)} of activations. It {host.has()}. "
-                f"{remedy(hosts, plan)}")
+                f"{bytes_of(states)} of parameters, gradients and moments "
+                f"({bytes_of_parameter(run, offloaded):g} bytes a parameter), and "
+                f"{bytes_of(host.holds(found) - states)} of activations. It {host.has()}. "
+                f"{remedy(hosts, run, offloaded)}")
     return found
 
 
-def check_one_rank(hosts: Sequence[MemoryHost], plan: RunSizes) -> None:
+def check_one_rank(hosts: Sequence[MemoryHost], run: ImaginedWorld, offloaded: bool = True) -> None:
     """Raise UserError if a rank's states alone exceed every machine's memory, on average over the pipeline.
 
-    A model that is that far too large is not checked layer by layer.
+    A model that is that far too large is not predicted.
     """
-    parallel, largest = plan.parallel, max(hosts, key=lambda host: host.memory)
-    rank = parameters(plan.model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
-    if rank * plan.bytes_of_parameter() > largest.memory:
-        raise UserError(f"Of {rank:,} parameters a rank would hold {plan.bytes_of_parameter():g} bytes each, of "
-                        f"parameters, gradients and moments: {bytes_of(rank * plan.bytes_of_parameter())}, but the "
-                        f"{largest.kind} {largest.has()}. Choose a smaller --num-layers, --hidden-size or --vocab-size,"
-                        " a larger --tensor-model-parallel-size or --pipeline-model-parallel-size, or with several "
-                        "replicas a higher --zero-stage.")
+    parallel, largest, each = run.parallel, max(hosts, key=lambda host: host.memory), bytes_of_parameter(run, offloaded)
+    rank = parameters(run.model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    if rank * each > largest.memory:
+        raise UserError(f"Of {rank:,} parameters a rank would hold {each:g} bytes each, of parameters, gradients and "
+                        f"moments: {bytes_of(rank * each)}, but the {largest.kind} {largest.has()}. Choose a smaller "
+                        "--num-layers, --hidden-size or --vocab-size, a larger --tensor-model-parallel-size or "
+                        "--pipeline-model-parallel-size, or with several replicas a higher --zero-stage.")
 
 
-def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
+def remedy(hosts: Sequence[MemoryHost], run: ImaginedWorld, offloaded: bool) -> str:
     """Name one option that would help, if there is one."""
-    parallel = plan.parallel
+    parallel = run.parallel
     options = {}
     if parallel.recompute.granularity != "full":
         options["--recompute-granularity full"] = replace(parallel, recompute=Recompute("full"))
@@ -147,7 +124,7 @@ def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
     if parallel.num_distributed_optimizer_instances > 1:
         options["--num-distributed-optimizer-instances 1"] = replace(parallel, num_distributed_optimizer_instances=1)
     for option, choice in options.items():
-        found = replace(plan, parallel=choice).forecast()
+        found = [forecast_of(one.held, offloaded) for one in predict_alone(replace(run, parallel=choice))]
         if all(host.holds(found) <= host.memory for host in hosts):
             return f"With {option} it would be {bytes_of(max(host.holds(found) for host in hosts))}."
     return ("Choose a smaller --num-layers, --hidden-size, --micro-batch-size or --vocab-size, or start the ranks on "
@@ -201,20 +178,20 @@ def measure_rate(world: Group, like) -> MeasuredRate:
     return MeasuredRate(multiplications_per_second(world, a), form.name)
 
 
-def computed_flops(plan: RunSizes) -> int:
+def computed_flops(run: ImaginedWorld) -> int:
     """Count the FLOPs of an iteration's matrix products, recompute included.
 
     In 16 bits the backward's kernel recomputes attention's core, as selective recompute does.
     """
-    again = plan.parallel.recompute.granularity
-    if plan.precision.half and again == "none":
+    again = run.parallel.recompute.granularity
+    if run.precision.half and again == "none":
         again = "selective"
-    return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
+    return iteration_flops(run.model, run.global_batch_size, run.seq_length, again)
 
 
-def describe_time(plan: RunSizes, found: MeasuredRate) -> str:
+def describe_time(run: ImaginedWorld, found: MeasuredRate) -> str:
     """Describe the time of an iteration's matrix products."""
-    flops = computed_flops(plan)
+    flops = computed_flops(run)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "
             f"{found.rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in {found.form}, and more for all "
             "else")

@@ -1,19 +1,14 @@
-"""The bytes that each rank holds: measured, by the papers' formulas, and by our ActivationInventory."""
-from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
+"""The bytes that each rank holds: measured, predicted, and by the papers' formulas."""
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpi_impl.models.stage import turns
+from mpi_impl.prediction.predict import Predicted
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
-from reference.config import ModelConfig, ParallelConfig
-from reference.costs.activation_inventory import ActivationInventory, rank_activations
+from reference.config import ParallelConfig
 from reference.costs.parameters import parameters_of_stage
-from reference.models.bert import CLASSIFIERS
-from reference.models.stage import LayersCache
-from reference.parallel.layout import SHARED_BLOCK, Bucket
-from reference.parallel.model_states import model_states, states_with_experts
-from reference.parallel.stages import layers_of_rank, schedule_of
+from reference.parallel.model_states import model_states
+from reference.parallel.stages import layers_of_rank
 from reference.precision import Precision
 
 # For stages 0 to 3: w bytes a parameter, g a gradient, K of Adam's, Psi parameters, N replicas.
@@ -27,130 +22,40 @@ class RankMemory(NamedTuple):
     psi: int              # parameters of the rank's shard of the model, without buckets' padding
     padding: int          # elements of padding in the buckets
     held: Held
-    expected: Held        # by the formulas
+    expected: Held        # as predicted
+    even: bool            # whether activations are predicted only for routers that choose evenly
 
     @property
     def compared(self) -> list[tuple[str, int, int]]:
-        """Return the name, measurement and prediction of each part with a formula; activations if measured."""
-        pairs = [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()]
-        return [(name, found, value) for name, found, value in pairs
-                if value is not None and (self.held.activations or name not in ("activations", "recomputed"))]
+        """Return the name, measurement and prediction of each part; activations if they are measured, and predicted."""
+        known = self.held.activations and not self.even
+        return [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()
+                if known or name not in ("activations", "recomputed")]
 
     @property
     def as_predicted(self) -> bool:
         return all(found == value for _, found, value in self.compared)
 
 
-def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
-    """Return this rank's bytes, after steps of m microbatches of b sequences of s tokens on each replica."""
+def rank_memory(trainer: Trainer, predicted: Predicted) -> RankMemory:
+    """Return this rank's bytes, after its steps."""
     parallel, layout = trainer.topology.config, trainer.state.layout
     psi = parameters_of_stage(trainer.state.model, parallel.tensor_model_parallel_size,
                               layers_of_rank(trainer.state.stages), parallel.expert_model_parallel_size)
-    return RankMemory(psi, layout.size - psi, trainer.held(), predict(trainer, b, s, m))
+    return RankMemory(psi, layout.size - psi, trainer.held(), predicted.held, predicted.even)
 
 
-def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
-    """Return the same by formulas."""
-    parallel, precision = trainer.topology.config, trainer.state.precision
-    layout = trainer.state.layout
-    experts = sum(bucket.size for bucket in layout.buckets if bucket.dealt)
-    states = states_with_experts(layout.size, experts, parallel.shards, parallel.expert_model_parallel_size,
-                                 parallel.zero_stage, *precision.bytes_each)
-    parameters, gradients, optimizer = map(round, states)
-    offloaded_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
-    offloaded_optimizer = optimizer if parallel.cpu_offload else 0
-    inventory = ActivationInventory(trainer.state.model, b, s, precision, parallel)
-    actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
-    peak: int | None
-    recomputed: int | None
-    peak, recomputed = rank_activations(inventory, trainer.state.stages, actions)
-    if experts:                                # how many copies come to this rank's experts depends on the data
-        peak = recomputed = None
-    return Held(parameters - offloaded_parameters, gradients, optimizer - offloaded_optimizer,
-                offloaded_parameters + offloaded_optimizer, gathered_bytes(trainer),
-                unreduced_bytes(trainer, m, {action.kind for action in actions}), peak, recomputed)
-
-
-def gathered_bytes(trainer: Trainer) -> int:
-    """Return ZeRO-3's peak of whole parameters: a layer and the one that is used next, or the tables of the embedding
-    and the logits. In a backward with recompute the next one is not always a neighbour.
-    """
-    config = trainer.topology.config
-    if config.zero_stage < 3:
-        return 0
-    steps = [names for layers in trainer.state.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
-    for layers in trainer.state.stages.values():
-        kept = [LayersCache(group, None if again else {}, None) for group, again in config.recompute.groups(layers)]
-        order = [f"blocks.{layer}" for each in reversed(kept) for layer in turns(each)]
-        steps += map(list, pairwise(order))
-    buckets_of = trainer.state.layout.buckets_of
-    return trainer.state.device_prototype.itemsize * max(
-        sum(bucket.size for name in names for bucket in buckets_of(name)) for names in steps)
-
-
-def unreduced_bytes(trainer: Trainer, m: int, kinds: Collection[str]) -> int | None:
-    """Return the peak of whole gradients with ZeRO-2 and 3.
-
-    A bucket is whole from the backward of its first unit until that of its last: a tied table's from the logits to the
-    embedding. Then it is under way until the next one is complete, or the next microbatch needs it. With several stages
-    on a rank, or a split backward, other microbatches come in between.
-    """
-    if trainer.topology.config.zero_stage < 2:
-        return 0
-    if len(trainer.state.stages) > 1 or "I" in kinds:
-        return None
-    (layers,), layout = trainer.state.stages.values(), trainer.state.layout
-    steps = [list(dict.fromkeys(bucket for name in names for bucket in layout.buckets_of(name)))
-             for names in reversed(units_in_use(trainer, layers, at_once=1))]
-    whole, under_way, most = set[Bucket](), list[Bucket](), 0
-    for i, step in list(enumerate(steps)) * min(m, 2):      # more microbatches repeat the second
-        for bucket in step:
-            if bucket in under_way:
-                del under_way[:under_way.index(bucket) + 1]
-            whole.add(bucket)
-            most = max(most, elements(whole, under_way))
-        if complete := [bucket for bucket in step if all(bucket not in later for later in steps[i + 1:])]:
-            whole -= {*complete}
-            most = max(most, elements(whole, under_way + complete))
-            under_way = complete
-    return trainer.state.main.itemsize * most
-
-
-def elements(whole: Iterable[Bucket], under_way: Iterable[Bucket]) -> int:
-    """Count the elements of buckets, of which each that is under way has room for its sum, too."""
-    return sum(bucket.size for bucket in whole) + sum(each.size + each.size // each.parts for each in under_way)
-
-
-def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
-    """Return the units that a stage with these layers uses, step by step, `at_once` layers at a time."""
-    blocks = [SHARED_BLOCK if trainer.state.model.share_layers else f"blocks.{layer}" for layer in layers]
-    steps = [blocks[i:i + at_once] for i in range(len(blocks))]
-    if 0 in layers:
-        steps.insert(0, [unit for unit in trainer.state.layout.units if unit.startswith("embedding.")])
-    if trainer.state.model.num_layers - 1 in layers:
-        steps += units_of_head(trainer.state.model)
-    return steps
-
-
-def units_of_head(c: ModelConfig) -> list[list[str]]:
-    """Return the same for everything after the layers."""
-    if c.architecture == "gpt":
-        return [["final_layernorm", "embedding.word" if c.tied else "output"]]
-    return [["final_layernorm"], *(["lm_head", "embedding.word"] if head == "lm" else ["pooler", CLASSIFIERS[head]]
-                                   for head in c.heads)]
-
-
-def all_ranks(trainer: Trainer, b: int, s: int, m: int) -> list[RankMemory]:
+def all_ranks(trainer: Trainer, predicted: Sequence[Predicted]) -> list[RankMemory]:
     """Return every rank's bytes; called by all of them together."""
-    return trainer.topology.world.allgather_objects(rank_memory(trainer, b, s, m))
+    topology = trainer.topology
+    return topology.world.allgather_objects(rank_memory(trainer, predicted[topology.place.pipeline]))
 
 
-def report(trainer: Trainer, b: int, s: int, m: int) -> str:
-    """Tabulate the bytes of all ranks after a run; called by all of them together, identical on every rank.
-
-    A microbatch is b sequences of s tokens, a replica's step m of those. Ranks with the same bytes share a row.
+def report(trainer: Trainer, predicted: Sequence[Predicted]) -> str:
+    """Tabulate the bytes of all ranks after a run; called by all of them together, identical on every rank. Ranks with
+    the same bytes share a row.
     """
-    everyone = all_ranks(trainer, b, s, m)
+    everyone = all_ranks(trainer, predicted)
     parallel, precision = trainer.topology.config, trainer.state.precision
     w, g, k = precision.bytes_each
     instances = parallel.num_distributed_optimizer_instances
@@ -195,13 +100,10 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     rows = [["ranks", *(cell for title in used.values() for cell in (title, "predicted"))]]
     for ranks, one in distinct(everyone):
         pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in used]
-        rows.append([ranks, *(cell for found, value in pairs for cell in
-                              (f"{found:,}", "" if value is None else verdict(found, value)))])
-    unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
-        "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
-    if any(one.expected.activations is None for one in everyone):
-        unknown.append("(How many tokens come to a rank's experts depends on the data: no formula for activations, "
-                       "but see docs/experts.md for its bounds.)")
+        rows.append([ranks, *(cell for found, value in pairs for cell in (
+            f"{found:,}", f"{value:,}" if one.even else verdict(found, value)))])
+    unknown = ["(How many tokens come to a rank's experts depends on the data: activations are predicted for routers "
+               "that choose evenly. For the bounds see docs/experts.md.)"] if any(one.even for one in everyone) else []
     return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.reports.forecast import MeasuredRate, RunSizes, computed_flops
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.reports.forecast import MeasuredRate, computed_flops
 from mpi_impl.runtime.arrays import HALVES, dtype_of
 from reference.costs.flops import iteration_flops, utilization
 
@@ -83,14 +84,14 @@ class Throughput:
         return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
-def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: MeasuredRate) -> Throughput:
-    flops = iteration_flops(plan.model, plan.global_batch_size, plan.seq_length)
-    return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
+def throughput_of(run: ImaginedWorld, gpus: Sequence[str], found: MeasuredRate) -> Throughput:
+    flops = iteration_flops(run.model, run.global_batch_size, run.seq_length)
+    return Throughput(flops, run.parallel.world_size, peak_of(gpus, run.precision.compute, found))
 
 
-def describe_flops(plan: RunSizes, throughput: Throughput) -> str:
+def describe_flops(run: ImaginedWorld, throughput: Throughput) -> str:
     """Describe the FLOPs that the rates count, and the peak of the MFU."""
-    computed = computed_flops(plan)
+    computed = computed_flops(run)
     again = f", and {computed:.3e} with what is computed again, which does not count" * (computed > throughput.flops)
     return (f"a step is {throughput.flops:.3e} FLOPs of the model{again}; MFU is their share of the "
             f"{throughput.peak.source}")

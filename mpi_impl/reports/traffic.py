@@ -1,26 +1,26 @@
-"""The ledger as a table, each line beside the papers' prediction, and as JSON.
+"""The ledger as a table, each line beside its prediction, and as JSON; and the papers' formulas beside its sums.
 
 On several hosts both also split the ring's bytes into those inside hosts and those between hosts.
 """
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
+from mpi_impl.prediction.predict import PassCounts, Totals
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import PassCounts, Traffic, edges, traffic
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
-from reference.parallel.stages import layouts_of_ranks
+from reference.parallel.stages import edges_between_ranks, layouts_of_ranks
 
 
 class Line(NamedTuple):
-    """An entry of the ledger and its prediction; an entry that no formula predicts has none."""
+    """An entry of the ledger and its prediction; what is not predicted has none."""
 
     entry: Entry
     total: Total
-    predicted: Traffic | None
+    predicted: Total | None
     between: float | None = None    # ring bytes that cross between hosts; None on one host
 
     @property
@@ -33,12 +33,10 @@ class Line(NamedTuple):
         return self.entry.operation == "all_to_all_rows" or self.total.elements == self.predicted.elements
 
 
-def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
+def compare(ledger: Ledger, predicted: Totals) -> list[Line]:
     """Return the predictions, in order, with zeros for those that never came; then the ledger's other entries."""
-    found = {(e.operation, e.group, e.phase, e.reason): (e, total) for e, total in ledger.totals.items()}
-    lines = [Line(*found.pop(p[:4], (Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total())), p)
-             for p in predictions if p.calls]
-    lines += [Line(e, total, None) for e, total in found.values()]
+    lines = [Line(entry, ledger.totals.get(entry, Total()), total) for entry, total in predicted.items()]
+    lines += [Line(entry, total, None) for entry, total in ledger.totals.items() if entry not in predicted]
     if not ledger.crossing:
         return lines
     return [line._replace(between=bytes_between_hosts(ledger, line.entry)) for line in lines]
@@ -52,11 +50,11 @@ def table(lines: list[Line]) -> str:
     """
     several = any(line.between is not None for line in lines)
     head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",
-            *(("inside hosts", "between hosts") if several else ()), "predicted elements", "formula")
+            *(("inside hosts", "between hosts") if several else ()), "predicted elements", "")
     body = [(f"{e.group} x{e.group_size}", e.phase, e.reason, e.operation, f"{total.calls:,}", f"{total.elements:,}",
              f"{wire_bytes(e, total):,}", f"{ring_bytes(e, total):,.0f}",
              *(f"{part:,.0f}" for part in inside_and_between(line)),
-             f"{p.elements:,}" if p else "", ("= " if line.as_predicted else "NOT ") + p.formula if p else "")
+             f"{p.elements:,}" if p else "", ("=" if line.as_predicted else "NOT") if p else "")
             for line in lines for e, total, p, _ in [line]]
     return aligned([head, *body], left=(0, 1, 2, 3, len(head) - 1))
 
@@ -66,16 +64,17 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
     return () if line.between is None else (ring_bytes(*line[:2]) - line.between, line.between)
 
 
-def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+def summary(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, b: int, s: int,
+            work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
     own = s // p.context_parallel_size
     statements = [*([] if c.experts else in_layers(ledger, c, p, b, own, work)), for_the_loss(ledger, c, b, own, work)]
     if p.context_parallel_size > 1:
-        statements.append(between_positions(ledger, c, p, b, own, work))
-    if n := edges(c, p):
+        statements.append(between_positions(ledger, predicted, c, p, own, work))
+    if n := edges_between_ranks(c, p):
         statements.append(between_stages(ledger, c, p, b, own, n * work.microbatches))
     if p.replicas > 1:
-        statements.append(between_replicas(ledger, c, p, b, s, work))
+        statements.append(between_replicas(ledger, predicted, c, p, work))
     if ledger.crossing:
         statements.append(between_hosts(ledger))
     return "\n".join(statements)
@@ -107,16 +106,15 @@ def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCount
             f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.")
 
 
-def between_positions(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+def between_positions(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, s: int,
+                      work: PassCounts) -> str:
     """Describe what attention sends between context-parallel ranks, each with s positions."""
     n, units = p.context_parallel_size, c.num_layers * work.microbatches
-    measured, predicted = (
-        sum(RING[one.operation](elements, n) for one, elements in found
-            if one.group == "context" and one.phase in ("forward", "backward")) / units
-        for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
-                      [(line, line.elements) for line in traffic(c, p, b, n * s, work)]))
+    measured, expected = (sum(RING[entry.operation](total.elements, n) for entry, total in totals.items()
+                              if entry.group == "context" and entry.phase in ("forward", "backward")) / units
+                          for totals in (ledger.totals, predicted))
     return (f"Elements that attention sends to ranks with other positions, a layer and microbatch ({p.cp_comm_type}, "
-            f"each of c = {n} ranks has {s:,} of {n * s:,} positions): {measured:,.0f}. Predicted: {predicted:,.0f}.")
+            f"each of c = {n} ranks has {s:,} of {n * s:,} positions): {measured:,.0f}. Predicted: {expected:,.0f}.")
 
 
 def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:
@@ -127,17 +125,14 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
-def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+def between_replicas(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
     instances, reasons = p.num_distributed_optimizer_instances, ("gradients", "gradients of experts", "parameters")
-    sizes = {"expert replicas": p.expert_replicas, "shards": p.instance_size, "instances": instances}
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
-    measured, predicted = (
-        sum(RING[entry.operation](elements, sizes.get(entry.group, d)) for entry, elements in found
-            if entry.reason in reasons and entry.phase in phases) / work.steps
-        for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
-                      [(line, line.elements) for line in traffic(c, p, b, s, work)]))
+    measured, expected = (sum(RING[entry.operation](total.elements, entry.group_size) for entry, total in totals.items()
+                              if entry.reason in reasons and entry.phase in phases) / work.steps
+                          for totals in (ledger.totals, predicted))
     paper = data_parallel_traffic(psi, d, p.zero_stage, m, instances)
     formula = ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
     between = f" + 2 Psi/N (I-1)/I between I = {instances} instances" if instances > 1 else ""
@@ -145,7 +140,7 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
     twice = ", layers recomputed in groups come twice" if ledger.calls(reason="parameters", phase="recompute") else ""
     why = f"; the embedding's backward needs no parameters{tied}{twice}" if p.zero_stage == 3 else ""
     return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "
-            f"Predicted: {predicted:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N{between} = "
+            f"Predicted: {expected:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N{between} = "
             f"{paper:,.0f}, with Psi = {psi:,}, N = {p.instance_size}{why}.")
 
 
@@ -157,18 +152,12 @@ def between_hosts(ledger: Ledger) -> str:
             "ranks.")
 
 
-def predicted_lines(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
-                    without: Collection[str] = ()) -> list[Line]:
-    """Return the ledger's lines beside the predictions for such a run, `without` reasons that it does not have."""
-    return compare(ledger, [one for one in traffic(c, p, b, s, work) if one.reason not in without])
-
-
-def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts,
-           without: Collection[str] = ()) -> str:
+def report(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, b: int, s: int,
+           work: PassCounts) -> str:
     """Return the table and the statements for the end of a run, from the ledgers of one pipeline: all send the same."""
-    lines, ranks = predicted_lines(ledger, c, p, b, s, work, without), p.pipeline_model_parallel_size
+    lines, ranks = compare(ledger, predicted), p.pipeline_model_parallel_size
     who = "rank 0" if ranks == 1 else f"the {ranks} ranks of rank 0's pipeline, added up,"
-    return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
+    return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, predicted, c, p, b, s, work)}"
 
 
 def rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -176,7 +165,7 @@ def rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),
              **dict(zip(("ring_bytes_inside_hosts", "ring_bytes_between_hosts"), inside_and_between(line))),
-             "predicted_calls": p and p.calls, "predicted_elements": p and p.elements, "formula": p and p.formula}
+             "predicted_calls": p and p.calls, "predicted_elements": p and p.elements}
             for line in lines for p in [line.predicted]]
 
 

@@ -53,3 +53,9 @@ def layout_of(tensors, parallel: ParallelConfig) -> Layout:
     """Return the flat buffer of a rank that holds its shards of these tensors."""
     return Layout(tensors, parallel.tensor_model_parallel_size, parallel.bucket_size, parallel.shards,
                   parallel.expert_model_parallel_size)
+
+
+def edges_between_ranks(c: ModelConfig, p: ParallelConfig) -> int:
+    """Count the edges between ranks: p v - 1 if no two neighbouring stages are on the same rank."""
+    rank_of = {stage: r for r, stages in enumerate(stages_of_ranks(c, p)) for stage in stages}
+    return sum(rank_of[stage] != rank_of[stage + 1] for stage in range(len(rank_of) - 1))

@@ -218,6 +218,11 @@ def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
     return Schedule(tuple(tuple(actions(r)) for r in range(p)))
 
 
+def shrink_microbatches(m: int, name: str, p: int) -> int:
+    """Return as many of m microbatches as fill the pipeline, so that the schedule comes into its own."""
+    return min(m, p + 1 if name in ("gpipe", "1f1b", "zb-h1") else 2 * p)
+
+
 def check_microbatches(name: str, p: int, m: int) -> None:
     """Raise UserError if the schedule of that name does not take m microbatches. Only `interleaved` is restricted."""
     require_sizes(p, m)

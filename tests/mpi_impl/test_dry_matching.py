@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.topology import place, rank_at
-from mpi_impl.comm.transports.recording import Event
 from mpi_impl.dry_runs.matching import match
 from mpi_impl.dry_runs.world import kinds_of_ranks, ranks_to_match
+from mpi_impl.prediction.transport import Event
 from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig
 from tests.cases import Case, Plan
 from tests.deep import one_fast_of

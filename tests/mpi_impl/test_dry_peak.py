@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.dry_runs.rank import run_rank
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.rank import run_rank
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
-from mpi_impl.comm.transports.recording import Diary, RecordingTransport
-from mpi_impl.dry_runs.rank import ImaginedWorld, run_rank
 from mpi_impl.parallel.model_state import Held, ModelState
+from mpi_impl.prediction.rank import ImaginedWorld, run_rank
+from mpi_impl.prediction.transport import Diary, RecordingTransport
 from mpi_impl.runtime.meta_device import MetaDevice
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer

@@ -6,8 +6,8 @@ import pytest
 
 from mpi_impl import dry_run
 from mpi_impl.dry_runs import options, report
-from mpi_impl.dry_runs.rank import run_rank
 from mpi_impl.dry_runs.world import DryRun
+from mpi_impl.prediction.rank import run_rank
 from reference.config import Recompute
 from reference.costs.plans import Plan
 from reference.errors import UserError

@@ -7,26 +7,24 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
-from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports import memory
-from mpi_impl.reports.forecast import (Forecast, MeasuredRate, MemoryHost, RunSizes, check_memory, describe,
-                                       describe_time, hosts_of, measure_rate, remedy)
+from mpi_impl.reports.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
+                                       check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
+                                       remedy)
 from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, variants_table
-from mpi_impl.reports.memory import RankMemory, rank_memory
+from mpi_impl.reports.memory import RankMemory
 from mpi_impl.reports.throughput import Throughput, describe_flops, format_rate, peak_of, throughput_of
-from mpi_impl.training.trainer import Held, Trainer
+from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.activation_inventory import ActivationInventory, total
 from reference.costs.flops import iteration_flops
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
 from reference.parallel.model_states import model_states
-from reference.precision import FORMATS, Precision
-from tests import training_theorems
-from tests.mpi_impl.test_training import runs
+from reference.precision import Precision
 from tests.program import pretrain, pretrain_bert
 from tests.spy import SpyArray
 
@@ -37,33 +35,12 @@ FLOAT32 = Precision("float32")
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=settings().max_examples // 5)
-@given(runs(), st.sampled_from(sorted(FORMATS)))
-def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
-    """It is exact on every rank, but for the padding that makes buckets divisible by the replicas."""
-    n, case, m, plan = run
-    for forecast, expected, padding, hosts in ranks.run(n, forecast_and_account, case, m, plan, Precision(compute)):
-        assert forecast.activations == expected.activations + expected.recomputed
-        assert expected.states - padding <= forecast.states <= expected.states + 1
-        assert hosts.total() == n
-
-
-def forecast_and_account(group, case, m, plan, precision):
-    """Return one rank's forecast and account, the most bytes of padding, and its machine's number of ranks."""
-    with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
-        found = rank_memory(trainer, case.b, case.s, m)
-        plan = RunSizes(case.model, topology.config, precision, case.b, case.s, m)
-        (host,) = hosts_of(group, topology.place.pipeline)
-        return (plan.forecast()[topology.place.pipeline], found.expected,
-                found.padding * sum(precision.bytes_each), host.ranks)
-
-
 @pytest.mark.parametrize("zero_stage, expected", [(1, 4 + 4), (2, 4 + 4 / 64), (3, 4 / 64)])
 def test_what_is_offloaded_from_a_gpu_takes_nothing_of_it(zero_stage, expected):
     """Of a parameter, its gradient and moments, here in float32 on 64 replicas."""
     parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=True)
-    here, elsewhere = (RunSizes(MODEL, parallel, FLOAT32, 1, 16, 1, gpu).bytes_of_parameter() for gpu in (False, True))
+    run = ImaginedWorld(MODEL, parallel, FLOAT32, 1, 16, 1)
+    here, elsewhere = (bytes_of_parameter(run, offloaded) for offloaded in (True, False))
     assert here == sum(model_states(1, 64, zero_stage, 4, 4, 8)) and elsewhere == expected
 
 
@@ -74,49 +51,52 @@ def machine(memory, *places, kind="machine") -> MemoryHost:
 @pytest.mark.parametrize("kind", ["machine", "GPU"])
 def test_a_machine_that_has_less_refuses(kind):
     """The ranks on one machine, or on one GPU, count together; each of several has its own."""
-    plan = RunSizes(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
-    first, last = plan.forecast()
+    run = ImaginedWorld(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
+    predicted = predict_alone(run)
+    first, last = (forecast_of(one.held) for one in predicted)
     both = first.total + last.total
     assert first.activations > last.activations > 0
     for hosts in ([machine(1.01 * both, 0, 1)], [machine(1.01 * first.total, 0), machine(1.01 * last.total, 1)]):
-        assert check_memory(hosts, plan) == [first, last]
+        assert check_memory(hosts, run, predicted) == [first, last]
     for hosts in ([machine(0.99 * both, 0, 1, kind=kind)],
                   [machine(2 * both, 0, kind=kind), machine(0.99 * last.total, 1, kind=kind)]):
         with pytest.raises(UserError, match=rf"The [12] ranks of a {kind} would hold .* \(16 bytes a parameter\)"):
-            check_memory(hosts, plan)
+            check_memory(hosts, run, predicted)
 
 
 @pytest.mark.parametrize("d, stage", [(1, 0), (4, 0), (4, 3)])
 def test_what_just_fits_is_not_refused(d, stage):
     """Each replica on a machine of its own, which has hardly more than it needs: nearly all of that for states."""
     parallel = ParallelConfig(data_parallel_size=d, zero_stage=stage)
-    plan = RunSizes(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
-    (found,) = plan.forecast()
+    run = ImaginedWorld(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
+    predicted = predict_alone(run)
+    found = forecast_of(predicted[0].held)
     assert found.states > 0.9 * found.total
-    assert check_memory([machine(1.01 * found.total, 0)] * d, plan) == [found]
+    assert check_memory([machine(1.01 * found.total, 0)] * d, run, predicted) == [found]
 
 
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
     large = replace(MODEL, num_layers=10_000, hidden_size=1000 * MODEL.hidden_size)
     with pytest.raises(UserError, match="parameters a rank would hold 16 bytes each, .* a higher --zero-stage"):
-        check_memory([machine(1e12, 0)], RunSizes(large, ParallelConfig(), FLOAT32, 1, 16, 1))
+        check_one_rank([machine(1e12, 0)], ImaginedWorld(large, ParallelConfig(), FLOAT32, 1, 16, 1))
 
 
 @pytest.mark.parametrize("given", [Recompute(), Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.95])
 def test_the_remedy_helps(share, given):
     """The option that is named makes it fit, and is not what was given; where none is named, no single one does."""
-    plan = RunSizes(MODEL, ParallelConfig(data_parallel_size=4, recompute=given), FLOAT32, 8, 16, 2)
-    (found,) = plan.forecast()
+    run = ImaginedWorld(MODEL, ParallelConfig(data_parallel_size=4, recompute=given), FLOAT32, 8, 16, 2)
+    found = forecast_of(predict_alone(run)[0].held)
     host = machine(share * 4 * found.total, 0, 0, 0, 0)
     choices = {f"--zero-stage {stage}": {"zero_stage": stage} for stage in (1, 2, 3)}
     if given == Recompute():
         choices["--recompute-granularity full"] = {"recompute": Recompute("full")}
-    advice, helps = remedy([host], plan), {}
+    advice, helps = remedy([host], run, True), {}
     for name, choice in choices.items():
         try:
-            helps[name] = bool(check_memory([host], replace(plan, parallel=replace(plan.parallel, **choice))))
+            other = replace(run, parallel=replace(run.parallel, **choice))
+            helps[name] = bool(check_memory([host], other, predict_alone(other)))
         except UserError:
             helps[name] = False
     named = re.match("With (.*) it would be ", advice)
@@ -173,7 +153,7 @@ def test_the_formulas_of_states(zero_stage):
     parallel = ParallelConfig(data_parallel_size=n, zero_stage=zero_stage)
     states = map(round, model_states(psi + padding, n, zero_stage, 4, 4, 8))
     held = Held(*states, *[0] * (len(Held._fields) - 3))
-    one = RankMemory(psi, padding, held, held)
+    one = RankMemory(psi, padding, held, held, False)
     row = cells(memory.states_table([one], parallel).splitlines()[1])
     assert number(row[-2]) == value(row[-1], w=4, g=4, K=8, Psi=psi + padding, N=n)
     head, *rows = map(cells, memory.formulas_table(one, parallel, FLOAT32).splitlines())
@@ -191,17 +171,17 @@ def test_the_formulas_of_states(zero_stage):
     (SpyArray(np.empty(0, np.float32)), "float32")])
 def test_the_time_is_that_of_the_multiplications(ranks, near, form):
     """All ranks say the same, from the rates that each has measured."""
-    plan = RunSizes(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (text,) = set(ranks.run(3, describe_with_small_matrices, plan, near))
+    run = ImaginedWorld(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    (text,) = set(ranks.run(3, describe_with_small_matrices, run, near))
     assert f"multiply in {form}" in text
     flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
     assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
     assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)
 
 
-def describe_with_small_matrices(group, plan, near):
+def describe_with_small_matrices(group, run, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return describe_time(plan, measure_rate(group, near))
+        return describe_time(run, measure_rate(group, near))
 
 
 SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 24 --micro-batch-size 2
@@ -252,12 +232,12 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     """Korthikanti et al. 2022, table 5: 175B at 13.75 s on 64 GPUs are 51.4 % of an A100's peak, with selective
     recompute, which does not count.
     """
-    plan = RunSizes(ModelConfig(96, 12_288, 96, 51_200, 2048), ParallelConfig(8, 8, recompute=Recompute("selective")),
-                    Precision("bfloat16"), 1, 2048, 64)
-    found = throughput_of(plan, 64, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
+    run = ImaginedWorld(ModelConfig(96, 12_288, 96, 51_200, 2048),
+                        ParallelConfig(8, 8, recompute=Recompute("selective")), Precision("bfloat16"), 1, 2048, 64)
+    found = throughput_of(run, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
     assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
-    computed = iteration_flops(plan.model, 64, 2048, "selective")
-    assert f"{found.flops:.3e} FLOPs of the model, and {computed:.3e} with" in describe_flops(plan, found)
+    computed = iteration_flops(run.model, 64, 2048, "selective")
+    assert f"{found.flops:.3e} FLOPs of the model, and {computed:.3e} with" in describe_flops(run, found)
 
 
 @pytest.mark.parametrize("gpus, form, rate, source", [

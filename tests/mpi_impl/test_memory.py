@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import predict
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -55,7 +57,7 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, prec
     plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=cpu_offload and zero_stage > 0, recompute=recompute)
     for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, precision):
         assert one.as_predicted, [x for x in one.compared if x[1]!=x[2]]
-        assert len(one.compared) == 7 + (one.expected.unreduced is not None)
+        assert len(one.compared) == 8
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
@@ -85,11 +87,10 @@ def test_a_run_with_experts_holds_what_is_predicted(ranks, case, schedule, recom
     p, name, v = schedule
     plan = Plan(p, name, v, zero_stage=zero_stage, recompute=recompute, e=e)
     found = ranks.run(case.t * p * 2, memory_of_a_run, case, plan, 4, precision)
-    assert any(one.expected.activations is None for one in found) == (e > 1)
+    assert any(one.even for one in found) == (e > 1)
     for one in found:
         assert one.as_predicted, [x for x in one.compared if x[1] != x[2]]
-        unknown = (one.expected.activations is None) * 2 + (one.expected.unreduced is None)
-        assert len(one.compared) == 8 - unknown
+        assert len(one.compared) == 8 - 2 * one.even
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -121,7 +122,14 @@ def test_every_way_to_recompute(ranks, recompute, positions):
 def memory_of_a_run(group, case, plan, m, precision):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = train(case, topology, m, precision)
-        return memory.rank_memory(trainer, case.b, case.s, m)
+        return memory.rank_memory(trainer, predicted(trainer, case, m))
+
+
+def predicted(trainer, case, m):
+    """Return the prediction of this rank."""
+    world, topology = trainer.topology.world, trainer.topology
+    imagined = ImaginedWorld(case.model, topology.config, trainer.state.precision, case.b, case.s, m)
+    return predict(imagined, world.rank, imagined.colors())
 
 
 def train(case, topology, m, precision=FLOAT32, steps=2):
@@ -197,7 +205,8 @@ def test_the_report(ranks, plan):
 def report_of_a_run(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = train(case, topology, m=1, steps=1)
-        return memory.report(trainer, case.b, case.s, 1), memory.rank_memory(trainer, case.b, case.s, 1)
+        mine = predicted(trainer, case, 1)
+        return memory.report(trainer, [mine]), memory.rank_memory(trainer, mine)
 
 
 def test_a_report_names_ranks_that_differ(ranks):
@@ -211,7 +220,8 @@ def wrong_report(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = train(case, topology, m=2, steps=1)
         trainer.state.gradients.own.flat = np.concatenate([trainer.state.gradients.own.flat, np.zeros(1, np.float32)])
-        return memory.report(trainer, case.b, case.s, 2)
+        everyone = topology.pipeline.allgather_objects(predicted(trainer, case, 2))
+        return memory.report(trainer, everyone)
 
 
 def test_ranks_are_named_in_spans():

@@ -14,6 +14,8 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes
 from mpi_impl.comm.trace import Slice
 from mpi_impl.parallel.model_state import Held
+from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.memory import RankMemory
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.page.played_step import played_step
@@ -25,7 +27,6 @@ from mpi_impl.reports.timelines.timelines import slices_of
 from mpi_impl.reports.traffic import Line, compare, report, summary
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import PassCounts, Traffic, traffic
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
 from reference.schedules.actions import Action, Send, lower, parse_action, result
@@ -209,8 +210,8 @@ def test_a_large_run_has_a_small_page():
 def test_of_a_long_run_every_nth_loss_is_shown_as_it_was():
     curve = [(i, 1 / i) for i in range(1, 100_000)]
     model = ModelConfig(2, 16, 2, 300, 16)
-    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, PassCounts(1, 1, 0, 0), curve,
-                            curve))
+    found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, [], PassCounts(1, 1, 0, 0),
+                            curve, curve))
     for shown in (found["training"], found["validation"]):
         assert len(shown) <= MOST_LOSSES + 2 and set(shown) <= set(curve) and shown[-1] == curve[-1]
 
@@ -283,20 +284,19 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path, capsys):
     assert "1/7204" in first and "2h 00m left" in first and "3/7204" in resumed and "4h 00m left" in resumed
 
 
-MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 6, 1, 3)
+MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 8, 1, 4)
 REPLICAS = ParallelConfig(4, 1, 2)
 
 
-def predicted_ledger(sizes):
-    """Return a ledger with exactly the traffic that the formulas predict."""
-    ledger, parallel = Ledger(), sizes[1]
-    t, p, d = (getattr(parallel, f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "data"))
-    members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p, "world": t * p * d}
-    for line in traffic(*sizes):
-        with ledger.phase(line.phase):
-            for i in range(line.calls):
-                elements = line.elements * (i + 1) // line.calls - line.elements * i // line.calls
-                ledger.record(line.operation, line.group, members[line.group], line.reason, elements, "float64")
+def predicted(parallel) -> dict:
+    """Return what a pipeline is predicted to send."""
+    m = WORK.microbatches // WORK.steps
+    return sent_by_pipeline(predict_alone(ImaginedWorld(MODEL, parallel, Precision(), 5, 8, m)), WORK)
+
+
+def ledger_of(totals) -> Ledger:
+    ledger = Ledger()
+    ledger.totals.update(totals)
     return ledger
 
 
@@ -312,9 +312,9 @@ def predicted_ledger(sizes):
 def test_what_is_sent_is_stated(parallel, said):
     """In the papers' terms, each number beside its prediction; and a ledger that is as predicted says so."""
     sizes = MODEL, parallel, 5, 8, WORK      # b = 5, s = 8
-    ledger = predicted_ledger(sizes)
-    stated = summary(ledger, *sizes)
-    assert all(words in stated for words in said) and "NOT" not in report(ledger, *sizes)
+    totals = predicted(parallel)
+    stated = summary(ledger_of(totals), totals, *sizes)
+    assert all(words in stated for words in said) and "NOT" not in report(ledger_of(totals), totals, *sizes)
     pairs = re.findall(r": ([\d,]+)\. Predicted: (?:[^.]* = )?([\d,]+)\.", stated)
     assert pairs and all(found == predicted for found, predicted in pairs)
 
@@ -322,24 +322,24 @@ def test_what_is_sent_is_stated(parallel, said):
 @pytest.mark.parametrize("elements", [0, 1])
 def test_one_call_too_many_is_marked(elements):
     """A difference in calls or in elements is marked, and so is traffic that never came."""
-    sizes = MODEL, REPLICAS, 5, 8, WORK
-    ledger = predicted_ledger(sizes)
+    totals = predicted(REPLICAS)
+    ledger = ledger_of(totals)
     with ledger.phase("forward"):
-        ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float64")
-    assert [line.entry.reason for line in compare(ledger, traffic(*sizes)) if not line.as_predicted] == ["mlp output"]
-    assert report(ledger, *sizes).count("NOT") == 1
-    assert not any(line.as_predicted for line in compare(Ledger(), traffic(*sizes)))
+        ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float32")
+    assert [line.entry.reason for line in compare(ledger, totals) if not line.as_predicted] == ["mlp output"]
+    assert report(ledger, totals, MODEL, REPLICAS, 5, 8, WORK).count("NOT") == 1
+    assert not any(line.as_predicted for line in compare(Ledger(), totals))
 
 
 def test_a_summary_names_what_is_wrong():
-    """A line of the ledger that is not its formula's, and a rank whose memory is not."""
+    """A line of the ledger that is not as predicted, and a rank whose memory is not."""
     def line(calls):
         return Line(Entry("all_reduce", "tensor", 2, "forward", "mlp output", "float32"), Total(calls, 1000),
-                    Traffic("all_reduce", "tensor", "forward", "mlp output", 2, 1000, "b s h"))
+                    Total(2, 1000))
 
     held = Held(100, 100, 200, 0, 0, 0, 50, 0)
-    right, wrong = RankMemory(25, 0, held, held), RankMemory(25, 0, held, held._replace(gradients=99))
+    right, wrong = RankMemory(25, 0, held, held, False), RankMemory(25, 0, held, held._replace(gradients=99), False)
     assert "NOT" not in describe(summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1))
     _, sent, memory = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)
-    assert "NOT as the formulas say: forward mlp output" in sent.text and sent.as_predicted is False
-    assert "NOT as the formulas say on rank 1" in memory.text and memory.as_predicted is False
+    assert "NOT as predicted: forward mlp output" in sent.text and sent.as_predicted is False
+    assert "NOT as predicted on rank 1" in memory.text and memory.as_predicted is False

@@ -9,8 +9,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from mpi_impl.prediction.predict import PassCounts
 from reference.config import ARCHITECTURES, CP_COMM_TYPES, ModelConfig
-from reference.costs.traffic import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
 from reference.parallel.stages import schedule_of
@@ -21,7 +21,7 @@ from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
 from tests.sampled_runs import MODELS, RANKS, RUNS, Choices, legal_choices, sampled_runs
 from tests.strategies import ANY_MODEL, Case, cases, instances, recomputes
-from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
+from tests.training_theorems import Plan, ledger_is_predicted, no_cache_outlives_its_use, training_equals_one_process
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
@@ -120,19 +120,19 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """Ranks without a counterpart have their lines, too: they move nothing. What was dispatched to experts comes back.
     """
     n, case, m, plan = run
-    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
+    ranks.run(n, ledger_is_predicted, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
 @pytest.mark.parametrize("model, number", one_fast_of(10, SAMPLES))
 def test_what_sampled_runs_send_is_what_the_formulas_say(ranks, model, number):
     choices, case, m, plan = sampled_runs(model)[number]
-    ranks.run(choices.ranks, ledger_equals_formulas, case, PassCounts(2, 2 * m, 3, 3 * m), plan)
+    ranks.run(choices.ranks, ledger_is_predicted, case, PassCounts(2, 2 * m, 3, 3 * m), plan)
 
 
 def test_exact_numbers_count_as_float64_in_the_ledger(ranks):
     """In bytes, they are what floats would be."""
     case, work = Case(2, ModelConfig(2, 8, 2, 10, 4), 1, 3, seed=1), PassCounts(1, 2, 1, 2)
-    (exact, *_), (floats, *_) = (ranks.run(4, ledger_equals_formulas, one, work, Plan(2, "zb-h1"), wrap)
+    (exact, *_), (floats, *_) = (ranks.run(4, ledger_is_predicted, one, work, Plan(2, "zb-h1"), wrap)
                                  for one, wrap in ((case.exactly(), as_exact), (case, as_is)))
     assert exact.totals == floats.totals and {entry.dtype for entry in exact.totals} == {"float64", "int64"}
 
@@ -141,7 +141,7 @@ def test_scatter_and_gather_send_a_part_of_t(ranks):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
     t = 4
     case, work = Case(t, ModelConfig(2, 4 * t, t, 17, 4), 2, 3, seed=1), PassCounts(1, 3, 1, 3)
-    parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Plan(2, scatter_gather=scatter))[0]
+    parts, whole = (ranks.run(2 * t, ledger_is_predicted, case, work, Plan(2, scatter_gather=scatter))[0]
                     for scatter in (True, False))
     for phase in ("forward", "backward", "evaluation"):
         sent = {"operation": "send", "phase": phase}

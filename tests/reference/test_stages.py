@@ -4,7 +4,7 @@ from hypothesis import assume, given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.parallel.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
+from reference.parallel.stages import edges_between_ranks, layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
 from reference.schedules.generators import SCHEDULES
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
@@ -54,3 +54,17 @@ def test_too_few_layers_are_refused(parallel, data):
     layers = data.draw(st.integers(1, stages - 1))
     with pytest.raises(UserError, match=f"--num-layers is {layers}, but the .* has {stages} stages, .* every stage"):
         stages_of_ranks(model(layers), parallel)
+
+
+@given(st.integers(2, 8), st.integers(1, 4))
+def test_edges(p, v):
+    """p - 1 in a row; p v - 1 interleaved, v times as many for 1/v of the bubble; in a V, where the turn costs nothing,
+    2 (p - 1). A rank alone sends to nobody."""
+    def count(p, name, chunks=None):
+        parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=chunks)
+        return edges_between_ranks(ModelConfig(64, 4, 1, 10, 4), parallel)
+
+    assert [count(p, name) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")] == [p - 1] * 4
+    assert count(p, "interleaved", v) == p * v - 1
+    assert count(p, "zb-v") == count(p, "dualpipe-v") == 2 * (p - 1)
+    assert count(1, "interleaved", v) == count(1, "zb-v") == count(1, "1f1b") == 0

@@ -380,7 +380,7 @@ function chooseSlice(slice, rank) {
   for (const row of rows) {
     add(list, "dt", {}, `${row.operation} in the ${row.group} group, ${row.phase}`);
     add(list, "dd", {class: "mono"}, `${number(Math.round(row.elements / Math.max(1, row.calls)))} elements a call (${row.dtype}); ` +
-      `in all ${row.formula || "no formula"}`);
+      `predicted ${row.predicted_elements === null ? "nothing" : number(row.predicted_elements)}`);
   }
   add(host, "p", {class: "mono"}, "mpi_impl/comm/group.py");
 }
@@ -525,14 +525,14 @@ $("reason").addEventListener("change", drawMatrix);
 drawMatrix();
 
 $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks of rank 0's pipeline, added up` : "of rank 0"}, ` +
-  `beside its formula, if it has one: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
+  `beside its prediction, if it has one: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
   "a ring. The titles sort.";
 (function () {
   const columns = [["group", r => `${r.group} ×${r.group_size}`], ["phase", r => r.phase], ["reason", r => r.reason],
     ["operation", r => r.operation], ["calls", r => r.calls], ["elements", r => r.elements], ["ring bytes", r => r.ring_bytes],
     ["predicted elements", r => r.predicted_elements],
     ["", r => r.predicted_elements === null ? null : r.calls === r.predicted_calls && r.elements === r.predicted_elements ?
-      "=" : "≠"], ["formula", r => r.formula]];
+      "=" : "≠"]];
   const numeric = new Set([4, 5, 6, 7]), cell = (value, i) => value === null ? "" : numeric.has(i) ? number(value) : value;
   let rows = data.ledger.map(r => columns.map(([, value]) => value(r)));
   const host = $("ledger"), found = table(host, columns.map(([title]) => title), [], numeric);
@@ -592,12 +592,12 @@ const parts = {parameters: ["parameters", "P", "parameters"], gradients: ["gradi
           `${parts[name][2]}: ${number(values[name])} bytes`}, share > 4 ? parts[name][1] : "");
       }
       const text = add(bar, "span", {class: "sum"}, kind === "measured" ? bytes(sum(Object.values(values))) : "");
-      if (kind === "predicted") add(text, "span", {class: agree ? "good" : "bad"}, agree ? "= formulas" : "≠ formulas");
+      if (kind === "predicted") add(text, "span", {class: agree ? "good" : "bad"}, agree ? "= predicted" : "≠ predicted");
     }
   }
   table($("memory-table"), ["rank", "part", "measured", "predicted", ""], data.memory.flatMap((one, rank) => used.map(name => {
     const compared = one.compared.find(([of]) => of === name);
-    return [rank, parts[name][2], number(one.held[name] || 0), compared ? number(compared[2]) : "no formula",
+    return [rank, parts[name][2], number(one.held[name] || 0), compared ? number(compared[2]) : "not predicted",
       compared ? (compared[1] === compared[2] ? "=" : "≠") : ""];
   })), new Set([0, 2, 3]));
 })();

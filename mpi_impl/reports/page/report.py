@@ -2,7 +2,7 @@
 import html
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from math import isfinite
@@ -11,6 +11,7 @@ from typing import Any
 from mpi_impl.comm.clock import Clock, DeviceClock, VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Topology, place
+from mpi_impl.prediction.predict import PassCounts, Predicted, sent_by_pipeline
 from mpi_impl.reports import memory, traffic
 from mpi_impl.reports.charts import AXES, COLORS, MEMORY, WORDS
 from mpi_impl.reports.memory import RankMemory, all_ranks
@@ -19,12 +20,11 @@ from mpi_impl.reports.page.senders import Sent, members, sent_by_all
 from mpi_impl.reports.page.shapes import work_of
 from mpi_impl.reports.summary import SummaryLine, summary_lines
 from mpi_impl.reports.timelines.tracing import TracedSteps
-from mpi_impl.reports.traffic import Line, predicted_lines
+from mpi_impl.reports.traffic import Line
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
-from reference.costs.traffic import PassCounts
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of, stages_of_ranks
 from reference.precision import Precision
@@ -44,6 +44,7 @@ class ReportedRun:
     b: int                                      # sequences of a microbatch
     s: int                                      # tokens of a sequence
     m: int                                      # microbatches of a replica's step
+    predicted: Sequence[Predicted]              # of each rank of a pipeline
     work: PassCounts
     losses: Sequence[tuple[int, float]]         # of each iteration
     validation: Sequence[tuple[int, float]] = ()
@@ -51,7 +52,6 @@ class ReportedRun:
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""                            # "" for CPU cores
     written: str = ""                           # text of the model's, after its prompt and <|>; "" if it wrote none
-    without: Collection[str] = ()               # reasons for traffic that this run does not have
 
 
 def watch(topology: Topology, on_device: bool) -> TracedSteps:
@@ -66,7 +66,7 @@ def watch(topology: Topology, on_device: bool) -> TracedSteps:
 
 @dataclass(frozen=True)
 class Closing:
-    """The comparison of a run with the formulas, at its end."""
+    """The comparison of a run with its prediction, at its end."""
 
     lines: list[Line]              # of the ledger
     short: list[SummaryLine]
@@ -74,17 +74,20 @@ class Closing:
 
 
 def closing(trainer: Trainer, run: ReportedRun, ledger: Ledger) -> Closing:
-    """Compare what was sent and held with the formulas. All ranks call this; `ledger` is that of rank 0's pipeline."""
-    sizes, held = (run.model, run.parallel, run.b, run.s, run.work), all_ranks(trainer, run.b, run.s, run.m)
-    lines = predicted_lines(ledger, *sizes, run.without)
-    full = f"{traffic.report(ledger, *sizes, run.without)}\n\n{memory.report(trainer, run.b, run.s, run.m)}"
+    """Compare what was sent and held with what was predicted. All ranks call this; `ledger` is that of rank 0's
+    pipeline.
+    """
+    sizes, held = (run.model, run.parallel, run.b, run.s, run.work), all_ranks(trainer, run.predicted)
+    sent = sent_by_pipeline(run.predicted, run.work)
+    lines = traffic.compare(ledger, sent)
+    full = f"{traffic.report(ledger, sent, *sizes)}\n\n{memory.report(trainer, run.predicted)}"
     return Closing(lines, summary_lines(run.losses, lines, held, run.parallel.pipeline_model_parallel_size), full)
 
 
 def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: ReportedRun, ledger: Ledger) -> None:
     """Write the page, on rank 0; all ranks call this together. Raise UserError if that fails."""
     world, said = trainer.topology.world, closing(trainer, run, ledger)
-    held, ledgers = all_ranks(trainer, run.b, run.s, run.m), world.allgather_objects(trainer.ledger)
+    held, ledgers = all_ranks(trainer, run.predicted), world.allgather_objects(trainer.ledger)
     steps = world.allgather_objects(traced.steps[-1])
     if world.rank == 0:
         data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),

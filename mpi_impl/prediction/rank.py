@@ -7,13 +7,13 @@ from typing import Any
 from mpi_impl.checkpoints.checkpoint import boxes_to_save
 from mpi_impl.comm.clock import WallClock
 from mpi_impl.comm.hosts import Hosts
-from mpi_impl.comm.imagined import Colors, ImaginedGroup, survey
 from mpi_impl.comm.instruments import Instruments
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.comm.topology import Place, connect
+from mpi_impl.comm.topology import Place, Topology, connect
 from mpi_impl.comm.trace import Slice, Trace
-from mpi_impl.comm.transports.recording import Diary, Event
 from mpi_impl.parallel.model_state import Held, ModelState
+from mpi_impl.prediction.group import Colors, ImaginedGroup, survey
+from mpi_impl.prediction.transport import Diary, Event
 from mpi_impl.runtime.meta import prototype
 from mpi_impl.runtime.meta_device import MemoryPeak, MetaDevice
 from mpi_impl.training.batches import Batches
@@ -102,9 +102,23 @@ class MetaClock(WallClock):
         return super().computing(action)
 
 
-def run_rank(world: ImaginedWorld, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
-             measured: bool = False) -> RankRun:
-    """Make a rank's model, and run its first step. `measured` counts the bytes of caches, too, which takes time."""
+@dataclass(frozen=True)
+class ImaginedRank:
+    """One rank of the world, which has made its model."""
+
+    device: MetaDevice
+    diary: Diary
+    topology: Topology
+    trainer: Trainer
+    batches: Batches
+
+    def step(self) -> None:
+        self.trainer.step(self.batches.microbatches_of("train", 0), self.batches.global_batch_size)
+
+
+def imagine_rank(world: ImaginedWorld, rank: int, colors: Colors,
+                 arrivals: Mapping[str, float] = NO_ARRIVALS) -> ImaginedRank:
+    """Make a rank's model."""
     device = MetaDevice(world.hardware, world.cudnn)
     diary, instruments = Diary(device, world.parallel.world_size, arrivals), Instruments(
         trace=Trace(MetaClock(device), recording=True), hosts=world.hosts())
@@ -112,15 +126,22 @@ def run_rank(world: ImaginedWorld, rank: int, colors: Colors, arrivals: Mapping[
     topology = connect(everyone, world.parallel)
     state = ModelState(world.model, topology, 1234, world.precision, prototype(device))
     name_buffers(state)
-    trainer = Trainer(state, world.optimizer)
-    trainer.measured = measured
     batches = Batches(None, world.model, topology, world.seq_length, world.micro_batch_size, world.microbatches,
                       prototype(device))
+    return ImaginedRank(device, diary, topology, Trainer(state, world.optimizer), batches)
+
+
+def run_rank(world: ImaginedWorld, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
+             measured: bool = False) -> RankRun:
+    """Make a rank's model, and run its first step. `measured` counts the bytes of caches, too, which takes time."""
+    one = imagine_rank(world, rank, colors, arrivals)
+    device, diary, trainer, instruments = one.device, one.diary, one.trainer, one.topology.world.instruments
+    trainer.measured = measured
     setup = device.most()
     device.restart()
     diary.events.clear()
-    trainer.step(batches.microbatches_of("train", 0), world.global_batch_size)
-    return RankRun(rank, topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer),
+    one.step()
+    return RankRun(rank, one.topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer),
                    instruments.ledger, diary.events, instruments.trace.slices, device.seconds)
 
 

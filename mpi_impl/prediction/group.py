@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.instruments import Instruments
-from mpi_impl.comm.transports.recording import Diary, RecordingTransport
+from mpi_impl.prediction.transport import Diary, RecordingTransport
 
 Colors = list[tuple[int, ...]]      # of each call of the world's `split`: every rank's
 

@@ -1,0 +1,119 @@
+"""What a rank predicts of a run, by a few steps without data: it is what the papers' formulas say, where they do, and
+what many steps would say. That ranks send it: test_training.py; and hold it: test_memory.py.
+"""
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from mpi_impl.comm.topology import Place, rank_at
+from mpi_impl.prediction.predict import PassCounts, observe, predict, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
+from reference.config import ModelConfig, ParallelConfig
+from reference.costs.parameters import parameters_of_stage
+from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
+from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.precision import Precision
+from reference.schedules.actions import Send, lower
+from tests.reference.test_stages import pipelines
+
+COUNT, SIZE = st.integers(0, 5), st.integers(1, 4)
+FEWER = settings(max_examples=max(5, settings().max_examples // 2))
+
+
+@st.composite
+def runs(draw):
+    """Draw a model on a pipeline, and how often it is run."""
+    t, parallel = draw(st.integers(1, 3)), draw(pipelines())
+    p = parallel.pipeline_model_parallel_size
+    stages = schedule_of(parallel, p).stages
+    model = ModelConfig(stages + draw(st.integers(0, 2)), 4 * t, t, draw(st.integers(1, 50)), 8,
+                        untie_embeddings_and_output_weights=draw(st.booleans()),
+                        position_embedding_type=draw(st.sampled_from(["rope", "learned_absolute"])),
+                        make_vocab_size_divisible_by=draw(st.integers(1, 5)))
+    parallel = replace(parallel, tensor_model_parallel_size=t, ddp_bucket_size=draw(st.integers(1, 1000)),
+                       scatter_gather_tensors_in_pipeline=draw(st.booleans()))
+    steps, m = draw(st.integers(1, 3)), p * draw(st.integers(1, 3))
+    evaluations = draw(COUNT)
+    return (ImaginedWorld(model, parallel, Precision("float64"), draw(SIZE), draw(SIZE), m),
+            PassCounts(steps, steps * m, evaluations, evaluations * m))
+
+
+def sent(world, work) -> dict:
+    return sent_by_pipeline(predict_alone(world), work)
+
+
+def elements(totals, **like):
+    return sum(total.elements for entry, total in totals.items()
+               if all(getattr(entry, field) == value for field, value in like.items()))
+
+
+@FEWER
+@given(runs())
+def test_a_pipeline_sends_what_its_schedule_lowers_to(run):
+    """Each Send has a message of b s h elements, or of 1/t of that from each of t ranks where they are scattered."""
+    world, work = run
+    sends = [step for steps in lower(schedule_of(world.parallel, world.microbatches)) for step in steps
+             if isinstance(step, Send)]
+    found = {entry: total for entry, total in sent(world, work).items()
+             if entry.operation == "send" and entry.phase != "evaluation"}
+    assert sum(total.calls for total in found.values()) == work.steps * len(sends)
+    t = world.parallel.tensor_model_parallel_size if world.parallel.scatter_gather_tensors_in_pipeline else 1
+    each = pipeline_traffic(world.micro_batch_size, world.seq_length, world.model.hidden_size, t)
+    assert all(total.elements == total.calls * each for total in found.values())
+    assert elements(found, phase="forward") == elements(found, phase="backward")
+
+
+@FEWER
+@given(runs())
+def test_a_layer_costs_what_the_paper_says(run):
+    """8 b s h (t - 1)/t elements of a ring, a layer and microbatch (1909.08053, section 3), wherever the layer is."""
+    world, work = run
+    t, totals = world.parallel.tensor_model_parallel_size, sent(world, work)
+    layers = sum(elements(totals, group="tensor", phase=phase, reason=f"{branch} {end}")
+                 for phase, end in (("forward", "output"), ("backward", "input")) for branch in ("attention", "mlp"))
+    each = tensor_parallel_traffic(world.micro_batch_size, world.seq_length, world.model.hidden_size, t)
+    assert 2 * (t - 1) / t * layers == pytest.approx(each * world.model.num_layers * work.microbatches)
+
+
+@FEWER
+@given(runs())
+def test_gradients_are_summed_once_and_those_of_a_tied_table_twice(run):
+    """A step sums every parameter that a rank holds, whatever the buckets; and the first and the last rank of a
+    pipeline their copies of a table, if they are two and the logits read the embedding's.
+    """
+    world, work = run
+    model, t, totals = world.model, world.parallel.tensor_model_parallel_size, sent(world, work)
+    placement = [layers_of_rank(stages) for stages in stages_of_ranks(model, world.parallel)]
+    assert elements(totals, reason="gradients") == work.steps * sum(
+        parameters_of_stage(model, t, layers) for layers in placement)
+    first, last = (next(r for r, layers in enumerate(placement) if layer in layers)
+                   for layer in (0, model.num_layers - 1))
+    two = first != last and not model.untie_embeddings_and_output_weights
+    words = model.padded_vocab_size(t) // t * model.hidden_size
+    assert elements(totals, reason="tied embedding") == (2 * work.steps * words if two else 0)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_skipped_step_publishes_no_parameters(stage):
+    """With ZeRO-1 and 2 the replicas gather the updated parameters; all other messages of a step come before."""
+    model, parallel = ModelConfig(2, 4, 1, 11, 4), ParallelConfig(1, 2, 2, zero_stage=stage)
+    world = ImaginedWorld(model, parallel, Precision("float64"), 1, 4, 2)
+    all_move, three_move = (sent(world, PassCounts(5, 10, 0, 0, skipped)) for skipped in (0, 2))
+    published = [entry for entry in all_move if (entry.phase, entry.reason) == ("optimizer", "parameters")]
+    assert bool(published) == (stage in (1, 2))
+    for entry, (calls, total) in all_move.items():
+        times = 3 if entry in published else 5
+        assert three_move[entry] == (calls * times // 5, total * times // 5)
+
+
+@FEWER
+@given(pipelines(), st.integers(1, 6), st.integers(0, 3))
+def test_many_microbatches_add_what_few_add(parallel, times, stage):
+    """A prediction from two short steps is that of the whole step, for every schedule and stage of ZeRO."""
+    p = parallel.pipeline_model_parallel_size
+    parallel = replace(parallel, data_parallel_size=2, zero_stage=stage, ddp_bucket_size=50)
+    model = ModelConfig(schedule_of(parallel, p).stages, 4, 1, 11, 4)
+    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, times * p)
+    for rank in {rank_at(Place(0, 0, 0, at), parallel) for at in (0, p - 1)}:
+        assert predict(world, rank, world.colors()) == observe(imagine_rank(world, rank, world.colors()))
