@@ -3,7 +3,6 @@
     python -m tests.test_golden_predictions         # writes them anew, after a change that should
 """
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,24 +32,27 @@ RUNS = [        # model, ranks, options
     ("bert", 4, f"{T} 2 {P} 2"), ("bert", 4, f"{ZERO} 3"), ("bert", 2, f"{T} 2 --sequence-parallel")]
 
 
-def predictions() -> Iterator[tuple[str, dict]]:
-    """Yield for each run the messages of three steps and an evaluation, and the bytes of each rank of a pipeline."""
-    for architecture, n, options in RUNS:
-        settings = parse(f"{SIZES} --global-batch-size 32 {options}".split(), n, architecture)
-        args, m = settings.args, settings.microbatches
-        predicted = predict_alone(ImaginedWorld(settings.model(50), settings.parallel, settings.precision,
-                                                args.micro_batch_size, args.seq_length, m))
-        sent = sent_by_pipeline(predicted, PassCounts(3, 3 * m, 1, m))
-        yield f"{architecture} on {n}: {options}", {
-            "messages": {" ".join((entry.group, entry.phase, entry.operation, entry.reason)): list(total)
+def prediction(architecture: str, n: int, options: str) -> dict:
+    """Return the messages of three steps and an evaluation, and the bytes of each rank of a pipeline."""
+    settings = parse(f"{SIZES} --global-batch-size 32 {options}".split(), n, architecture)
+    args, m = settings.args, settings.microbatches
+    predicted = predict_alone(ImaginedWorld(settings.model(50), settings.parallel, settings.precision,
+                                            args.micro_batch_size, args.seq_length, m))
+    sent = sent_by_pipeline(predicted, PassCounts(3, 3 * m, 1, m))
+    return {"messages": {" ".join((entry.group, entry.phase, entry.operation, entry.reason)): list(total)
                          for entry, total in sent.items() if total.elements},
             "bytes": [list(one.held) for one in predicted]}
 
 
-@pytest.mark.parametrize("run, found", predictions())
-def test_a_prediction_is_what_it_was(run, found):
-    assert found == json.loads(GOLDEN.read_text())[run]
+def name(architecture: str, n: int, options: str) -> str:
+    return f"{architecture} on {n}: {options}"
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: name(*run))
+def test_a_prediction_is_what_it_was(run):
+    assert prediction(*run) == json.loads(GOLDEN.read_text())[name(*run)]
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(dict(predictions()), separators=(",", ":")).replace('},"', '},\n"') + "\n")
+    found = {name(*run): prediction(*run) for run in RUNS}
+    GOLDEN.write_text(json.dumps(found, separators=(",", ":")).replace('},"', '},\n"') + "\n")
