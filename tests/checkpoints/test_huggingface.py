@@ -60,14 +60,14 @@ NOT_IN_EVERY_VERSION = {"position_embedding_type", "rope_theta", "rope_scaling",
 
 
 def run_of(model, t, d, plan, sequence_parallel=False) -> Run:
-    cut = sequence_parallel and (t < 4 or model.architecture == "gpt")      # not a BERT's six positions on four ranks
-    return Run(model, t, d, plan if model.experts else replace(plan, e=1), cut)
+    sharded = sequence_parallel and (t < 4 or model.architecture == "gpt")      # a BERT here has six positions
+    return Run(model, t, d, plan if model.experts else replace(plan, e=1), sharded)
 
 
-@pytest.mark.parametrize("kind, t, d, plan, cut", EVERYWHERE)
-def test_golden_logits_losses_gradients_and_steps(ranks, golden, folder, model, kind, t, d, plan, cut):
+@pytest.mark.parametrize("kind, t, d, plan, sharded", EVERYWHERE)
+def test_golden_logits_losses_gradients_and_steps(ranks, golden, folder, model, kind, t, d, plan, sharded):
     """They equal transformers' on any topology, to rounding."""
-    run, batch = run_of(model, t, d, plan, cut), golden_batch(KINDS[kind][0])
+    run, batch = run_of(model, t, d, plan, sharded), golden_batch(KINDS[kind][0])
     found = ranks.run(run.n, compute_on, run, folder, [batch] * (STEPS if "after" in golden else 1))
     agrees(found, golden.get("logits"), golden["losses"], 1e-13)
     tensors_agree(run, found, "gradients", golden["gradients"], 1e-12, along)
@@ -78,12 +78,12 @@ def test_golden_logits_losses_gradients_and_steps(ranks, golden, folder, model, 
 # ---- and out again --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, t, d, plan, cut", BACKWARDS)
-def test_what_is_saved_is_what_was_loaded(ranks, folder, model, tmp_path, t, d, plan, cut):
+@pytest.mark.parametrize("kind, t, d, plan, sharded", BACKWARDS)
+def test_what_is_saved_is_what_was_loaded(ranks, folder, model, tmp_path, t, d, plan, sharded):
     """The tensors are bitwise identical, with the same names and shapes, and config.json says the same. (A Mistral is a
     Llama.)
     """
-    again, run = empty(tmp_path / "again"), run_of(replace(model, make_vocab_size_divisible_by=3), t, d, plan, cut)
+    again, run = empty(tmp_path / "again"), run_of(replace(model, make_vocab_size_divisible_by=3), t, d, plan, sharded)
     ranks.run(run.n, learn_and_save, run, folder, again)
     same_tensors(again, folder)
     with safe_open(again / WEIGHTS, "np") as file:
@@ -137,8 +137,8 @@ def llamas(draw):
     return Case(t, model, 1, 4, draw(st.integers(0, 2**32 - 1))), Run(model, t, d, plan)
 
 
-def said(model: ModelConfig) -> Any:
-    """Return what a config.json says of a model; of one with rope in the form that all of them have."""
+def fields_of(model: ModelConfig) -> Any:
+    """Return the fields that a config.json tells of a model; of one with rope in the form that all of them have."""
     if model.position_embedding_type != "rope":
         return replace(model, make_vocab_size_divisible_by=1)
     names = ("num_layers", "hidden_size", "num_attention_heads", "groups", "head_size", "vocab_size", "tied",
@@ -158,7 +158,7 @@ def test_any_model_on_any_ranks_is_saved_as_it_was_loaded(ranks, case_and_run):
     with tempfile.TemporaryDirectory() as root:
         config = config_of(run.model, NullTokenizer(3), "float64")
         folder, again = write_model(Path(root, "model"), config, tensors), empty(Path(root, "again"))
-        assert said(model_in(folder)) == said(run.model)
+        assert fields_of(model_in(folder)) == fields_of(run.model)
         ranks.run(run.n, learn_and_save, run, folder, again)
         same_tensors(again, folder)
 

@@ -54,6 +54,7 @@ def boxes(*texts):
     (["files", FIRST], None, f"the file {FIRST}"),
     (["files", "../../secret.safetensors"], {"bytes": 1, "xxh128": 32 * "0"}, "the file ../../secret"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16"), "leave elements out"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,8:24"), "overlap"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:32", "3:3,0:32"), "is empty"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is no box"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8"), "another number of axes"),

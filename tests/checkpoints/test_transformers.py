@@ -18,7 +18,7 @@ from tests.training_theorems import Plan
 
 GPT2 = {"n_layer": 3, "n_embd": 24, "n_head": 6, "vocab_size": 37, "n_positions": 9, "n_inner": 96}
 SIZES = {"num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 6, "vocab_size": 37,
-         "max_position_embeddings": 9, "norm_topk_prob": True}
+         "max_position_embeddings": 9, "norm_topk_prob": True, "num_local_experts": 6}
 GROUPS = {"Llama": 3, "Mistral": 2, "Qwen2": 1, "Qwen3": 6, "Mixtral": 2, "Qwen3Moe": 6}
 PLACES = [(1, 1, Plan(), False), (2, 1, Plan(), False), (3, 1, Plan(), False), (3, 1, Plan(2), False),
           (1, 2, Plan(2, zero_stage=2, e=2), False), (1, 3, Plan(zero_stage=3, e=3), False),
@@ -26,7 +26,7 @@ PLACES = [(1, 1, Plan(), False), (2, 1, Plan(), False), (3, 1, Plan(), False), (
           (1, 1, Plan(2, "zb-h2"), False), (1, 4, Plan(2, recompute=Recompute("full"), e=2), False)]
 
 
-def configuration(kind: str) -> tuple[str, dict]:
+def configuration_of(kind: str) -> tuple[str, dict]:
     """Return the class of a golden model, and its configuration with sizes that divide, and a vocabulary that does not.
     """
     class_name, config = golden.KINDS[kind]
@@ -36,14 +36,14 @@ def configuration(kind: str) -> tuple[str, dict]:
     return class_name, config | {"initializer_range": 0.3} | sizes | more
 
 
-def fitting(family: list[str], t: int) -> list[str]:
+def models_that_fit(family: list[str], t: int) -> list[str]:
     """Return the models of which t ranks can share the groups, or hold copies of one."""
     return [kind for kind in family for groups in [GROUPS.get(kind, t)] if groups % t == 0 or t % groups == 0]
 
 
-def everywhere(families) -> list:
+def cases_of(families) -> list:
     return [pytest.param(kind, *place, marks=[] if kind == models[i % len(models)] else pytest.mark.deep)
-            for family in families for i, place in enumerate(PLACES) for models in [fitting(family, place[0])]
+            for family in families for i, place in enumerate(PLACES) for models in [models_that_fit(family, place[0])]
             for kind in models]
 
 
@@ -64,19 +64,19 @@ def random_bert(transformers, model: ModelConfig, seed: int):
     return random_model(transformers, class_of(model), config_of(model, NullTokenizer(3), "float64"), seed)
 
 
-@pytest.mark.parametrize("kind, t, d, plan, cut", everywhere([family for family in golden.FAMILIES
-                                                              if "original" not in family]))
-def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, kind, t, d, plan, cut):
+@pytest.mark.parametrize("kind, t, d, plan, sharded", cases_of([family for family in golden.FAMILIES
+                                                                if "original" not in family]))
+def test_same_logits_loss_gradients_and_steps(ranks, transformers, tmp_path, kind, t, d, plan, sharded):
     """A random model that transformers has saved, in several files, computes the same, to rounding: its logits token by
     token, with the KV cache; its gradients; and three steps of AdamW, but of a GPT-2, whose key biases have none.
     """
-    theirs = random_model(transformers, *configuration(kind), t + d)
+    theirs = random_model(transformers, *configuration_of(kind), t + d)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     rng = np.random.default_rng(t + d)
-    batches = [GPTBatch.unpack(rng.integers(0, 37, (12, 7))) for _ in range(3)]
+    batches = [GPTBatch.unpack(rng.integers(0, 37, (2 * d, 7))) for _ in range(3)]
     logits, losses, gradients = golden.compute(theirs, batches[0])
     gradients, after = (golden.as_in_files(theirs, x) for x in (gradients, golden.learn(theirs, batches)))
-    run = run_of(model_in(tmp_path), t, d, plan, cut)
+    run = run_of(model_in(tmp_path), t, d, plan, sharded)
     found = ranks.run(run.n, compute_on, run, tmp_path, batches)
     agrees(found, logits["lm"][0], losses, 1e-11)
     tensors_agree(run, found, "gradients", gradients, 1e-10)
@@ -99,15 +99,16 @@ def test_same_logits_losses_and_gradients_of_a_bert(ranks, transformers, case_an
     tensors_agree(run, found, "gradients", gradients, 1e-10)
 
 
-@pytest.mark.parametrize("kind, t, d, plan, cut", everywhere(golden.FAMILIES)[::4])
-def test_what_we_save_opens_there(ranks, transformers, tmp_path, kind, t, d, plan, cut):
+@pytest.mark.parametrize("kind, t, d, plan, sharded", [
+    (kind, *place) for kind, place in zip(golden.KINDS, [*PLACES, PLACES[5]], strict=True)])
+def test_what_we_save_opens_there(ranks, transformers, tmp_path, kind, t, d, plan, sharded):
     """No key is missing, and none too many; the parameters are the same, to the bit, and so are the logits."""
     import torch
 
-    (class_name, config), again = configuration(kind), empty(tmp_path / "again")
+    (class_name, config), again = configuration_of(kind), empty(tmp_path / "again")
     theirs = random_model(transformers, class_name, config, t + d)
     theirs.save_pretrained(tmp_path)
-    run = run_of(model_in(tmp_path), t, d, plan, cut)
+    run = run_of(model_in(tmp_path), t, d, plan, sharded)
     ranks.run(run.n, learn_and_save, run, tmp_path, again)
     opener = type(theirs) if class_name in golden.HEADS else transformers.AutoModelForCausalLM
     opened, said = opener.from_pretrained(again, output_loading_info=True)
