@@ -98,6 +98,7 @@ def test_t_must_divide_the_heads_and_the_sequence_for_sequence_parallelism(n, t)
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))
+@example(1, 3, 3)
 def test_microbatches(batch, micro, d):
     """m b d = B, or a sentence names the nearest B that would do."""
     fits = batch % (micro * d) == 0
