@@ -43,7 +43,7 @@ def pytest_configure(config):
 LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthroughs mpi_impl/test_recording test_launch
     mpi_impl/test_exact labs/test_labs test_hosts mpi_impl/test_pretrain labs/test_release mpi_impl/test_faults
     labs/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_demos mpi_impl/test_compare
-    mpi_impl/test_watchdog mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision
+    mpi_impl/test_waits mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision
     test_command mpi_impl/test_one_curve test_readme_commands data/prepare/test_prepare
     test_spy_layers mpi_impl/test_experiments mpi_impl/test_report test_bug_matrix labs/test_sandbox
     checkpoints/test_checkpoint mpi_impl/test_zero checkpoints/test_resumed_runs mpi_impl/test_timelines
