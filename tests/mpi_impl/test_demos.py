@@ -131,7 +131,6 @@ DEMO = "mpi_impl.demos."
     ("collectives", "the ring", Bug(f"{DEMO}collectives", "pieces[incoming] += arrived", "pieces[incoming] = arrived")),
     ("mlp", "Y", Bug(MAPPINGS, LEFT, "return partial")),
     ("mlp", "dX", Bug(MAPPINGS, "return self.group.all_reduce(dx, reason)", "return dx")),
-    ("attention", "Y", Bug(MAPPINGS, LEFT, "return partial")),
     ("attention", "the attention of every head", Bug(f"{DEMO}attention", "[ranks.rank]\n    x, dy",
                                                      "[ranks.rank - 1]\n    x, dy")),
     ("attention", "every weight's gradient", Bug("mpi_impl.layers.attention", "sink(grads.w_out, context, dy)",
