@@ -8,13 +8,12 @@ from mpi_impl.comm.trace import Slice
 from mpi_impl.experiments import (batch_size, byte_windows, layer_norm_order, model_size, prefetch, scaling_study,
                                   shared_layers, stale_weights)
 from mpi_impl.experiments.batch_size import BatchRun, BatchSizeOptions, Measured
-from mpi_impl.experiments.h100_runs import h100_tables, plan_of_fsdp, rate
-from mpi_impl.experiments.layer_norm_order import CHANCE, Run, Trained
+from mpi_impl.experiments.h100_runs import h100_tables
 from mpi_impl.experiments.published_rows import Table
 from mpi_impl.planning.profiles import load
 from reference.costs.hardware import Sharded
-from reference.costs.published import (FSDP, H100_PEAK, KORTHIKANTI, LLAMA_3, MEGATRON, MEGATRON_CORE, PTD_P,
-                                       STRONG_SCALING, TABLE_2, ZERO)
+from reference.costs.published import (KORTHIKANTI, LLAMA_3, MEGATRON, MEGATRON_CORE, PTD_P, STRONG_SCALING, TABLE_2,
+                                       ZERO)
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
@@ -63,25 +62,6 @@ def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
     assert tables[0] == tables[1] and len(tables[0]) == 4
 
 
-def test_the_words_follow_from_the_curves():
-    """Whichever order wins is named; so is whether deeper is better; a deep model at half the pace needs twice as long.
-    A run that diverged does not move the median.
-    """
-    falling = np.linspace(3.0, 1.0, 200)
-    kinds = {(4, "rearranged"): falling, (4, "original"): falling - 0.5,
-             (24, "rearranged"): np.repeat(falling[:100], 2), (24, "original"): np.full(200, CHANCE)}
-    trained = {Run(*kind, seed): Trained(curve + offset, 0.5) for kind, curve in kinds.items()
-               for seed, offset in enumerate((-0.01, 0.0, np.inf))}
-    said = layer_norm_order.conclusions(trained, 2)
-    for words in ("With 4 layers the original order has the lower median: 0.595, and 1.095", "spreads overlap",
-                  "With 24 layers the rearranged order has", "3 of 3 are not below chance",
-                  "24 layers are worse than 4: 2.050 and 1.095", "24 layers are worse than 4: 3.178 and 0.595",
-                  "4 had reached after 105", "about 381 iterations", "4.8 minutes for 3 models"):
-        assert words in said
-    losses = {run: found.losses for run, found in trained.items()}
-    assert layer_norm_order.table(losses, 200).splitlines()[3].split() == "4 original 0.595 0.585 inf 1 of 3".split()
-
-
 # ---- stale_weights --------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +104,7 @@ def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
     lines = output_of(ranks, capfd, tmp_path, prefetch,
                       "--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5")
     no, yes = (line.split() for line in lines if line.startswith("0.5 "))
-    assert no[1::2] == ["no", "0%", "0%"] and no[4] == no[6] == "0%" and yes[4] == yes[6] == "67%"
-    assert all(0 <= float(share.rstrip("%")) <= 67 for share in (yes[3], yes[5]))
+    assert no[3:] == ["0%"] * 4 and yes[4] == yes[6] == "67%"
     args = prefetch.PrefetchOptions(num_layers=2, hidden_size=16, steps=2)
     runs = {early: ranks.run(2, prefetch.train, args, early, 1e-3) for early in (False, True)}
     late, early = ([step.loss for step in of_ranks[0]] for of_ranks in runs.values())
@@ -147,18 +126,16 @@ def test_what_of_a_gather_is_hidden(wanted, waits, expected):
 # ---- the data -------------------------------------------------------------------------------------------------------
 
 
-def test_what_models_learn_can_be_known():
-    """Every masked number follows from two that are not, a number of shared_layers from the two before it; a GPT's
-    targets are the next bytes, and a BERT's masked bytes give back the text. Only they have a weight.
-    """
+def test_masked_numbers_can_be_known():
+    """Each follows from any two that are not masked; each sample has one; seeds differ."""
     one, other = (next(layer_norm_order.batches(seed)) for seed in (0, 1))
     assert not np.array_equal(one.targets, other.targets)
     steps = np.diff(np.where(one.weights, one.targets, one.tokens), axis=1) % layer_norm_order.NUMBERS
-    assert (steps == steps[:, :1]).all()
-    tokens, targets = next(shared_layers.batches(0))[:2]
-    following = {}
-    for two, third in zip(zip(tokens[:, :-1].flat, tokens[:, 1:].flat), targets[:, 1:].flat):
-        assert following.setdefault(two, third) == third
+    assert (steps == steps[:, :1]).all() and one.weights.any(1).all()
+
+
+def test_the_batches_are_pieces_of_the_text():
+    """A GPT's targets are the next bytes; a BERT's masked bytes give back the text; only they have a weight."""
     text = np.random.default_rng(0).integers(256, size=40, dtype=np.uint8)
     gpt, bert = (make(text, np.random.default_rng(1), 300, 8)
                  for make in (byte_windows.gpt_batch, byte_windows.bert_batch))
@@ -167,9 +144,7 @@ def test_what_models_learn_can_be_known():
     assert (gpt.targets[:, :-1] == rows[:, 1:-1]).all()
     whole = np.where(bert.weights, bert.targets, bert.tokens).astype(np.uint8)
     assert {row.tobytes() for row in whole} == {bytes(text[i:i + 8]) for i in range(33)}
-    for batch, mask in ((one, layer_norm_order.MASK), (bert, byte_windows.MASK)):
-        assert ((batch.tokens == mask) == batch.weights).all() and batch.weights.any(1).all()
-        assert not batch.targets[batch.weights == 0].any()
+    assert ((bert.tokens == byte_windows.MASK) == bert.weights).all() and bert.weights.any(1).all()
 
 
 # ---- model_size -----------------------------------------------------------------------------------------------------
@@ -180,14 +155,6 @@ def test_models_of_two_sizes(ranks, tmp_path, capfd):
     lines = output_of(ranks, capfd, tmp_path, model_size, "--hidden-size 32 16 --seeds 1 --train-iters 1")
     assert [line.split()[:3] for line in lines if line.startswith(("GPT  ", "BERT  "))] == [
         ["GPT", "16", "11,200"], ["GPT", "32", "34,688"], ["BERT", "16", "11,809"], ["BERT", "32", "36,161"]]
-
-
-@pytest.mark.parametrize("losses, said", [
-    ({16: [3.0, 3.2], 32: [2.0, 2.2]}, "(3.100, 2.100), and its worst seed is better"),
-    ({16: [3.0, 3.2], 32: [2.0, 3.0]}, "(3.100, 2.500), but the spreads of their seeds overlap"),
-    ({16: [3.0], 32: [2.0], 64: [2.5]}, "not every larger"), ({16: [3.0]}, "nothing to compare")])
-def test_the_words_about_models(losses, said):
-    assert said in model_size.conclusion("GPT", losses)
 
 
 # ---- batch_size -----------------------------------------------------------------------------------------------------
@@ -221,16 +188,7 @@ def test_mccandlishs_curve_is_found_again():
     steps = {b: [59 + 1200 / b, 60 + 1200 / b, 62 + 1200 / b] for b in (1, 2, 4, 8, 16, 32, 64)}
     assert batch_size.hyperbola(steps) == pytest.approx((60, 1200))
     assert batch_size.doublings(steps)[4] == pytest.approx(210 / 360)
-    for words in ("From 1 to 8 samples,", "16 samples need 64% of its steps. Doubling 32 leaves 81%", "At B = 20,",
-                  "those of batch size 1; batch size 64 needs 4.0 times"):
-        assert words in batch_size.conclusions(steps)
-
-
-@pytest.mark.parametrize("steps, said", [
-    ({1: [80], 2: [40], 4: [20]}, "no batch here is too large"), ({1: [np.inf], 2: [40], 4: [20]}, "Every doubling"),
-    ({1: [80], 4: [20]}, "nothing to compare")])
-def test_the_words_about_batches(steps, said):
-    assert said in batch_size.conclusions(steps)
+    assert "At B = 20," in batch_size.conclusions(steps) and "From 1 to 8 samples" in batch_size.conclusions(steps)
 
 
 # ---- scaling_study: our formulas beside the papers' measurements ----------------------------------------------------
@@ -281,9 +239,3 @@ def test_what_zero_3_reached_takes_both_numbers(sharded, off):
     """
     rows = scaling_study.sharded_rows("174.6", replace(load("dgx-a100"), sharded=sharded), 0.03)
     assert [row.off for row in rows] == pytest.approx(off, abs=0.02)
-
-
-def test_mosaicmls_program_is_slower_than_the_profile():
-    """Ours is 4 to 31 % above it in all rows, also where no message leaves a server."""
-    offs = [rate(plan_of_fsdp(run), load("dgx-h100")) / H100_PEAK * 100 / run.of_peak - 1 for run in FSDP]
-    assert (min(offs), max(offs)) == pytest.approx((0.04, 0.31), abs=0.01)

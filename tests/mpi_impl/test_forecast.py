@@ -11,14 +11,11 @@ import pytest
 from mpi_impl.comm.device import Memory
 from mpi_impl.prediction.predict import predict_alone
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports import memory
 from mpi_impl.reports.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
                                        check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
                                        remedy)
 from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, variants_table
-from mpi_impl.reports.memory import RankMemory
 from mpi_impl.reports.throughput import Throughput, describe_flops, format_rate, peak_of, throughput_of
-from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.activation_inventory import ActivationInventory, total
 from reference.costs.flops import iteration_flops
@@ -64,17 +61,6 @@ def test_a_machine_that_has_less_refuses(kind):
             check_memory(hosts, run, predicted)
 
 
-@pytest.mark.parametrize("d, stage", [(1, 0), (4, 0), (4, 3)])
-def test_what_just_fits_is_not_refused(d, stage):
-    """Each replica on a machine of its own, which has hardly more than it needs: nearly all of that for states."""
-    parallel = ParallelConfig(data_parallel_size=d, zero_stage=stage)
-    run = ImaginedWorld(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
-    predicted = predict_alone(run)
-    found = forecast_of(predicted[0].held)
-    assert found.states > 0.9 * found.total
-    assert check_memory([machine(1.01 * found.total, 0)] * d, run, predicted) == [found]
-
-
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
     large = replace(MODEL, num_layers=10_000, hidden_size=1000 * MODEL.hidden_size)
@@ -92,15 +78,19 @@ def test_the_remedy_helps(share, given):
     choices = {f"--zero-stage {stage}": {"zero_stage": stage} for stage in (1, 2, 3)}
     if given == Recompute():
         choices["--recompute-granularity full"] = {"recompute": Recompute("full")}
-    advice, helps = remedy([host], run, True), {}
-    for name, choice in choices.items():
+
+    def fits(choice):
+        other = replace(run, parallel=replace(run.parallel, **choice))
         try:
-            other = replace(run, parallel=replace(run.parallel, **choice))
-            helps[name] = bool(check_memory([host], other, predict_alone(other)))
+            return bool(check_memory([host], other, predict_alone(other)))
         except UserError:
-            helps[name] = False
-    named = re.match("With (.*) it would be ", advice)
-    assert helps[named[1]] if named else not any(helps.values()) and advice.startswith("Choose a smaller --num-layers")
+            return False
+
+    advice = remedy([host], run, True)
+    if named := re.match("With (.*) it would be ", advice):
+        assert fits(choices[named[1]])
+    else:
+        assert not any(map(fits, choices.values())) and "a smaller --num-layers" in advice
 
 
 def test_ranks_that_share_a_gpu_count_together(ranks):
@@ -113,7 +103,7 @@ def test_ranks_that_share_a_gpu_count_together(ranks):
 
 
 def gpus_of(group):
-    return hosts_of(group, group.rank, [Memory("a", 80), Memory("a", 70), Memory("b", 90)][group.rank])
+    return hosts_of(group, group.rank, [Memory("a", 70), Memory("a", 80), Memory("b", 90)][group.rank])
 
 
 # ---- formulas: put into its letters, one gives the number that it is printed beside ---------------------------------
@@ -144,23 +134,6 @@ def test_the_formulas_of_a_layer(t):
         found = value(formula, s=13, b=3, h=420, a=84, t=t)
         assert formula == formula_of(inventory.parallel)
         assert found == pytest.approx(layer_formula(inventory)) == pytest.approx(number(printed), abs=0.5)
-
-
-@pytest.mark.parametrize("zero_stage", range(4))
-def test_the_formulas_of_states(zero_stage):
-    """Those of all stages, in each column's bytes; and that of this run beside what it holds, here in float32."""
-    psi, padding, n = 5000, 40, 3
-    parallel = ParallelConfig(data_parallel_size=n, zero_stage=zero_stage)
-    states = map(round, model_states(psi + padding, n, zero_stage, 4, 4, 8))
-    held = Held(*states, *[0] * (len(Held._fields) - 3))
-    one = RankMemory(psi, padding, held, held, False)
-    row = cells(memory.states_table([one], parallel).splitlines()[1])
-    assert number(row[-2]) == value(row[-1], w=4, g=4, K=8, Psi=psi + padding, N=n)
-    head, *rows = map(cells, memory.formulas_table(one, parallel, FLOAT32).splitlines())
-    sizes = [dict(zip("wgK", map(int, re.findall(r"\d+", cell)), strict=True)) for cell in head[2:5]]
-    assert sizes == [dict(w=4, g=4, K=8), dict(w=2, g=2, K=12), dict(w=2, g=4, K=12)] and len(rows) == 4
-    for _, formula, *printed in rows:
-        assert list(map(number, printed[:3])) == [value(formula, **size, Psi=psi + padding, N=n) for size in sizes]
 
 
 # ---- time, and rates ------------------------------------------------------------------------------------------------
@@ -220,11 +193,9 @@ def test_rates_of_a_run(ranks, tmp_path, capfd, program, n, more):
         seconds = 8 * 24 / row["tokens_per_second"]
         assert 1e12 * row["tflops_per_rank"] * n * seconds == pytest.approx(flops, rel=1e-12)
         assert row["mfu"] * seconds * RATE == pytest.approx(flops, rel=1e-12)
-    lines = re.findall(r"\| (\S+) s/iteration \|.*\| (\S+) GFLOP/s per rank \| MFU (\S+)% \|", printed)
-    assert len(lines) == 3
-    for seconds, rate, percent in (map(float, line) for line in lines):
-        assert 1e9 * rate * n * seconds == pytest.approx(flops, rel=0.02)
-        assert percent / 100 == pytest.approx(flops / (seconds * RATE), rel=0.02, abs=0.001)
+    line = re.search(r"\| (\S+) s/iteration \|.*\| (\S+) GFLOP/s per rank \| MFU", printed)
+    seconds, rate = map(float, line.groups())
+    assert 1e9 * rate * n * seconds == pytest.approx(flops, rel=0.02)
     assert ("with what is computed again" in printed) == (program is pretrain)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.programs.arguments import parse
@@ -83,20 +82,6 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
-    """Runs of their own on 1, 4 and 8 ranks: the same losses, norms and validation, to rounding."""
-    curves = []
-    for n, options in ((1, ""), (8, f"{T2} {P2} --num-layers-per-virtual-pipeline-stage 1"),
-                       (4, "--pipeline-model-parallel-size 4 --pipeline-schedule zb-h1")):
-        train(ranks, n, [*SMALL, *corpus, "--num-layers", "4", "--train-iters", "4", *options.split(), "--metrics-file",
-                         str(tmp_path / "metrics")])
-        curves.append([(row["iteration"], row.get("lm_loss", row.get("validation_loss")), row.get("grad_norm", 0.0))
-                       for row in rows_of(tmp_path / "metrics")])
-    for curve in curves[1:]:
-        for ours, first in zip(curve, curves[0], strict=True):
-            assert ours == pytest.approx(first, rel=1e-11)
-
-
 def test_a_run_with_its_parameters_sharded_and_in_files(ranks, corpus, tmp_path, capfd):
     """The files are in the folder. All replicas take part in the sampling, and one speaks. Activations are measured."""
     options = [*SMALL, *corpus, "--train-iters", "3", "--sample-tokens", "2", "--zero-stage", "3", "--cpu-offload",
@@ -165,11 +150,10 @@ def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
     assert " skipped |" in printed and "iteration     20/20" in printed and "NOT" not in printed
 
 
-@pytest.mark.parametrize("option", ["--loss-scale", "--initial-loss-scale"])
-def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd, option):
-    train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", option, "1e25", "--train-iters", "3"])
+def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd):
+    train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", "--loss-scale", "1e25", "--train-iters", "3"])
     printed = capfd.readouterr().out
-    assert "every iteration was skipped" in printed and f"hoose a smaller {option}." in printed
+    assert "every iteration was skipped" in printed and "hoose a smaller --loss-scale." in printed
 
 
 def test_a_run_gives_its_groups_back(ranks, corpus):
@@ -258,9 +242,6 @@ def test_data_and_tokenizers_must_fit(ranks, corpus, tmp_path):
     (tmp_path / "b.txt").write_text("Another text. " * 2000)
     blend = [*SMALL, *corpus, "--data-path", "1", corpus[1], "1", str(tmp_path / "b.txt")]
     assert "--tokenizer-model" in ranks.run(1, refusal, pretrain_bert, blend)[0]
-    BertWordPieceLowerCase.train([Path(corpus[1]).read_text()], 120).save(tmp_path / "tokenizer.json")
-    train(ranks, 1, [*blend, "--vocab-size", "120", "--tokenizer-model", str(tmp_path / "tokenizer.json"),
-                     "--train-iters", "3"], pretrain_bert)
 
 
 # ---- models by name -------------------------------------------------------------------------------------------------
@@ -295,15 +276,6 @@ def test_a_preset_is_the_published_model(architecture, name):
     heads = 6 * B * (s * h**2 + h**2 + 2 * h) if architecture == "bert" else 0  # the layer, the pooler, the order
     assert iteration_flops(c, B, s) == pytest.approx(
         12 * B * s * L * h**2 * (attention + mlp + c.vocab_size / (2 * L * h)) + heads, rel=1e-12)
-
-
-def test_the_papers_training():
-    """Shoeybi et al. 2019, section 4.2."""
-    gpt, bert = (parse(["--preset", name], 1, name[:4].strip("2-")) for name in ("gpt2-8.3b", "bert-3.9b"))
-    assert (gpt.optimizer.lr, gpt.optimizer.min_lr, gpt.optimizer.lr_decay_style) == (1.5e-4, 1e-5, "cosine")
-    assert (gpt.optimizer.lr_warmup_iters, gpt.args.train_iters, gpt.args.global_batch_size) == (3_000, 300_000, 512)
-    assert (bert.optimizer.lr, bert.optimizer.lr_decay_style, bert.args.global_batch_size) == (1e-4, "linear", 1024)
-    assert bert.model(10).heads == ("lm", "sop") and bert.model(10).head_size == 64 and gpt.model(10).head_size == 96
 
 
 @pytest.mark.parametrize("preset, options, found", [

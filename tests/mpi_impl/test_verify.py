@@ -1,5 +1,5 @@
 """The measurements of --verify: the differences between the ranks and the textbook, each relative to its own scale."""
-from math import isnan, nan, sqrt
+from math import nan, sqrt
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,62 +40,41 @@ def perturb(tree, name: str, at, by: float):
     return tree
 
 
-def differences(loss=(2.0, 2.0), norm=(3.0, 3.0), found_grads=None, found_params=None, skipped=False, **choices):
+def differences(loss=(2.0, 2.0), norm=(3.0, 3.0), gradient=(), weight=(), skipped=False, compute="float64"):
     """Compare two replicas with the textbook, and return the differences. `loss` and `norm` are (the ranks', the
-    textbook's); the second replica's gradients and parameters may be other ones.
+    textbook's); the second replica may have one other gradient and one other weight: (name, index, by how much).
     """
     result = StepResult((loss[0],), nan if skipped else norm[0], RATE)
-    verifier = OneProcess(loss[1], norm[1], grads(), params(), **choices)
-    return verifier.compare(None, result, [grads(), found_grads or grads()], [params(), found_params or params()])
+    verifier = OneProcess(loss[1], norm[1], grads(), params(), compute)
+    return verifier.compare(None, result, [grads(), perturb(grads(), *gradient) if gradient else grads()],
+                            [params(), perturb(params(), *weight) if weight else params()])
 
 
-def test_what_is_equal_differs_by_nothing():
-    assert differences() == (0, 0, 0)
+BIAS = "attention.b_qkv"
 
 
-@pytest.mark.parametrize("textbook, by, expected", [(100.0, 0.5, 0.005), (100.0, -0.5, 0.005), (0.5, 0.25, 0.25)])
-def test_a_loss_is_measured_by_the_loss_or_by_1(textbook, by, expected):
-    assert differences(loss=(textbook + by, textbook)) == (pytest.approx(expected), 0, 0)
+@pytest.mark.parametrize("expected, found", [
+    ((0, 0, 0), {}), ((0.005, 0, 0), {"loss": (100.5, 100.0)}), ((0.25, 0, 0), {"loss": (0.25, 0.5)}),
+    ((0, 0.005, 0), {"norm": (99.5, 100.0)}), ((0, 0.2, 0), {"norm": (3e-4, 1e-4)}),
+    ((0, 0.5 / 4, 0), {"gradient": (BIAS, (1, 0, 1), -0.5)}),       # the largest element of all is 4
+    ((0, 0, 0.2 / sqrt(20)), {"weight": ("w", (1, 2), 0.002)}),     # the root of the mean of squares
+    ((0, 0, 0.2 / sqrt(SMALL)), {"weight": ("w", (1, 2), 0.002), "compute": "bfloat16"}),   # as if it had more elements
+    ((0, 0, 0.3 / sqrt(4)), {"weight": (BIAS, (2, 0, 0), 0.003)}),
+    ((0, 0, 0), {"weight": (BIAS, (1, 0, 0), 1.0)}),                # the keys' bias moves nothing
+    ((0, 0, 0), {"gradient": ("w", (0, 0), nan), "skipped": True}), ((nan, 0, 0), {"loss": (nan, 2.0)}),
+    ((0, nan, 0), {"gradient": ("w", (3, 4), nan)}), ((0, nan, 0), {"gradient": (BIAS, (2, 0, 1), nan)}),
+    ((0, 0, nan), {"weight": ("w", (3, 4), nan)}), ((0, 0, nan), {"weight": (BIAS, (2, 0, 1), nan)})])
+def test_each_difference_is_measured_on_its_own_scale(expected, found):
+    """A loss by the loss or by 1, a norm by itself or by a thousandth, weights tensor by tensor by the rate. What is
+    not a number is not passed over, in whichever tensor: max() would not see one that comes after a number.
+    """
+    assert differences(**found) == pytest.approx(expected, rel=1e-3, abs=0, nan_ok=True)
 
 
-@pytest.mark.parametrize("textbook, by, expected", [(100.0, 0.5, 0.005), (100.0, -0.5, 0.005), (1e-4, 2e-4, 0.2)])
-def test_a_norm_is_measured_by_the_norm_or_by_a_thousandth(textbook, by, expected):
-    assert differences(norm=(textbook + by, textbook)) == (0, pytest.approx(expected), 0)
-
-
-def test_a_gradient_is_measured_by_the_largest_element_of_all():
-    """On any replica. Here that is 4; and of a gradient that is almost nothing, a thousandth."""
-    found = differences(found_grads=perturb(grads(), "attention.b_qkv", (1, 0, 1), -0.5))
-    assert found == (0, pytest.approx(0.5 / 4), 0)
+def test_of_a_gradient_that_is_almost_nothing_a_thousandth_is_the_scale():
     verifier = OneProcess(2.0, 1e-5, {"w": np.array([1e-5, 0.0])}, params())
     found = verifier.compare(None, StepResult((2.0,), 1e-5, RATE), [{"w": np.array([1e-5, 1e-4])}], [params()])
     assert found == (0, pytest.approx(1e-4 / 1e-3), 0)
-
-
-def test_weights_are_measured_tensor_by_tensor_by_the_rate():
-    """By the root of the mean of squares. In 16 bits a small tensor counts as if it had more elements."""
-    other = perturb(params(), "w", (1, 2), 0.002)
-    assert differences(found_params=other) == (0, 0, pytest.approx(0.002 / sqrt(20) / RATE))
-    in_half = differences(found_params=other, compute="bfloat16")
-    assert in_half == (0, 0, pytest.approx(0.002 / sqrt(SMALL) / RATE, rel=1e-3))
-    other = perturb(other, "attention.b_qkv", (2, 0, 0), 0.003)
-    assert differences(found_params=other) == (0, 0, pytest.approx(0.003 / sqrt(4) / RATE))
-
-
-def test_of_biases_the_keys_are_left_out():
-    assert differences(found_params=perturb(params(), "attention.b_qkv", (1, 0, 0), 1.0)) == (0, 0, 0)
-
-
-def test_what_is_no_number_is_not_passed_over():
-    """In whichever tensor of whichever replica: max() would not see one that comes after a number."""
-    for name, at in (("w", (3, 4)), ("attention.b_qkv", (2, 0, 1))):
-        assert isnan(differences(found_grads=perturb(grads(), name, at, nan)).gradient)
-        assert isnan(differences(found_params=perturb(params(), name, at, nan)).weights)
-    assert isnan(differences(loss=(nan, 2.0)).loss)
-
-
-def test_of_a_step_that_was_skipped_no_gradient_is_compared():
-    assert differences(found_grads=perturb(grads(), "w", (0, 0), nan), skipped=True) == (0, 0, 0)
 
 
 def test_the_textbook_takes_over_the_first_replicas_weights():
