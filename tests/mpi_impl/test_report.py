@@ -320,13 +320,10 @@ def test_one_call_too_many_is_marked(elements):
 
 def test_a_summary_names_what_is_wrong():
     """A line of the ledger that is not as predicted, and a rank whose memory is not."""
-    def line(calls):
-        return Line(Entry("all_reduce", "tensor", 2, "forward", "mlp output", "float32"), Total(calls, 1000),
-                    Total(2, 1000))
-
+    entry = Entry("all_reduce", "tensor", 2, "forward", "mlp output", "float32")
+    line = Line(entry, Total(3, 1000), Total(2, 1000))
     held = Held(100, 100, 200, 0, 0, 0, 50, 0)
     right, wrong = RankMemory(25, 0, held, held, False), RankMemory(25, 0, held, held._replace(gradients=99), False)
-    assert "NOT" not in describe(summary_lines([(1, 5.0), (2, 4.0)], [line(2)], [right, right], p=1))
-    _, sent, memory = summary_lines([(1, 5.0)], [line(3)], [right, wrong], p=2)
+    _, sent, memory = summary_lines([(1, 5.0)], [line], [right, wrong], p=2)
     assert "NOT as predicted: forward mlp output" in sent.text and sent.as_predicted is False
     assert "NOT as predicted on rank 1" in memory.text and memory.as_predicted is False
