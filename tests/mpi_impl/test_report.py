@@ -129,7 +129,9 @@ def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, progra
         assert all(re.match(r"\d+[FBIW]", name)[0] in player["work"] for name, _, _ in one["actions"])
     assert sorted((layout[source], layout[to], name) for source, to, name, *_ in player["messages"]) == sorted(
         (rank, step.to, str(step.action)) for rank in layout for step in lowered[rank] if isinstance(step, Send))
-    assert all(sent <= arrived <= used + 0.2 for *_, sent, arrived, used in player["messages"])
+    starts = {(rank, start) for rank, one in enumerate(player["ranks"]) for _, start, _ in one["actions"]}
+    assert all(sent <= arrived <= used + 0.2 and (to, used) in starts
+               for _, to, _, sent, arrived, used in player["messages"])
     ends = {(rank, str(result(parse_action(name)))): end for rank, one in enumerate(player["ranks"])
             for name, _, end in one["actions"] if "W" not in name}
     assert all(sent == ends[source, name] for source, _, name, sent, _, _ in player["messages"])
