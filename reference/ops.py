@@ -5,11 +5,12 @@ and targets are integers. Everything here also runs on CuPy arrays, through NumP
 are made "like" an existing one, and matrix products are two-dimensional.
 """
 from math import pi, sqrt
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from reference import counter_rng
+from reference.activations import Activation
 from reference.erf import erf
 
 
@@ -100,7 +101,21 @@ def swiglu_backward(dy, cache):
     return np.stack([dy * up * slope, dy * gate * sigmoid], -2)
 
 
+def pre_activation(kept, cache):
+    """Return the input of an activation function, the first array that its kernel keeps; ReLU's keeps the sign alone.
+    """
+    x = kept[0] if isinstance(kept, tuple) else kept
+    return None if x.dtype == bool else x
+
+
 # ---- normalisation ------------------------------------------------------------------------------------------------
+
+
+class NormCache(NamedTuple):
+    """The arrays that the backward of a norm needs."""
+
+    normed: Annotated[Any, Activation(inside=False)]        # [..., h]
+    inverse_std: Annotated[Any, Activation(inside=False)]   # [..., 1]
 
 
 def layer_norm(x, weight, bias, epsilon):
@@ -108,7 +123,7 @@ def layer_norm(x, weight, bias, epsilon):
     centred = x - x.mean(-1, keepdims=True)
     inverse_std = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normed = centred * inverse_std
-    return normed * weight + bias, (normed, inverse_std)
+    return normed * weight + bias, NormCache(normed, inverse_std)
 
 
 def layer_norm_backward(dy, weight, cache):
@@ -125,7 +140,7 @@ def rms_norm(x, weight, epsilon):
     """Compute x / sqrt(mean of x^2 + epsilon) * weight, x [..., h], weight [h] (Zhang and Sennrich 2019)."""
     inverse_rms = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
     normed = x * inverse_rms
-    return normed * weight, (normed, inverse_rms)
+    return normed * weight, NormCache(normed, inverse_rms)
 
 
 def rms_norm_backward(dy, weight, cache):
@@ -155,6 +170,11 @@ class Mask(NamedTuple):
 
     keep: Any      # bool, in the shape of the array
     scale: float   # 1 / (1 - rate)
+
+
+def kept_elements(mask, cache):
+    """Return the elements that a Mask keeps, bool; None where the mask is None."""
+    return None if mask is None else mask.keep
 
 
 def draw_mask(site, shape, like):
@@ -187,25 +207,36 @@ def dropout_backward(dy, mask):
 # ---- attention ----------------------------------------------------------------------------------------------------
 
 
+def kept_probs(mask, core):
+    """Return the probabilities that a Mask keeps, bool, without those that are 0; None where the mask is None."""
+    return None if mask is None else mask.keep & (core.probs != 0)
+
+
+Queries = Annotated[Any, Activation(axis=2)]
+Keys = Annotated[Any, Activation(axis=2, of_keys=True)]
+Probs = Annotated[Any, Activation(axis=1)]
+ProbsMask = Annotated[Any, Activation("probs_mask", axis=1, array=kept_probs)]
+
+
 class CoreInputs(NamedTuple):
     """The arguments of attention_core, from which it can be recomputed."""
 
-    q: Any         # [b, s, a, d]
-    k: Any         # [b, s, g, d]: head i of k and v serves heads i a/g to (i + 1) a/g - 1 of q
-    v: Any
+    q: Queries     # [b, s, a, d]
+    k: Keys        # [b, s, g, d]: head i of k and v serves heads i a/g to (i + 1) a/g - 1 of q
+    v: Keys
     causal: bool
     site: Any      # where dropout draws, or None
     lengths: Any = None   # int64 [b]: how many positions of each sample are real, or None: all
 
 
 class AttentionCore(NamedTuple):
-    """The arrays that attention's backward needs, heads before positions."""
+    """The arrays that attention's backward needs."""
 
-    q: Any       # [b, a, s, d]
-    k: Any       # [b, g, s, d]
-    v: Any
-    probs: Any   # [b, a, s, s], before dropout
-    mask: Any    # a Mask of probs, or None
+    q: Queries        # [b, s, a, d]
+    k: Keys           # [b, s, g, d]
+    v: Keys
+    probs: Probs      # [b, a, s, s], before dropout
+    mask: ProbsMask   # a Mask of probs, or None
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
@@ -218,7 +249,8 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     Queries in the padding attend to the real positions, but nothing uses their results. lengths is int64 [b], or None:
     all are real.
     """
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
+    inputs = q, k, v
+    q, k, v = (x.swapaxes(1, 2) for x in inputs)                      # [b, s, a, d] -> [b, a, s, d]
     # [b, g, a/g s, d] @ [b, g, d, s] -> [b, a, s, s]
     scores = by_heads(batched_matmul(by_groups(q, k), k.swapaxes(2, 3)), q) / sqrt(q.shape[-1])
     if causal:
@@ -230,7 +262,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     probs = softmax(scores)
     dropped, mask = dropout(probs, site)
     context = by_heads(batched_matmul(by_groups(dropped, v), v), q)   # [b, g, a/g s, s] @ [b, g, s, d] -> [b, a, s, d]
-    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs, mask)
+    return context.swapaxes(1, 2), AttentionCore(*inputs, probs, mask)
 
 
 def by_groups(x, k):
@@ -250,7 +282,8 @@ def attention_core_backward(dcontext, cache):
     s] only probs and the mask are kept. The paper's 5 a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an
     element for probs, 1 for the mask, and 2 for these.
     """
-    q, k, v, probs, mask = cache
+    *inputs, probs, mask = cache
+    q, k, v = (x.swapaxes(1, 2) for x in inputs)
     dcontext, dropped = by_groups(dcontext.swapaxes(1, 2), v), by_groups(masked(probs, mask), v)
     # forward: context = dropped @ v
     ddropped, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(dropped.swapaxes(2, 3), dcontext)
@@ -292,13 +325,20 @@ def lookup_backward(dy, ids, dtable):
     return dtable
 
 
+class LossCache(NamedTuple):
+    """The arrays that the backward of the loss needs."""
+
+    probabilities: Any   # [b, s, V]
+    targets: Any         # [b, s]
+
+
 def cross_entropy(logits, targets):
     """Compute -log softmax(logits) at the target: logits [b, s, V], targets [b, s] -> loss [b, s]."""
     shifted = logits - logits.max(-1, keepdims=True)
     exp = np.exp(shifted)
     total = exp.sum(-1, keepdims=True)
     picked = np.take_along_axis(shifted, targets[..., None], -1)
-    return (np.log(total) - picked)[..., 0], (exp / total, targets)
+    return (np.log(total) - picked)[..., 0], LossCache(exp / total, targets)
 
 
 def cross_entropy_backward(dloss, cache):

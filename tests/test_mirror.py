@@ -87,7 +87,7 @@ ALONE = {
         "add_bias": "the machine adds a bias in place",
         "add_bias_gradient": "a step of the machine's, which adds to gradients that are there",
     },
-    "layers.layer": {"declare": "the machine imports it elsewhere"},
+    "layers.layer": {"declare layers_in": "the machine imports them elsewhere"},
     "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
     "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
     "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},

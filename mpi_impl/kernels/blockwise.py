@@ -12,21 +12,21 @@ import numpy as np
 
 from mpi_impl.kernels.cpu import draw_rows, empty, row_starts
 from mpi_impl.runtime.arrays import TILE
-from reference.ops import Mask
+from reference.ops import Keys, Mask, Probs, ProbsMask, Queries
 
 ROWS = 64       # queries at a time; keys after the last of them are skipped
 
 
 class BlockwiseAttentionCore(NamedTuple):
-    """The cache of attention. Unlike the textbook's it has q, k and v as they came, so that nothing is copied."""
+    """The cache of attention, with what the backward needs to skip keys whose probabilities are 0."""
 
-    q: Any         # [b, s, a, d]
-    k: Any         # [b, s, g, d]
-    v: Any
-    probs: Any     # [b, a, s, s]
-    causal: bool   # probs above the diagonal are 0
-    mask: Any      # a Mask of probs, not drawn wherever they are 0; or None
-    lengths: Any   # [b]: probs of later keys are 0; or None
+    q: Queries        # [b, s, a, d]
+    k: Keys           # [b, s, g, d]
+    v: Keys
+    probs: Probs      # [b, a, s, s]
+    causal: bool      # probs above the diagonal are 0
+    mask: ProbsMask   # a Mask of probs, not drawn wherever they are 0; or None
+    lengths: Any      # [b]: probs of later keys are 0; or None
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):

@@ -7,5 +7,5 @@ dy)` means grad += x^T dy, now or later; other gradients are added to `grads`, v
 from mpi_impl.layers import attention, experts, gated_mlp, grouped_attention, layer_norm, mlp, rms_norm
 from mpi_impl.layers.layer import LAYERS
 
-LAYERS.update({kind.LAYER.tensors: kind.LAYER for kind in (attention, grouped_attention, mlp, gated_mlp, experts,
-                                                           layer_norm, rms_norm)})
+LAYERS.update({kind.LAYER.tensors: kind.LAYER for kind in (grouped_attention, attention, gated_mlp, mlp, experts,
+                                                           rms_norm, layer_norm)})

@@ -4,7 +4,7 @@ is reference/layers/context_attention.py.
 Messages are posted before the blocks that are computed while they are on their way, and helped on after each block.
 """
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from mpi_impl.comm.group import Group
 from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, block_attention,
                               block_attention_backward)
 from mpi_impl.runtime.arrays import contiguous, narrowed, widened
+from reference.activations import Nested
 from reference.layers.context_attention import BlocksCache, ExchangedCache, at_block
 from reference.online_softmax import finish, merge
 from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
@@ -40,7 +41,7 @@ class PartCache(NamedTuple):
     """The cache of a ContextPart."""
 
     part: ContextPart
-    kept: Any
+    kept: Annotated[Any, Nested()]     # of one of the ways
 
     def backward(self, dattended):
         """Return dq, dk and dv, in the shapes of q, k and v."""

@@ -3,7 +3,7 @@ from mpi_impl.comm.reason import Reason
 from mpi_impl.kernels import linear, swiglu, swiglu_backward
 from mpi_impl.layers.layer import Layer
 from reference.layer_context import TRAINING
-from reference.layers.gated_mlp import GatedMLP
+from reference.layers.gated_mlp import GatedMLP, GatedMLPCache
 
 INPUT, OUTPUT = Reason("mlp", "input"), Reason("mlp", "output")
 
@@ -15,7 +15,7 @@ def gated_mlp_forward(x, p: GatedMLP, c, region, context=TRAINING):
     z = linear(entered, p.w_in.reshape(h, -1)).reshape(*entered.shape[:-1], *columns)     # [b, s, 2, f/t]
     a, act_cache = swiglu(z)                                                  # [b, s, f/t]
     y = region.leave(linear(a, p.w_out), OUTPUT)                              # g of [b, s, f/t] @ [f/t, h]
-    return y, (region.keep(x, entered), act_cache, a)
+    return y, GatedMLPCache(region.keep(x, entered), act_cache, a)
 
 
 def gated_mlp_backward(dy, p: GatedMLP, cache, c, grads: GatedMLP, sink, region):

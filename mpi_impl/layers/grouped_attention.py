@@ -28,13 +28,13 @@ def grouped_attention_forward(x, p: GroupedAttention, c, region, context=TRAININ
     y = region.leave(linear(attended, p.w_out), OUTPUT)                  # g of [b, s, a/t d] @ [a/t d, h]
     if p.b_out is not None:
         add_to(y, p.b_out)                                               # the bias once, after the sum
-    cache = GroupedAttentionCache(region.keep(x, entered), (q_norm, k_norm), core, attended, context.rotary)
+    cache = GroupedAttentionCache(region.keep(x, entered), q_norm, k_norm, core, attended, context.rotary)
     return y, cache
 
 
 def grouped_attention_backward(dy, p: GroupedAttention, cache, c, grads: GroupedAttention, sink, region):
     """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
-    kept, (q_norm, k_norm), core, attended, rotary = cache
+    kept, q_norm, k_norm, core, attended, rotary = cache
     # forward: y = g(attended @ w_out) + b_out
     add_bias_gradient(grads.b_out, dy)
     dy = region.leave_backward(dy, OUTPUT)                   # g, backward

@@ -3,7 +3,7 @@ from mpi_impl.comm.reason import Reason
 from mpi_impl.kernels import ACTIVATIONS, activated_linear, add_to, linear, rows, total
 from mpi_impl.layers.layer import Layer
 from reference.layer_context import TRAINING
-from reference.layers.mlp import MLP
+from reference.layers.mlp import MLP, MLPCache
 
 INPUT, OUTPUT = Reason("mlp", "input"), Reason("mlp", "output")
 
@@ -14,7 +14,7 @@ def mlp_forward(x, p: MLP, c, region, context=TRAINING):
     a, act_cache = activated_linear(entered, p.w_in, p.b_in, c.activation)   # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     y = region.leave(linear(a, p.w_out), OUTPUT)             # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
     add_to(y, p.b_out)                                       # the bias once, after the sum
-    return y, (region.keep(x, entered), act_cache, a)
+    return y, MLPCache(region.keep(x, entered), act_cache, a)
 
 
 def mlp_backward(dy, p: MLP, cache, c, grads: MLP, sink, region):

@@ -13,7 +13,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.proof.comparison import Parts
 from mpi_impl.proof.sizes import ProofSizes
 from mpi_impl.recording.names import Key
-from mpi_impl.recording.observed import show_block, show_heads, show_mask
+from mpi_impl.recording.observed import show_stage
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recorder import Recorder
 from mpi_impl.recording.recording import TensorPart
@@ -95,17 +95,17 @@ def random_samples(sizes: ProofSizes, seed: int) -> Any:
 class WholeTensors:
     """An observer of one process, which has every tensor whole."""
 
-    has_first_position, copies_of_keys = True, 1
+    has_first_position = True
 
     def __init__(self):
         self.iteration, self.parts = 0, []
 
-    def see_inside(self, phase: str, name: str, x, axis: int | None = None, copies: int = 1) -> None:
-        """Keep a copy. No tensor is seen twice."""
+    def see_inside(self, phase: str, name: str, x, place=None) -> None:
+        """Keep a copy, wherever it is on ranks. No tensor is seen twice."""
         part = TensorPart(0, (0,) * x.ndim, x.shape, summed=False)
         self.parts.append((Key(self.iteration, phase, name), part, np.copy(x)))
 
-    see_outside = see_inside
+    see_activation = see_outside = see_inside
 
     def see_tree(self, phase: str, tree) -> None:
         for name, x in leaves(tree):
@@ -113,14 +113,9 @@ class WholeTensors:
 
     def see_forward(self, trainer: training.Trainer, batch) -> None:
         """See the activations of the next step's forward, which is computed here once more."""
-        model, observer = trainer.model, cast(Observer, self)
-        context = LayerContext(Dropout(model, trainer.seed, self.iteration))
-        losses, cache = model_forward(None, trainer.params, model, batch, context)
-        show_mask(observer, "forward", "embedding.output_mask", cache.embedding[-1])
-        for kept in cache.layers:
-            for layer, block in kept.caches.items():
-                show_block(observer, "forward", f"blocks.{layer}", block)
-        show_heads(observer, model, losses, cache.head)
+        context = LayerContext(Dropout(trainer.model, trainer.seed, self.iteration))
+        losses, cache = model_forward(None, trainer.params, trainer.model, batch, context)
+        show_stage(cast(Observer, self), trainer.model, losses, cache)
 
     def pop_parts(self) -> Parts:
         """Return the parts seen since the last call, and forget them."""

@@ -17,28 +17,45 @@ a gradient has the name of its tensor: the phase distinguishes the two. The phas
 
 This is the logical order, not the schedule's: first the forward of all microbatches, then the backward.
 """
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from reference.layers.layer import LAYERS
 
 PHASES = ("batch", "parameters", "forward", "recompute", "kept", "backward", "gradients", "reduction", "step",
           "optimizer m", "optimizer v", "optimizer parameters")
 FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases in reverse order of the model
 
+
+def merged(orders: Iterable[Iterable[str]]) -> list[str]:
+    """Merge several orders of names: what an order adds stands behind the name that it follows there."""
+    names: list[str] = []
+    for order in orders:
+        place = 0
+        for name in order:
+            if name not in names:
+                names.insert(place, name)
+            place = names.index(name) + 1
+    return names
+
+
+def names_of(layer: str, prefix: str = "") -> list[str]:
+    """Return the names of the tensors of all kinds of a layer, and of the layers within it."""
+    names = []
+    for name in merged(kind.order.split() for kind in LAYERS.values() if kind.name == layer):
+        part, _, other = name.partition(":")
+        names += names_of(other, f"{prefix}{part}.") if other else [f"{prefix}{name}"]
+    return names
+
+
 # The tensors before the blocks, in a block, and after the blocks, in the order of the forward. The `partial` is g's
 # input: its sum over the tensor-parallel ranks is `output`, before the bias is added.
 BEFORE = ("tokens", "token_types", "lengths", "embedding.word", "embedding.partial", "embedding.output",
           "embedding.position", "embedding.token_type", "embedding.output_mask")
-NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
-QKV = ("w_qkv", "b_qkv", "qkv", "w_q", "b_q", "queries", "w_kv", "b_kv", "keys_values",
-       *(f"{norm}.{name}" for norm in ("q_norm", "k_norm") for name in NORM[:-1]))      # GPT's, then Llama's
-BLOCK = ("input",
-         *(f"input_layernorm.{name}" for name in NORM),
-         *(f"attention.{name}" for name in ("input", *QKV, "q", "k", "v", "probs", "probs_mask", "context", "w_out",
-                                            "partial", "output", "b_out", "output_mask")),
-         *(f"post_attention_layernorm.{name}" for name in NORM),
-         "mlp.router", "mlp.logits", "mlp.probs", "mlp.ids", "mlp.weights",
-         *(f"mlp.{part}{name}" for part in ("", "experts.", "shared.")
-           for name in ("input", "entered", "w_in", "b_in", "pre_activation", "gate_up", "hidden", "w_out", "partial",
-                        "output", "b_out")), "mlp.output_mask")
+NORM, LINEAR = names_of("norm"), ("input", "w", "b", "output")
+BLOCK = ("input", *names_of("norm", "input_layernorm."), *names_of("attention", "attention."), "attention.output_mask",
+         *names_of("norm", "post_attention_layernorm."), *names_of("experts", "mlp."), *names_of("mlp", "mlp."),
+         "mlp.output_mask")
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
@@ -84,3 +101,13 @@ def place_of(name: str) -> tuple[int, int]:
         return 1 << 30, AFTER.index(name)
     _, layer, site = name.split(".", 2)
     return 0 if layer == "shared" else int(layer), BLOCK.index(site)      # the first layer uses a shared block first
+
+
+def is_within_layer(layer: str) -> bool:
+    """Report whether a layer is within another one of its block, as `blocks.3.mlp.shared` is."""
+    return layer.count(".") > 2
+
+
+def name_inside(layer: str) -> str:
+    """Return the name of a layer's input inside its region: of a layer within another, `input` is the one outside."""
+    return f"{layer}.{'entered' if is_within_layer(layer) else 'input'}"

@@ -6,8 +6,10 @@ import numpy as np
 
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.passes import TrainingPass
-from mpi_impl.recording.names import PREDICTED
+from mpi_impl.recording.names import PREDICTED, name_inside
 from mpi_impl.runtime.arrays import to_host, widened
+from reference.activations import Activation
+from reference.layers.layer import layers_in
 from reference.models.bert import HEADS
 from reference.models.stage import has_embedding, has_head
 from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding
@@ -16,19 +18,6 @@ from reference.parallel.layout import SHARED_BLOCK, unit_of
 from reference.params import leaves
 from reference.schedules.actions import Action
 
-# The factors of a weight's gradient x^T dy: the input kept by the forward, and the gradient of the output.
-FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
-           "attention.w_q": ("attention.input", "attention.queries"),
-           "attention.w_kv": ("attention.input", "attention.keys_values"),
-           "attention.w_out": ("attention.context", "attention.partial"),
-           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial"),
-           "mlp.shared.w_in": ("mlp.shared.entered", "mlp.shared.pre_activation"),
-           "mlp.shared.w_out": ("mlp.shared.hidden", "mlp.shared.partial")}
-# The axis along which tensor parallelism shards what is inside its regions, of [b, s, n/t], [b, s, 2, n/t], ...
-SHARDED = {"attention.context": 2, "attention.queries": 2, "attention.qkv": 3, "attention.keys_values": 3,
-           "mlp.hidden": 2, "mlp.pre_activation": 2, "mlp.gate_up": 3, "mlp.shared.hidden": 2,
-           "mlp.shared.pre_activation": 2, "mlp.shared.gate_up": 3, "logits": 2, "probabilities": 2}
-GATED = {"mlp.pre_activation": "mlp.gate_up", "mlp.shared.pre_activation": "mlp.shared.gate_up"}
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
 OF_SAMPLES = ("lengths", "swapped", "answers", "sop probabilities", "choice probabilities", "sop loss", "choice loss",
               "pooler", "binary_head", "multichoice_head")    # tensors and units without an axis of positions
@@ -42,6 +31,7 @@ class Observer(ABC):
         self.tensor_rank = state.topology.tensor.rank
         self.first_stage = has_embedding(state.layout.tensors)
         self.last_stage = has_head(state.layout.tensors, state.model)
+        self.layers = dict(layers_in(state.layout.tensors))
         self.iteration = 0      # before the first step
 
     @abstractmethod
@@ -121,7 +111,7 @@ class Observer(ABC):
             return
         if unit == name:                                 # a word table: it gets dlogits^T x
             self.see_inside("kept", "logits.input", dy)
-            self.see_inside("backward", "logits", x)
+            self.see_inside("backward", "logits", x, axis=2)
             return
         if unit in HEADS:
             self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
@@ -131,13 +121,15 @@ class Observer(ABC):
         if name.endswith(".mlp.router"):
             self.see_outside("backward", f"{unit}.mlp.logits", dy)
             return
-        kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
+        layer, _, weight = name.rpartition(".")
+        kept, result = self.layers[layer].products[weight]
         segment = self.state.layout.by_name[name]
-        if len(segment.shape) > 2:                       # such as [b, s, 3 h/t] -> [b, s, 3, a/t, d]
-            dy, gradient = dy.reshape(*dy.shape[:2], *segment.shape[1:]), GATED.get(gradient, gradient)
-        self.see_inside("kept", f"{unit}.{kept}", x)
-        partial = segment.tensor.most_shards is not None and segment.copies > 1
-        self.see_inside("backward", f"{unit}.{gradient}", dy, copies=segment.copies, summed=partial)
+        split, copies = segment.tensor.split, segment.copies
+        kept = name_inside(layer) if kept == "input" else f"{layer}.{kept}"
+        self.see_inside("kept", kept, x, axis=2 if split == 0 else None)             # x [b, s, n/t] @ w [n/t, ...]
+        dy = dy.reshape(*dy.shape[:2], *segment.shape[1:])               # such as [b, s, 3 h/t] -> [b, s, 3, a/t, d]
+        partial = segment.tensor.most_shards is not None and copies > 1
+        self.see_inside("backward", f"{layer}.{result}", dy, split + 1 if split else None, partial, copies)
 
     def see_factors_of_head(self, layer: str, unit: str, x, dy) -> None:
         """See the factors of a linear layer on top of a BERT: for all positions, or only the first."""
@@ -189,19 +181,26 @@ class Observer(ABC):
         an axis; then `copies` neighbouring ranks have the same shard, or each a part of it. Where there are no
         positions, see it on ranks whose part begins with the first.
         """
-        site = name.removeprefix(f"{unit_of(name)}.")
-        axis = SHARDED.get(site, axis)
         first = [self.sample, *[0] * (x.ndim - 1)]
         if axis is not None:
             first[axis] = self.tensor_rank // copies * x.shape[axis]
-        if site in OF_WORDS:
+        if name in OF_WORDS:
             x = x[..., :max(self.state.model.vocab_size - first[2], 0)]
         if x.ndim > 1 and name not in OF_SAMPLES and unit_of(name) not in OF_SAMPLES:
             self.see_positions(phase, name, self.unscaled(phase, x), tuple(first), summed)
         elif self.in_first_chunk:
             self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
 
-    def see_exchanged(self, phase: str, name: str, x, axis: int) -> None:
+    def see_activation(self, phase: str, name: str, x, place: Activation) -> None:
+        """See an activation in a cache."""
+        if place.exchanged:
+            self.see_exchanged(phase, name, x, place.axis)
+        elif place.inside:
+            self.see_inside(phase, name, x, place.axis, copies=self.copies_of_keys if place.of_keys else 1)
+        else:
+            self.see_outside(phase, name, x)
+
+    def see_exchanged(self, phase: str, name: str, x, axis) -> None:
         """See x of all positions and of those heads, along an axis, that this rank got from its context group."""
         c, first = self.topology.config.context_parallel_size, [self.sample, *[0] * (x.ndim - 1)]
         first[axis] = (self.tensor_rank * c + self.topology.place.context) * x.shape[axis]

@@ -1,6 +1,9 @@
-"""The layers of a transformer in the textbook: whole, and on t ranks. Every kind of layer is listed here."""
+"""The layers of a transformer in the textbook: whole, and on t ranks. Every kind of layer is listed here.
+
+Of those with one name a model has the first that its config chooses; GPT's are last.
+"""
 from reference.layers import attention, experts, gated_mlp, grouped_attention, layer_norm, mlp, rms_norm
 from reference.layers.layer import LAYERS
 
-LAYERS.update({kind.LAYER.tensors: kind.LAYER for kind in (attention, grouped_attention, mlp, gated_mlp, experts,
-                                                           layer_norm, rms_norm)})
+LAYERS.update({kind.LAYER.tensors: kind.LAYER for kind in (grouped_attention, attention, gated_mlp, mlp, experts,
+                                                           rms_norm, layer_norm)})

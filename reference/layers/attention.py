@@ -4,10 +4,11 @@ Heads do not interact until the output projection, so a rank computes a/t heads 
 K and V, its own softmax, and the rows of the output projection that read its heads.
 """
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Activation, Nested
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layers.layer import Layer
@@ -29,10 +30,10 @@ class Attention:
 class AttentionCache(NamedTuple):
     """The arrays of one rank's heads that the backward needs."""
 
-    x: Any         # [b, s, h]
-    core: Any      # an AttentionCore, or with selective recompute the CoreInputs; None in generation
-    context: Any   # [b, s, h/t]
-    rotary: Any    # cos and sin of the angles that q and k were turned by, or None
+    x: Any                                        # [b, s, h]
+    core: Annotated[Any, Nested()]                # of core_attention; None in generation
+    context: Annotated[Any, Activation(axis=2)]   # [b, s, h/t]
+    rotary: Any                                   # cos and sin of the angles that q and k were turned by, or None
 
 
 def attention_tensors(c):
@@ -104,4 +105,6 @@ def sharded_attention_backward(dys, shards, cache, c, region):
 
 
 LAYER = Layer("attention", Attention, attention_tensors, attention_forward, attention_backward,
-              sharded_attention_forward, sharded_attention_backward, chosen=lambda c: not c.grouped_attention)
+              sharded_attention_forward, sharded_attention_backward,
+              order="input w_qkv b_qkv qkv q k v probs probs_mask context w_out partial output b_out",
+              products={"w_qkv": ("input", "qkv"), "w_out": ("context", "partial")})

@@ -12,9 +12,10 @@ costs two all-reduces forward (g after attention, g after the MLP) and two backw
 parallelism splits each in two halves, and computes between them on 1/t of the positions.
 """
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from reference import ops
+from reference.activations import Activation, Nested
 from reference.layer_context import TRAINING
 from reference.layers.layer import declare, layer_backward, layer_forward, sharded_layer_backward, sharded_layer_forward
 
@@ -34,12 +35,12 @@ class Block:
 class BlockCache(NamedTuple):
     """The caches of the four layers, and the dropout masks after each branch; lists of them in the sharded block."""
 
-    input_layernorm: Any
-    attention: Any
-    attention_mask: Any
-    post_attention_layernorm: Any
-    mlp: Any
-    mlp_mask: Any
+    input_layernorm: Annotated[Any, Nested("input_layernorm", ops.NormCache)]
+    attention: Annotated[Any, Nested("attention")]
+    attention_mask: Annotated[Any, Activation("attention.output_mask", inside=False, array=ops.kept_elements)]
+    post_attention_layernorm: Annotated[Any, Nested("post_attention_layernorm", ops.NormCache)]
+    mlp: Annotated[Any, Nested("mlp")]
+    mlp_mask: Annotated[Any, Activation("mlp.output_mask", inside=False, array=ops.kept_elements)]
 
 
 def block_tensors(c, layer=0):

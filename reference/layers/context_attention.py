@@ -17,10 +17,11 @@ A list has an element for each rank. Dropout draws at the positions of the whole
 rank.
 """
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Nested
 from reference.comm.collectives import all_gather, all_to_all, reduce_scatter
 from reference.online_softmax import Partial, block_attention, block_attention_backward, finish, merge
 from reference.ops import CoreInputs, attention_core, attention_core_backward
@@ -30,7 +31,7 @@ from reference.positions import SequencePart, collect, deal, visible_blocks, zig
 class BlocksCache(NamedTuple):
     """The arrays of one rank that the backward needs. There are no probabilities: blocks are computed again."""
 
-    inputs: CoreInputs
+    inputs: Annotated[CoreInputs, Nested()]
     attended: Any   # [b, s/c, a/t, d]: what was returned
     highest: Any    # [b, a/t, s/c, 1]: of each query's scores
     total: Any      # [b, a/t, s/c, 1]: of exp(score - highest)
@@ -39,8 +40,8 @@ class BlocksCache(NamedTuple):
 class ExchangedCache(NamedTuple):
     """The arrays of one rank's heads, at all positions."""
 
-    inputs: CoreInputs
-    core: Any       # attention_core's cache; with selective recompute None
+    inputs: Annotated[CoreInputs, Nested(changes={"exchanged": True})]
+    core: Annotated[Any, Nested(changes={"exchanged": True})]     # of attention_core; with selective recompute None
 
 
 # ---- one rank, and the keys and values of some -----------------------------------------------------------------------

@@ -18,10 +18,11 @@ So there are two kinds of gradients. An expert has seen the tokens of all e rank
 ranks that hold a copy of it. All other tensors' are summed over all replicas.
 """
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Nested
 from reference.comm.collectives import all_reduce
 from reference.comm.expert_parallel import return_from_experts, send_to_experts
 from reference.layer_context import TRAINING
@@ -46,14 +47,14 @@ class Experts:
 class ExpertsCache(NamedTuple):
     """The caches of a layer with experts."""
 
-    x: Any              # [b, s, h], the router's input
-    routing: Routing
-    losses: Any         # RouterLosses, or None
+    x: Any                                     # [b, s, h], the router's input
+    routing: Annotated[Routing, Nested()]
+    losses: Any                                # RouterLosses, or None
     order: Order
-    weights: Any        # [b, s, k], inside the region
-    outputs: Any        # [n, h] of the experts, in the order of their copies
-    experts: Any        # the experts' own caches, in a list
-    shared: Any         # the shared MLP's cache, or None
+    weights: Any                               # [b, s, k], inside the region
+    outputs: Any                               # [n, h] of the experts, in the order of their copies
+    experts: Any                               # the experts' own caches, in a list: their rows have no place in a batch
+    shared: Annotated[Any, Nested("shared")]   # the shared MLP's cache, or None
 
 
 def experts_tensors(c):
@@ -180,7 +181,7 @@ def sharded_experts_backward(dys, shards, cache, c, region):
 
 
 LAYER = Layer("experts", Experts, experts_tensors, experts_forward, experts_backward, sharded_experts_forward,
-              sharded_experts_backward)
+              sharded_experts_backward, order="router logits probs ids weights experts:mlp shared:mlp")
 
 
 def biased_once(p, rank):

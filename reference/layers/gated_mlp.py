@@ -4,14 +4,15 @@ Y = (silu(X G) * X U) B. G and U are one matrix [h, 2, f], sharded along f: a ra
 multiplied with each other, and row j of B. So the whole MLP is one region, as the plain one (mlp.py).
 """
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Activation
 from reference.comm.collectives import all_reduce
 from reference.layer_context import TRAINING
 from reference.layers.layer import Layer
-from reference.ops import linear, linear_backward, swiglu, swiglu_backward
+from reference.ops import linear, linear_backward, pre_activation, swiglu, swiglu_backward
 from reference.params import weight
 
 
@@ -21,6 +22,14 @@ class GatedMLP:
 
     w_in: Any    # G and U [h, 2, f], split along axis 2
     w_out: Any   # B [f, h], split along axis 0
+
+
+class GatedMLPCache(NamedTuple):
+    """The arrays of one rank that the backward needs."""
+
+    x: Any                                                                  # [b, s, h]
+    act_cache: Annotated[Any, Activation("gate_up", axis=3, array=pre_activation)]
+    hidden: Annotated[Any, Activation(axis=2)]                              # [b, s, f/t]
 
 
 def gated_mlp_tensors(c):
@@ -34,7 +43,7 @@ def gated_mlp_forward(x, p, c, context=TRAINING):
     h, *columns = p.w_in.shape
     z = linear(x, p.w_in.reshape(h, -1)).reshape(*x.shape[:-1], *columns)     # [b, s, h] @ [h, 2 f] -> [b, s, 2, f]
     a, act_cache = swiglu(z)                                                  # [b, s, f]
-    return linear(a, p.w_out), (x, act_cache, a)                              # [b, s, f] @ [f, h] -> [b, s, h]
+    return linear(a, p.w_out), GatedMLPCache(x, act_cache, a)                 # [b, s, f] @ [f, h] -> [b, s, h]
 
 
 def gated_mlp_backward(dy, p, cache, c):
@@ -64,7 +73,9 @@ def sharded_gated_mlp_backward(dys, shards, cache, c, region):
 
 
 LAYER = Layer("mlp", GatedMLP, gated_mlp_tensors, gated_mlp_forward, gated_mlp_backward, sharded_gated_mlp_forward,
-              sharded_gated_mlp_backward, chosen=lambda c: c.swiglu)
+              sharded_gated_mlp_backward, chosen=lambda c: c.swiglu,
+              order="input entered w_in gate_up hidden w_out partial output",
+              products={"w_in": ("input", "gate_up"), "w_out": ("hidden", "partial")})
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------

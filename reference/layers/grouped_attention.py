@@ -11,14 +11,15 @@ It is the same with the norms of queries and keys, whose gains all heads share, 
 This is the attention of Llama, and of Qwen with biases of Q, K and V, or with the norms. GPT's is in attention.py.
 """
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Activation, Nested
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layers.layer import Layer, declare, layer_backward, layer_forward
-from reference.ops import CoreInputs, linear, linear_backward, rows
+from reference.ops import CoreInputs, NormCache, linear, linear_backward, rows
 from reference.params import Tensor, bias, tree_map, weight
 from reference.rope import rotate, rotate_backward
 
@@ -39,14 +40,18 @@ class GroupedAttention:
     b_out: Any    # [h], replicated
 
 
+OF_HEADS = {"inside": True, "axis": 2}     # the norms of queries and keys, [b, s, heads, d]
+
+
 class GroupedAttentionCache(NamedTuple):
     """The arrays of one rank's heads that the backward needs."""
 
-    x: Any         # [b, s, h]
-    norms: Any     # the caches of the norms of q and k, or None of each
-    core: Any      # of core_attention
-    context: Any   # [b, s, a/t d]
-    rotary: Any    # cos and sin of the angles that q and k were turned by, or None
+    x: Any                                        # [b, s, h]
+    q_norm: Annotated[Any, Nested("q_norm", NormCache, OF_HEADS)]                                # or None
+    k_norm: Annotated[Any, Nested("k_norm", NormCache, {**OF_HEADS, "of_keys": True})]           # or None
+    core: Annotated[Any, Nested()]                # of core_attention; None in generation
+    context: Annotated[Any, Activation(axis=2)]   # [b, s, a/t d]
+    rotary: Any                                   # cos and sin of the angles that q and k were turned by, or None
 
 
 def grouped_attention_tensors(c):
@@ -71,19 +76,19 @@ def grouped_attention_forward(x, p, c, context=TRAINING):
 
 def grouped_attention_backward(dy, p, cache, c):
     """Return dx [b, s, h] and the gradients, as a GroupedAttention, for dy [b, s, h]."""
-    x, norms, core, attended, rotary = cache
+    x, q_norm, k_norm, core, attended, rotary = cache
     # forward: y = attended @ w_out + b_out
     dattended, dw_out, db_out = linear_backward(dy, attended, p.w_out)
     # forward: attended = core_attention(rotate(norm(q)), rotate(norm(k)), v)
     dq, dk, dv = core_attention_backward(dattended.reshape(*x.shape[:2], *p.w_q.shape[1:]), core)
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
-    dq, q_norm = head_norm_backward(dq, p.q_norm, norms[0])
-    dk, k_norm = head_norm_backward(dk, p.k_norm, norms[1])
+    dq, dq_norm = head_norm_backward(dq, p.q_norm, q_norm)
+    dk, dk_norm = head_norm_backward(dk, p.k_norm, k_norm)
     # forward: q = x @ w_q + b_q; k, v = x @ w_kv + b_kv
     dx_q, dw_q, db_q = projection_backward(dq, x, p.w_q, p.b_q)
     dx_kv, dw_kv, db_kv = projection_backward(np.stack([dk, dv], 2), x, p.w_kv, p.b_kv)
-    return dx_q + dx_kv, GroupedAttention(dw_q, db_q, dw_kv, db_kv, q_norm, k_norm, dw_out,
+    return dx_q + dx_kv, GroupedAttention(dw_q, db_q, dw_kv, db_kv, dq_norm, dk_norm, dw_out,
                                           None if p.b_out is None else db_out)
 
 
@@ -98,7 +103,7 @@ def grouped_heads_forward(x, p, c, context, first_head=0):
     site = context.dropout and context.dropout.attention(first_head)
     attended, core = core_attention_forward(CoreInputs(q, k, v, c.causal, site, context.lengths), context)
     attended = attended.reshape(*x.shape[:2], -1)
-    cache = GroupedAttentionCache(x, (q_norm, k_norm), core, attended, context.rotary)
+    cache = GroupedAttentionCache(x, q_norm, k_norm, core, attended, context.rotary)
     return linear(attended, p.w_out), cache                                   # [b, s, a/t d] @ [a/t d, h] -> [b, s, h]
 
 
@@ -128,7 +133,10 @@ def sharded_grouped_attention_backward(dys, shards, cache, c, region):
 
 LAYER = Layer("attention", GroupedAttention, grouped_attention_tensors, grouped_attention_forward,
               grouped_attention_backward, sharded_grouped_attention_forward, sharded_grouped_attention_backward,
-              chosen=lambda c: c.grouped_attention)
+              chosen=lambda c: c.grouped_attention,
+              order="input w_q b_q queries w_kv b_kv keys_values q_norm:norm k_norm:norm q k v probs probs_mask "
+                    "context w_out partial output b_out",
+              products={"w_q": ("input", "queries"), "w_kv": ("input", "keys_values"), "w_out": ("context", "partial")})
 
 
 # ---- what some models do without ------------------------------------------------------------------------------------

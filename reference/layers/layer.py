@@ -6,9 +6,15 @@ take the same arguments, whether they need them or not:
 
     forward     x, p, c, context         c is the ModelConfig, `context` the layer's LayerContext
     backward    dy, p, cache, c
+
+`order` and `products` are names for those who watch a layer at work. `entered` is the input inside the region, where
+`input` is the one outside.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from reference.activations import joined
+from reference.params import children
 
 
 class Layer(NamedTuple):
@@ -21,7 +27,9 @@ class Layer(NamedTuple):
     backward: Callable
     sharded_forward: Any = None                  # over lists of ranks; a norm has none: each rank normalises its own x
     sharded_backward: Any = None
-    chosen: Callable = lambda c: True            # a ModelConfig -> whether it chooses this kind among those of its name
+    chosen: Callable = lambda c: True            # a ModelConfig -> whether it has this kind, not one listed later
+    order: str = ""                              # of its tensors, as they are computed; part:mlp is a layer within it
+    products: dict[str, tuple[str, str]] = {}    # of each matrix: the names of what it multiplies, and of the result
 
 
 LAYERS: dict[type, Layer] = {}   # by the type of their tensors; layers/__init__.py lists every kind
@@ -30,6 +38,14 @@ LAYERS: dict[type, Layer] = {}   # by the type of their tensors; layers/__init__
 def declare(name, c):
     """Declare the tensors of a ModelConfig's kind of "attention", "mlp", "experts" or "norm"."""
     return next(layer for layer in LAYERS.values() if layer.name == name and layer.chosen(c)).declare(c)
+
+
+def layers_in(tree, path=""):
+    """Yield the path and the Layer of every layer in a tree of tensors."""
+    if type(tree) in LAYERS:
+        yield path, LAYERS[type(tree)]
+    for key, subtree in children(tree) or ():
+        yield from layers_in(subtree, joined(path, str(key)))
 
 
 def layer_forward(x, p, *arguments):

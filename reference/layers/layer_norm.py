@@ -32,4 +32,4 @@ def layer_norm_backward(dy, p, cache):
 
 
 LAYER = Layer("norm", LayerNorm, layer_norm_tensors, layer_norm_forward, layer_norm_backward,
-              chosen=lambda c: c.normalization == "LayerNorm")
+              order="weight bias normed inverse_std output")

@@ -4,14 +4,15 @@ Y = GeLU(X A) B. Sharding A by columns lets every rank apply GeLU to its own col
 columns as they are. One all-reduce (g) forward, one (f) backward.
 """
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Activation
 from reference.comm.collectives import all_reduce
 from reference.layer_context import TRAINING
 from reference.layers.layer import Layer
-from reference.ops import ACTIVATIONS, linear, linear_backward, rows
+from reference.ops import ACTIVATIONS, linear, linear_backward, pre_activation, rows
 from reference.params import bias, weight
 
 
@@ -23,6 +24,14 @@ class MLP:
     b_in: Any    #   [4h], split along axis 0
     w_out: Any   # B [4h, h], split along axis 0
     b_out: Any   #   [h], replicated
+
+
+class MLPCache(NamedTuple):
+    """The arrays of one rank that the backward needs."""
+
+    x: Any                                                                  # [b, s, h]
+    act_cache: Annotated[Any, Activation("pre_activation", axis=2, array=pre_activation)]
+    hidden: Annotated[Any, Activation(axis=2)]                              # [b, s, 4h/t]
 
 
 def mlp_tensors(c):
@@ -37,7 +46,7 @@ def mlp_forward(x, p, c, context=TRAINING):
     act, _ = ACTIVATIONS[c.activation]
     a, act_cache = act(linear(x, p.w_in, p.b_in))        # [b, s, h] @ [h, 4h] -> [b, s, 4h]
     y = linear(a, p.w_out, p.b_out)                      # [b, s, 4h] @ [4h, h] -> [b, s, h]
-    return y, (x, act_cache, a)
+    return y, MLPCache(x, act_cache, a)
 
 
 def mlp_backward(dy, p, cache, c):
@@ -76,7 +85,8 @@ def sharded_mlp_backward(dys, shards, cache, c, region):
 
 
 LAYER = Layer("mlp", MLP, mlp_tensors, mlp_forward, mlp_backward, sharded_mlp_forward, sharded_mlp_backward,
-              chosen=lambda c: not c.swiglu)
+              order="input entered w_in b_in pre_activation hidden w_out partial output b_out",
+              products={"w_in": ("input", "pre_activation"), "w_out": ("hidden", "partial")})
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------

@@ -31,4 +31,4 @@ def rms_norm_backward(dy, p, cache):
 
 
 LAYER = Layer("norm", RMSNorm, rms_norm_tensors, rms_norm_forward, rms_norm_backward,
-              chosen=lambda c: c.normalization == "RMSNorm")
+              chosen=lambda c: c.normalization == "RMSNorm", order="weight normed inverse_std output")

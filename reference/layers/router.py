@@ -18,19 +18,20 @@ way to sum up its E counts of choices. The z-loss is a mean over all tokens of t
 either. Both are multiplied by their coefficients and added to what is differentiated, but not to the loss of the
 language model, beside which they are reported.
 """
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from reference.activations import Activation
 from reference.ops import softmax, softmax_backward
 
 
 class Routing(NamedTuple):
     """The choices of a router for some tokens."""
 
-    ids: Any       # int64 [b, s, k]: each token's experts, the most probable first
-    weights: Any   # [b, s, k]: of their outputs
-    probs: Any     # [b, s, E]
+    ids: Annotated[Any, Activation(inside=False)]       # int64 [b, s, k]: each token's experts, the most probable first
+    weights: Annotated[Any, Activation(inside=False)]   # [b, s, k]: of their outputs
+    probs: Annotated[Any, Activation(inside=False)]     # [b, s, E]
 
 
 class RouterLosses(NamedTuple):

@@ -177,8 +177,8 @@ def only_halves(group, case):
     for norm in (cache.input_layernorm, cache.post_attention_layernorm):
         assert norm[1].dtype == np.float32
     if isinstance(cache.attention, GroupedAttentionCache):
-        norms = [norm and norm[0] for norm in cache.attention.norms]
-        cache = cache._replace(attention=cache.attention._replace(norms=norms))
+        q_norm, k_norm = (norm and norm[0] for norm in (cache.attention.q_norm, cache.attention.k_norm))
+        cache = cache._replace(attention=cache.attention._replace(q_norm=q_norm, k_norm=k_norm))
     kept = arrays_of(cache._replace(input_layernorm=cache.input_layernorm[0],
                                     post_attention_layernorm=cache.post_attention_layernorm[0]))
     assert kept and all(array.dtype in (dtype, bool) for array in kept), [array.dtype for array in kept]

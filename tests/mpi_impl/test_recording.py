@@ -14,6 +14,8 @@ from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart, in_memory,
 from mpi_impl.training.divergence import first_not_finite
 from reference.config import ExpertsConfig, ParallelConfig, Recompute
 from reference.errors import UserError
+from reference.layers.block import block_tensors
+from reference.layers.layer import layers_in
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
@@ -93,6 +95,20 @@ ROPE = replace(MODEL, position_embedding_type="rope", untie_embeddings_and_outpu
 OF_QWEN = {"blocks.0.attention.keys_values", "blocks.0.mlp.gate_up", "blocks.1.attention.b_kv"}
 OF_BERT = {"pooler": {"lm_head", "pooler", "binary_head"}, "choice": {"pooler", "multichoice_head"}}
 SHARDED = 2, case(2, cut=True), Plan()
+
+
+@pytest.mark.parametrize("model, unseen", [
+    (MODEL, "mlp.entered attention.qkv"),
+    (QWEN, "mlp.entered attention.queries attention.keys_values attention.q_norm.output attention.k_norm.output "
+           "attention.b_out")])
+def test_all_that_the_layers_of_a_block_list_is_seen(ranks, model, unseen):
+    """Only the input of a layer within another has two names, results of products are not kept, and Qwen has no b_out.
+    """
+    parts = record(ranks, 1, case(model=model), steps=1).parts
+    seen = {key.name.removeprefix("blocks.0.") for key in parts if key.phase in ("parameters", "forward")}
+    listed = {f"{path}.{name}" for path, layer in layers_in(block_tensors(model)) for name in layer.order.split()
+              if ":" not in name}
+    assert listed - seen == set(unseen.split())
 
 
 @pytest.mark.parametrize("model, n, of, plan, form, strain, names", one_fast_of(3, [

@@ -4,7 +4,6 @@ For halves the cache has q, k and v, and no probabilities, as in FlashAttention 
 probabilities and mask, as the textbook's has.
 """
 from math import sqrt
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,17 +12,7 @@ from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import attention_probs, attention_probs_backward, number
 from mpi_impl.kernels.fused.structs import rows_of
 from mpi_impl.runtime.arrays import is_half
-from reference.ops import CoreInputs, Mask, masked
-
-
-class ProbsCache(NamedTuple):
-    """The cache where probabilities are kept. Unlike the textbook's it has q, k and v as they came."""
-
-    q: Any         # [b, s, a, d]
-    k: Any         # [b, s, g, d]
-    v: Any
-    probs: Any     # [b, a, s, s], before dropout
-    mask: Any      # a Mask of probs, or None
+from reference.ops import AttentionCore, CoreInputs, Mask, masked
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
@@ -99,7 +88,7 @@ def sum_of_groups(x, y, out) -> None:
         multiply(x[head::each].swapaxes(1, 2), y[head::each], out, add=head > 0)
 
 
-def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
+def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
     """Fill the probabilities, as `number`s, and the mask [1, a, s, s] of sample i.
 
     -> what dropout lets through of the probabilities [a, s, s], in the format of q
@@ -114,15 +103,15 @@ def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
     return probs if dropped is None else dropped
 
 
-def empty_core(inputs: CoreInputs, samples: int) -> ProbsCache:
+def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
     """Allocate the probabilities and the mask of this number of samples."""
     q, k, v, _, site, _ = inputs
     _, s, a, _ = q.shape
     probs = np.empty_like(q, shape=(samples, a, s, s), dtype=number(q.dtype), order="C")
-    return ProbsCache(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))
+    return AttentionCore(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))
 
 
-def sample(core: ProbsCache, i: int) -> ProbsCache:
+def sample(core: AttentionCore, i: int) -> AttentionCore:
     """Select the probabilities and the mask of sample i alone, as views."""
     return core._replace(probs=core.probs[i:i + 1], mask=core.mask and Mask(core.mask.keep[i:i + 1], core.mask.scale))
 

@@ -17,15 +17,15 @@ import numpy as np
 
 from mpi_impl.runtime.arrays import is_half
 from mpi_impl.runtime.meta import is_meta
-from reference.ops import CoreInputs
+from reference.ops import CoreInputs, Keys, Queries
 
 
 class FlashCache(NamedTuple):
     """The arrays that the backward needs."""
 
-    q: Any            # [b, s, a, d]
-    k: Any
-    v: Any
+    q: Queries        # [b, s, a, d]
+    k: Keys
+    v: Keys
     causal: bool
     lengths: Any      # int64 [b], or None
     context: Any      # [b, s, a, d]
