@@ -309,7 +309,9 @@ def test_impossible_options_are_refused_before_anything_is_written(corpus, tmp_p
 
 
 def test_nothing_that_is_there_is_overwritten(corpus, model, prepare, tmp_path):
-    """An input, the tokenizer, a pipe, earlier tokens; nor does the output lie among the inputs or below a file."""
+    """An input, the tokenizer, a pipe, earlier tokens; nor does the output lie among the inputs or below a file.
+    And that is reported before the work.
+    """
     (tmp_path / "out.dropped.jsonl").write_text("{}")
     (tmp_path / "mine.tokenizer.json").symlink_to(model)
     (tmp_path / "old.bin").touch()
@@ -322,6 +324,7 @@ def test_nothing_that_is_there_is_overwritten(corpus, model, prepare, tmp_path):
     ):
         with pytest.raises(UserError, match=said):
             prepare(texts, out=out)
+        assert not list(tmp_path.glob("*.preparing"))
 
 
 @pytest.mark.parametrize("content", [
