@@ -41,14 +41,14 @@ def pytest_configure(config):
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
 # that compute stand between those that wait, so that the cores are busy.
 LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthroughs mpi_impl/test_recording test_launch
-    mpi_impl/test_exact labs/test_labs test_hosts mpi_impl/test_pretrain_gpt labs/test_release mpi_impl/test_faults
+    mpi_impl/test_exact labs/test_labs test_hosts mpi_impl/test_pretrain_gpt labs/test_course mpi_impl/test_faults
     labs/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_layer_demos mpi_impl/test_compare
     mpi_impl/test_watchdog mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision
     mpi_impl/test_training_demos test_command mpi_impl/test_one_curve test_readme_commands data/prepare/test_prepare
     test_spy_layers mpi_impl/test_scaling_study mpi_impl/test_report test_bug_matrix labs/test_sandbox
     checkpoints/test_checkpoint mpi_impl/test_zero checkpoints/test_resumed_runs mpi_impl/test_gantt
     notebooks/test_ranks_magic mpi_impl/test_dry_peak labs/test_canvas gpu/test_ranks evaluation/test_fine_tuning
-    generation/test_generate test_mutants labs/test_lab8 test_base_install mpi_impl/test_demos""".split()
+    generation/test_generate test_mutants labs/test_mistakes test_base_install mpi_impl/test_demos""".split()
 
 
 def place(item) -> int:

@@ -17,12 +17,8 @@ from grading.answers import answers_of
 from grading.grade import Mark
 from grading.submission import grade_file
 from tests.labs import cheats
-from tests.labs.submissions import HIDDEN, SEED, lost_checks, marks_of, plant, solution
-
-LAB1, LAB2, LAB3, LAB4, LAB6, LAB7, LAB8 = (
-    "lab1_collectives", "lab2_parallel_block", "lab3_latents_and_tokens", "lab4_smoothed_cross_entropy", "lab6_zero",
-    "lab7_debugging", "lab8_all_of_it")
-GATHER_COST, BUCKET_COST = {"check_all_gather_cost"}, {"check_take_bucket_cost"}
+from tests.labs.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB4, LAB6, LAB7, LAB8, SEED, checks_of, lost_checks,
+                                    marks_of, plant, solution)
 
 
 class Submission(NamedTuple):
@@ -30,7 +26,7 @@ class Submission(NamedTuple):
 
     lab: str
     answers: dict[str, str]
-    lost: set[str] | None       # checks; None means all of them
+    lost: str | None            # the checks, as in "pass_on all_gather"; None means all of them
     phrases: str                # "a|b": what the message of a lost check says; '' if none is lost
 
     def marks(self) -> dict[str, Mark]:
@@ -38,7 +34,7 @@ class Submission(NamedTuple):
 
     def fault(self, found: dict[str, Mark]) -> str:
         """Describe what the submission should not have got; '' if all is right."""
-        expected = set(found) if self.lost is None else self.lost
+        expected = set(found) if self.lost is None else checks_of(self.lost)
         if lost_checks(found) != expected:
             return f"lost {sorted(lost_checks(found))}, not {sorted(expected)}"
         said = "\n".join(found[name].said for name in sorted(expected))
@@ -63,18 +59,20 @@ def shown(lab: str, cell: str) -> str:
     return HIDDEN.sub("", source[max(source.find("def "), 0):])
 
 
+def function(head: str, body: str) -> str:
+    """Return the source of an answer: a function with this head and body."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return f"import os, sys\nimport numpy as np\n\ndef {head}:\n{lines}"
+
+
 def passes_on(body: str, phrases: str) -> Submission:
     """Make a submission whose pass_on has this body."""
-    lines = "".join(f"    {line}\n" for line in body.splitlines())
-    return Submission(LAB1, {"pass_on": f"import os, sys\nimport numpy as np\n\ndef pass_on(group, x):\n{lines}"},
-                      {"check_pass_on"}, phrases)
+    return Submission(LAB1, {"pass_on": function("pass_on(group, x)", body)}, "pass_on", phrases)
 
 
-def gathers(body: str, lost: set[str], phrases: str) -> Submission:
+def gathers(body: str, lost: str, phrases: str) -> Submission:
     """Make a submission whose all_gather has this body."""
-    lines = "".join(f"    {line}\n" for line in body.splitlines())
-    return Submission(LAB1, {"all_gather": f"import numpy as np\n\ndef all_gather(group, chunk):\n{lines}"}, lost,
-                      phrases)
+    return Submission(LAB1, {"all_gather": function("all_gather(group, chunk)", body)}, lost, phrases)
 
 
 def blank(lab: str) -> Submission:
@@ -83,13 +81,41 @@ def blank(lab: str) -> Submission:
                       "not written yet")
 
 
+# What no answer may do, whatever its task: the body, and what its author is told ("a|b").
+ALONE = {
+    "from all objects": ("import gc\nreturn gc.get_objects()", "gc.get_objects"),
+    "from its memory": ("return open('/proc/self/mem', 'rb').read()", "not use files"),
+    "from its parent's memory": ("return open('/proc/%d/mem' % os.getppid(), 'rb')", "not use files"),
+    "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
+    "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
+    "a mapped file": ("return np.memmap('/dev/shm/x', mode='w+', shape=9)", "may not be imported"),
+    "a socket": ("import socket\nsocket.socket()", "processes or the network"),
+    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
+    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
+    "its open files": ("return os.stat('/proc/%d/fd' % os.getpid()).st_size", "not permitted"),
+    "imports the grader": ("from grading import checks", "may not be imported"),
+    "imports the machine": ("from mpi_impl.comm import group", "may not be imported"),
+    "imports MPI": ("from mpi4py import MPI", "may not be imported"),
+    "hidden tests on the disk": ("return open('source/lab1_collectives/lab1_collectives.ipynb').read()",
+                                 "not use files"),
+    "forks": ("while True: os.fork()", "processes"),
+    "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
+    "kills the grader": ("os.kill(os.getppid(), 9)", "processes"),
+    "ends": ("os._exit(0)", "exit status 0"),
+    "ends politely": ("sys.exit(0)", "SystemExit: 0"),
+    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
+    "takes memory": ("return np.ones(1 << 28)", "MemoryError"),
+    "returns too much": ("return np.zeros(10_000_000)", "are the limit"),
+    "moves the cursor": ("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
+}
+
 SUBMISSIONS = {
-    "the solution": Submission(LAB1, {}, set(), ""),
+    "the solution": Submission(LAB1, {}, "", ""),
     "nothing written": blank(LAB1),
 
     # ---- wrong ----
     "no Python": passes_on("return x +", "SyntaxError"),
-    "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, {"check_pass_on"}, "it renamed"),
+    "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, "pass_on", "it renamed"),
     "no return": passes_on("group.exchange(x, 0, 0)", "never ends|is there a return"),
     "another shape": passes_on("return x[:-1]", "Expected an array of shape"),
     "no numbers": passes_on("return x * np.nan", "got nan"),
@@ -99,75 +125,65 @@ SUBMISSIONS = {
         "They wait in a cycle: 0 -> 1 -> 0"),
     "one wrong line, on which others build": Submission(
         LAB1, plant(LAB1, "reduce_scatter", "range(1, group.size):", "range(1, group.size - 1):"),
-        {"check_reduce_scatter", "check_reduce_scatter_cost"}, "its chunk of the sum is not right"),
+        "reduce_scatter reduce_scatter_cost", "its chunk of the sum is not right"),
     "a layout that is wrong, on which all builds": Submission(
         LAB6, plant(LAB6, "layout", "[rank * (n // d) + min(rank, n % d) for rank in range(d + 1)]",
-                    "[rank * (n // d) for rank in range(d)] + [n]"), {"check_bounds"}, "one more"),
+                    "[rank * (n // d) for rank in range(d)] + [n]"), "bounds", "one more"),
     "half of the bits": gathers(
         "chunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
         "    got = group.exchange(chunk.astype('float32'), (group.rank + step) % group.size, "
         "(group.rank - step) % group.size)\n    chunks[(group.rank - step) % group.size] = got\n"
         "return np.concatenate([chunks[rank] for rank in range(group.size)]).astype(float)",
-        {"check_all_gather", *GATHER_COST}, "expected"),
+        "all_gather all_gather_cost", "expected"),
     "everything sent twice": gathers(
         "for step in range(1, group.size):\n    group.exchange(chunk, (group.rank + step) % group.size, "
         "(group.rank - step) % group.size)\nchunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
         "    chunks[(group.rank - step) % group.size] = group.exchange(chunk, (group.rank + step) % group.size, "
         "(group.rank - step) % group.size)\nreturn np.concatenate([chunks[rank] for rank in range(group.size)])",
-        GATHER_COST, "are enough"),
+        "all_gather_cost", "are enough"),
 
     # ---- other ranks' data, without a message ----
     "from frames": Submission(LAB1, cheats.LAB1_FROM_FRAMES, None, "has no len|NoneType|None was returned|iterat"),
     "from frames, lab 4": Submission(LAB4, cheats.LAB4_FROM_FRAMES, None, "None|expected"),
     "drawn again from the public seed": Submission(LAB1, cheats.LAB1_FROM_SEED, None, "expected|not right"),
-    "from all objects": passes_on("import gc\nreturn gc.get_objects()", "gc.get_objects"),
-    "from its memory": passes_on("return open('/proc/self/mem', 'rb').read()", "not use files"),
-    "from its parent's memory": passes_on("return open('/proc/%d/mem' % os.getppid(), 'rb')", "not use files"),
-    "from the environment": passes_on("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
     "from open files": passes_on("return [os.read(file, 100) for file in range(64)]",
                                  "Bad file|died|did not finish|cannot be passed"),
-    "kept from an earlier run": Submission(LAB1, cheats.LAB1_KEPT, {"check_reduce_scatter_cost"}, "are enough"),
-    "kept from an earlier run, lab 4": Submission(LAB4, cheats.LAB4_KEPT, {"check_cost"}, "has sent"),
+    "kept from an earlier run": Submission(LAB1, cheats.LAB1_KEPT, "reduce_scatter_cost", "are enough"),
+    "kept from an earlier run, lab 4": Submission(LAB4, cheats.LAB4_KEPT, "cost", "has sent"),
 
     # ---- hidden channels between ranks ----
     "a file": passes_on("np.save('/tmp/%d' % group.rank, x)\nreturn np.load('/tmp/%d.npy' % (group.rank - 1))",
                         "not use files"),
-    "shared memory": passes_on("from multiprocessing import shared_memory", "may not be imported"),
-    "a mapped file": passes_on("return np.memmap('/dev/shm/x', mode='w+', shape=9)", "may not be imported"),
-    "a socket": passes_on("import socket\nsocket.socket()", "processes or the network"),
-    "its priority": passes_on("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
-    "its processor's time": passes_on("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)",
-                                      "not permitted"),
-    "its open files": passes_on("return os.stat('/proc/%d/fd' % os.getpid()).st_size", "not permitted"),
     "the machine's group": passes_on("return group._group.comm.allgather(x)", "has no attribute '_group'"),
-    "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, {"check_all_gather", *GATHER_COST},
+    "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, "all_gather all_gather_cost",
                                          "are enough|never ends"),
-    "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, GATHER_COST, "cannot be done with less"),
-    "a lock on a page of the C library": Submission(LAB1, cheats.LAB1_BY_FUTEX, {"check_all_gather", *GATHER_COST},
+    "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, "all_gather_cost",
+                                            "cannot be done with less"),
+    "a lock on a page of the C library": Submission(LAB1, cheats.LAB1_BY_FUTEX, "all_gather all_gather_cost",
                                                     "ctypes may not be imported"),
-    "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, {"check_attention_cost"},
+    "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, "attention_cost",
                                         "a rank has sent|are enough"),
     "errors, caught": passes_on("try: group.exchange(x, int(1e6 * abs(x[0])) + 9, 0)\nexcept ValueError: return x",
                                 "there is no rank"),
 
     # ---- the count, the check and the grader ----
     "the lab's whole layer": Submission(
-        LAB2, {"inside": shown(LAB2, "whole") + cheats.LAB2_WHOLE}, {"check_inside", "check_inside_backward"},
+        LAB2, {"inside": shown(LAB2, "whole") + cheats.LAB2_WHOLE}, "inside inside_backward",
         "may not be imported|NameError"),
     "the lab's whole layer, lab 3": Submission(
-        LAB3, {"inside": shown(LAB3, "whole") + cheats.LAB3_WHOLE}, {"check_inside", "check_inside_backward"},
+        LAB3, {"inside": shown(LAB3, "whole") + cheats.LAB3_WHOLE}, "inside inside_backward",
         "may not be imported|NameError"),
     "one rank trains for all": Submission(
         LAB8, {**cheats.LAB8_ALONE, **plant(LAB8, "predict", "sent.append(in", "sent.append(0 * in"),
                **plant(LAB8, "train", "= step(", "= alone("),
                "step": cheats.LAB8_ALONE["step"] + shown(LAB8, "tools")},
-        {"check_sum_among_cost", "check_step", "check_sent", "check_train"}, "are enough"),
-    "numbers kept as a text": Submission(LAB2, cheats.LAB2_KEPT_AS_TEXT, {"check_sequence_cost"}, "are enough"),
-    "numbers kept as a text, lab 4": Submission(LAB4, cheats.LAB4_KEPT_AS_TEXT, {"check_cost"}, "are enough"),
+        "sum_among_cost step sent train", "are enough"),
+    "numbers kept as a text": Submission(LAB2, cheats.LAB2_KEPT_AS_TEXT, "sequence_cost", "are enough"),
+    "numbers kept as a text, lab 4": Submission(LAB4, cheats.LAB4_KEPT_AS_TEXT, "cost", "are enough"),
     "a count set back": gathers(
         "group.sent = 0\nfor _ in range(9): group.exchange(chunk, (group.rank + 1) % group.size, "
         "(group.rank - 1) % group.size)\ngroup.sent = group._sent = 0\nreturn chunk",
-        {"check_all_gather", *GATHER_COST}, "array of shape|expected"),
+        "all_gather all_gather_cost", "array of shape|expected"),
     "an object that equals everything": passes_on(
         "class Equal:\n    def __eq__(self, other): return True\nreturn Equal()", "cannot be passed"),
     "an object that becomes an array": passes_on(
@@ -184,33 +200,20 @@ SUBMISSIONS = {
                               "died|expected|no array"),
     "a forged result": passes_on("group._ask.__self__.tell('returned', x)", "expected"),
     "a broken function that is replaced": Submission(
-        LAB7, cheats.LAB7_CHANGED_PROGRAM, {"check_diagnose_columns"},
+        LAB7, cheats.LAB7_CHANGED_PROGRAM, "diagnose_columns",
         "With your inputs the broken function is right|KeyError|died|raised"),
     "a link to the instructor's notebook": LinkedSubmission(LAB1, {}, None, "There is no notebook"),
-    "imports the grader": passes_on("from grading import checks", "may not be imported"),
-    "imports the machine": passes_on("from mpi_impl.comm import group", "may not be imported"),
-    "imports MPI": passes_on("from mpi4py import MPI", "may not be imported"),
-    "hidden tests on the disk": passes_on("return open('source/lab1_collectives/lab1_collectives.ipynb').read()",
-                                          "not use files"),
     "the course's answer, read": Submission(LAB1, {"reduce_scatter": cheats.READS_THE_COURSES_ANSWER},
-                                            {"check_reduce_scatter", "check_reduce_scatter_cost"}, "its own: 1answer"),
+                                            "reduce_scatter reduce_scatter_cost", "its own: 1answer"),
 
     # ---- harm ----
-    "forks": passes_on("while True: os.fork()", "processes"),
-    "a thread left behind": passes_on("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
-    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
-    "kills the grader": passes_on("os.kill(os.getppid(), 9)", "processes"),
-    "ends": passes_on("os._exit(0)", "exit status 0"),
-    "ends politely": passes_on("sys.exit(0)", "SystemExit: 0"),
+    **{name: passes_on(body, phrases) for name, (body, phrases) in ALONE.items()},
     "loops": passes_on("while True: pass", "is there an endless loop"),
     "sleeps": passes_on("import time\ntime.sleep(1000)", "did not finish within"),
-    "prints without end": passes_on("while True: print('x' * 100)", "printed more than 20,000"),
-    "takes memory": passes_on("return np.ones(1 << 28)", "MemoryError"),
-    "returns too much": passes_on("return np.zeros(10_000_000)", "are the limit"),
-    "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
     "recurses": passes_on("sys.setrecursionlimit(10 ** 9)\ndef f(y): return f([y]) + [y]\nreturn f(x)",
                           "SIGSEGV|MemoryError|did not finish"),
-    "moves the cursor": passes_on("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
+    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
+    "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
 }
 
 

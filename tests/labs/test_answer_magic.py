@@ -1,4 +1,4 @@
-"""`%%answer` in a notebook: errors name the cell and the line that students see, and an interrupt shows the ranks."""
+"""`%%answer` in a notebook: it notes a cell, errors name the line that students see, an interrupt shows the ranks."""
 import re
 
 import pytest
@@ -31,11 +31,18 @@ def names(said: str, cell: int, line: int) -> bool:
     return re.search(rf'<ipython-input-{cell}-\w+>("|:)(, line )?{line}\b', said) is not None
 
 
-@pytest.mark.parametrize("above", ["", "\n", "\n  \n\n"])
+def test_the_magic_runs_a_cell_and_notes_it(shell):
+    run(shell, "%%answer one\nx = 3")
+    assert shell.user_ns["x"] == 3 and CURRENT == {"one": "\nx = 3\n"}
+    assert "needs the name of the task" in run(shell, "%%answer 1+1\nx = 4") and "x = 3" in CURRENT["one"]
+
+
+@pytest.mark.parametrize("above", ["", "\n  \n\n"])
 @pytest.mark.parametrize("wrong", ["1 / 0", "def f(:"])
-def test_an_error_names_its_cell_and_line(shell, above, wrong):
+def test_an_error_names_its_cell_and_line_and_is_shown_once(shell, above, wrong):
     said = run(shell, f"{above}%%answer f\ny = 2\n{wrong}")
-    assert names(said, cell=3, line=above.count("\n") + 3) and "The answer f has failed" in said
+    assert names(said, cell=3, line=above.count("\n") + 3) and said.count("Error: ") == 1
+    assert said.endswith("The answer f has failed: see the error above.\n") and wrong in CURRENT["f"]
     assert names(run(shell, "1 / 0"), cell=4, line=1), "the next cell is the fourth"
 
 

@@ -1,7 +1,6 @@
 """Canvas's gradebook comes back with the scores where they belong, and with nothing lost."""
 import csv
 import io
-import os
 
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +18,7 @@ LABS = [Lab("lab1_collectives", 60, {"alice": 52.5, "s2": 60, "3": 0}), Lab("lab
 
 def rows_of(*rows):
     return [list(HEADER), ["", "", "", "", "", "Manual Posting", "", ""],
-            ["    Points Possible", "", "", "", "", "60", "60", "(read only)"], *map(list, rows)]
+            ["    Points Possible", "", "", "", "", "60", "100", "(read only)"], *map(list, rows)]
 
 
 ALICE = ["Liddell, Alice", "1", "s1", "alice", "A", "", "", "99"]
@@ -31,22 +30,14 @@ TEST = ["Student, Test", "1", "", "alice", "A", "", "", ""]
 
 def test_scores_go_where_the_login_else_the_user_else_the_number_says():
     rows = rows_of(ALICE, BOB, CLEO, NOBODY, TEST)
-    said = fill(rows, LABS, {})
+    said = fill(rows, [*LABS, Lab("lab3_x", 10, {"eve": 1}), Lab("lab4_x", 10, {})], {})
     assert [row[5:7] for row in rows[3:]] == [["52.5", "41"], ["60", ""], ["0", ""], ["5", "6"], ["", ""]]
-    assert said == [
-        'lab1_collectives: 3 scores into the column "Lab 1 (12345)".',
-        'lab2_parallel_block: 1 score into the column "Lab 2: parallel block (12346)".',
-        "B, Bob has submitted nothing for lab2_parallel_block: the cell stays as it was.",
-        "C, Cleo has submitted nothing for lab2_parallel_block: the cell stays as it was.",
-        "N, N is in Canvas, but not in nbgrader's gradebook: the row stays as it was."]
-
-
-def test_who_is_in_nbgrader_alone_is_reported_and_what_is_not_graded():
-    rows = rows_of(NOBODY)
-    said = fill(rows, [*LABS, Lab("lab3_x", 10, {})], {})
-    strangers = [line.split(" is in nbgrader's")[0] for line in said if "but not in Canvas's" in line]
-    assert strangers == ["3", "alice", "s2"]
-    assert "lab3_x has not been graded yet." in said and rows == rows_of(NOBODY)
+    for sentence, words in zip(said, [
+            'lab1_collectives: 3 scores into the column "Lab 1 (12345)"', "lab2_parallel_block has 60 points, but",
+            "lab2_parallel_block: 1 score into", "B, Bob has submitted nothing for lab2_parallel_block",
+            "C, Cleo has submitted nothing for lab2", "lab3_x has no column", "lab4_x has not been graded",
+            "N, N is in Canvas, but not", "eve is in nbgrader's gradebook, but not"], strict=True):
+        assert sentence.startswith(words)
 
 
 def test_one_student_of_nbgrader_fills_the_rows_of_the_likeliest_name_alone():
@@ -70,61 +61,52 @@ def test_no_row_is_lost_or_moved_and_no_other_cell_changes(people, students):
 
 
 @pytest.mark.parametrize("titles, lab, place", [
-    (["Lab 1"], "lab1_x", 0), (["lab 1. Collectives (1)"], "lab1_x", 0), (["Lab 10", "Lab 1"], "lab1_x", 1),
-    (["Lab 10"], "lab1_x", None),
-    (["Lab 1.5"], "lab1_x", None), (["Lab 2"], "lab1_x", None), (["lab1_x (3)"], "lab1_x", 0),
-    (["My lab (5)"], "My lab", 0),
-    (["Homework: Lab 1"], "lab1_x", None), ([], "lab1_x", None),
-])
+    (["lab 1. Collectives (1)"], "lab1_x", 0), (["Lab 10", "Lab 1"], "lab1_x", 1), (["Lab 1.5"], "lab1_x", None),
+    (["Lab 2"], "lab1_x", None), (["lab1_x (3)"], "lab1_x", 0), (["My lab (5)"], "My lab", 0),
+    (["Homework: Lab 1"], "lab1_x", None)])
 def test_the_column_of_a_lab(titles, lab, place):
     assert find_column(titles, lab, None) == place
 
 
-def test_a_column_can_be_named_and_must_be_where_two_would_do():
-    header = ["Lab 1 (1)", "Lab 1: again (2)", "Homework (3)"]
-    with pytest.raises(UserError, match='could be "Lab 1 .1." or "Lab 1: again'):
-        find_column(header, "lab1_x", None)
-    assert find_column(header, "lab1_x", "Lab 1: again (2)") == 1 and find_column(header, "lab1_x", "Homework") == 2
-    with pytest.raises(UserError, match="has no such column"):
-        find_column(header, "lab1_x", "none")
-    with pytest.raises(UserError, match="names lab9, but the course has lab1_c"):
-        fill(rows_of(), LABS, {"lab9": "x"})
+TWO = ["Lab 1 (1)", "Lab 1: again (2)", "Homework (3)"]
 
 
-def test_other_points_in_canvas_are_reported():
-    rows = rows_of(ALICE)
-    rows[2][5] = "100"
-    said = fill(rows, LABS, {})
-    assert 'lab1_collectives has 60 points, but "Lab 1 (12345)" has 100 in Canvas: change one of them.' in said
+def test_a_column_can_be_named():
+    assert [find_column(TWO, "lab1_x", named) for named in ("Lab 1: again (2)", "Homework")] == [1, 2]
 
 
-@pytest.mark.parametrize("data, words", [
-    (b"", "names no column Student"), (b"a,b\n", "names no column Student"), (b"Student,Name\n", "names no column ID"),
-    (b'Student,ID\n"x', "not a CSV file"),
-    (b"Student,ID\n\xff", "not a CSV file"), (b"\0", "no"), (None, "cannot be read"), ("a pipe", "a pipe")])
-def test_a_wrong_roster_is_a_sentence(tmp_path, data, words):
+@pytest.mark.parametrize("act, arguments, words", [
+    (find_column, (TWO, "lab1_x", None), "could be"), (find_column, (TWO, "lab1_x", "none"), "no such column"),
+    (fill, (rows_of(), LABS, {"lab9": "x"}), "--column names lab9")])
+def test_a_column_that_is_not_there_or_is_there_twice(act, arguments, words):
+    with pytest.raises(UserError, match=words):
+        act(*arguments)
+
+
+@pytest.mark.parametrize("data, words", [(b"a,b\n", "no column Student"), (b"Student,Name\n", "no column ID"),
+                                         (b'Student,ID\n"x', "not a CSV file"), (b"Student,ID\n\xff", "not a CSV file"),
+                                         (None, "cannot be read")])
+def test_a_wrong_roster_gets_a_sentence(tmp_path, data, words):
     path = tmp_path / "roster.csv"
-    if data == "a pipe":
-        os.mkfifo(path)
-    elif data is not None:
+    if data is not None:
         path.write_bytes(data)
     with pytest.raises(UserError, match=words):
         read_roster(path)
 
 
-def run(monkeypatch, tmp_path, *more):
-    options = ["--roster", tmp_path / "roster.csv", "--course", tmp_path, "--output", tmp_path / "out.csv", *more]
+def run(monkeypatch, tmp_path, output="out.csv"):
+    options = ["--roster", tmp_path / "roster.csv", "--course", tmp_path, "--output", tmp_path / output]
     monkeypatch.setattr("sys.argv", ["canvas", *map(str, options)])
     main()
 
 
-def test_from_file_to_file(monkeypatch, tmp_path, capsys):
+def test_from_file_to_file(monkeypatch, tmp_path):
     """With nbgrader's own gradebook, names that need quotes, short rows, and a byte order mark."""
     rows = [*rows_of(ALICE, ['O"Neil, Ünal\nthe second', "2", "s2"]), []]
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerows(rows)
     (tmp_path / "roster.csv").write_text(text.getvalue(), encoding="utf-8-sig", newline="")
-    with pytest.raises(UserError, match="There is no .*gradebook.db: --course names"):
+    with pytest.raises(UserError, match="--course"):
         run(monkeypatch, tmp_path)
     with open_gradebook(tmp_path / "gradebook.db") as gradebook:
         gradebook.add_assignment("lab1")
@@ -138,17 +120,9 @@ def test_from_file_to_file(monkeypatch, tmp_path, capsys):
         gradebook.db.commit()
     run(monkeypatch, tmp_path)
     found = list(csv.reader(io.StringIO((tmp_path / "out.csv").read_text(encoding="utf-8"), newline="")))
-    assert found[3][5] == "45.5" and found[4] == [*rows[4], "", "",
-                                                  "0"] and found[5:] == [[]] and len(found) == len(rows)
-    with pytest.raises(UserError, match="give --output another name"):
-        run(monkeypatch, tmp_path, "--output", tmp_path / "roster.csv")
+    assert found[3][5] == "45.5" and found[4:] == [[*rows[4], "", "", "0"], []] and len(found) == len(rows)
+    with pytest.raises(UserError, match="--output"):
+        run(monkeypatch, tmp_path, "roster.csv")
     (tmp_path / "gradebook.db").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match="is not a gradebook of nbgrader's"):
+    with pytest.raises(UserError, match="is not a gradebook"):
         run(monkeypatch, tmp_path)
-    (tmp_path / "gradebook.db").unlink()
-    os.mkfifo(tmp_path / "gradebook.db")
-    with pytest.raises(UserError, match="gradebook.db cannot be read"):
-        run(monkeypatch, tmp_path)
-    with pytest.raises(UserError, match="none.csv cannot be read"):
-        run(monkeypatch, tmp_path, "--roster", tmp_path / "none.csv")
-    assert "out.csv is written" in capsys.readouterr().out

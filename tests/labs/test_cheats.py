@@ -9,10 +9,7 @@ from grading.lab_group import OPERATIONS
 from grading.sandbox import Each, Sandbox
 from tests.labs import cheats
 from tests.labs.hostile import SUBMISSIONS
-from tests.labs.submissions import lost_checks, marks_in_a_notebook, marks_of
-
-LAB1, LAB4 = "lab1_collectives", "lab4_smoothed_cross_entropy"
-
+from tests.labs.submissions import LAB1, LAB4, lost_checks, marks_in_a_notebook, marks_of
 
 FAST = "one wrong line, on which others build"      # it stands for the rest
 ENDLESS = ("loops", "sleeps", "recurses", "from open files")

@@ -8,7 +8,6 @@ import pytest
 from grading import draws as module
 from grading.draws import check_data, read_seed, secret_draws
 from grading.grade import grade
-from grading.submission import grade_file
 from reference.errors import UserError
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 
@@ -32,11 +31,8 @@ def numbers(seed: str, answers: dict[str, str] = ANSWERS, checks=("a", "b")) -> 
     return found
 
 
-def test_in_a_notebook_a_name_gives_the_same_numbers_each_time_and_another_name_others():
+def test_no_numbers_come_twice_but_in_a_notebook():
     assert number() == number() != number("y")
-
-
-def test_in_grading_no_numbers_come_twice():
     seeds, answers = ("one", "two"), (ANSWERS, {"f": ANSWERS["f"] + " "}, {"g": ANSWERS["f"]})
     found = [x for seed in seeds for given in answers for drawn in numbers(seed, given).values() for x in drawn]
     assert len(found) == 36 and len({*found, number(), number("y")}) == 38
@@ -55,17 +51,10 @@ def test_marks_can_be_repeated_with_the_seed_that_was_printed(capsys, tmp_path):
     assert given == grade(SOURCE, SOURCE, "mine")
     said = [mark.said for mark in given + drawn + grade(SOURCE, SOURCE, "another")]
     assert len(set(said)) == 6 and "seed" not in capsys.readouterr().out
+    assert "mine" not in str(given), "from its numbers the seed cannot be found"
 
 
-def test_nothing_that_a_student_sees_tells_the_seed(tmp_path):
-    """But its numbers, of which the seed cannot be found."""
-    (tmp_path / "lab.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "%%answer f"}]}')
-    assert "my secret" not in str(grade_file(SOURCE, tmp_path / "lab.ipynb", seed="my secret"))
-
-
-@pytest.mark.parametrize("text, words", [(None, "cannot be read: No such file"), ("\n", "is empty")])
-def test_a_seed_that_is_not_there_is_reported(tmp_path, text, words):
-    if text is not None:
-        (tmp_path / "seed").write_text(text)
-    with pytest.raises(UserError, match=words):
+def test_an_empty_seed_is_reported(tmp_path):
+    (tmp_path / "seed").write_text("\n")
+    with pytest.raises(UserError, match="is empty"):
         read_seed(tmp_path / "seed")

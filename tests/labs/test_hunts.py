@@ -2,28 +2,24 @@
 import json
 import sys
 from collections import Counter
-from itertools import islice
 
 import pytest
 
 from grading.answers import CURRENT, answers_of
 from grading.draws import SEED_FILE, secret_draws
 from grading.grade import marks
-from grading.gradescope import names_of_student
 from grading.hunts import FILE, KINDS, LEVELS, Culprit, hunted_by, read
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.labs.notebooks import notebook
-from tests.labs.submissions import PRACTICE, SEED, solution
-from tests.planted import buggy_codes, changed_codes, source_of
+from tests.labs.submissions import LAB7, PRACTICE, SEED, solution
+from tests.planted import buggy_codes
 from tests.small_pools import SmallPools
-from tools.hunts import __main__ as program, faults as all_faults
+from tools.hunts import __main__ as program
 from tools.hunts.__main__ import about, cases_of, main, page
-from tools.hunts.faults import PLACES, faults, in_order, level_of, mutations
+from tools.hunts.faults import faults, in_order, level_of
 from tools.hunts.trial import Evidence, Trials
-from tools.mutants.operators import mutants, mutated
 
-LAB = "lab7_debugging"
 STUDENTS = [f"student {i}" for i in range(200)]
 MINE = PRACTICE["forward"]
 RIGHT = {"file": MINE.file, "line": MINE.first, "kind": MINE.kind}
@@ -33,7 +29,7 @@ RIGHT = {"file": MINE.file, "line": MINE.first, "kind": MINE.kind}
 def forward_case():
     """Return a notebook with the forward case of lab 7 alone."""
     wanted = "tools", "case_tools", "case_forward"
-    return notebook(*(cell for cell in solution(LAB).cells
+    return notebook(*(cell for cell in solution(LAB7).cells
                       if cell.metadata.get("nbgrader", {}).get("grade_id", "").removeprefix("check_").startswith(wanted)
                       and cell.cell_type == "code"))
 
@@ -65,12 +61,10 @@ def returning(value) -> str:
     ("carol", RIGHT, 0, "There is no case for you"),
     ("alice", RIGHT | {"line": MINE.last + 1}, 6, f"Line {MINE.last + 1} of {MINE.file} is as it was"),
     ("alice", RIGHT | {"kind": "aliasing"}, 8, "has no bug of the kind 'aliasing'"),
-    ("alice", RIGHT | {"file": "mpi_impl/layers/mlp.py"}, 0, "is not in mpi_impl/layers/mlp.py"),
     ("alice", RIGHT | {"line": list(range(999))}, 0, "the number of a line"),
-    ("alice", RIGHT | {"line": True}, 0, "the number of a line"),
-    ("alice", RIGHT | {"kind": KINDS}, 0, "should be one of"),
+    ("alice", RIGHT | {"line": True}, 0, "the number of a line"), ("alice", RIGHT | {"kind": KINDS}, 0, "one of"),
     ("alice", RIGHT | {"file": "../grading/hunts.json"}, 0, "a path such as"),
-    ("alice", {"file": MINE.file}, 0, "expected a dict with file, line, kind"), ("alice", None, 0, "got NoneType")])
+    ("alice", {"file": MINE.file}, 0, "a dict with file, line, kind"), ("alice", None, 0, "got NoneType")])
 def test_an_answer_is_graded_for_the_student_who_gives_it(forward_case, key, student, answer, points, words):
     found = marks_of_case(forward_case, key, student, returning(answer))
     assert sum(mark.points for mark in found.values()) == points
@@ -103,20 +97,6 @@ def test_a_broken_file_of_hunts_is_a_sentence_of_the_instructors(tmp_path):
             read(tmp_path / FILE)
 
 
-@pytest.mark.parametrize("text, names", [
-    ('{"users": [{"email": "a@b.c", "name": "Alice", "id": 7}]}', ["a@b.c", "Alice", "7"]), ("{", []), ("[]", []),
-    (None, [])])
-def test_gradescope_says_whose_submission_it_is(tmp_path, text, names):
-    class Options:
-        submission, student = tmp_path / "submission", None
-
-    if text is not None:
-        (tmp_path / "submission_metadata.json").write_text(text)
-    assert names_of_student(Options) == names
-    Options.student = "bob"
-    assert names_of_student(Options) == ["bob"]
-
-
 # ---- who hunts what ----
 
 
@@ -134,28 +114,13 @@ def test_students_hunt_different_bugs_which_only_the_secret_tells(level):
 
 
 def test_every_fault_can_be_planted_and_has_a_kind_that_an_answer_can_name():
-    for level in LEVELS:
-        for fault in faults(level):
-            assert buggy_codes(fault.bug) and fault.kind in KINDS and fault.lines[0] <= fault.lines[1]
-
-
-def test_a_mutant_is_the_same_program_as_a_text_in_place_of_another():
-    place = "layers/mlp"
-    source = source_of(f"mpi_impl.{place.replace('/', '.')}")
-    known = {mutant.name: mutant for mutant in mutants(f"mpi_impl/{place}.py")}
-    ours = [fault for fault in mutations(PLACES[place][0]) if fault.name in known]
-    assert len(ours) > 5
-    for fault in islice(ours, 0, None, 3):
-        wanted = changed_codes(fault.bug, source, mutated(known[fault.name], source))
-        found = buggy_codes(fault.bug)
-        assert {name: code.co_code for name, code in found.items()} == {
-            name: code.co_code for name, code in wanted.items()}
+    for fault in (fault for level in LEVELS for fault in faults(level)):
+        assert buggy_codes(fault.bug) and fault.kind in KINDS and fault.lines[0] <= fault.lines[1]
 
 
 @pytest.mark.parametrize("says, level", [
     ("1 forward: embedding.output", "forward"), ("1 gradients: blocks.1.mlp.w_out", "backward"),
-    ("1 backward: logits", "backward"), ("1 step: gradient norm", "step"), ("2 forward: blocks.0.input", ""),
-    ("1 optimizer m: embedding.word", "")])
+    ("1 backward: logits", "backward"), ("1 step: gradient norm", "step"), ("2 forward: blocks.0.input", "")])
 def test_a_level_is_where_a_bug_shows_first(says, level):
     assert level_of(says) == level
 
@@ -178,12 +143,6 @@ def level_of_page(compared: str) -> str:
     first = next(line for line in compared.splitlines() if line.startswith("  iteration 1, "))
     phase = first.removeprefix("  iteration 1, ").split(":")[0]
     return level_of(f"1 {phase}:")
-
-
-def test_the_catalogue_names_levels_and_runs():
-    catalogue = json.loads(all_faults.CATALOGUE.read_text())
-    accepted = [verdict for verdict in catalogue.values() if verdict]
-    assert accepted and all(level in ("", *LEVELS) and run in all_faults.RUNS for level, run in accepted)
 
 
 class EveryFault:
@@ -213,5 +172,3 @@ def test_a_course_gets_a_page_for_each_student_and_a_key_for_grading(tmp_path, m
                for level, case in json.loads(text)["alice"].items())
     hunts("alice")
     assert (tmp_path / FILE).read_text() == text, "the same again, and the others are kept"
-    with pytest.raises(UserError, match="No student is named"):
-        hunts()

@@ -1,16 +1,16 @@
-"""Every lab: the solution has all 60 points, and a blank submission none."""
+"""Every lab: the solution has all 60 points, and what students get has none."""
 import numpy as np
 import pytest
 
 from grading.answers import answers_of
-from grading.lab_source import LABS
+from grading.release import without_secrets
 from grading.stored import FOLDER, results_of
 from grading.values import from_bytes
 from tests.deep import one_fast_of
-from tests.labs.submissions import HIDDEN, lost_checks, marks_in_a_notebook, marks_of, solution
+from tests.labs.hostile import Submission
+from tests.labs.submissions import (HIDDEN, LAB8, LAB_NAMES, SOURCES, lost_checks, marks_in_a_notebook, marks_of, plant,
+                                    solution)
 from tools.expected import expected
-
-LAB_NAMES = sorted(path.stem for path in LABS.glob("lab*.py"))
 
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
@@ -26,9 +26,16 @@ def test_the_solution_has_all_points_in_a_notebook(lab):
 
 
 @pytest.mark.parametrize("lab", one_fast_of(4, LAB_NAMES))
-def test_a_blank_submission_has_none(lab):
-    found = marks_of(lab, **{name: "raise NotImplementedError()" for name in answers_of(solution(lab))})
-    assert lost_checks(found) == set(found)
+def test_a_release_that_is_handed_in_as_it_is_has_none(lab):
+    found = marks_of(lab, **answers_of(without_secrets(solution(lab))))
+    assert lost_checks(found) == set(found) and not any(mark.points for mark in found.values())
+
+
+@pytest.mark.deep
+def test_a_run_that_does_not_learn_is_told_the_goal():
+    slow = Submission(LAB8, plant(LAB8, "train", '"learning_rate": 0.3', '"learning_rate": 0.001'), "train",
+                      "is the goal")
+    assert slow.fault(slow.marks()) == ""
 
 
 def numbers(value) -> np.ndarray:
@@ -41,6 +48,6 @@ def numbers(value) -> np.ndarray:
 @pytest.mark.parametrize("lab", one_fast_of(2, sorted(path.stem for path in FOLDER.glob("*.bin"))))
 def test_students_get_results_of_whole_layers_and_not_the_functions(lab):
     """If a result is missing or has changed: python -m tools.expected."""
-    now, stored = from_bytes(expected(LABS / f"{lab}.py")), results_of(lab)
+    now, stored = from_bytes(expected(SOURCES[lab])), results_of(lab)
     assert set(now) == set(stored) and all(np.allclose(numbers(now[key]), numbers(stored[key])) for key in now)
     assert not any("def whole_" in HIDDEN.sub("", cell.source) for cell in solution(lab).cells)

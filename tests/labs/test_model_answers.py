@@ -1,12 +1,11 @@
 """The instructors' answers: every open question has one, and only the passphrase opens them."""
-import io
 import os
 
 import pytest
 
 from grading import model_answers
-from grading.model_answers import (SEALED, VARIABLE, OpenQuestion, answered_digests, open_answers, questions,
-                                   questions_of, read_pages, seal, unseal, write_pages)
+from grading.model_answers import (SEALED, VARIABLE, OpenQuestion, answered_digests, questions, questions_of,
+                                   read_pages, seal, unseal, write_pages)
 from reference.errors import UserError
 
 PAGE = """\
@@ -66,29 +65,15 @@ def test_answers_are_sealed_and_opened_with_the_passphrase_alone():
         unseal(sealed.replace(sorted(answers)[0], "0" * 20), "open sesame")
 
 
-def test_pages_are_written_and_read_again(tmp_path, monkeypatch):
+def test_pages_are_written_and_read_again_unless_an_answer_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(model_answers, "questions", lambda: [OpenQuestion("page", text) for text in TEXTS])
     answers = {OpenQuestion("page", text).digest: f"Because:\n\n- {i}" for i, text in enumerate(TEXTS)}
     write_pages(tmp_path, answers)
     assert read_pages(tmp_path) == answers
     del answers[OpenQuestion("page", "And now?").digest]
     write_pages(tmp_path, answers)
-    with pytest.raises(UserError, match="has no answer to 1 questions.*\npage: And now?"):
+    with pytest.raises(UserError, match="1 questions.*\npage: And now?"):
         read_pages(tmp_path)
-    monkeypatch.setattr(model_answers, "questions", lambda: [OpenQuestion("page", f"{i}?") for i in range(99)])
-    with pytest.raises(UserError, match="99 questions(.|\n)*and 89 others") as told:
-        read_pages(tmp_path)
-    assert len(str(told.value)) < 1000
-    with pytest.raises(UserError, match="missing cannot be read"):
-        read_pages(tmp_path / "missing")
-
-
-def test_without_a_keyboard_the_passphrase_is_asked_for_in_the_environment(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr(model_answers, "getpass", lambda prompt: input())
-    with pytest.raises(UserError, match=VARIABLE):
-        open_answers()
 
 
 @pytest.mark.skipif(VARIABLE not in os.environ, reason="the instructors' passphrase is not here")

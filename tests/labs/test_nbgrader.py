@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from html import unescape
 
 import nbformat
@@ -22,10 +21,9 @@ from grading.hunts import FILE as HUNTS_FILE, HUNTED
 from grading.lab_source import labs
 from grading.release import make_course
 from grading.submission import grade_file
-from tests.labs.submissions import PRACTICE
+from tests.labs.submissions import LAB1, PRACTICE
 
-LAB = labs()[0].stem
-FILE = f"{LAB}.ipynb"
+FILE = f"{LAB1}.ipynb"
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
 
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     
 def convert(kind, course):
     """Run a step of nbgrader for all students; return its log."""
     config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
-    config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB
+    config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB1
     outcome = capture_log(kind(coursedir=CourseDirectory(config=config), config=config))
     assert outcome["success"], outcome
     return outcome.get("log", "")
@@ -59,23 +57,21 @@ def with_oddities(solution, marker):
 
 def link_secrets(course, submitted):
     """Put links to the course's secrets into a submission, and a pipe that nobody writes to."""
-    (submitted / FILE).symlink_to(course / "source" / LAB / FILE)
+    (submitted / FILE).symlink_to(course / "source" / LAB1 / FILE)
     (submitted / "seed.txt").symlink_to(course / SEED_FILE)
     (submitted / "more").mkdir()
-    (submitted / "more" / "lab.txt").symlink_to(f"../../../../source/{LAB}/{FILE}")
+    (submitted / "more" / "lab.txt").symlink_to(f"../../../../source/{LAB1}/{FILE}")
     (submitted / "all").symlink_to(course / "source")
     os.mkfifo(submitted / "timestamp.txt")
 
 
-SEEDS: list[str] = []
-HUNTS: list = []
+GRADED_WITH: list = []
 
 
-def call_and_note_seed(seeds, function, *args):
-    """Call it, and note its last argument, the seed, and the bugs that the student hunts."""
-    seeds.append(args[-1])
-    HUNTS.append(HUNTED[-1])
-    return function(*args)
+def grade_and_note(*args):
+    """Grade a submission, and note the seed, which is the last argument, and the bugs that the student hunts."""
+    GRADED_WITH.append((args[-1], HUNTED[-1]))
+    return grade_file(*args)
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +79,23 @@ def course(tmp_path_factory):
     """Make a course whose students hand in all kinds of files; grade it and write feedback."""
     folder = tmp_path_factory.mktemp("courses") / "course"
     make_course(folder, labs()[:1])
-    solution = (folder / "source" / LAB / FILE).read_text()
+    solution = (folder / "source" / LAB1 / FILE).read_text()
     handed_in = {
-        "alice": {FILE: solution}, "bob": {FILE: (folder / "release" / LAB / FILE).read_text(), "notes.txt": "mine"},
+        "alice": {FILE: solution}, "bob": {FILE: (folder / "release" / LAB1 / FILE).read_text(), "notes.txt": "mine"},
         "odd": {FILE: with_oddities(nbformat.reads(solution, 4), folder / "it_was_run")}, "broken": {FILE: "{"},
         "other": {FILE: '{"cells": []}'}, "nothing": {"lab.txt": ""},
         "sly": {"mine.txt": "mine"}, "unsure": {"one.ipynb": solution, "two.ipynb": solution},
     }
     (folder / HUNTS_FILE).write_text(json.dumps({"alice": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
     for student, files in handed_in.items():
-        (folder / "submitted" / student / LAB).mkdir(parents=True)
+        (folder / "submitted" / student / LAB1).mkdir(parents=True)
         for name, text in files.items():
-            (folder / "submitted" / student / LAB / name).write_text(text)
-    link_secrets(folder, folder / "submitted" / "sly" / LAB)
+            (folder / "submitted" / student / LAB1 / name).write_text(text)
+    link_secrets(folder, folder / "submitted" / "sly" / LAB1)
     (folder / "submitted" / "slyer").mkdir()
-    (folder / "submitted" / "slyer" / LAB).symlink_to(folder / "source" / LAB)
+    (folder / "submitted" / "slyer" / LAB1).symlink_to(folder / "source" / LAB1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nbgrader_checks, "grade_file", partial(call_and_note_seed, SEEDS, grade_file))
+        patch.setattr(nbgrader_checks, "grade_file", grade_and_note)
         convert(Autograde, folder)
     convert(GenerateFeedback, folder)
     return folder
@@ -116,7 +112,7 @@ def grades(course):
 
 
 def feedback(course, student: str) -> str:
-    html = (course / "feedback" / student / LAB / f"{LAB}.html").read_text()
+    html = (course / "feedback" / student / LAB1 / f"{LAB1}.html").read_text()
     assert "<script>alert" not in html
     return re.sub(r"\s+", " ", unescape(re.sub(r"<(style|script).*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)))
 
@@ -138,7 +134,7 @@ def test_feedback_says_why(course, student, words):
 
 
 def test_feedback_has_no_hidden_test(course):
-    source = nbformat.read(course / "source" / LAB / FILE, 4)
+    source = nbformat.read(course / "source" / LAB1 / FILE, 4)
     hidden = re.findall(r"### BEGIN HIDDEN TESTS\n(.*?)\n### END", "\n".join(cell.source for cell in source.cells),
                         re.DOTALL)
     for student in ("alice", "bob", "broken"):
@@ -146,36 +142,29 @@ def test_feedback_has_no_hidden_test(course):
         assert hidden and not [text for text in hidden if re.sub(r"\s+", " ", text) in said] and "HIDDEN" not in said
 
 
-def test_no_cell_of_a_student_was_run(course):
+def test_nothing_of_a_submission_was_run_or_changed(course):
     assert not (course / "it_was_run").exists()
+    assert (course / "submitted" / "broken" / LAB1 / FILE).read_text() == "{"
+    assert {path.name for path in (course / "submitted" / "unsure" / LAB1).iterdir()} == {"one.ipynb", "two.ipynb"}
 
 
-def test_all_were_graded_with_the_seed_of_the_course_which_no_student_sees(course):
+def test_all_were_graded_with_the_courses_seed_which_no_student_sees_and_their_own_bugs(course):
     seed = read_seed(course / SEED_FILE)
-    assert len(SEEDS) == 8 and set(SEEDS) == {seed}
+    assert [GRADED_WITH.count((seed, bugs)) for bugs in (PRACTICE, {})] == [1, len(GRADED_WITH) - 1] == [1, 7]
     shown = [path for part in ("release", "autograded", "feedback") for path in (course / part).rglob("*.*")]
     assert len(shown) > 6 and not any(path.is_file() and seed in path.read_text() for path in shown)
 
 
 def test_links_of_a_submission_are_not_followed_and_its_files_come_back(course):
-    solution = (course / "source" / LAB / FILE).read_text()
+    solution = (course / "source" / LAB1 / FILE).read_text()
     for part in ("autograded", "feedback"):
         found = {path.name: path.read_text() for path in (course / part / "sly").rglob("*") if path.is_file()}
         assert found["mine.txt"] == "mine" and not {"seed.txt", "lab.txt"} & set(found)
         assert solution not in found.values() and not any("BEGIN SOLUTION" in text for text in found.values())
-    assert (course / "source" / LAB / FILE).read_text() == solution
-
-
-def test_each_is_graded_with_the_bugs_that_he_or_she_hunts(course):
-    assert HUNTS.count(PRACTICE) == 1 and HUNTS.count({}) == 7
-
-
-def test_what_was_handed_in_is_as_it_was(course):
-    assert (course / "submitted" / "broken" / LAB / FILE).read_text() == "{"
-    assert sorted(path.name for path in (course / "submitted" / "unsure" / LAB).iterdir()) == ["one.ipynb", "two.ipynb"]
+    assert (course / "source" / LAB1 / FILE).read_text() == solution
 
 
 def test_the_answers_are_in_what_was_graded(course):
     """So that a person can read them there, beside the marks."""
-    graded = nbformat.read(course / "autograded" / "alice" / LAB / FILE, 4)
-    assert answers_of(graded) == answers_of(nbformat.read(course / "source" / LAB / FILE, 4))
+    graded = nbformat.read(course / "autograded" / "alice" / LAB1 / FILE, 4)
+    assert answers_of(graded) == answers_of(nbformat.read(course / "source" / LAB1 / FILE, 4))

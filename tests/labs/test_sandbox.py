@@ -10,6 +10,7 @@ from grading.grade import grade
 from grading.kernel_limits import ALLOWED, landlock_version
 from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Sandbox
+from tests.labs.hostile import ALONE, function
 from tests.labs.notebooks import answer_cell, check_cell, notebook
 
 SECRET = "the hidden test asks for 4711"
@@ -32,116 +33,106 @@ def hidden_file(tmp_path_factory):
 
 def failure(sandbox, body: str, n: int | None = 2, limit: float = 5.0) -> str:
     """Return the message that the author of this answer gets."""
-    source = "def f(*group):\n    import os, sys\n" + "".join(f"    {line}\n" for line in body.strip().splitlines())
     with pytest.raises(AnswerFailed) as failed:
-        sandbox.run({"f": source}, "f", (), n, OPERATIONS, limit)
+        call(sandbox, function("f(*group)", body), n=n, limit=limit)
     assert "4711" not in str(failed.value)
     return str(failed.value)
 
 
-FORBIDDEN = {
-    "opens a file": ("open({hidden!r}).read()", "not use files"),
-    "opens it as a path": ("import pathlib\npathlib.Path({hidden!r}).read_text()", "not use files"),
-    "opens it as bytes": ("open({hidden!r}.encode()).read()", "not use files"),
-    "opens it with os": ("os.open({hidden!r}, 0)", "not use files"),
-    "opens it by a detour": ("open(sys.prefix + '/../../../../../../../../../../' + {hidden!r}).read()",
-                             "not use files"),
-    "loads it with NumPy": ("import numpy as np\nnp.fromfile({hidden!r}, 'u1')", "not use files"),
-    "maps it": ("import numpy as np\nnp.memmap({hidden!r})", "may not be imported"),
+def call(sandbox, source: str, *args, n: int | None = 2, limit: float = 5.0):
+    """Call the answer f, and return its outcome."""
+    return sandbox.run({"f": source}, "f", args, n, OPERATIONS, limit)
+
+
+def works(sandbox) -> bool:
+    """Report whether the next run works."""
+    return call(sandbox, FINE).results == [0, 1]
+
+
+FORBIDDEN = ALONE | {
+    "opens a file": ("open(HIDDEN).read()", "not use files"),
+    "opens it by a detour": ("open(sys.prefix + '/../../../../../../../../../../' + HIDDEN).read()", "not use files"),
+    "loads it with NumPy": ("np.fromfile(HIDDEN, 'u1')", "not use files"),
     "writes a file": ("open('/tmp/x', 'w')", "not use files"),
-    "writes among the packages": ("open(sys.prefix + '/x', 'w')", "not use files"),
-    "lists a folder": ("os.listdir({folder!r})", "not use files"),
-    "lists this folder": ("os.listdir()", "not use files"),
-    "scans a folder": ("list(os.scandir({folder!r}))", "not use files"),
-    "walks": ("os.chdir('/tmp')", "not use files|not permitted"),
-    "asks whether it is there": ("os.stat({hidden!r})", "not permitted"),
-    "looks at its parent": ("open('/proc/%d/environ' % os.getppid())", "not use files|not permitted"),
-    "looks at itself": ("open('/proc/self/mem', 'rb')", "not use files"),
-    "removes": ("os.remove({hidden!r})", "not use files"),
-    "imports it": ("sys.path.append({folder!r})\nimport hidden", "may not be imported"),
-    "starts a process": ("import subprocess\nsubprocess.run(['cat', {hidden!r}])", "processes|may not be imported"),
-    "calls the shell": ("os.system('cat ' + {hidden!r})", "processes"),
-    "forks": ("os.fork()", "processes"),
-    "becomes another": ("os.execv('/bin/cat', ['cat', {hidden!r}])", "processes"),
-    "spawns": ("os.posix_spawn('/bin/cat', ['cat'], {{}})", "processes"),
-    "kills": ("os.kill(os.getppid(), 9)", "processes"),
-    "opens a socket": ("import socket\nsocket.socket()", "network|may not be imported"),
+    "lists a folder": ("os.listdir(FOLDER)", "not use files"),
+    "changes the folder": ("os.chdir('/tmp')", "not use files|not permitted"),
+    "removes": ("os.remove(HIDDEN)", "not use files"),
+    "imports it": ("sys.path.append(FOLDER)\nimport hidden", "may not be imported"),
+    "starts a process": ("import subprocess\nsubprocess.run(['cat', HIDDEN])", "processes|may not be imported"),
+    "calls the shell": ("os.system('cat ' + HIDDEN)", "processes"),
+    "becomes another": ("os.execv('/bin/cat', ['cat', HIDDEN])", "processes"),
+    "spawns": ("os.posix_spawn('/bin/cat', ['cat'], {})", "processes"),
     "imports ctypes": ("import ctypes", "may not be imported"),
     "imports its core": ("import _ctypes", "may not be imported"),
     "takes NumPy's ctypes": ("from numpy._core._internal import ctypes\nctypes.CDLL(None)", "AttributeError"),
     "imports another package": ("import scipy", "scipy may not be imported: an answer has NumPy"),
-    "starts a thread": ("import threading\nthreading.Thread(target=print).start()", "thread"),
     "starts a thread below": ("import _thread\n_thread.start_new_thread(print, ())", "thread"),
-    "lists all objects": ("import gc\ngc.get_objects()", "gc.get_objects"),
     "traces": ("sys.settrace(print)", "sys.settrace"),
-    "imports the machine": ("import mpi_impl.layers", "may not be imported"),
     "imports the textbook": ("from reference import ops", "may not be imported"),
-    "imports the grader": ("import grading", "may not be imported"),
-    "imports MPI": ("from mpi4py import MPI", "may not be imported"),
     "patches what the hook asks": ("import builtins\nos.path.realpath = lambda path, **_: sys.prefix\n"
                                    "builtins.any = lambda _: True\nos.fsdecode = lambda _: sys.prefix\n"
-                                   "open({hidden!r}).read()", "not use files"),
+                                   "open(HIDDEN).read()", "not use files"),
     "patches the program": ("import __main__", "may not be imported"),
-    "empties the hook's words": ("import grading.limits", "may not be imported"),
     "replaces json": ("import json\njson.dumps = lambda *_: '7'\nreturn 7", "died"),
     "changes what it sends": ("import struct\nstruct.pack = lambda *_: b'x' * 4\nreturn 7", "died"),
     "raises when it ends": ("import atexit\natexit.register(print, 'still here')\n1 / 0", "division by zero"),
-    "ends the process": ("os._exit(0)", "exit status 0"),
-    "ends the program": ("sys.exit(3)", "SystemExit: 3"),
-    "raises SystemExit": ("raise SystemExit", "SystemExit"),
     "interrupts": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "raises something odd": ("class Odd(BaseException):\n    def __str__(self): raise Odd\nraise Odd", "Odd"),
-    "returns an object": ("return object()", "a object cannot be passed"),
-    "returns a function": ("return f", "a function cannot be passed"),
     "returns a generator": ("return (x for x in [])", "a generator cannot be passed"),
-    "returns objects in an array": ("import numpy as np\nreturn np.array([object()])", "make it one of numbers"),
-    "returns too much": ("import numpy as np\nreturn np.zeros(10_000_000)", "are the limit"),
-    "takes too much memory": ("import numpy as np\nreturn np.ones(1 << 28).sum()", "MemoryError"),
-    "grows and grows": ("x = [0]\nwhile True: x += x", "MemoryError"),
+    "returns objects in an array": ("return np.array([object()])", "make it one of numbers"),
+    "returns single values": ("return [0] * 1_400_000", "too many single values to hand over: put numbers into arrays"),
     "recurses": ("def g(): g()\ng()", "RecursionError"),
-    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
-    "raises a long text": ("raise ValueError('x' * 1_000_000)", r"\[\.\.\.\]"),
+    "raises a long text": ("raise ValueError('x' * 1_000_000)", "[...]"),
     "prints what no file can hold": ("print(chr(0xd800), chr(27), chr(0))\nraise ValueError(chr(0xdfff))",
                                      "ValueError: ?"),
+    "is not written": ("raise NotImplementedError", "This answer is not written yet"),
+    "calls what is in another cell": ("helper(3)", "Ranks see only %%answer cells"),
 }
+
+
+def with_paths(body: str, hidden_file) -> str:
+    return body.replace("HIDDEN", repr(str(hidden_file))).replace("FOLDER", repr(str(hidden_file.parent)))
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden_file, what):
     body, words = FORBIDDEN[what]
-    said = failure(sandbox, body.format(hidden=str(hidden_file), folder=str(hidden_file.parent)), None)
-    assert any(word.replace("\\", "") in said for word in words.split("|")), said
+    said = failure(sandbox, with_paths(body, hidden_file), None)
+    assert any(word in said for word in words.split("|")), said
     assert len(said) < 6000 and said.encode() and "\x1b" not in said
     assert "grading/" not in said and "mpi_impl/" not in said, "it tells of lines that are not the answer's"
-    assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
+    assert works(sandbox)
 
 
-@pytest.mark.parametrize("body, words", [
-    ("while True: pass", "rank 0 computes or sleeps, and waits for no rank: is there an endless loop?"),
-    ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "is there an endless loop?"),
-    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError"),
-    ("while True:\n    try: os._exit\n    except BaseException: pass", "is there an endless loop?"),
-    ("import builtins\nbuiltins.BaseException = KeyError\nwhile True: pass", "is there an endless loop?"),
-    ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)",
-     "SIGSEGV|MemoryError|did not finish within"),
-    ("for file in range(3, 64):\n    try: os.close(file)\n    except OSError: pass\nwhile True: pass",
-     "killed"),
-    ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!i', 9) + b'7')\n"
-     "    except OSError: pass\nos._exit(0)", "died"),
-    ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!iQ', -1, 1 << 40))\n"
-     "    except OSError: pass\nwhile True: pass", "died"),
-], ids=["loop", "loop that prints", "native code", "loop that catches", "loop without exceptions", "stack",
-        "closes everything", "half a message", "endless message"])
-def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
+FILES = "import struct\nfor file in range(3, 64):\n    try: "
+ENDLESS = {
+    "loop": ("while True: pass", "rank 0 computes or sleeps, and waits for no rank: is there an endless loop?"),
+    "loop that prints": ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "an endless loop?"),
+    "native code": ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError"),
+    "loop that catches": ("while True:\n    try: os._exit\n    except BaseException: pass", "an endless loop?"),
+    "loop without exceptions": ("import builtins\nbuiltins.BaseException = KeyError\nwhile True: pass",
+                                "an endless loop?"),
+    "stack": ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)",
+              "SIGSEGV|MemoryError|did not finish within"),
+    "closes everything": (f"{FILES}os.close(file)\n    except OSError: pass\nwhile True: pass", "killed"),
+    "half a message": (f"{FILES}os.write(file, struct.pack('!i', 9) + b'7')\n    except OSError: pass\nos._exit(0)",
+                       "died"),
+    "endless message": (f"{FILES}os.write(file, struct.pack('!iQ', -1, 1 << 40))\n    except OSError: pass\n"
+                        "while True: pass", "died"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, what):
+    body, words = ENDLESS[what]
     said = failure(sandbox, body, None, 0.4)
-    assert any(word in said for word in words.split("|")), said
-    assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
+    assert any(word in said for word in words.split("|")) and works(sandbox), said
 
 
 def test_ranks_that_wait_for_one_another_are_reported_with_their_lines_long_before_the_limit(sandbox):
     said = failure(sandbox, "group[0].receive(1 - group[0].rank)", 2, 500.0)
     assert "rank 0 waits to receive from rank 1." in said and "They wait in a cycle: 0 -> 1 -> 0." in said
-    assert 'File "answer f", line 3, in f\n    group[0].receive(1 - group[0].rank)' in said
+    assert 'File "answer f", line 5, in f\n    group[0].receive(1 - group[0].rank)' in said
     said = failure(sandbox, "if group[0].rank == 0: group[0].barrier()", 2, 500.0)
     assert "f never ends on 2 ranks" in said and "rank 0 is in barrier, which needs all ranks." in said
 
@@ -165,22 +156,6 @@ def test_a_server_that_has_ended_says_why():
         server.close()
 
 
-@pytest.mark.parametrize("body, words", {
-    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 has passed float64 [2], rank 1 has passed float64 [3]",
-    "group[0].all_reduce([1.0], 'min')": "op is 'min', but must be 'sum' or 'max'",
-    "np.ones(3)": "Ranks see only %%answer cells",
-    "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
-    "raise NotImplementedError": "This answer is not written yet",
-    "group[0].exchange(None, 1, 1)": "None cannot be sent, only arrays",
-}.items())
-def test_a_common_mistake_is_explained(sandbox, body, words):
-    assert words in failure(sandbox, body)
-
-
-def test_a_message_of_millions_of_characters_is_cut(sandbox):
-    assert len(failure(sandbox, "raise RuntimeError('x' * 20_000_000)")) < 10_000
-
-
 def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
     answers = {"bad": "raise ValueError('this one')", "worse": "exit()", "syntax": "def", "f": FINE, "null": "\0"}
     assert sandbox.run(answers, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
@@ -192,11 +167,11 @@ def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
 
 def test_arguments_results_and_what_is_printed(sandbox):
     source = "def f(x, y):\n    print('hello', x)\n    return [x, (y, {'a': None})]"
-    outcome = sandbox.run({"f": source}, "f", (1, np.arange(3)), None, OPERATIONS, 5.0)
+    outcome = call(sandbox, source, 1, np.arange(3), n=None)
     assert outcome.printed == ["hello 1\n"] and outcome.sent == [0]
     assert outcome.results[0][0] == 1 and np.array_equal(outcome.results[0][1][0], np.arange(3))
     with pytest.raises(ValueError, match="3 values for 2 ranks"):
-        sandbox.run({"f": FINE}, "f", (Each([1, 2, 3]),), 2, OPERATIONS, 5.0)
+        call(sandbox, FINE, Each([1, 2, 3]))
 
 
 FORGED = {
@@ -215,13 +190,12 @@ def test_whatever_else_comes_over_the_connection_is_no_answer(sandbox, what):
     said = failure(sandbox, f"ask = group[0]._ask\nline, tell = ask.__self__, ask.__self__.tell\n{FORGED[what]}\n"
                             "while True: pass", 2, 1.0)
     assert "died" in said or "raised" in said or "did not finish" in said, said
-    assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
+    assert works(sandbox)
 
 
 def test_nothing_of_an_earlier_run_is_there(sandbox):
-    source = "import builtins\ndef f(group):\n    found = hasattr(builtins, 'kept')\n    builtins.kept = 7\n"
-    source += "    return found"
-    assert [sandbox.run({"f": source}, "f", (), 2, OPERATIONS, 5.0).results for _ in range(2)] == [[False, False]] * 2
+    source = "import builtins\ndef f(group):\n    found, builtins.kept = hasattr(builtins, 'kept'), 7\n    return found"
+    assert [call(sandbox, source).results for _ in range(2)] == [[False, False]] * 2
 
 
 # ---- without the audit hook: what the system itself refuses ----
@@ -233,46 +207,40 @@ def unhooked_sandbox():
     found.close()
 
 
-OUTSIDE = {
-    "reads": "open({hidden!r}).read()", "lists": "os.listdir({folder!r})", "lists all": "os.listdir('/')",
-    "looks at others": "open('/proc/1/environ').read()", "asks for a size": "os.stat({hidden!r})",
+FUTEX = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n" \
+    f"libc.syscall({ALLOWED.get(os.uname().machine, {}).get('futex')}, libc.syscall, OPERATION, 0, None, None, 0)\n" \
+    "if ctypes.get_errno() == 1: raise PermissionError"
+REFUSED = {
+    "reads": "open(HIDDEN).read()", "looks at itself": "open('/proc/self/mem', 'rb')",
+    "writes": "open(FOLDER + '/x', 'w')", "lists": "os.listdir(FOLDER)",
     "asks how many files a process has open": "os.stat('/proc/%d/fd' % os.getpid())",
-    "looks at itself": "open('/proc/self/mem', 'rb')", "reads a package": "open(os.__file__)",
-    "writes": "open({folder!r} + '/x', 'w')", "writes among the packages": "open(sys.prefix + '/x', 'w')",
-    "removes": "os.remove({hidden!r})", "links": "os.link({hidden!r}, sys.prefix + '/x')",
-    "makes a pipe": "os.mkfifo({folder!r} + '/x')", "renames": "os.rename({hidden!r}, {folder!r} + '/y')",
+    "removes": "os.remove(HIDDEN)", "links": "os.link(HIDDEN, sys.prefix + '/x')",
+    "makes a pipe": "os.mkfifo(FOLDER + '/x')", "renames": "os.rename(HIDDEN, FOLDER + '/y')",
     "makes a file in memory": "os.memfd_create('x')",
     "forks": "os.fork()", "becomes": "os.execv(sys.executable, [sys.executable])", "kills": "os.kill(1, 0)",
     "kills all": "os.kill(-1, 0)", "kills itself": "os.kill(os.getpid(), 9)",
     "starts a thread": "import _thread\n_thread.start_new_thread(print, ())",
-    "calls the system": "import ctypes\n"
-                        "if ctypes.CDLL(None).fork() < 0: raise PermissionError",
-    "shares memory": "import ctypes\n"
-                     "if ctypes.CDLL(None).shmget(77, 4096, 0o1666) < 0: raise PermissionError",
-}
-FUTEX = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n" \
-    f"libc.syscall({ALLOWED.get(os.uname().machine, {}).get('futex')}, libc.syscall, {{}}, 0, None, None, 0)\n" \
-    "if ctypes.get_errno() == 1: raise PermissionError"
-TOLD = {        # what a rank can change, and another one could read: so it would be a message that nobody counts
+    "calls the system": "import ctypes\nif ctypes.CDLL(None).fork() < 0: raise PermissionError",
+    "shares memory": "import ctypes\nif ctypes.CDLL(None).shmget(77, 4096, 0o1666) < 0: raise PermissionError",
+    # what a rank can change, and another one could read: so it would be a message that nobody counts
     "its priority": "os.nice(1)", "another's priority": "os.getpriority(os.PRIO_PROCESS, os.getpid())",
-    "its cores": "os.sched_setaffinity(0, {{0}})", "another's cores": "os.sched_getaffinity(os.getpid())",
+    "its cores": "os.sched_setaffinity(0, {0})", "another's cores": "os.sched_getaffinity(os.getpid())",
     "its process group": "os.setpgid(0, 0)", "another's process group": "os.getpgid(os.getpid())",
     "another's session": "os.getsid(os.getpid())", "another's policy": "os.sched_getscheduler(os.getpid())",
     "another's use of the processor": "import time\ntime.clock_gettime((~os.getpid() << 3) | 2)",
     "another's clock": "import time\ntime.clock_getres((~os.getpid() << 3) | 2)",
-    "its name": "import ctypes\n"
-                "if ctypes.CDLL(None).prctl(15, b'x') < 0: raise PermissionError",
-    "a lock that others see": FUTEX.format(1), "a wait that others see": FUTEX.format(0),
+    "its name": "import ctypes\nif ctypes.CDLL(None).prctl(15, b'x') < 0: raise PermissionError",
+    "a lock that others see": FUTEX.replace("OPERATION", "1"),
+    "a wait that others see": FUTEX.replace("OPERATION", "0"),
     "a page that others see": "import ctypes\nif ctypes.CDLL(None).madvise(None, 0, 21) < 0: raise PermissionError",
     "a terminal": "os.isatty(2) or os.ttyname(2)", "the load": "os.getloadavg()", "its umask": "os.umask(1)",
 }
 
 
 @pytest.mark.skipif(os.uname().machine not in ALLOWED or os.uname().sysname != "Linux", reason="no seccomp here")
-@pytest.mark.parametrize("what", [*OUTSIDE, *TOLD])
+@pytest.mark.parametrize("what", REFUSED)
 def test_the_kernel_alone_refuses_all_that_reaches_out_of_the_process(unhooked_sandbox, hidden_file, what):
-    body = {**OUTSIDE, **TOLD}[what].format(hidden=str(hidden_file), folder=str(hidden_file.parent))
-    said = failure(unhooked_sandbox, body, None)
+    said = failure(unhooked_sandbox, with_paths(REFUSED[what], hidden_file), None)
     assert any(word in said for word in ("PermissionError", "OSError", "can't start new thread", "ENOTTY")), said
     assert hidden_file.read_text() == SECRET and sorted(os.listdir(hidden_file.parent)) == ["hidden.py"]
 

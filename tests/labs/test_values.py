@@ -37,37 +37,29 @@ def test_a_tree_of_numbers_texts_and_arrays_arrives_as_it_was(tree):
 
 
 @given(hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=3)))
-def test_views_arrive_as_what_they_show(x):
+def test_views_arrive_as_what_they_show_and_may_be_written_to(x):
     for view in (x.T, x[::-1], x[..., ::2]):
-        assert np.array_equal(from_bytes(to_bytes(view)), view, equal_nan=True)
+        found = from_bytes(to_bytes(view))
+        assert np.array_equal(found, view, equal_nan=True)
+        found[...] = 1
 
 
-def test_what_arrives_may_be_written_to():
-    from_bytes(to_bytes(np.zeros(3)))[0] = 1
-
-
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, np.array([1j]), np.array(["a"]), np.array([None]),
-                                   np.zeros(2, [("a", int)]), lambda: 0, len, [[{"a": object()}]], range(3),
-                                   np.dtype(int)],
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, np.array([1j]), np.array([None]),
+                                   np.zeros(2, [("a", int)]), lambda: 0, [[{"a": object()}]]],
                          ids=lambda value: type(value).__name__)
 def test_anything_else_is_a_type_error(value):
     with pytest.raises(TypeError, match="cannot be passed"):
         to_bytes(value)
 
 
-@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b"%d\n" % len(text.encode()) + text.encode()))
-def test_garbage_is_a_value_error(data):
-    """Or, rarely, a value: never anything else."""
-    with suppress(ValueError):
-        from_bytes(data)
-
-
-@given(TREES, st.integers(0, 10**6), st.binary(max_size=3))
+@given(TREES, st.integers(0, 10**6), st.binary(max_size=60))
 def test_bytes_that_were_tampered_with_are_a_value_error_or_a_value(tree, place, other):
+    """Never anything else; nor is garbage."""
     data = to_bytes(tree)
     place %= len(data)
-    with suppress(ValueError):
-        from_bytes(data[:place] + other + data[place + len(other):])
+    for forged in other, b"%d\n" % len(other) + other, data[:place] + other[:3] + data[place + len(other[:3]):]:
+        with suppress(ValueError):
+            from_bytes(forged)
 
 
 class Bomb:
@@ -81,14 +73,13 @@ def encode(tree, rest: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("data", [
-    pickle.dumps(Bomb()), encode(["array", ["|O", [1]]], pickle.dumps(Bomb())),
+    pickle.dumps(Bomb()), encode(["array", ["|O", [1]]], pickle.dumps(Bomb())), b"", b"-1\n[]",
     encode(["array", ["O8", [1]]], b"12345678"), encode(["array", ["(1000000,1000000)f8", [1]]]),
     encode(["array", ["<f8", [10**15]]]), encode(["array", ["<f8", [-1]]]),
-    encode(["array", ["<f8", [2.5]]], bytes(20)),
-    encode(["array", ["<f8", [2]]], bytes(17)), encode(["array", ["<f8", 3]]), encode(["array", None]),
-    encode(["array", [["<f8"], [1]]], bytes(8)), encode(["dict", [[["list", []], ["plain", 1]]]]), encode(["set", []]),
-    encode(["plain", [1]]), encode(["plain"]), encode(["plain", 1], b"more"), encode({}), encode(b"[" * 100_000),
-    encode(b'["list",[' * 100_000), b"", b"7", b"-1\n[]",
+    encode(["array", ["<f8", [2.5]]], bytes(20)), encode(["array", ["<f8", [2]]], bytes(17)),
+    encode(["array", ["<f8", 3]]), encode(["array", None]), encode(["array", [["<f8"], [1]]], bytes(8)),
+    encode(["dict", [[["list", []], ["plain", 1]]]]), encode(["set", []]), encode(["plain", [1]]),
+    encode(["plain", 1], b"more"), encode({}), encode(b"[" * 100_000),
 ], ids=lambda data: repr(data[:30]))
 def test_what_a_forger_would_send_is_a_value_error(data):
     """And nothing is unpickled, or allocated for elements that are not there."""

@@ -1,28 +1,30 @@
 """Answers in words: a person grades them, whoever writes nothing has no points, and a text can do no harm."""
+from copy import deepcopy
+
 import nbformat
 import pytest
 from nbgrader.preprocessors import ClearSolutions
 from nbgrader.utils import determine_grade
 
-from grading.lab_source import labs, notebook_of
 from grading.nbgrader_checks import assemble
 from grading.release import without_secrets
 from grading.submission import remarks
 from grading.writing import STUB, is_writing, names_of_texts, quote, texts_of
+from tests.labs.submissions import LAB1, LAB_NAMES, solution
 
 
 def writing_of(notebook) -> dict:
     return {cell.metadata.nbgrader["grade_id"]: cell for cell in notebook.cells if is_writing(cell)}
 
 
-@pytest.mark.parametrize("source", labs(), ids=lambda path: path.stem)
-def test_every_lab_has_ten_points_of_writing(source):
-    cells = writing_of(notebook_of(source))
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_every_lab_has_ten_points_of_writing(lab):
+    cells = writing_of(solution(lab))
     assert sum(cell.metadata.nbgrader["points"] for cell in cells.values()) == 10 and len(cells) == 2
 
 
-def test_who_writes_nothing_has_no_points_and_is_told(tmp_path):
-    source = notebook_of(labs()[0])
+def test_who_writes_nothing_has_no_points_and_is_told():
+    source = deepcopy(solution(LAB1))
     first, second = names_of_texts(source)
     released = without_secrets(source)
     assert all(cell.source == STUB == ClearSolutions().text_stub for cell in writing_of(released).values())
@@ -37,7 +39,7 @@ def test_who_writes_nothing_has_no_points_and_is_told(tmp_path):
 
 
 def test_a_deleted_cell_counts_as_nothing_and_of_two_the_last_counts():
-    source = notebook_of(labs()[0])
+    source = deepcopy(solution(LAB1))
     first, second = names_of_texts(source)
     submitted = without_secrets(source)
     kept = writing_of(submitted)[second]
