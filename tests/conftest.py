@@ -41,14 +41,14 @@ def pytest_configure(config):
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
 # that compute stand between those that wait, so that the cores are busy.
 LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthroughs mpi_impl/test_recording
-    test_launch labs/test_labs test_hosts mpi_impl/test_pretrain labs/test_course mpi_impl/test_faults
-    labs/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_demos mpi_impl/test_compare mpi_impl/test_waits
-    mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision test_command
-    test_readme_commands data/prepare/test_prepare test_spy_layers mpi_impl/test_experiments mpi_impl/test_report
-    test_bug_matrix labs/test_sandbox checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero
-    checkpoints/test_resumed_runs mpi_impl/test_timelines notebooks/test_ranks_magic mpi_impl/test_dry_peak
-    labs/test_canvas gpu/test_ranks evaluation/test_fine_tuning generation/test_generate test_mutants
-    test_base_install""".split()
+    checkpoints/test_huggingface test_launch labs/test_labs test_hosts mpi_impl/test_pretrain labs/test_course
+    labs/test_mistakes mpi_impl/test_faults labs/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_demos
+    mpi_impl/test_compare mpi_impl/test_waits mpi_impl/test_memory reference/test_theorems test_microshard
+    mpi_impl/test_kills mpi_impl/test_mixed_precision test_command test_readme_commands data/prepare/test_prepare
+    test_spy_layers mpi_impl/test_experiments mpi_impl/test_report test_bug_matrix labs/test_sandbox
+    checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero checkpoints/test_resumed_runs
+    mpi_impl/test_timelines notebooks/test_ranks_magic mpi_impl/test_dry_peak labs/test_canvas gpu/test_ranks
+    evaluation/test_fine_tuning generation/test_generate test_mutants test_base_install""".split()
 
 
 def place(item) -> int:
