@@ -50,15 +50,20 @@ def save_run(group, model, tokenizer, root, folder=None) -> None:
             save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)
 
 
-@pytest.fixture(scope="module")
-def bytes_run(ranks, tmp_path_factory):
-    """Return the model, the byte-level BPE tokenizer, and both folders."""
-    root, folder = (tmp_path_factory.mktemp(name) for name in ("checkpoint", "hf"))
-    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
-    model = model_of(tokenizer.vocab_size)
+def save_bytes_run(ranks, parent, model, tokenizer):
+    """Return the model, its tokenizer, and both folders."""
+    root, folder = parent / "checkpoint", parent / "hf"
+    root.mkdir()
+    folder.mkdir()
     ranks.run(4, save_run, model, tokenizer, root, folder)
     saved_tokenizer.save(tokenizer, str(root))
     return model, tokenizer, root, folder
+
+
+@pytest.fixture(scope="module")
+def bytes_run(ranks, tmp_path_factory):
+    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
+    return save_bytes_run(ranks, tmp_path_factory.mktemp("bytes"), model_of(tokenizer.vocab_size), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -91,47 +96,36 @@ def whole_text(model, tokenizer, prompt, count, sampling, number=0):
     return tokenizer.decode(begin + found[:end])
 
 
-CHOICES = {"greedy": (["--greedy"], Sampling(0.0)), "all": ([], Sampling()),
-           "top-k": (["--temperature", "0.7", "--top-k", "5", "--seed", "3"], Sampling(0.7, 5, seed=3)),
-           "top-p": (["--top-p", "0.8"], Sampling(top_p=0.8))}
-
-
-@pytest.mark.parametrize("options, sampling", CHOICES.values(), ids=CHOICES)
-def test_the_text_is_the_same_on_any_ranks(ranks, capfd, bytes_run, options, sampling):
-    """Longer than the model's positions, too."""
-    model, tokenizer, root, _ = bytes_run
+def text_on_any_ranks(ranks, capfd, bytes_run, places, sampling, options=()):
+    """Check that the textbook's text is generated from both folders. It is longer than the model's positions."""
+    model, tokenizer, root, folder = bytes_run
     expected = [whole_text(model, tokenizer, "the dog", 20, sampling)]
-    for t, p in ((1, 1), (2, 1), (1, 3), (2, 2)):
-        split = ["--prompt", "the dog", "--tokens-to-generate", 20, T, t, P, p]
-        assert texts_printed(ranks, capfd, t * p, "--load", root, *split, *options) == expected
+    common = ["--prompt", "the dog", "--tokens-to-generate", 20, *options]
+    for t, p in places:
+        for source in (["--load", root], ["--load-hf", folder]):
+            assert texts_printed(ranks, capfd, t * p, *source, *common, T, t, P, p) == expected
 
 
-def test_a_model_in_hugging_faces_layout(ranks, capfd, bytes_run):
-    model, tokenizer, _, folder = bytes_run
-    options = ["--load-hf", folder, "--prompt", "the dog", "--tokens-to-generate", 20, T, 2, P, 2]
-    assert texts_printed(ranks, capfd, 4, *options) == [whole_text(model, tokenizer, "the dog", 20, Sampling())]
+@pytest.mark.parametrize("options, sampling", [
+    ("--greedy", Sampling(0.0)), ("", Sampling()), ("--top-p 0.8", Sampling(top_p=0.8)),
+    ("--temperature 0.7 --top-k 5 --seed 3", Sampling(0.7, 5, seed=3))])
+def test_the_text_is_the_same_on_any_ranks(ranks, capfd, bytes_run, options, sampling):
+    places = ((1, 1), (2, 1), (1, 3), (2, 2)) if options else ((2, 2),)
+    text_on_any_ranks(ranks, capfd, bytes_run, places, sampling, options.split())
 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_llama(ranks, capfd, tmp_path, own):
-    """From a checkpoint and from Hugging Face's layout, on more ranks than groups, too; with a tokenizer of its own,
-    its table has unused rows.
-    """
+    """On more ranks than groups, too; with a tokenizer of its own, its table has unused rows."""
     tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
     if own:
         tokenizer = HuggingFaceTokenizer(tokenizer.library, "<|endoftext|>", 280)
     model = model_of(tokenizer.vocab_size, normalization="RMSNorm", swiglu=True, add_bias_linear=False, kv_channels=6,
                      ffn_hidden_size=12, num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
-    root, folder = tmp_path / "checkpoint", tmp_path / "hf"
-    folder.mkdir()
-    ranks.run(4, save_run, model, tokenizer, root, folder)
-    saved_tokenizer.save(tokenizer, str(root))
+    saved = save_bytes_run(ranks, tmp_path, model, tokenizer)
+    folder = saved[-1]
     assert (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists()
-    expected = [whole_text(model, tokenizer, "the dog", 20, Sampling())]
-    for t, p in ((1, 1), (2, 2), (4, 1)):
-        for source in (["--load", root], ["--load-hf", folder]):
-            split = ["--prompt", "the dog", "--tokens-to-generate", 20, T, t, P, p]
-            assert texts_printed(ranks, capfd, t * p, *source, *split) == expected
+    text_on_any_ranks(ranks, capfd, saved, ((2, 2), (4, 1)), Sampling())
 
 
 def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_path):
@@ -145,17 +139,11 @@ def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_pat
     expected = [whole_text(model, tokenizer, prompt, 8, Sampling(), number) for number, prompt in enumerate(prompts)]
     lengths = {len(text.split()) - len(prompt.split()) for text, prompt in zip(expected, prompts)}
     assert len(lengths) > 2
-    assert texts_printed(ranks, capfd, 2, *options, T, 2) == expected
+    named = ["--tokenizer-type", "NullTokenizer"]      # whose ids are as many as the model has tokens
+    assert texts_printed(ranks, capfd, 2, *options, *named, T, 2) == expected
     assert texts_printed(ranks, capfd, 2, *options, T, 2, "--micro-batch-size", 4) == expected
     for text, prompt in zip(texts_printed(ranks, capfd, 2, *options, "--ignore-eod", P, 2), prompts, strict=True):
         assert len(text.split()) == len(prompt.split()) + 8
-
-
-def test_ids_may_be_named_as_the_tokenizer(ranks, capfd, ids_run):
-    """As many as the model has words, of which one ends a document."""
-    model, tokenizer, root = ids_run
-    options = ["--load", root, "--tokenizer-type", "NullTokenizer", "--prompt", "1 2", "--tokens-to-generate", 4]
-    assert texts_printed(ranks, capfd, 1, *options) == [whole_text(model, tokenizer, "1 2", 4, Sampling())]
 
 
 def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_path):
@@ -177,51 +165,38 @@ def refusal_of(ranks, options, n=2) -> str:
     return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
 
 
-@pytest.mark.parametrize("options, sentence", [
+@pytest.mark.parametrize("options, words", [
     ("", "A text comes from one model"), ("--load A --load-hf B", "A text comes from one model"),
     ("--load nowhere", "nowhere holds no checkpoint"), ("--load ''", "--load is empty"),
-    ("--load-hf nowhere", "nowhere has no config.json"),
-    ("--load R --temperature -1", "--temperature is -1.0, but must be"),
-    ("--load R --top-p 0", "--top-p is 0.0, but must be above 0"), ("--load R --top-k 0", "--top-k is 0, but must be"),
-    ("--load R --top-k 271", "--top-k is 271, but the model has 270 tokens"),
-    ("--load R --greedy --top-k 3", "whatever --top-k says"),
+    ("--load-hf nowhere", "nowhere has no config.json"), ("--load R --top-p 0", "--top-p is 0.0"),
+    ("--load R --top-k 271", "--top-k is 271"), ("--load R --greedy --top-k 3", "whatever --top-k says"),
     ("--load R --greedy --temperature 0.5", "whatever --temperature says"),
-    ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0, but must be at least 1"),
+    ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0"),
     ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000, but must be at most 1,000,000"),
-    ("--load R --temperature nan", "argument --temperature: nan is not a finite number"),
-    ("--load R --num-samples 0", "--num-samples is 0, but must be at least 1"),
-    ("--load R --micro-batch-size 0", "--micro-batch-size is 0, but must be at least 1"),
-    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b are both given"),
+    ("--load R --temperature nan", "--temperature"), ("--load R --num-samples 0", "--num-samples is 0"),
+    ("--load R --micro-batch-size 0", "--micro-batch-size is 0"),
+    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b"),
     ("--load R --prompts-file nowhere", "nowhere cannot be read"),
     ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
     ("--load R --distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0.0"),
-    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 rank, or"),
-    (f"--load R {T} 3", "must be a multiple of 3"),
+    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy"), (f"--load R {T} 3", "multiple of 3"),
     ("--load R --tokenizer-type NullTokenizer", "The tokenizer is not that of"),
-    ("--load R --vocab-size 3", "generate has no option --vocab-size"),
-    ("--load R --vocab-file x", "--vocab-file is for"),
-    ("--load R --tokenizer-model x", "x cannot be read: No such file"),
+    ("--load R --vocab-size 3", "generate has no option --vocab-size"), ("--load R --vocab-file x", "--vocab-file"),
+    ("--load R --tokenizer-model x", "x cannot be read"),
 ])
-def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, sentence):
-    words = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
-    assert sentence in refusal_of(ranks, words)
+def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, words):
+    given = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
+    assert words in refusal_of(ranks, given)
 
 
 def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
-    bert = model_of(10, architecture="bert", heads=("lm", "sop"))
-    ranks.run(2, save_run, bert, NullTokenizer(9), tmp_path)
+    ranks.run(2, save_run, model_of(10, architecture="bert", heads=("lm", "sop")), NullTokenizer(9), tmp_path)
     assert "holds a BERT" in refusal_of(ranks, ["--load", tmp_path])
-    root = bytes_run[2]
-    assert "--num-layers is 4, but the 1f1b schedule has 5 stages" in ranks.run(
-        5, refusal, program, ["--load", str(root), P, "5"])[0]
-    assert "--tensor-model-parallel-size is 3, but must divide --num-attention-heads" in ranks.run(
-        3, refusal, program, ["--load", str(root), T, "3"])[0]
-
-
-def test_a_folder_that_lacks_tensors_is_refused(ranks, bytes_run, tmp_path):
-    """Before anything is read."""
-    folder = with_a_layer_too_few(bytes_run[3], tmp_path / "hf")
-    assert f"{folder} has no tensor h.4." in refusal_of(ranks, ["--load-hf", folder])
+    _, _, root, folder = bytes_run
+    for option, n, words in ((P, 5, "has 5 stages"), (T, 3, "--tensor-model-parallel-size is 3")):
+        assert words in refusal_of(ranks, ["--load", root, T, 1, option, n], n)
+    folder = with_a_layer_too_few(folder, tmp_path / "hf")
+    assert f"{folder} has no tensor h.4." in refusal_of(ranks, ["--load-hf", folder]), "before anything is read"
 
 
 def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, ids_run):
@@ -246,4 +221,4 @@ def test_it_starts_from_the_command_line(bytes_run):
     assert done.returncode == 0, done.stderr
     assert f"\n{whole_text(model, tokenizer, 'Grüße', 5, Sampling())}\n" in done.stdout
     done = subprocess.run([*command, "--top-p", "2"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stderr.count("error: --top-p is 2.0") == 1
+    assert done.returncode == 2 and done.stderr.count("--top-p is 2.0") == 1

@@ -7,8 +7,6 @@ from reference.generation.decoding import Sampling, continuation, generate, posi
 from reference.kv_cache import KVCache, empty_kv_cache, length_of
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.models.stage import stage_of
-from reference.params import tree_map
-from tests.spy import SpyArray
 from tests.strategies import cases, close
 
 
@@ -35,39 +33,24 @@ def pieces_of(data, n) -> list[slice]:
     return [slice(first, last) for first, last in zip([0, *cuts], [*cuts, n])]
 
 
-@given(cases(sizes=st.just(1)))
-def test_on_arrays_that_behave_like_cupys(case):
-    c = case.model
-    p, tokens = case.params(gpt_tensors(c)), case.ids("tokens", case.b, case.s)
-    spies = tree_map(SpyArray, p)
-    kv_cache = empty_kv_cache(c, p.blocks, case.s, spies.embedding.word, case.b)
-    for i in range(case.s):
-        logits = next_logits(SpyArray(tokens[:, i:i + 1]), spies, c, kv_cache)
-    close(logits.get(), gpt_logits(tokens, p, c)[:, -1])
-
-
 @given(cases(sizes=st.just(1)), st.data())
-def test_a_text_is_drawn_word_by_word_from_the_models_distribution(case, data):
-    """And where it outgrows the model, each word from the last words: when all positions are used up, from half."""
-    c, n = case.model, case.model.max_position_embeddings
-    prompt = case.ids("prompt", data.draw(st.integers(1, n))).tolist()
-    p, count, sampling = case.params(gpt_tensors(c)), data.draw(st.integers(1, 3 * n)), Sampling(0.7, 20, 0.9, 3)
-    text, seen = list(prompt), len(prompt)
-    for position in range(len(prompt), len(prompt) + count):
-        text.append(sampling.choose(gpt_logits(np.array([text[-seen:]]), p, c)[0, -1], position, text=2))
-        seen = seen + 1 if seen < n else max(1, n // 2)
-    assert generate([prompt], count, p, c, sampling, first_text=2) == [text[len(prompt):]]
-
-
-@given(cases(sizes=st.just(1)), st.data())
-def test_texts_of_a_batch_are_those_of_each_alone(case, data):
-    """Prompts may have different lengths, and texts may outgrow the model."""
+def test_texts_are_drawn_token_by_token_from_the_models_distribution(case, data):
+    """In a batch, too, whose prompts have different lengths. And where a text outgrows the model, each token from the
+    last ones: when all positions are used up, from half.
+    """
     c, n = case.model, case.model.max_position_embeddings
     lengths = data.draw(st.lists(st.integers(1, n), min_size=1, max_size=3))
     prompts = [case.ids(f"prompt {i}", length).tolist() for i, length in enumerate(lengths)]
-    p, count, sampling = case.params(gpt_tensors(c)), data.draw(st.integers(1, 2 * n)), Sampling(0.7, 20, 0.9, 3)
-    alone = [generate([prompt], count, p, c, sampling, text)[0] for text, prompt in enumerate(prompts, 5)]
-    assert generate(prompts, count, p, c, sampling, first_text=5) == alone
+    p, count, sampling = case.params(gpt_tensors(c)), data.draw(st.integers(1, 3 * n)), Sampling(0.7, 20, 0.9, 3)
+    expected = []
+    for number, prompt in enumerate(prompts, 5):
+        text, seen = list(prompt), len(prompt)
+        for position in range(len(prompt), len(prompt) + count):
+            text.append(sampling.choose(gpt_logits(np.array([text[-seen:]]), p, c)[0, -1], position, text=number))
+            seen = seen + 1 if seen < n else max(1, n // 2)
+        expected.append(text[len(prompt):])
+    assert generate(prompts[-1:], count, p, c, sampling, 4 + len(prompts)) == expected[-1:]
+    assert generate(prompts, count, p, c, sampling, first_text=5) == expected
 
 
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))

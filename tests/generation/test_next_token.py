@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from reference import counter_rng
+from reference.config import option
 from reference.errors import UserError
 from reference.generation.decoding import Sampling, allowed_tokens, next_token
 from reference.ops import softmax
-from tests.deep import every_other_deep
 
 TIED = st.lists(st.integers(1, 6), min_size=1, max_size=12).map(lambda counts: np.array(counts) / sum(counts))
 LOGITS = st.tuples(st.integers(1, 40), st.integers(0, 2**32 - 1)).map(
@@ -41,22 +41,25 @@ def test_top_p_leaves_the_smallest_set_whose_probability_reaches_p(probs, k, p):
 
 
 def test_top_p_of_known_numbers():
-    """Of 1/2, 1/4, 1/8, 1/8, in another order: 3/4 is reached by two words exactly."""
+    """Of 1/2, 1/4, 1/8, 1/8, in another order: 3/4 is reached by two tokens exactly."""
     probs = np.array([1, 4, 1, 2]) / 8
-    nuclei = [np.flatnonzero(allowed_tokens(probs, None, p)).tolist() for p in (0.1, 0.5, 0.51, 0.75, 0.76, 0.9, 1.0)]
-    assert nuclei == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
-    assert np.flatnonzero(allowed_tokens(probs, 3, 0.86)).tolist() == [0, 1, 3]     # of 7/8, 6/8 are less
-    assert np.flatnonzero(allowed_tokens(probs, 3, 0.85)).tolist() == [1, 3]
+    nuclei = [np.flatnonzero(allowed_tokens(probs, k, p)).tolist() for k, p in
+              ((None, 0.5), (None, 0.51), (None, 0.75), (None, 0.76), (None, 1.0), (3, 0.86), (3, 0.85))]
+    assert nuclei == [[1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 3], [1, 3]]     # 6/8 are 0.857 of 7/8
 
 
-@given(LOGITS, DRAWS, st.floats(0.1, 3), st.one_of(st.none(), st.integers(1, 40)), st.floats(0.05, 1))
-def test_a_word_is_where_the_sum_of_probabilities_comes_to_the_draw(logits, draw, temperature, k, p):
-    probs = softmax(logits / temperature)
-    probs = np.where(allowed_tokens(probs, k, p), probs, 0)
+@given(LOGITS, st.builds(Sampling, st.floats(0.1, 3), st.none() | st.integers(1, 40), st.floats(0.05, 1),
+                         st.integers(0, 2**32 - 1)), st.integers(0, 2**20), st.integers(0, 2**20))
+def test_a_token_is_where_the_sum_of_probabilities_comes_to_the_draw(logits, sampling, position, text):
+    """The draw depends on the seed, the text and the position alone."""
+    draw = counter_rng.uniform(counter_rng.key(sampling.seed, "sampling", text), np.array([position], np.uint64))[0]
+    probs = softmax(logits / sampling.temperature)
+    probs = np.where(allowed_tokens(probs, sampling.top_k, sampling.top_p), probs, 0)
     sums = np.concatenate([[0], np.cumsum(probs)]) / probs.sum()
     assume(np.abs(sums - draw).min() > 1e-12)
-    word = next_token(logits, draw, temperature, k, p)
-    assert sums[word] < draw < sums[word + 1]
+    token = sampling.choose(logits, position, text)
+    assert sums[token] < draw < sums[token + 1]
+    assert sampling.choose_each(np.stack([logits, logits]), position, text - 1)[1] == token
 
 
 @given(st.integers(2, 40), DRAWS, st.integers(0, 2**32 - 1), st.booleans())
@@ -79,43 +82,9 @@ def test_at_temperature_0_the_likeliest_word_comes_and_of_equals_the_first(logit
             assert next_token(logits, draw, 1e-310) == expected
 
 
-@pytest.mark.parametrize("choices", every_other_deep([
-    {}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 7}, {"top_p": 0.8},
-    {"temperature": 1.5, "top_k": 15, "top_p": 0.9}]), ids=str)
-def test_words_come_as_often_as_is_likely(choices):
-    """Chi-square over 10,000 positions, within 5 standard deviations; and from one position to the next, of pairs."""
-    logits, sampling = np.random.default_rng(0).normal(0, 1.5, 20), Sampling(**choices, seed=5)
-    words = np.array([sampling.choose(logits, position, text=3) for position in range(10_000)])
-    probs = softmax(logits / sampling.temperature)
-    probs = np.where(allowed_tokens(probs, sampling.top_k, sampling.top_p), probs, 0)
-    probs /= probs.sum()
-    agrees(np.bincount(words, minlength=20), probs)
-    agrees(np.bincount(20 * words[:-1] + words[1:], minlength=400), np.outer(probs, probs).reshape(-1))
-
-
-def agrees(seen, probs):
-    expected = seen.sum() * probs
-    assert (seen[probs == 0] == 0).all()
-    some = expected > 5
-    chi_square, freedom = ((seen[some] - expected[some])**2 / expected[some]).sum(), some.sum() - 1
-    assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
-
-
-def test_what_is_drawn_depends_on_seed_text_and_position_alone():
-    logits = np.zeros(1000)
-    words = {(seed, text, position): Sampling(seed=seed).choose(logits, position, text)
-             for seed in range(5) for text in range(5) for position in range(5)}
-    assert len(set(words.values())) > 100
-    for (seed, text, position), word in words.items():
-        draw = counter_rng.uniform(counter_rng.key(seed, "sampling", text), np.array([position], np.uint64))[0]
-        assert word == np.floor(1000 * draw)
-
-
-@pytest.mark.parametrize("choices, said", [
-    ({"temperature": -0.1}, "--temperature is -0.1, but must be a number that is not negative"),
-    ({"temperature": nan}, "--temperature is nan"), ({"temperature": inf}, "--temperature is inf"),
-    ({"top_k": 0}, "--top-k is 0, but must be at least 1"), ({"top_p": 0.0}, "--top-p is 0.0, but must be above 0"),
-    ({"top_p": 1.1}, "at most 1"), ({"top_p": nan}, "--top-p is nan")])
-def test_no_way_to_choose(choices, said):
-    with pytest.raises(UserError, match=said):
-        Sampling(**choices)
+@pytest.mark.parametrize("name, values", [("temperature", (-0.1, nan, inf)), ("top_k", (0,)),
+                                          ("top_p", (0.0, 1.1, nan))])
+def test_no_way_to_choose(name, values):
+    for value in values:
+        with pytest.raises(UserError, match=f"{option(name)} is {value}"):
+            Sampling(**{name: value})

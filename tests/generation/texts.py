@@ -1,6 +1,4 @@
 """Texts from a model on ranks, and from the textbook, which tests of generation share."""
-from typing import NamedTuple
-
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface import within_segment
@@ -16,20 +14,10 @@ from tests.rank_theorems import as_is, host
 from tests.training_theorems import connected
 
 
-class Text(NamedTuple):
-    """The inputs that determine a text, besides the model."""
-
-    prompt: list[int]
-    count: int
-    sampling: Sampling
-    number: int = 0
-
-    def from_textbook(self, case: Case) -> list[int]:
-        return textbook.generate([self.prompt], self.count, case.params(gpt_tensors(case.model)), case.model,
-                                 self.sampling, self.number)[0]
-
-    def from_ranks(self, replica: Replica) -> list[int]:
-        return [token for token, in generate(replica, [self.prompt], self.count, self.sampling, self.number)]
+def text_of(case: Case, prompt: list[int], count: int, sampling: Sampling, number: int = 0) -> list[int]:
+    """Return the textbook's text of this number."""
+    params = case.params(gpt_tensors(case.model))
+    return textbook.generate([prompt], count, params, case.model, sampling, number)[0]
 
 
 def replica_of(topology, case: Case, like, change=as_is) -> Replica:
@@ -50,12 +38,8 @@ def on_ranks(group, p: int, case: Case, dtype, act, *args, wrap=as_is):
         return act(replica_of(topology, case, wrap(np.empty(0, dtype))), *args)
 
 
-def texts(replica: Replica, asked: list[Text]) -> list[list[int]]:
-    return [text.from_ranks(replica) for text in asked]
-
-
-def batch_of_texts(replica: Replica, prompts: list[list[int]], count: int, sampling: Sampling, first_text: int):
-    """Return the texts as lists of tokens, and how many positions were computed."""
+def texts(replica: Replica, prompts: list[list[int]], count: int, sampling: Sampling, first_text: int = 0):
+    """Return the texts of a batch as lists of tokens, and how many positions were computed."""
     found = list(generate(replica, prompts, count, sampling, first_text))
     return [[token for token in text if token is not None] for text in zip(*found)], len(found)
 
