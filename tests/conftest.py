@@ -46,9 +46,10 @@ LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthro
     mpi_impl/test_watchdog mpi_impl/test_memory test_microshard mpi_impl/test_kills mpi_impl/test_mixed_precision
     mpi_impl/test_training_demos test_command mpi_impl/test_one_curve test_readme_commands data/prepare/test_prepare
     test_spy_layers mpi_impl/test_scaling_study mpi_impl/test_report test_bug_matrix labs/test_sandbox
-    checkpoints/test_checkpoint mpi_impl/test_zero checkpoints/test_resumed_runs mpi_impl/test_gantt
-    notebooks/test_ranks_magic mpi_impl/test_dry_peak labs/test_canvas gpu/test_ranks evaluation/test_fine_tuning
-    generation/test_generate test_mutants labs/test_lab8 test_base_install mpi_impl/test_demos""".split()
+    checkpoints/test_checkpoint mpi_impl/test_zero checkpoints/test_resumed_runs checkpoints/test_huggingface
+    mpi_impl/test_gantt notebooks/test_ranks_magic mpi_impl/test_dry_peak labs/test_canvas gpu/test_ranks
+    evaluation/test_fine_tuning generation/test_generate test_mutants labs/test_lab8 test_base_install
+    mpi_impl/test_demos""".split()
 
 
 def place(item) -> int:

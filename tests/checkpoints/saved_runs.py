@@ -1,7 +1,6 @@
 """Runs of any model on any ranks that save their state and load it: what tests of checkpoints share."""
+from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.topology import Place
@@ -9,18 +8,16 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.exact.array import as_exact
 from reference.optimizer import OptimizerConfig
 from reference.params import split
 from reference.precision import Precision
 from reference.training import trainer as textbook
 from tests.cases import Case, trees_close
-from tests.training_theorems import (Plan, connected, dealt, start_from_random_numbers,
-                                     start_textbook_from_random_numbers)
+from tests.program import refusal
+from tests.training_theorems import Plan, connected, dealt
 
 OPTIMIZER = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)
 DOUBLE = Precision("float64")
-NO_NUMBERS = as_exact(np.empty(0))
 
 
 class Run(NamedTuple):
@@ -33,18 +30,11 @@ class Run(NamedTuple):
     precision: Precision = DOUBLE
 
     def trainer(self, topology) -> Trainer:
-        if not self.case.exact:
-            return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
-        trainer = Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision, NO_NUMBERS), OPTIMIZER)
-        start_from_random_numbers(self.case, trainer)
-        return trainer
+        return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
 
     def textbook(self) -> textbook.Trainer:
         """Return the same training in one process."""
-        trainer = textbook.Trainer(self.case.model, OPTIMIZER, self.case.seed, self.precision)
-        if self.case.exact:
-            start_textbook_from_random_numbers(self.case, trainer)
-        return trainer
+        return textbook.Trainer(self.case.model, OPTIMIZER, self.case.seed, self.precision)
 
     def samples(self, step: int):
         """Return the global batch of a step."""
@@ -84,22 +74,28 @@ def join_replica(everyone: list[States], state: str, replica: tuple[int, int] = 
     return whole
 
 
-def train_and_save(group, run: Run, root, steps: int = 1, save=checkpoint.save) -> States:
+def train_and_save(group, run: Run, root, steps: int = 1) -> States:
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         for _ in range(steps):
             run.step(trainer)
-        save(trainer, str(root), {"seed": run.case.seed})
+        checkpoint.save(trainer, str(root), {"seed": run.case.seed})
         return states(trainer)
 
 
-def load_and_train(group, run: Run, root, steps: int = 1, load=checkpoint.load) -> tuple[States, list, States]:
+def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list, States]:
     """Return the states after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
-        load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))
+        checkpoint.load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))
         loaded = states(trainer)
         return loaded, [run.step(trainer) for _ in range(steps)], states(trainer)
 
 
 SMALL = Run(2, Case(2, ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=3), 1, 4, seed=1), Plan(), 2)
+ALONE = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
+
+
+def load_says(ranks, run: Run, root) -> str:
+    """Return the sentence with which a load is refused; "" if it loads."""
+    return ranks.run(run.n, refusal, load_and_train, run, root, 0)[0]

@@ -12,8 +12,7 @@ from mpi_impl.checkpoints import checkpoint, folder_lock, on_disk
 from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
 from mpi_impl.checkpoints.on_disk import read_manifest
 from reference.errors import UserError
-from tests.checkpoints.saved_runs import train_and_save
-from tests.checkpoints.test_on_disk import ALONE
+from tests.checkpoints.saved_runs import ALONE, train_and_save
 from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
 from tests.launching import environment
 from tests.program import pretrain, refusal

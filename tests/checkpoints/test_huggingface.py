@@ -1,192 +1,293 @@
-"""GPT-2's layout: what transformers has saved computes the same here, on any topology, and we save it again.
+"""transformers' layouts: what it has saved computes and learns the same here, on any topology, and we save it again.
 
-Where transformers is not installed, tests/checkpoints/gpt2_golden.json says what it has computed.
+Where transformers is not installed, tests/checkpoints/golden.json says what it has computed.
 """
 import errno
 import json
 import os
+import tempfile
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints import huggingface
-from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model
-from mpi_impl.checkpoints.huggingface_config import CONFIG
+from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, Weights, check_weights, load_weights, places_of, save_model
+from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_of, read_config
 from mpi_impl.data.tokenizer import NullTokenizer
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import parse
-from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
-from reference.models.gpt import gpt_tensors
+from reference.config import ARCHITECTURES, ExpertsConfig, ModelConfig, Recompute
 from reference.models.model import model_tensors
-from reference.parallel.stages import layout_of
-from reference.params import leaves, tree_map, with_names
-from reference.training.trainer import loss_and_gradients
+from reference.parallel import stages
+from reference.params import leaves
+from reference.precision import Precision
 from tests.allocated import most_bytes
-from tests.checkpoints.gpt2_golden import TOKENS, direction
-from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, compute_on, empty, full_name, learn_and_save, options,
-                                         refuses, same_tensors, taking_turns, weights_of, whole_gradients, write_model)
+from tests.cases import Case, Plan
+from tests.checkpoints.golden import FAMILIES, KINDS, STEPS, along, golden_batch
 from tests.checkpoints.reading import assert_read_once
+from tests.checkpoints.runs import (Run, agrees, compute_on, empty, learn_and_save, model_in, options, refuses,
+                                    same_tensors, taking_turns, tensors_agree, weights_of, write_model)
 from tests.program import pretrain, refusal
-from tests.strategies import close
+from tests.strategies import ANY_MODEL, cases
 from tests.training_theorems import connected
 
-TOPOLOGIES = [      # ranks, and options
-    (1, ""),
-    (2, f"{T} 2"),
-    (4, f"{T} 4 --sequence-parallel --make-vocab-size-divisible-by 1"),
-    (2, f"{P} 2"),
-    (4, f"{T} 2 {P} 2 --sequence-parallel --pipeline-schedule zb-h1"),
-    (4, "--zero-stage 1"),
-    (3, "--zero-stage 2 --ddp-bucket-size 50"),
-    (4, "--zero-stage 3 --cpu-offload"),
-    (8, f"{T} 2 {P} 2 --zero-stage 1 --make-vocab-size-divisible-by 4"),
-    (8, f"{T} 2 {P} 2 --zero-stage 3 --sequence-parallel"),
-    (6, f"{P} 2 --zero-stage 2 --pipeline-schedule gpipe"),
+PLACES = [      # t, d, the rest, and whether the sequence is sharded; e counts where the model has experts
+    (1, 1, Plan(), False),
+    (2, 1, Plan(), False),
+    (4, 1, Plan(), True),       # of Llamas two or four ranks hold copies of a head
+    (1, 2, Plan(e=2), False),
+    (1, 1, Plan(2), False),
+    (2, 1, Plan(2, "zb-h1"), True),
+    (1, 4, Plan(zero_stage=3, cpu_offload=True, e=2), False),
+    (2, 2, Plan(2, zero_stage=1, e=2), True),
+    (4, 2, Plan(zero_stage=2, bucket_size=50, e=2), False),
+    (2, 2, Plan(2, zero_stage=3, e=2), True),
+    (2, 2, Plan(2, "gpipe", recompute=Recompute("full"), zero_stage=2), False),
 ]
+EVERYWHERE = [case for family in FAMILIES for case in taking_turns(family, PLACES)]
+BACKWARDS = [case for family in FAMILIES for case in taking_turns(family[::-1], PLACES)]
 
 
-@pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS), TOPOLOGIES))
-def test_golden_logits_loss_and_gradients(ranks, golden, folder, n, more):
+NOT_IN_EVERY_VERSION = {"position_embedding_type", "rope_theta", "rope_scaling", "num_experts",
+                        "attention_bias", "mlp_bias", "pretraining_tp"}      # of transformers, nor in a Mistral
+
+
+def run_of(model, t, d, plan, sequence_parallel=False) -> Run:
+    sharded = sequence_parallel and (t < 4 or model.architecture == "gpt")      # a BERT here has six positions
+    return Run(model, t, d, plan if model.experts else replace(plan, e=1), sharded)
+
+
+@pytest.mark.parametrize("kind, t, d, plan, sharded", EVERYWHERE)
+def test_golden_logits_losses_gradients_and_steps(ranks, golden, folder, model, kind, t, d, plan, sharded):
     """They equal transformers' on any topology, to rounding."""
-    batch = np.array(TOKENS * 3 if n in (3, 6) else TOKENS)
-    found = ranks.run(n, compute_on, options(folder, f"{more} --global-batch-size {len(batch)}"), batch)
-    for one in found:
-        close(np.array(one.loss), np.array(golden["loss"]), 1e-13)
-        if one.logits[0] is not None:
-            close(np.concatenate(one.logits)[:, :golden["config"]["vocab_size"]], np.array(golden["logits"]), 1e-13)
-    for name, grad in whole_gradients(found).items():
-        theirs, shape = full_name(name), golden["tensors"][full_name(name)]
-        along = (grad.reshape(shape) * direction(theirs, shape)).sum()
-        close(np.array(along), np.array(golden["gradients"][theirs]), 1e-12)
+    run, batch = run_of(model, t, d, plan, sharded), golden_batch(KINDS[kind][0])
+    found = ranks.run(run.n, compute_on, run, folder, [batch] * (STEPS if "after" in golden else 1))
+    agrees(found, golden.get("logits"), golden["losses"], 1e-13)
+    tensors_agree(run, found, "gradients", golden["gradients"], 1e-12, along)
+    if "after" in golden:
+        tensors_agree(run, found, "after", golden["after"], 1e-9, along)
 
 
-def test_the_textbook_agrees_with_the_golden_file(golden):
-    """The tensors are laid out by hand here, so that a wrong name cannot hide behind a wrong layer."""
-    settings = parse(["--num-layers", "2", "--hidden-size", "8", "--num-attention-heads", "4", "--seq-length", "6",
-                      "--hidden-dropout", "0", "--attention-dropout", "0"], 1)
-    config, w = golden["config"], weights_of(golden)
-    model = replace(settings.model(11), layernorm_epsilon=config["layer_norm_epsilon"],
-                    untie_embeddings_and_output_weights=not config["tie_word_embeddings"],
-                    activation={"gelu_new": "gelu", "gelu": "gelu_exact"}[config["activation_function"]])
-    params = tree_map(lambda named: w[full_name(named.name)].reshape(named.leaf.shape), with_names(gpt_tensors(model)))
-    tokens = np.array(TOKENS)
-    loss, _ = loss_and_gradients(GPTBatch.unpack(tokens), params, model)
-    close(np.array(loss), np.array(golden["loss"]), 1e-13)
+# ---- and out again --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS, reverse=True), TOPOLOGIES))
-def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, tmp_path, n, more):
-    """The tensors are bitwise identical, with the same names, shapes and metadata, and so is config.json."""
-    again = empty(tmp_path / "again")
-    ranks.run(n, learn_and_save, options(folder, more), 0, again)
+@pytest.mark.parametrize("kind, t, d, plan, sharded", BACKWARDS)
+def test_what_is_saved_is_what_was_loaded(ranks, folder, model, tmp_path, t, d, plan, sharded):
+    """The tensors are bitwise identical, with the same names and shapes, and config.json says the same. (A Mistral is a
+    Llama.)
+    """
+    again, run = empty(tmp_path / "again"), run_of(replace(model, make_vocab_size_divisible_by=3), t, d, plan, sharded)
+    ranks.run(run.n, learn_and_save, run, folder, again)
     same_tensors(again, folder)
     with safe_open(again / WEIGHTS, "np") as file:
         assert file.metadata() == {"format": "pt"}
+    (folder / CONFIG).write_text((folder / CONFIG).read_text().replace("Mistral", "Llama").replace("mistral", "llama"))
+    assert read_config(again, model.architecture) == read_config(folder, model.architecture)
     ours, theirs = (json.loads((place / CONFIG).read_text()) for place in (again, folder))
-    assert ours == {name: theirs[name] for name in ours}
+    same = ours.keys() & theirs.keys() - {"pad_token_id", "head_dim"}       # which may be null in one of the two
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+    assert ours.keys() - theirs.keys() <= NOT_IN_EVERY_VERSION
     assert sorted(path.name for path in again.iterdir()) == [CONFIG, WEIGHTS], "nothing is left over"
 
 
-@pytest.mark.parametrize("n, more, m, other", [
-    (4, f"{T} 2 {P} 2", 4, "--zero-stage 3"), (4, "--zero-stage 1", 2, f"{P} 2"), (4, "--zero-stage 3", 1, "")])
-def test_what_was_learnt_is_saved(ranks, folder, tmp_path, n, more, m, other):
+@st.composite
+def classics(draw, architectures=ANY_MODEL, **choices):
+    """Draw a GPT-2 or a BERT of ragged sizes, a case of it, and its ranks."""
+    case = draw(cases(sizes=st.sampled_from([1, 2, 3, 4]), architectures=architectures, max_position_embeddings=9,
+                      position_embedding_type="learned_absolute", rotary_percent=1.0, llama=False, **choices))
+    if case.model.architecture == "gpt":
+        case = replace(case, model=replace(case.model, apply_residual_connection_post_layernorm=False))
+    p = draw(st.integers(1, min(2, case.model.num_layers)), "p")
+    d = draw(st.integers(1, min(3, 8 // (case.t * p))), "d")
+    plan = Plan(p, bucket_size=draw(st.sampled_from([1, 100, 1000]), "bucket size"),
+                zero_stage=draw(st.integers(0, 3), "ZeRO stage"))
+    return case, Run(case.model, case.t, d, plan, case.sequence_parallel)
+
+
+@st.composite
+def llamas(draw):
+    """Draw a Llama, a Qwen 2 or a Qwen 3 of ragged sizes, or one with experts, a case of it, and its ranks."""
+    t, c, d, p, e = draw(st.sampled_from([
+        (1, 1, 1, 2, 0), (1, 1, 3, 2, 0), (2, 1, 1, 3, 0), (2, 1, 2, 2, 0), (3, 1, 1, 2, 0), (4, 1, 2, 1, 0),
+        (1, 1, 2, 1, 2), (1, 1, 4, 1, 2), (2, 1, 3, 1, 3), (1, 2, 1, 2, 2), (2, 2, 2, 1, 4), (2, 1, 2, 2, 2)]))
+    width, heads, experts = st.integers(1, 3).map(lambda n: n * t), t * draw(st.integers(1, 2)), None
+    groups = [g for g in range(1, heads + 1) if heads % g == 0 and (g % t == 0 or t % g == 0)]
+    extra = draw(st.sampled_from([{}, {"qk_layernorm": True}] + [{"add_qkv_bias": True}] * (not e)))
+    if e:
+        number = e * draw(st.integers(1, 2))
+        experts = ExpertsConfig(number, draw(st.integers(2, number)), moe_ffn_hidden_size=draw(st.none() | width),
+                                moe_router_pre_softmax="qk_layernorm" in extra and draw(st.booleans()))
+    model = ModelConfig(
+        p + draw(st.integers(0, 1)), draw(width), heads, draw(st.integers(2, 40)), 6, normalization="RMSNorm",
+        swiglu=True, add_bias_linear=False, ffn_hidden_size=draw(width), num_query_groups=draw(st.sampled_from(groups)),
+        kv_channels=2 * draw(st.integers(1, 3)), position_embedding_type="rope", use_rope_scaling=draw(st.booleans()),
+        rope_scaling_factor=32.0, untie_embeddings_and_output_weights=draw(st.booleans()), hidden_dropout=0.0,
+        attention_dropout=0.0, make_vocab_size_divisible_by=draw(st.integers(1, 5)), experts=experts, **extra)
+    if model.add_qkv_bias:      # a Qwen 2 has no head_dim
+        model = replace(model, hidden_size=heads * model.head_size, kv_channels=None)
+    plan = Plan(p, bucket_size=draw(st.sampled_from([1, 100, 1000])), zero_stage=draw(st.integers(0, 3)), c=c,
+                e=max(e, 1))
+    return Case(t, model, 1, 4, draw(st.integers(0, 2**32 - 1))), Run(model, t, d, plan)
+
+
+def fields_of(model: ModelConfig) -> Any:
+    """Return the fields that a config.json tells of a model; of one with rope in the form that all of them have."""
+    if model.position_embedding_type != "rope":
+        return replace(model, make_vocab_size_divisible_by=1)
+    names = ("num_layers", "hidden_size", "num_attention_heads", "groups", "head_size", "vocab_size", "tied",
+             "add_qkv_bias", "qk_layernorm", "rope_scaling", "rotary_base", "layernorm_epsilon")
+    experts = model.experts
+    return [*(getattr(model, name) for name in names), experts and replace(
+        experts, moe_ffn_hidden_size=experts.moe_ffn_hidden_size or model.ffn_size) or model.ffn_size]
+
+
+@given(st.one_of(classics(), llamas()))
+def test_any_model_on_any_ranks_is_saved_as_it_was_loaded(ranks, case_and_run):
+    """Bitwise, for any sizes, groups and padding of the vocabulary, and any ranks that share experts or hold copies."""
+    case, run = case_and_run
+    full_name = layout_of(run.model).full_name
+    tensors = {full_name(place.name): case.array(place.name, *place.shape)
+               for _, _, places in places_of(run.model) for place in places}
+    with tempfile.TemporaryDirectory() as root:
+        config = config_of(run.model, NullTokenizer(3), "float64")
+        folder, again = write_model(Path(root, "model"), config, tensors), empty(Path(root, "again"))
+        assert fields_of(model_in(folder)) == fields_of(run.model)
+        ranks.run(run.n, learn_and_save, run, folder, again)
+        same_tensors(again, folder)
+
+
+@pytest.mark.parametrize("kind, one, other", [
+    ("tied", (2, 2, Plan(2)), (1, 4, Plan(zero_stage=3))), ("untied", (1, 4, Plan(zero_stage=3)), (1, 1, Plan(2))),
+    ("original", (2, 1, Plan(2)), (1, 4, Plan(zero_stage=3))), ("choices", (1, 4, Plan(zero_stage=1)), (1, 1, Plan())),
+    ("Mixtral", (1, 4, Plan(e=2)), (2, 1, Plan()))])
+def test_what_was_learnt_is_saved(ranks, kind, folder, model, tmp_path, one, other):
     """After some steps, too, and by whom it is saved makes no difference."""
-    learnt, again = empty(tmp_path / "learnt"), empty(tmp_path / "again")
-    ranks.run(n, learn_and_save, options(folder, more), 2, learnt)
-    ranks.run(m, learn_and_save, options(learnt, other), 0, again)
+    learnt, again, batch = empty(tmp_path / "learnt"), empty(tmp_path / "again"), golden_batch(KINDS[kind][0])
+    first, second = run_of(model, *one), run_of(model, *other)
+    ranks.run(first.n, learn_and_save, first, folder, learnt, [batch] * 2)
+    ranks.run(second.n, learn_and_save, second, learnt, again)
     same_tensors(again, learnt)
-    assert any(not np.allclose(x, load_file(folder / WEIGHTS)[name], atol=1e-4)
-               for name, x in load_file(learnt / WEIGHTS).items())
+    before, after = load_file(folder / WEIGHTS), load_file(learnt / WEIGHTS)
+    without_effect = {name for name in after if name.endswith(("key.bias", "classifier.bias"))}      # softmax is blind
+    assert {name for name, x in after.items() if np.allclose(x, before[name], atol=1e-4)} == without_effect
 
 
-@pytest.mark.parametrize("n, more", [(2, f"{T} 2 --zero-stage 0"), (2, "--zero-stage 1"), (1, "--zero-stage 3")])
-def test_sixteen_bits_keep_the_weights_they_were_given(ranks, golden, folder, tmp_path, n, more):
-    """The model computes with 16 bits; master weights, and what is saved of them, have all 32."""
-    write_model(folder, golden["config"], {name: x.astype(np.float32) for name, x in weights_of(golden).items()})
-    again = empty(tmp_path / "again")
-    ranks.run(n, learn_and_save, [*options(folder, more), "--dtype", "float32", "--bf16"], 0, again)
-    same_tensors(again, folder)
-    assert json.loads((again / CONFIG).read_text())["dtype"] == "float32"
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_narrow_weights_are_widened(ranks, golden, folder, tmp_path, dtype):
-    narrow = {name: x.astype(dtype) for name, x in weights_of(golden).items()}
+@pytest.mark.parametrize("dtype, t, d, plan, precision", [
+    (np.float32, 2, 1, Plan(), "bfloat16"), (np.float32, 1, 2, Plan(zero_stage=1), "bfloat16"),
+    (np.float32, 1, 1, Plan(zero_stage=3), "bfloat16"), (np.float16, 2, 1, Plan(), "float64"),
+    (ml_dtypes.bfloat16, 1, 1, Plan(2), "float64"), (np.float32, 1, 1, Plan(), "float64")])
+@pytest.mark.parametrize("kind", ["tied"])
+def test_narrow_weights_are_widened_and_never_narrowed(ranks, golden, folder, model, tmp_path, dtype, t, d, plan,
+                                                       precision):
+    """A model may compute with 16 bits: master weights, and what is saved of them, have the format of the master's."""
+    narrow, again = {name: x.astype(dtype) for name, x in weights_of(golden).items()}, empty(tmp_path / "again")
     write_model(folder, golden["config"], narrow)
-    again = empty(tmp_path / "again")
-    ranks.run(2, learn_and_save, options(folder, f"{T} 2"), 0, again)
+    run = Run(model, t, d, plan, precision=Precision(precision))
+    ranks.run(run.n, learn_and_save, run, folder, again)
+    main = run.precision.main
     for name, x in load_file(again / WEIGHTS).items():
-        assert x.dtype == np.float64 and np.array_equal(x, narrow[name].astype(np.float64))
+        assert x.dtype == main and np.array_equal(x, narrow[name].astype(main)), name
+    assert json.loads((again / CONFIG).read_text())["dtype"] == main
 
 
-def test_every_form_in_which_a_model_is_found(ranks, kind, golden, folder, tmp_path):
-    """It may lack the prefix, have buffers of older versions or a tied table twice, or be in several files."""
-    w = {name.removeprefix("transformer."): x for name, x in weights_of(golden).items()}
-    buffers = {"h.0.attn.bias": np.tril(np.ones((1, 1, 6, 6), bool)), "h.1.attn.masked_bias": np.array(-1e4)}
-    twice = {"lm_head.weight": w["wte.weight"]} if kind == "tied" else {}
-    for i, tensors in enumerate([w, w | buffers, weights_of(golden) | twice]):
+DECODER, WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "original", "rearranged"])
+def test_every_form_in_which_a_model_is_found(ranks, kind, golden, folder, model, tmp_path):
+    """It may lack the prefix, have buffers of older versions, tied tensors twice, or the names of the first published
+    BERTs; and be in several files.
+    """
+    w = weights_of(golden)
+    bare = {name.removeprefix("transformer.").removeprefix("bert."): x for name, x in w.items()}
+    if model.architecture == "gpt":
+        forms = [bare | {"h.0.attn.bias": np.tril(np.ones((1, 1, 6, 6), bool)), "h.1.attn.masked_bias": np.array(-1e4)},
+                 w | ({"lm_head.weight": bare["wte.weight"]} if kind == "tied" else {})]
+    else:
+        forms = [w | {"bert.embeddings.position_ids": np.arange(7)[None], DECODER: w[WORDS],
+                      "cls.predictions.decoder.bias": w["cls.predictions.bias"]},
+                 {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+                  for name, x in w.items()}]
+    for i, tensors in enumerate([bare, *forms]):
         form = write_model(tmp_path / f"form {i}", golden["config"], tensors)
-        ranks.run(2, learn_and_save, options(form, f"{P} 2"), 0, form)       # over itself, too
+        ranks.run(2, learn_and_save, Run(model, 2), form, form)       # over itself, too
         same_tensors(form, folder)
-    names = sorted(w)
     several = write_model(tmp_path / "several", golden["config"], {})
     (several / WEIGHTS).unlink()
-    parts = {f"model-{i}-of-3.safetensors": names[i::3] for i in range(3)}
+    parts = {f"model-{i}-of-3.safetensors": sorted(bare)[i::3] for i in range(3)}
     for file, inside in parts.items():
-        save_file({name: w[name] for name in inside}, several / file)
+        save_file({name: bare[name] for name in inside}, several / file)
     (several / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {
         name: file for file, inside in parts.items() for name in inside}}))
-    ranks.run(2, learn_and_save, options(several, f"{T} 2"), 0, several)
+    ranks.run(2, learn_and_save, Run(model, plan=Plan(2)), several, several)
     same_tensors(several, folder)
 
 
-def test_no_rank_reads_more_than_its_part(folder):
+@pytest.mark.parametrize("kind", ["original", "words alone", "choices"])
+@pytest.mark.parametrize("heads", ARCHITECTURES["bert"])
+def test_missing_heads_are_skipped(ranks, folder, model, heads, tmp_path):
+    """A model for choices begins with a new head if the file has none; any other head must be there."""
+    other, there = replace(model, heads=heads), model.heads
+    lacking = set(heads) - set(there) - {"choice"}
+    if lacking:
+        tensor = "cls.predictions.transform" if "lm" in lacking else "pooler"
+        refuses(lambda: check_weights(str(folder), other), f"has no tensor {tensor}.dense.weight in")
+        return
+    again = empty(tmp_path / "again")
+    ranks.run(2, learn_and_save, Run(other, 2), folder, again)
+    before, after = load_file(folder / WEIGHTS), load_file(again / WEIGHTS)
+    new = after.keys() - before.keys()
+    assert new == ({"classifier.weight", "classifier.bias"} if set(heads) - set(there) else set()) | (
+        {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if there == ("lm",) != heads else set())
+    assert all(x.any() == name.endswith("weight") if name in new else np.array_equal(x, before[name])
+               for name, x in after.items()), "what is new has its initial values"
+
+
+@pytest.mark.parametrize("kind", ["tied", "original"])
+def test_no_rank_reads_more_than_its_part(folder, model):
     """All ranks together read each element of a split tensor once, and no padding."""
-    settings = parse(options(folder, f"{T} 4 --make-vocab-size-divisible-by 2"), 4)
-    layout = layout_of(gpt_tensors(settings.model(11)), settings.parallel)
+    run = Run(replace(model, make_vocab_size_divisible_by=2), 4)
+    layout = stages.layout_of(model_tensors(run.model), run.parallel())
     assert_read_once(Weights(str(folder)), layout.segments, 4)
 
 
-@pytest.mark.parametrize("n, more, architecture", [
-    (4, f"{P} 4", "gpt"), (4, f"{T} 2 {P} 2", "gpt"), (4, f"{P} 2 --zero-stage 3", "gpt"), (4, f"{T} 2 {P} 2", "bert"),
-    (4, f"{P} 2 --zero-stage 3 --apply-residual-connection-post-layernorm", "bert")])
-def test_no_rank_holds_the_whole_model(ranks, tmp_path, n, more, architecture):
+LARGE = ModelConfig(8, 64, 4, 100, 8)
+
+
+@pytest.mark.parametrize("run", [
+    Run(LARGE, 1, 1, Plan(4)), Run(LARGE, 2, 1, Plan(2)),
+    Run(replace(LARGE, architecture="bert", heads=("lm", "sop"), apply_residual_connection_post_layernorm=True), 1, 2,
+        Plan(2, zero_stage=3))])
+def test_no_rank_holds_the_whole_model(ranks, tmp_path, run):
     """While it saves or loads, a rank has little more than three times the largest tensor, beside its own part."""
-    sizes = "--num-layers 8 --hidden-size 64 --seq-length 8 --dtype float64"
-    for saving, loading, largest, whole in ranks.run(n, bytes_at_once, [*sizes.split(), *more.split()], tmp_path,
-                                                        architecture):
-        allowed = 3 * largest + (1 << 17)
-        assert max(saving, loading) < allowed < whole / 4
+    sizes = [8 * prod(tensor.shape) for _, tensor in leaves(model_tensors(run.model))]
+    for most in ranks.run(run.n, bytes_at_once, run, tmp_path):
+        assert max(most) < 3 * max(sizes) + (1 << 17) < sum(sizes) / 4
 
 
-def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, int, int]:
-    """Return the peak of new bytes in a save and in a load, and the bytes of a tensor and of the model."""
-    settings = parse(argv, group.size, architecture)
-    model = settings.model(100)
-    with connected(group, settings.parallel) as topology:
-        trainer = Trainer(ModelState(model, topology, 1, settings.precision), settings.optimizer)
-        tokenizer = NullTokenizer(99) if group.rank == 0 else None
+def bytes_at_once(group, run: Run, folder) -> tuple[int, int]:
+    """Return the peak of new bytes in a save and in a load."""
+    with connected(group, run.parallel()) as topology:
+        trainer = run.trainer(topology)
+        tokenizer = NullTokenizer(run.model.vocab_size - 1) if group.rank == 0 else None
         saving = most_bytes(lambda: save_model(trainer, str(folder), tokenizer))
-        loading = most_bytes(lambda: load_weights(trainer, str(folder)))
-    sizes = [8 * prod(tensor.shape) for _, tensor in leaves(model_tensors(model))]
-    return saving, loading, max(sizes), sum(sizes)
+        return saving, most_bytes(lambda: load_weights(trainer, str(folder)))
 
 
 # ---- files that cannot be loaded ------------------------------------------------------------------------------------
 
 
-def edit(**change):
-    """Return a function that changes tensors in the file of a folder, and removes those that are None."""
+def edit(name: str, tensor):
+    """Return a function that changes a tensor in the file of a folder, or removes it if it is None."""
     def write(folder: Path):
-        tensors = load_file(folder / WEIGHTS) | {name.replace("_at_", "."): x for name, x in change.items()}
+        tensors = load_file(folder / WEIGHTS) | {name: tensor}
         save_file({name: x for name, x in tensors.items() if x is not None}, folder / WEIGHTS)
     return write
 
@@ -209,78 +310,65 @@ def index(weight_map):
     return write
 
 
-def deeper(folder: Path):
-    config = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(json.dumps(config | {"n_layer": 10_000}))
+C_FC, QUERY = "transformer.h.1.mlp.c_fc.weight", "bert.encoder.layer.1.attention.self.query.weight"
 
 
-C_FC = "transformer_at_h_at_1_at_mlp_at_c_fc_at_weight"
-
-
-@pytest.mark.parametrize("damage, sentence", [
-    (renamer("old"), "--load-hf {folder} has no model.safetensors, nor a model.safetensors.index.json."),
-    (renamer("pytorch_model.bin"), "{folder}/pytorch_model.bin is a pickle, which is never opened"),
-    (truncate, "{folder}/model.safetensors is not a safetensors file, or is damaged"),
-    (edit(**{C_FC: None}), "--load-hf {folder} has no tensor h.1.mlp.c_fc.weight in model.safetensors, but the "
-     "model has one, [8, 32]."),
-    (edit(**{C_FC: np.zeros((32, 8))}), "{folder}/model.safetensors has h.1.mlp.c_fc.weight as [32, 8], but the "
-     "folder's config.json asks for [8, 32]."),
-    (edit(**{C_FC: np.zeros((8, 32), int)}), "has h.1.mlp.c_fc.weight in the format I64, but it must be one of F64"),
-    (edit(h_at_2_at_ln_1_at_bias=np.zeros(8)), "has a tensor h.2.ln_1.bias, for which the model of the folder's "
-     "config.json has no place."),
-    (edit(lm_head_at_weight=np.zeros((11, 8))), "has a tensor lm_head.weight, for which the model of the folder's"),
-    (index(["a"]), "model.safetensors.index.json does not hold what it should: expected `object`, got `array`"),
-    (index({"wte.weight": "../b.safetensors"}), "index.json names the file '../b.safetensors', but a file beside it"),
-    (deeper, "config.json asks for 10,000 layers, but model.safetensors has "),
-    (index({"wte.weight": "b.safetensors"}), "{folder}/b.safetensors cannot be read: No such file or directory."),
+@pytest.mark.parametrize("kind, damage, words", [
+    ("tied", renamer("old"), "has no model.safetensors, nor a model.safetensors.index.json"),
+    ("tied", renamer("pytorch_model.bin"), "pytorch_model.bin is a pickle"),
+    ("tied", truncate, "model.safetensors is not a safetensors file, or is damaged"),
+    ("tied", edit(C_FC, None), "has no tensor h.1.mlp.c_fc.weight"),
+    ("tied", edit(C_FC, np.zeros((32, 8))), "h.1.mlp.c_fc.weight as [32, 8]"),
+    ("tied", edit(C_FC, np.zeros((8, 32), int)), "h.1.mlp.c_fc.weight in the format I64"),
+    ("tied", edit("h.2.ln_1.bias", np.zeros(8)), "has a tensor h.2.ln_1.bias"),
+    ("tied", edit("lm_head.weight", np.zeros((11, 8))), "has a tensor lm_head.weight"),
+    ("untied", edit("lm_head.weight", None), "has no tensor lm_head.weight"),
+    ("tied", index(["a"]), "model.safetensors.index.json does not hold what it should"),
+    ("tied", index({"wte.weight": "../b.safetensors"}), "'../b.safetensors'"),
+    ("tied", index({"wte.weight": "b.safetensors"}), "b.safetensors cannot be read: No such file"),
+    ("original", edit(QUERY, None), "has no tensor encoder.layer.1.attention.self.query.weight"),
+    ("original", edit(QUERY, np.zeros((8, 32))), "encoder.layer.1.attention.self.query.weight as [8, 32]"),
+    ("original", edit("bert.encoder.layer.2.output.LayerNorm.bias", np.zeros(8)), "has a tensor encoder.layer.2."),
+    ("original", edit(DECODER, np.zeros((11, 8))), f"has a tensor {DECODER}"),
+    ("original", edit("cls.predictions.decoder.bias", np.zeros(11)), "has a tensor cls.predictions.decoder.bias"),
 ])
-@pytest.mark.parametrize("kind", ["tied"])
-def test_weights_that_are_not_the_models_are_refused(folder, damage, sentence):
-    model = parse(options(folder), 1).model(11)
+def test_weights_that_are_not_the_models_are_refused(folder, model, damage, words):
     damage(folder)
-    refuses(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
+    refuses(lambda: check_weights(str(folder), model), words)
 
 
 @pytest.mark.parametrize("kind", ["tied"])
-@pytest.mark.parametrize("rows", [1, 4, 11, 1024])
-def test_a_tied_table_may_be_written_twice_if_both_are_equal(folder, rows):
+@pytest.mark.parametrize("rows", [1, 4, 1024])
+def test_a_tied_table_may_be_written_twice_if_both_are_equal(folder, model, rows):
     """They are compared to the last row, whatever the size of a block."""
-    model, twice = parse(options(folder), 1).model(11), load_file(folder / WEIGHTS)["transformer.wte.weight"]
+    twice = load_file(folder / WEIGHTS)["transformer.wte.weight"]
     with mock.patch.object(huggingface, "ROWS", rows):
-        edit(lm_head_at_weight=twice)(folder)
+        edit("lm_head.weight", twice)(folder)
         check_weights(str(folder), model)
         twice[-1, -1] += 1
-        edit(lm_head_at_weight=twice)(folder)
+        edit("lm_head.weight", twice)(folder)
         refuses(lambda: check_weights(str(folder), model), "has a tensor lm_head.weight, for which")
-
-
-@pytest.mark.parametrize("kind", ["untied"])
-def test_an_untied_model_needs_its_own_table(folder):
-    edit(lm_head_at_weight=None)(folder)
-    refuses(lambda: check_weights(str(folder), parse(options(folder), 1).model(11)), "has no tensor lm_head.weight")
 
 
 @pytest.mark.parametrize("kind", ["tied"])
 def test_weights_are_checked_before_the_corpus_is_read(ranks, folder):
-    edit(**{C_FC: None})(folder)
+    edit(C_FC, None)(folder)
     (said,) = set(ranks.run(2, refusal, pretrain, [*options(folder), "--data-path", "no/such"]))
     assert "has no tensor h.1.mlp.c_fc.weight" in said
 
 
 @pytest.mark.parametrize("kind", ["tied"])
-def test_a_file_that_one_rank_cannot_read_ends_all(ranks, folder, tmp_path):
+def test_a_file_that_one_rank_cannot_read_ends_all(ranks, folder, model, tmp_path):
     other = empty(tmp_path / "other")
     (other / CONFIG).write_bytes((folder / CONFIG).read_bytes())
-    (said,) = set(ranks.run(4, refusal, load_from_two_folders, options(folder, f"{T} 2"), other))
+    (said,) = set(ranks.run(4, refusal, load_from_two_folders, Run(model, 2, 2), folder, other))
     assert said.startswith(f"--load-hf {other} has no model.safetensors")
 
 
-def load_from_two_folders(group, argv, other):
+def load_from_two_folders(group, run: Run, folder, other):
     """Load the model on all ranks, on rank 2 from another folder than on the others."""
-    settings = parse(argv, group.size)
-    with connected(group, settings.parallel) as topology:
-        trainer = Trainer(ModelState(settings.model(11), topology, 1, settings.precision), settings.optimizer)
-        load_weights(trainer, str(other) if group.rank == 2 else settings.args.load_hf)
+    with connected(group, run.parallel()) as topology:
+        load_weights(run.trainer(topology), str(other if group.rank == 2 else folder))
 
 
 def test_what_cannot_be_written_leaves_what_was_there(ranks, tmp_path):
@@ -294,7 +382,7 @@ def test_what_cannot_be_written_leaves_what_was_there(ranks, tmp_path):
 
 def save_on_a_full_disk(group, folder):
     with mock.patch.object(huggingface, "write_tensors", write_one_and_fail):
-        bytes_at_once(group, f"--num-layers 2 --hidden-size 256 --seq-length 8 {T} 2 {P} 2".split(), folder)
+        bytes_at_once(group, Run(ModelConfig(2, 256, 4, 100, 8), 2, 1, Plan(2)), folder)
 
 
 def write_one_and_fail(path, dtype, shapes, elements, metadata):

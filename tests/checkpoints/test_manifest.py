@@ -1,7 +1,6 @@
 """A manifest is believed only if it is whole: changed and sealed again, it is refused all the same."""
 import json
 import os
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -14,29 +13,22 @@ from safetensors.numpy import load_file, save_file
 from mpi_impl.checkpoints.manifest import box_of, check_tiling, text_of
 from mpi_impl.checkpoints.on_disk import TRACKER, check_file, read_manifest, seal_of
 from reference.errors import UserError
-from tests.checkpoints.saved_runs import SMALL, load_and_train, train_and_save
-from tests.program import refusal
+from tests.checkpoints.saved_runs import SMALL, load_says
 
 NAME = "blocks.0.mlp.w_in"
 FIRST = "parameters-00000.safetensors"
 
 
-@pytest.fixture(scope="module")
-def saved_root(ranks, tmp_path_factory):
-    """Save SMALL after its first step; return the folder, of which tests change copies."""
-    root = tmp_path_factory.mktemp("saved")
-    ranks.run(2, train_and_save, SMALL, root)
-    return root
-
-
 def seal_again(root: Path, change) -> None:
     """Change the manifest and give it the checksum that belongs to it now."""
-    path = root / "iter_0000001" / "manifest.json"
-    content = json.loads(path.read_text())
+    content = json.loads((root / "iter_0000001" / "manifest.json").read_text())
     change(content)
-    text = json.dumps(content).encode()
-    path.write_bytes(text)
-    path.with_name("manifest.json.sha256").write_bytes(seal_of(text))
+    write_sealed(root, json.dumps(content).encode())
+
+
+def write_sealed(root: Path, text: bytes) -> None:
+    (root / "iter_0000001" / "manifest.json").write_bytes(text)
+    (root / "iter_0000001" / "manifest.json.sha256").write_bytes(seal_of(text))
 
 
 def put(keys, value, content) -> None:
@@ -57,88 +49,72 @@ def boxes(*texts):
 @pytest.mark.parametrize("keys, value, words", [
     (["tensors"], {}, "a model of 2 layers has more than 0 tensors"),
     (["tensors", NAME], None, f"the tensor {NAME} is missing"),
-    (["tensors", "another"], {"shape": [1], "ranks_of_boxes": {"0:1": 0}}, "and not there in the model"),
+    (["tensors", "another"], {"shape": [1], "ranks_of_boxes": {"0:1": 0}}, "not there in the model"),
     (["tensors", NAME, "shape"], [8, 16], r"is \(8, 16\), and \(8, 32\)"),
-    (["files"], {}, "the file m-00000.safetensors is in its boxes or in its list of files, but not in both"),
     (["files", FIRST], None, f"the file {FIRST}"),
     (["files", "../../secret.safetensors"], {"bytes": 1, "xxh128": 32 * "0"}, "the file ../../secret"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16"), "leave elements out"),
-    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:17", "0:8,16:32"), "overlap"),
-    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,16:48"), "reaches beyond it"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,8:24"), "overlap"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:32", "3:3,0:32"), "is empty"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is no box"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8"), "another number of axes"),
     (["tensors", NAME, "ranks_of_boxes"], {"0:8,0:32": -1}, "expected `int` >= 0"),
-    (["model", "num_layers"], 9999, "a model of 9,999 layers has more than 28 tensors"),
-    (["model", "num_layers"], 10**9, "--num-layers is 1,?000,?000,?000"),
+    (["model", "num_layers"], 10**9, "a model of 1,000,000,000 layers|--num-layers is 1"),
     (["model", "num_layers"], 10**25, "--num-layers is 1"),
-    (["model", "num_layers"], "2", "expected `int`, got `str`"),
     (["model", "num_layers"], None, "num_layers"),
     (["model", "num_leyers"], 2, "a model has no num_leyers"),
     (["model", "activation"], "swish", "activation"),
     (["loss_scale"], [0.0, 0, 2], "the loss scale is 0.0"),
     (["iteration"], True, "expected `int`, got `bool`"),
-    (["iteration"], 1.5, "expected `int`, got `float`"),
     (["dtype"], "int32", "dtype"),
-    (["settings"], [], "expected `object`, got `array`"),
     (["format"], 1, "invalid enum value 1"),
     (["files", FIRST, "xxh128"], "abc", "xxh128|regex"),
-    (["files", FIRST, "bytes"], "12", "expected `int`, got `str`"),
 ])
-def test_a_manifest_that_was_changed_and_sealed_again_is_refused(saved_root, tmp_path, keys, value, words):
+def test_a_manifest_that_was_changed_and_sealed_again_is_refused(copy, keys, value, words):
     """Nothing of it is believed: not which tensors there are, nor where they are, nor that a file needs no checksum."""
-    root = shutil.copytree(saved_root, tmp_path / "copy")
-    seal_again(root, partial(put, keys, value))
+    seal_again(copy, partial(put, keys, value))
     with pytest.raises(UserError, match=words) as refused:
-        read_manifest(str(root))
-    assert str(refused.value).startswith(f"{root}/iter_0000001/manifest.json is not a manifest of format 2")
+        read_manifest(str(copy))
+    assert str(refused.value).startswith(f"{copy}/iter_0000001/manifest.json is not a manifest of format 2")
 
 
-def test_a_manifest_that_is_nested_too_deeply_is_refused(saved_root, tmp_path):
-    root = shutil.copytree(saved_root, tmp_path / "copy")
-    text = b'{"settings": {"a": ' + b"[" * 100_000
-    (root / "iter_0000001" / "manifest.json").write_bytes(text)
-    (root / "iter_0000001" / "manifest.json.sha256").write_bytes(seal_of(text))
+def test_a_manifest_that_is_nested_too_deeply_is_refused(copy):
+    write_sealed(copy, b'{"settings": {"a": ' + b"[" * 100_000)
     with pytest.raises(UserError, match="manifest.json is not a manifest of format 2.* recursion"):
-        read_manifest(str(root))
+        read_manifest(str(copy))
 
 
-def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved_root, tmp_path):
-    """A tracker, a manifest or a file of elements that is a pipe or a device is refused, and not waited for."""
-    root = shutil.copytree(saved_root, tmp_path / "copy")
-    tracker = root / TRACKER
-    tracker.unlink()
-    tracker.symlink_to(tracker)
-    with pytest.raises(UserError, match="cannot be looked up: Too many levels of symbolic links"):
-        read_manifest(str(root))
-    for name in (TRACKER, "iter_0000001/manifest.json", "iter_0000001/manifest.json.sha256"):
-        root = shutil.copytree(saved_root, tmp_path / name.replace("/", "-"))
-        (root / name).unlink()
-        os.mkfifo(root / name)
+@pytest.mark.parametrize("name", [TRACKER, "iter_0000001/manifest.json", "iter_0000001/manifest.json.sha256",
+                                  f"iter_0000001/{FIRST}"])
+def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved_root, copy, name):
+    """A pipe, a device or a name that leads in a circle is refused, and not waited for."""
+    manifest, path = read_manifest(str(saved_root)), copy / name
+
+    def read():
+        check_file(str(copy), FIRST, manifest)
+        return read_manifest(str(copy))
+
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(UserError, match="Too many levels of symbolic links"):
+        read()
+    for make in (partial(os.mkfifo, path), partial(path.symlink_to, "/dev/zero")):
+        path.unlink()
+        make()
         with pytest.raises(UserError, match=f"{name} cannot be read: it is a pipe or a device"):
-            read_manifest(str(root))
-    manifest = read_manifest(str(saved_root))
-    (root / "iter_0000001" / FIRST).unlink()
-    (root / "iter_0000001" / FIRST).symlink_to("/dev/zero")
-    with pytest.raises(UserError, match=f"{FIRST} cannot be read: it is a pipe or a device"):
-        check_file(str(root), FIRST, manifest)
+            read()
 
 
-def test_sealed_again_without_a_change_it_loads(ranks, saved_root, tmp_path):
-    root = shutil.copytree(saved_root, tmp_path / "copy")
-    seal_again(root, lambda content: None)
-    assert ranks.run(SMALL.n, refusal, load_and_train, SMALL, root, 0)[0] == ""
-
-
-def test_elements_of_another_format_are_not_read_as_weights(ranks, saved_root, tmp_path):
-    """A file of int32 with the right names, shapes and checksum."""
-    root = shutil.copytree(saved_root, tmp_path / "copy")
-    path = root / "iter_0000001" / FIRST
+def test_elements_of_another_format_are_not_read_as_weights(ranks, copy):
+    """A file of int32 with the right names, shapes and checksum. (Sealed again without a change, it loads.)"""
+    seal_again(copy, lambda content: None)
+    assert load_says(ranks, SMALL, copy) == ""
+    path = copy / "iter_0000001" / FIRST
     save_file({name: x.astype(np.int32) for name, x in load_file(path).items()}, path)
     content = path.read_bytes()
-    seal_again(root, partial(put, ["files", FIRST],
+    seal_again(copy, partial(put, ["files", FIRST],
                              {"bytes": len(content), "xxh128": xxhash.xxh3_128(content).hexdigest()}))
-    said = ranks.run(SMALL.n, refusal, load_and_train, SMALL, root, 0)[0]
+    said = load_says(ranks, SMALL, copy)
     assert f"{path} holds" in said and "I32" in said and "F64" in said
 
 

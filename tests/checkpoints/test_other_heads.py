@@ -1,45 +1,32 @@
 """A checkpoint's weights begin a run of the same model with other heads, on any topology, as fine-tuning needs it."""
 import tempfile
 from dataclasses import replace
-from math import lcm
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from reference.config import ARCHITECTURES, ModelConfig
+from reference.config import ARCHITECTURES, ModelConfig, option
 from reference.models.model import model_tensors
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.training import trainer as training
-from tests.checkpoints.gpt2_runs import refuses
+from tests.checkpoints.runs import refuses
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, join_replica, states, train_and_save
-from tests.mpi_impl.test_training import places
+from tests.checkpoints.test_checkpoint import pairs
 from tests.program import refusal
-from tests.strategies import Case, cases, trees_close
+from tests.strategies import Case, trees_close
 from tests.training_theorems import Plan, connected
 
-
-@st.composite
-def fine_tunings(draw):
-    """Draw two runs of a BERT, each with heads and ranks of its own; the second has another seed."""
-    found, both = [], [draw(st.sampled_from(places(6)), "t, p, d") for _ in range(2)]
-    a, layers = lcm(*(t for t, _, _ in both)), max(p for _, p, _ in both)
-    case = draw(cases(sizes=st.just(1), architectures=("bert",), num_layers=layers, num_attention_heads=a,
-                      hidden_size=2 * a, rotary_percent=1.0, max_position_embeddings=2 * a))
-    for i, (t, p, d) in enumerate(both):
-        heads, stage = draw(st.sampled_from(ARCHITECTURES["bert"]), "heads"), draw(st.integers(0, 3), "ZeRO stage")
-        one = replace(case, t=t, b=1, s=a, seed=case.seed + i, model=replace(case.model, heads=heads),
-                      sequence_parallel=t > 1 and draw(st.booleans(), "cut"))
-        found.append(Run(t * p * d, one, Plan(p, zero_stage=stage), 2 * d))
-    return found
+HEADS = st.sampled_from(ARCHITECTURES["bert"])
 
 
 @settings(max_examples=settings().max_examples // 5)
-@given(fine_tunings())
-def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
+@given(pairs(("bert",)), st.tuples(HEADS, HEADS))
+def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair, heads):
     """Common tensors are bitwise the checkpoint's; the rest is as in any new run, and so are moments and counters."""
-    one, other = pair
+    one, other = (run._replace(case=replace(run.case, seed=i, model=replace(run.case.model, heads=chosen)))
+                  for i, (run, chosen) in enumerate(zip(pair, heads)))
     with tempfile.TemporaryDirectory() as root:
         saved = dict(leaves(join_replica(ranks.run(one.n, train_and_save, one, root), "parameters")))
         found = ranks.run(other.n, load_and_step, other, root)
@@ -85,16 +72,14 @@ def test_of_the_files_only_the_parameters_are_read(ranks, tmp_path):
     assert said.startswith(f"{damaged} is damaged: it has ")
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({"apply_residual_connection_post_layernorm": True}, "--apply-residual-connection-post-layernorm is True, but "
-     "False in "), ({"vocab_size": 12}, "--vocab-size (which the tokenizer decides) is 12, but 11 in ")])
-def test_another_model_is_refused(ranks, tmp_path, change, sentence):
+def test_another_model_is_refused(ranks, tmp_path):
     """Heads are all that may differ."""
     ranks.run(2, train_and_save, SMALL, tmp_path)
     manifest = on_disk.read_manifest(str(tmp_path))
     choice = replace(SMALL.case.model, heads=("choice",))
     checkpoint.check_model(str(tmp_path), manifest, choice, other_heads=True)
-    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, choice),
-            "The list of heads is ['choice'], but ['lm', 'sop'] in ")
-    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, replace(choice, **change), other_heads=True),
-            sentence)
+    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, choice), "list of heads is ['choice']")
+    for field, value in (("apply_residual_connection_post_layernorm", True), ("vocab_size", 12)):
+        other = replace(choice, **{field: value})
+        refuses(lambda model=other: checkpoint.check_model(str(tmp_path), manifest, model, other_heads=True),
+                f"{option(field)} ")

@@ -102,17 +102,13 @@ def test_other_ranks_go_on_with_it(ranks, data, tmp_path):
 
 
 REFUSED = [
-    ("--save {}", "--save {} holds a checkpoint of iteration 7, which this run, at iteration 0 now, would write again"),
-    ("--load {} --train-iters 7", "--train-iters is 7, but {}/iter_0000007, which is to be loaded, has 7 behind it"),
+    ("--save {}", "--save {} holds a checkpoint of iteration 7"), ("--load {} --train-iters 7", "--train-iters is 7"),
     ("--load {}/none", "--load {}/none holds no checkpoint"),
-    ("--load {0}/iter_0000007", "--load {0}/iter_0000007 holds no checkpoint: {0}/iter_0000007/{1} is not there. Give "
-     "the folder above it, {0}."),
-    ("--load {} --hidden-size 32 --train-iters 7", "--hidden-size is 32, but 16 in {}/iter_0000007"),
-    ("--load {} --vocab-size 19", "The tokenizer is not that of {}/iter_0000007 (it has 20 tokens, that "
-     "one 21), so"),
-    ("--load {0} --save {0}/{1}", "{0}/{1} is a file, where a folder is needed"),
-    ("--save /proc/none", "/proc/none cannot be written"),
-    ("--save-interval 2", "--save-interval is 2, but nothing is saved"),
+    ("--load {0}/iter_0000007", "--load {0}/iter_0000007 holds no checkpoint"),
+    ("--load {} --hidden-size 32 --train-iters 7", "--hidden-size is 32, but 16"),
+    ("--load {} --vocab-size 19", "The tokenizer is not that of {}/iter_0000007"),
+    ("--load {0} --save {0}/{1}", "{0}/{1} is a file"), ("--save /proc/none", "/proc/none cannot be written"),
+    ("--save-interval 2", "--save-interval is 2"),
 ]
 
 
@@ -120,9 +116,9 @@ def test_what_cannot_be_is_said_before_the_run(ranks, data, tmp_path):
     """The existing checkpoint stays."""
     common = [*OPTIONS, *data, "--train-iters", "8"]
     ranks.run(2, pretrain, [*common, "--exit-interval", "7", "--save", str(tmp_path)], timeout=60)
-    for options, sentence in REFUSED:
+    for options, words in REFUSED:
         said = ranks.run(2, refusal, pretrain, [*common, *options.format(tmp_path, TRACKER).split()])[0]
-        assert said.startswith(sentence.format(tmp_path, TRACKER))
+        assert said.startswith(words.format(tmp_path, TRACKER))
     goes_on = [*common, "--load", str(tmp_path), "--save", str(tmp_path), *T2P2.split()]
     assert ranks.run(4, refusal, pretrain, goes_on)[0] == ""
 

@@ -72,7 +72,7 @@ def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
-def test_a_full_past_takes_no_more(room, n, before):
+def test_a_full_cache_takes_no_more(room, n, before):
     kv_cache = KVCache(2, room, 3, 4, np.empty(0))
     ones = np.ones((2, n, 3, 4))
     kv_cache.length = min(before, room)

@@ -32,7 +32,7 @@ LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_training_demos mpi_impl/test_lay
     mpi_impl/test_presets mpi_impl/test_arguments mpi_impl/test_report mpi_impl/test_gantt mpi_impl/test_plots
     mpi_impl/test_files mpi_impl/test_outputs mpi_impl/test_throughput mpi_impl/test_chrome_trace mpi_impl/test_metrics
     mpi_impl/test_resident_memory generation/test_generate generation/test_stream generation/test_saved_tokenizer
-    checkpoints/test_resumed_runs checkpoints/test_bert_program checkpoints/test_gpt2_program""".split()
+    checkpoints/test_resumed_runs checkpoints/test_program""".split()
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 FOUND = ("killed", "hung", "crashed")
 STEPS = ("begun", "spoiled")        # no result yet
