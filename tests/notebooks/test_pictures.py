@@ -3,11 +3,7 @@ from math import isclose
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-from hypothesis import given, strategies as st
-=======
 from hypothesis import example, given, strategies as st
->>>>>>> d95ca0a20d8c8e63b3020164f6894549589ffef8
 from matplotlib.colors import to_hex
 
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
@@ -139,10 +135,7 @@ def training_schedules(draw):
 
 
 @given(training_schedules())
-<<<<<<< HEAD
-=======
 @example(make("interleaved", 2, 4, 2))
->>>>>>> d95ca0a20d8c8e63b3020164f6894549589ffef8
 def test_a_rank_holds_at_most_what_is_in_flight_and_works_as_long_with_any_number_of_stages(schedule):
     timeline = play(schedule)
     assert timeline.work == pytest.approx(3 * schedule.microbatches)

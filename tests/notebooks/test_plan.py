@@ -50,11 +50,7 @@ def test_a_plan_is_that_of_the_papers(chosen):
     assert found.timeline.work == pytest.approx(3 * m)      # a forward of all layers takes 1, a backward 2
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("wrong, word", [((1, 1, 1, 2, 8, 0), "no pipeline"), ((1, 64, 1, 1, 64, 0), "every stage"),
-=======
 @pytest.mark.parametrize("wrong, word", [((1, 1, 1, 2, 8, 0), "no pipeline"), ((1, 64, 1, 1, 64, 0), "needs one"),
->>>>>>> d95ca0a20d8c8e63b3020164f6894549589ffef8
                                          ((5, 1, 1, 1, 1, 0), "--tensor-model-parallel-size")])
 def test_sliders_that_do_not_go_together_get_a_sentence(wrong, word):
     with pytest.raises(UserError, match=word):
