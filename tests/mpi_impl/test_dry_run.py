@@ -1,55 +1,53 @@
-"""A rank of a world that is not there holds and sends what the same rank of a real world does, to the byte."""
+"""A rank of a world that is not there does what the same rank of a real one does: it holds, sends and awaits the same.
+"""
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
-from mpi_impl.parallel.model_state import Held, ModelState
+from mpi_impl.comm.topology import place, rank_at
+from mpi_impl.dry_runs.matching import match
+from mpi_impl.dry_runs.world import kinds_of_ranks, ranks_to_match
+from mpi_impl.parallel.model_state import Held
 from mpi_impl.prediction.rank import ImaginedWorld, run_rank
-from mpi_impl.prediction.transport import Diary, RecordingTransport
+from mpi_impl.prediction.transport import Diary, Event, RecordingTransport
 from mpi_impl.runtime.meta_device import MetaDevice
 from mpi_impl.training.batches import Batches
-from mpi_impl.training.trainer import Trainer
-from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig
+from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import RankGroup, collective_time
-from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks
 from reference.precision import FORMATS, Precision
+from tests import spy
+from tests.cases import Case, Plan
+from tests.deep import one_fast_of
+from tests.dry_run_theorems import all_ranks_match, kinds_of_ranks_match, large_world, world_of
+from tests.gpu import emulated
+from tests.mpi_impl.test_training import runs
 from tests.plan_cases import REAL
-from tests.strategies import ANY_MODEL, cases, instances, recomputes
-from tests.training_theorems import Plan, Words, connected
+from tests.planted import planted
+from tests.training_theorems import Words, trainer_on
+from tests.zoo.entry import Bug
 
-PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
-SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", None),
-                             (2, "zb-h1", None), (2, "zb-h2", None), (2, "interleaved", 2), (2, "zb-v", None),
-                             (4, "1f1b", None)])
-SHAPES = st.sampled_from([(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 1), (2, 2, 1), (1, 3, 1), (1, 1, 2),
-                          (2, 1, 2), (1, 2, 2)])       # t, c, e
+RUNS = st.one_of(runs(), runs(least_c=2), runs(experts=True))
+
+
+# ---- a real run -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=settings().max_examples // 3)
-@given(st.data(), SHAPES, st.sampled_from(CP_COMM_TYPES), SCHEDULES, recomputes(), st.integers(1, 3), PRECISIONS,
-       st.integers(0, 3), st.booleans())
-def test_a_dry_run_is_a_real_run(ranks, data, shape, way, schedule, recompute, m, precision, zero_stage, offload):
+@given(RUNS, st.sampled_from(sorted(FORMATS)))
+def test_a_dry_run_is_a_real_run(ranks, run, precision):
     """Every rank's bytes of states and activations, and every line of its ledger, whatever the topology."""
-    (t, c, e), (p, name, v) = shape, schedule
-    case = data.draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=4, c=c,
-                           heads_of=c if way == "a2a" else 1, experts=e if e > 1 or data.draw(st.booleans()) else None))
-    p, name, v = schedule if t * c * p * e <= 8 else (1, "1f1b", None)
-    d = e * data.draw(st.integers(1, 8 // (t * c * p * e)))
-    plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=offload and zero_stage > 0, recompute=recompute, c=c,
-                cp_comm_type=way, e=e, instances=1 if e > 1 else data.draw(instances(c * d, zero_stage), "instances"))
-    equals_the_real_run(ranks, case, plan, d, m * p, precision)
-
-
-def equals_the_real_run(ranks, case, plan: Plan, d: int, m: int, precision: Precision) -> None:
-    size = case.t * plan.c * plan.p * d
-    world = ImaginedWorld(case.model, plan.parallel(size, case), precision, case.b, case.s, m, cudnn=False)
+    size, case, m, plan = run
+    world = world_of(case, plan, size, m, precision)
     colors = world.colors()
-    for rank, (held, sent) in enumerate(ranks.run(size, real_run, case, plan, m, precision)):
+    for rank, (held, sent) in enumerate(ranks.run(size, real_run, case, plan, m, world.precision)):
         found = run_rank(world, rank, colors, measured=True)
         assert known(found.held, world) == known(held, world), f"rank {rank} holds something else"
         assert elements(found.ledger.totals) == elements(sent), f"rank {rank} sends something else"
@@ -57,9 +55,8 @@ def equals_the_real_run(ranks, case, plan: Plan, d: int, m: int, precision: Prec
 
 def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Held, dict[Entry, Total]]:
     """Return what this rank holds and sends in a step."""
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(ModelState(case.model, topology, 1234, precision), OptimizerConfig(1e-4, 10))
-        trainer.measured = True
+    with trainer_on(group, case, plan, precision) as trainer:
+        trainer.measured, topology = True, trainer.topology
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b, m)
         trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size)
         return trainer.held(), dict(group.ledger.totals)
@@ -79,12 +76,11 @@ def elements(totals: dict[Entry, Total]) -> dict[Entry, Total]:
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
-@pytest.mark.parametrize("m", [1, 3])
-def test_an_instance_in_a_server_sends_its_shards_alone_to_others(zero_stage, m):
+def test_an_instance_in_a_server_sends_its_shards_alone_to_others(zero_stage):
     """Two servers of four: each rank's shard is all-reduced between them once a step, and little else leaves."""
     model = ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=1)
     parallel = ParallelConfig(1, 1, 8, zero_stage=zero_stage, num_distributed_optimizer_instances=2)
-    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, m, replace(REAL, server=4), cudnn=False)
+    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, 3, replace(REAL, server=4), cudnn=False)
     ledger = run_rank(world, 0, world.colors()).ledger
     (layout,) = layouts_of_ranks(model, parallel)
     sent = Counter[str]()
@@ -115,3 +111,174 @@ def test_an_exchange_takes_the_time_of_the_rows_for_others():
     RecordingTransport(diary, "expert", (0, 1, 2, 3), 1).all_to_all_rows(x, [1, 5, 2, 2], x, [1, 5, 2, 2])
     assert [(event.call, event.form) for event in diary.events] == [("all_to_all_rows", "0 float32")]
     assert device.seconds == collective_time(REAL, "all_to_all_rows", RankGroup(4, 1, 4), (1 + 2 + 2) * x[0].nbytes) > 0
+
+
+# ---- the peak on a GPU ----------------------------------------------------------------------------------------------
+
+GPT = ModelConfig(3, 16, 2, 40, 8, hidden_dropout=0.1, attention_dropout=0.1)
+LLAMA = ModelConfig(2, 16, 4, 40, 8, "rope", num_query_groups=2, normalization="RMSNorm", swiglu=True,
+                    add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+                    untie_embeddings_and_output_weights=True)
+
+
+class LiveBytes:
+    """The bytes of arrays on the emulated device."""
+
+    def __init__(self):
+        self.live = self.peak = 0
+        self.known = dict[int, weakref.finalize]()
+
+    def see(self, elements: np.ndarray) -> None:
+        own = spy.owner(elements)
+        if id(own) not in self.known:
+            self.live += own.nbytes
+            self.peak = max(self.peak, self.live)
+            self.known[id(own)] = weakref.finalize(own, self.forget, id(own), own.nbytes)
+
+    def forget(self, number: int, size: int) -> None:
+        del self.known[number]
+        self.live -= size
+
+    def counting(self):
+        """Return the context in which every array that comes to the device is seen."""
+        def to_spy(value, original=spy.to_spy):
+            found = original(value)
+            spy.replaced(found, spy.SpyArray, lambda x: self.see(x._elements))
+            return found
+
+        def init(x, host):
+            x._elements = np.array(host)
+            self.see(x._elements)
+
+        return mock.patch.multiple(spy, to_spy=to_spy), mock.patch.object(spy.SpyArray, "__init__", init)
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler, to emulate a GPU with")
+@pytest.mark.parametrize("model, t, plan, d, precision", one_fast_of(4, [
+    (GPT, 1, Plan(zero_stage=3), 2, "bfloat16"), (GPT, 1, Plan(), 1, "float32"),
+    (GPT, 2, Plan(zero_stage=2), 2, "float16"), (LLAMA, 2, Plan(2, zero_stage=1), 1, "bfloat16"),
+    (GPT, 1, Plan(2, "zb-h1", recompute=Recompute("full")), 2, "float32")]))
+def test_the_peak_is_a_gpus(ranks, model, t, plan, d, precision):
+    """While the model is made, and in a step: every array lives exactly as long, on every rank."""
+    case = Case(t, model, 2, 8, seed=1, sequence_parallel=t > 1)
+    size = t * plan.p * d
+    world = world_of(case, plan, size, 2 * plan.p, precision)
+    colors = world.colors()
+    for rank, (setup, peak) in enumerate(ranks.run(size, peak_on_a_gpu, case, plan, 2 * plan.p, precision)):
+        found = run_rank(world, rank, colors)
+        assert (found.setup.size, found.peak.size) == (setup, peak)
+
+
+def peak_on_a_gpu(group, case, plan, m, precision) -> tuple[int, int]:
+    """Return the most bytes on the emulated device while the model is made, and in a step."""
+    memory, like = LiveBytes(), spy.SpyArray(np.empty(0))
+    one, other = memory.counting()
+    with emulated.gpu(), one, other, trainer_on(group, case, plan, Precision(precision), like=like) as trainer:
+        words = Words(case) if trainer.topology.place.tensor == 0 else None
+        batches = Batches(words, case.model, trainer.topology, case.s, case.b, m, like)
+        setup, memory.peak = memory.peak, memory.live
+        gc.collect()
+        trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size)
+        return setup, memory.peak
+
+
+# ---- ranks that wait for one another --------------------------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 3)
+@given(RUNS)
+def test_ranks_match(run):
+    """All ranks of a world: every message is received, and nobody waits for ever."""
+    size, case, m, plan = run
+    all_ranks_match(world_of(case, plan, size, m))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("p, d", [(16, 24), (64, 6)])
+def test_ranks_of_a_large_world_match(p, d):
+    """3,072 ranks, in seconds."""
+    kinds_of_ranks_match(large_world(p, d))
+
+
+@given(st.builds(ParallelConfig, *(st.integers(1, 5) for _ in range(3)), context_parallel_size=st.integers(1, 3)))
+def test_places_and_ranks(c):
+    """A place is a rank's, and of each group of the first and the last stage several ranks are matched."""
+    assert [rank_at(place(rank, c), c) for rank in range(c.world_size)] == list(range(c.world_size))
+    chosen = ranks_to_match(c)
+    assert {place(rank, c).pipeline for rank in chosen} == set(range(c.pipeline_model_parallel_size))
+    assert {0, c.world_size // c.pipeline_model_parallel_size - c.tensor_model_parallel_size} <= {
+        *chosen, rank_at(place(0, c)._replace(data=c.data_parallel_size - 1, context=c.context_parallel_size - 1), c)}
+
+
+def test_kinds_of_ranks():
+    """The first stage embeds, the last has the logits; those between are one kind, or two if layers do not divide."""
+    world = large_world(p=16, d=24)
+    assert [kind.pipeline_ranks for kind in kinds_of_ranks(world)] == [[0], list(range(1, 15)), [15]]
+    uneven = world_of(Case(1, ModelConfig(6, 8, 2, 11, 4), 1, 4, seed=1), Plan(4), 4, m=4)
+    assert [kind.pipeline_ranks for kind in kinds_of_ranks(uneven)] == [[0], [1], [2], [3]]
+    assert [kind.counts.layers for kind in kinds_of_ranks(uneven)] == [2, 2, 1, 1]
+
+
+# ---- bugs -----------------------------------------------------------------------------------------------------------
+
+PIPELINE, STATE, TRAINER = "mpi_impl.parallel.pipeline", "mpi_impl.parallel.model_state", "mpi_impl.training.trainer"
+LOSS = 'self.topology.pipeline.broadcast(found, "loss", self.state.last_rank)'
+BUGS = {     # a bug, and a part of the sentence that names it
+    "the first stage alone sums the tied table": (
+        Bug(STATE, "if self.embedding_group:", "if self.embedding_group and self.embedding_group.rank == 0:"),
+        "rank 0 waits for rank 2880 in all_reduce of 86 float32 (tied embedding)"),
+    "one rank sends the whole activation": (
+        Bug(PIPELINE, "if self.scattered_parts > 1:\n            n = y.size",
+            "if self.scattered_parts > 1 and self.tensor.rank:\n            n = y.size"),
+        "rank 0 sends message 1 of 256 bfloat16 (activation) to rank 192, which expects 32 bfloat16"),
+    "the first stage does not wait for the loss": (
+        Bug(TRAINER, LOSS, f"({LOSS} if self.topology.place.pipeline else found)"),
+        "(gradient norm); rank 192 waits for rank 0 in broadcast of 1 float64 (loss)"),
+    "gradients go one stage too far": (
+        Bug(PIPELINE, "post_send(y, step.to, tag",
+            "post_send(y, (step.to + (step.action.kind == 'B')) % self.group.size, tag"),
+        "(gradient); rank 2880 waits for rank 2688 in message"),
+    "a replica's buckets in another order": (
+        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:\n            own = self",
+            "for bucket in self.layout.buckets[::-1 if self.group.rank else 1]:\n            own = self"),
+        "(parameters) on rank 2880, but all_gather of 2,064 bfloat16 (parameters) on rank 2888"),
+}
+
+
+@pytest.mark.parametrize("name", one_fast_of(5, list(BUGS)))
+def test_a_bug_is_found_among_3072_ranks(name):
+    bug, sentence = BUGS[name]
+    world = large_world(p=16, d=24, zero_stage=1)
+    with planted(*bug), pytest.raises(AssertionError) as failure:
+        kinds_of_ranks_match(world)
+    assert sentence in str(failure.value)
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+def event(kind, call="all_reduce", form="4 float32", ranks=(0, 1), number=0):
+    return Event(kind, "data", ranks, call, form, "test", number)
+
+
+def test_what_does_not_match_is_named():
+    """Another operation, another size, a message that nobody receives, and one that nobody sends."""
+    whole, other = event("collective"), event("collective", form="5 float32")
+    assert match({0: [whole], 1: [whole]}) == "" == match({0: [whole], 2: []})
+    assert "all_reduce of 4 float32 (test) on rank 0, but all_reduce of 5 float32" in match({0: [whole], 1: [other]})
+    assert "rank 0 waits for rank 1 in all_reduce" in match({0: [whole], 1: []})
+    send, receive = event("send", "message 1"), event("receive", "message 1")
+    assert match({0: [send], 1: [receive]}) == ""
+    assert "rank 0 sends message 1 of 4 float32 (test), which rank 1 never receives" in match({0: [send], 1: []})
+    assert "rank 1 expects message 1 of 4 float32 (test), which rank 0 never sends" in match({0: [], 1: [receive]})
+    assert "which expects 5 float32" in match({0: [send], 1: [receive._replace(form="5 float32")]})
+
+
+def test_a_send_waits_for_its_receive():
+    """Two ranks that both send first and wait, as MPI lets them while messages are small."""
+    programs = {rank: [event("send", "message 1", ranks=(rank, 1 - rank)),
+                       event("wait", "message 1", ranks=(rank, 1 - rank)),
+                       event("receive", "message 1", ranks=(1 - rank, rank), number=1)] for rank in range(2)}
+    assert match(programs) == ("The ranks wait for one another for ever: rank 0 waits for rank 1 in message 1 of 4 "
+                               "float32 (test); rank 1 waits for rank 0 in message 1 of 4 float32 (test).")
+    assert match({rank: [*program[::2], program[1]] for rank, program in programs.items()}) == ""

@@ -8,9 +8,8 @@ from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
 from mpi_impl.proof import proof
 from mpi_impl.proof.options import WITHOUT_EFFECT, parse
-from mpi_impl.proof.proof import describe_difference, describe_parallelism, statement
+from mpi_impl.proof.proof import describe_difference, statement
 from mpi_impl.proof.sizes import shrink
-from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import Key
 from reference.errors import UserError
 from reference.exact.degree import power_of_ten
@@ -19,7 +18,6 @@ from tests import zoo
 from tests.deep import every_other_deep, one_fast_of
 from tests.launching import launch
 from tests.planted import Bug, planted_run
-from tests.recorded_runs import case, record
 
 T2 = "--tensor-model-parallel-size 2"
 EXPERTS = "--num-experts 4 --expert-model-parallel-size 2"
@@ -83,77 +81,55 @@ def test_one_real_program_proves_and_says_so():
         "1) as in one process, and " in last and "chance of error below " in last
 
 
-def test_what_is_proved_is_named():
-    """Groups, experts, and each dimension of parallelism."""
-    sizes = sizes_of(f"{EXPERTS} --context-parallel-size 2 --group-query-attention --num-query-groups 2 {SMALL}", 4)
-    assert sizes.describe("GPT").startswith("a GPT of 2 layers, hidden size 8, 4 heads in 2 groups, 4 experts, 7 words")
-    assert describe_parallelism(sizes.parallel) == "t 1, p 1, d 2, c 2, e 2"
-
-
 # ---- what is wrong is named -----------------------------------------------------------------------------------------
 
 RUN = f"{T2} {SMALL}"
 TINY = "(1 + 2**-50)"       # a factor that floats cannot see
-BUGS = {
+BELOW_ROUNDING = {
+    "a bias that is too large, on any number of ranks": Bug(
+        "mpi_impl.layers.mlp", "add_to(y, p.b_out)  ", f"add_to(y, p.b_out * {TINY})  "),
+    "a sum over ranks that is too large": Bug(
+        "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)",
+        "return self.group.all_reduce(partial, reason) * (1 + 2**-50 * (self.group.size > 1))"),
+    "the same bias in the textbook": Bug(
+        "reference.layers.mlp", "y = linear(a, p.w_out, p.b_out) ", f"y = linear(a, p.w_out, p.b_out * {TINY}) "),
+}
+BUGS = {        # these and some of the zoo: the options of two ranks, and what is said
     "a bias that is too large, on any number of ranks": (
-        2, RUN, Bug("mpi_impl.layers.mlp", "add_to(y, p.b_out)  ", f"add_to(y, p.b_out * {TINY})  "),
-        "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in the "
+        T2, "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in the "
         "textbook, first at [0, 0, 0] of [2, 3, 8], and in 48 of 48 elements there"),
     "a sum over ranks that is too large": (
-        2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)",
-                    "return self.group.all_reduce(partial, reason) * (1 + 2**-50 * (self.group.size > 1))"),
-        "iteration 1, forward: embedding.output is another formula on rank 0 (tensor 0, data 0, pipeline 0) than on "
-        "one rank alone, first at [0, 0, 0] of [2, 3, 8], and in 24 of 24 elements there"),
+        T2, "iteration 1, forward: embedding.output is another formula on rank 0 (tensor 0, data 0, pipeline 0) than "
+        "on one rank alone, first at [0, 0, 0] of [2, 3, 8], and in 24 of 24 elements there"),
     "the same bias in the textbook": (
-        2, RUN, Bug("reference.layers.mlp", "y = linear(a, p.w_out, p.b_out) ",
-                    f"y = linear(a, p.w_out, p.b_out * {TINY}) "),
-        "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in"),
+        T2, "iteration 1, forward: blocks.1.input_layernorm.normed is another formula on one rank alone than in"),
     "one mask for the heads of all ranks": (
-        2, RUN, Bug("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"),
-        "iteration 1, forward: blocks.0.attention.probs_mask is another formula on rank 1 (tensor 1, data 0, pipeline "
-        "0) than in the textbook, first at [0, 3, "),
+        T2, "iteration 1, forward: blocks.0.attention.probs_mask is another formula on rank 1 (tensor 1, data 0, "
+        "pipeline 0) than in the textbook, first at [0, 3, "),
     "every rank draws the same shard": (
-        2, RUN, Bug("reference.params", "number * length if axis == tensor.split else 0 for", "0 for"),
-        "iteration 0, optimizer parameters: embedding.word is another formula on rank 1 "),
-    "f without its all-reduce": (
-        2, RUN, Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)", "return dx"),
-        "iteration 1, backward: gradient of final_layernorm.output is another formula on rank 0 "),
+        T2, "iteration 0, optimizer parameters: embedding.word is another formula on rank 1 "),
     "W adds twice": (
-        2, f"--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 {SMALL}",
-        Bug("mpi_impl.parallel.sinks", "accumulate(grad, x, dy)", "accumulate(grad, x, dy), accumulate(grad, x, dy)"),
+        "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1",
         "iteration 1, gradients: gradient of blocks.1.mlp.w_out is another formula on one rank alone "),
     "parameters not gathered after the step": (
-        2, f"--zero-stage 1 {SMALL}",
-        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:", "for bucket in ():"),
-        "iteration 1, parameters: embedding.word is another formula on rank 0 (tensor 0, data 0, pipeline 0) than in "),
+        "--zero-stage 1", "iteration 1, parameters: embedding.word is another formula on rank 0 (tensor 0, data 0, "),
     "gradients of keys that do not come home": (
-        2, f"--context-parallel-size 2 {SMALL}", zoo.BY_NAME["gradients of keys that do not come home"].bug,
+        "--context-parallel-size 2",
         "iteration 1, backward: gradient of blocks.1.attention.qkv is another formula on rank 0 (tensor 0, context 0"),
-    "every rank draws the first experts": (
-        2, f"{EXPERTS} {SMALL}", zoo.BY_NAME["every rank draws the first experts"].bug,
-        "iteration 0, optimizer parameters: blocks.0.mlp.experts.w_in is another formula on rank 1 (tensor 0, data 1"),
     "copies returned in the order of experts": (
-        2, f"{EXPERTS} {SMALL}", zoo.BY_NAME["copies returned in the order of experts"].bug,
+        EXPERTS,
         "iteration 1, forward: blocks.0.mlp.experts.partial is another formula in the sum over ranks 0, 1 than on one"),
-    "gradients of experts not summed": (
-        4, f"{EXPERTS} {SMALL} --global-batch-size 4", zoo.BY_NAME["gradients of experts not summed"].bug,
-        "iteration 1, reduction: gradient of blocks.1.mlp.experts.b_out is another formula on rank 0 (tensor 0"),
 }
 
 
 @pytest.mark.parametrize("name", one_fast_of(3, BUGS))
 def test_a_bug_is_named_by_its_tensor_its_rank_and_its_place(ranks, name):
-    n, line, bug, sentence = BUGS[name]
-    found = ranks.run(n, planted_run, bug, prove, line)
-    told = describe_difference(found[0].comparison, sizes_of(line, n).parallel)
+    options, sentence = BUGS[name]
+    bug, line = BELOW_ROUNDING.get(name) or zoo.BY_NAME[name].bug, f"{options} {SMALL}"
+    found = ranks.run(2, planted_run, bug, prove, line)
+    told = describe_difference(found[0].comparison, sizes_of(line, 2).parallel)
     assert told.startswith(f"not proved: {sentence}"), told
     assert all(one.comparison.found.key == found[0].comparison.found.key for one in found)
-
-
-def test_floats_do_not_see_a_sum_that_is_too_large_by_one_part_in_2_50(ranks):
-    bug = BUGS["a sum over ranks that is too large"][2]
-    found = compare(record(ranks, 1, case()), record(ranks, 2, case(2), bug=bug))
-    assert found.compared > 800 and not found.differences and found.worst.strain < 0.01
 
 
 def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
@@ -191,8 +167,8 @@ def prove_with_fresh_numbers(group, line: str):
 # ---- the sizes ------------------------------------------------------------------------------------------------------
 
 LAYERS = {      # by the run's layers, stages, options: the proof's layers on each stage, and the group to recompute
-    (24, 4, ""): ([2, 2, 2, 2], 1), (26, 4, ""): ([2, 2, 1, 1], 1), (4, 4, ""): ([1, 1, 1, 1], 1), (1, 1, ""): ([1], 1),
-    (5, 1, ""): ([2], 1), (24, 2, "--recompute-granularity full"): ([2, 2], 1),
+    (24, 4, ""): ([2, 2, 2, 2], 1), (26, 4, ""): ([2, 2, 1, 1], 1), (1, 1, ""): ([1], 1),
+    (24, 2, "--recompute-granularity full"): ([2, 2], 1),
     (24, 2, "--recompute-granularity full --recompute-num-layers 5"): ([3, 3], 2),
     (9, 2, "--recompute-granularity full --recompute-num-layers 5"): ([2, 1], 2),
 }
@@ -205,8 +181,7 @@ def test_layers_are_uneven_where_the_runs_are(layers, p, options):
     assert (held, sizes.parallel.recompute.num_layers) == LAYERS[layers, p, options]
 
 
-@pytest.mark.parametrize("words, alone, part", [(4096, 0, False), (4000, 0, True), (4096 - 1024, 1, False),
-                                                (3000, 1, True), (900, 3, True)])
+@pytest.mark.parametrize("words, alone, part", [(4096, 0, False), (4096 - 1024, 1, False), (900, 3, True)])
 def test_the_vocabulary_is_padded_as_the_runs_is(words, alone, part):
     """`alone` ranks hold only padding, and one more holds some if `part`."""
     sizes = sizes_of(f"--vocab-size {words} --make-vocab-size-divisible-by 1024 --tensor-model-parallel-size 4", 4)
@@ -216,7 +191,7 @@ def test_the_vocabulary_is_padded_as_the_runs_is(words, alone, part):
 
 
 @pytest.mark.parametrize("options, head, rotated", [
-    ("", 2, 2), ("--position-embedding-type rope", 2, 2),
+    ("", 2, 2),
     ("--position-embedding-type rope --rotary-percent 0.5", 4, 2),
     ("--position-embedding-type rope --rotary-percent 0.25 --num-attention-heads 4", 8, 2)])
 def test_heads_are_as_small_as_rope_allows(options, head, rotated):
@@ -243,24 +218,19 @@ def test_what_a_run_has_several_of_its_proof_has_two_of():
 # ---- bad input, and what is said ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line, sentence", [
-    ("--fp16", "--fp16 is a format that rounds, but a proof is about formulas, without rounding. Leave it out."),
-    ("--bf16", "--bf16 is a format that rounds"),
-    ("--preset gpt2-8.3b", r"--fp16 \(of --preset gpt2-8.3b\) is a format that rounds.* Add --dtype float32."),
-    ("--device cuda", "--device is cuda, but a proof computes with exact numbers, which no GPU has."),
-    ("--loss-scale 8", "--loss-scale is for numbers of 16 bits"),
-    ("--hysteresis 3", "--hysteresis is for numbers of 16 bits"),
-    ("--num-experts 4 --moe-expert-capacity-factor 1", "one process drops others: it is a different run"),
-    ("--load-hf DIR", "--load-hf is DIR, but a proof draws the weights of a small model of its own."),
-    ("--tensor-model-parallel-size 3", "the number of ranks must be a multiple of 3, but it is 4"),
-    ("--model gtp", "--model: invalid choice: 'gtp'.* Did you mean gpt"), ("--proofs 0", "--proofs is 0"),
-    ("--num-layers 2 --pipeline-model-parallel-size 4", "--num-layers is 2, but the 1f1b schedule has 4 stages"),
+@pytest.mark.parametrize("line, told", [
+    ("--fp16", "--fp16 is a format that rounds"), ("--preset gpt2-8.3b", r"--fp16 \(of --preset gpt2-8.3b\)"),
+    ("--device cuda", "--device is cuda"), ("--loss-scale 8", "--loss-scale is for numbers of 16 bits"),
+    ("--num-experts 4 --moe-expert-capacity-factor 1", "it is a different run"),
+    ("--load-hf DIR", "--load-hf is DIR"), ("--tensor-model-parallel-size 3", "must be a multiple of 3, but it is 4"),
+    ("--model gtp", "Did you mean gpt"), ("--proofs 0", "--proofs is 0"),
+    ("--num-layers 2 --pipeline-model-parallel-size 4", "--num-layers is 2"),
     ("--position-embedding-type rope --rotary-percent 0.002 --hidden-size 2048 --num-attention-heads 2",
      "has a hidden size of 2000, but a proof takes at most"),
     ("--model bert --untie-embeddings-and-output-weights", "prove has no option --untie-embed"),
 ])
-def test_what_cannot_be_proved_is_a_sentence(line, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_what_cannot_be_proved_is_a_sentence(line, told):
+    with pytest.raises(UserError, match=told):
         sizes_of(line, 4)
 
 
@@ -268,11 +238,6 @@ def test_a_proof_that_would_take_hours_is_refused():
     line = "--tensor-model-parallel-size 16 --num-attention-heads 32 --global-batch-size 4096 --num-layers 400 "
     with pytest.raises(UserError, match="takes .* multiplications, but a proof takes at most"):
         sizes_of(line + "--pipeline-model-parallel-size 200", 6400)
-
-
-def test_bad_input_ends_every_rank():
-    done = launch(2, "-m", "mpi_impl.prove", "--bf16")
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("error: --bf16 is a format") == 1
 
 
 def test_a_bug_ends_every_rank_with_status_1(tmp_path):

@@ -3,6 +3,7 @@
 It holds for floats, but for rounding, and for exact numbers, which have none: two steps that agree on random ones are
 the same formulas, but for a chance that `proved` asserts to be small.
 """
+from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
 
@@ -167,35 +168,29 @@ def pairs(rows: list[Choices]) -> set[tuple]:
     return {(i, j, *values) for i, j in combinations(range(len(columns)), 2) for values in zip(columns[i], columns[j])}
 
 
-def test_every_choice_of_a_model_is_met():
-    """And what is ragged is: layers that do not divide, vocabularies that are padded, one position, one microbatch."""
-    sampled = {model: sampled_runs(model) for model in MODELS}
-    configs = {model: [run.case.model for run in sampled[model]] for model in MODELS}
-    for model in ARCHITECTURES:
-        assert {c.activation for c in configs[model]} == set(ACTIVATIONS)
-        assert {c.heads for c in configs[model]} == set(ARCHITECTURES[model])
-        either(configs[model], lambda c: c.position_embedding_type == "rope",
-               lambda c: c.apply_residual_connection_post_layernorm)
+# Sharding does not touch these; layers that are shared are drawn by `runs`, and experts that drop tokens drop others on
+# every topology.
+NOT_DRAWN = {"integers", "init_method_std", "layernorm_epsilon", "rope_scaling_factor", "fp16_lm_cross_entropy",
+             "share_layers", "moe_expert_capacity_factor"}
+
+
+def test_every_choice_is_met():
+    """And in the runs of each model what is ragged is: layers, vocabularies, one position, one microbatch."""
+    values = defaultdict(set)
     for model in MODELS:
-        every = sampled[model]
-        for name in ("scatter_gather", "cpu_offload"):
-            assert {getattr(run.plan, name) for run in every} == {False, True}
-        assert {run.case.keep_gathered_inputs for run in every} == {False, True}
-        either(configs[model], lambda c: c.hidden_dropout > 0, lambda c: c.attention_dropout > 0,
-               lambda c: c.vocab_size % c.make_vocab_size_divisible_by)
-        either(every, lambda run: run.microbatches < run.plan.p, lambda run: run.microbatches > 1,
+        for run in sampled_runs(model):
+            for config in filter(None, (run.case, run.case.model, run.case.model.experts, run.plan)):
+                for name, value in vars(config).items():
+                    values[name].add(str(value))
+        either(sampled_runs(model), lambda run: run.microbatches < run.plan.p, lambda run: run.microbatches > 1,
                lambda run: run.case.b > 1, lambda run: run.case.s == 1,
-               lambda run: run.case.model.num_layers % run.plan.p)
-    for model in ("gpt", "llama", "experts"):
-        either(configs[model], lambda c: c.tied)
-    for model in ("llama", "experts"):
-        either(configs[model], lambda c: c.qk_layernorm, lambda c: c.add_qkv_bias, lambda c: c.use_rope_scaling,
-               lambda c: c.kv_channels, lambda c: c.groups == 1, lambda c: c.groups == c.num_attention_heads)
-        either(sampled[model], lambda run: run.case.model.groups < run.case.t)
-    either([c.experts for c in configs["experts"]], lambda c: c.moe_router_pre_softmax, lambda c: c.moe_ffn_hidden_size,
-           lambda c: c.moe_shared_expert_intermediate_size, lambda c: c.moe_aux_loss_coeff,
-           lambda c: c.moe_z_loss_coeff, lambda c: c.moe_layer_freq > 1, lambda c: c.moe_router_topk == c.num_experts)
-    either(sampled["experts"], lambda run: run.case.model.experts.num_experts > run.plan.e > 1)
+               lambda run: run.case.model.num_layers % run.plan.p,
+               lambda run: run.case.model.vocab_size % run.case.model.make_vocab_size_divisible_by)
+    assert {name for name, found in values.items() if len(found) == 1} == NOT_DRAWN
+    assert values["activation"] == set(ACTIVATIONS)
+    assert values["heads"] == {str(heads) for each in ARCHITECTURES.values() for heads in each}
+    either(sampled_runs("llama"), lambda run: run.case.model.groups < run.case.t)
+    either(sampled_runs("experts"), lambda run: run.case.model.experts.num_experts > run.plan.e > 1)
 
 
 def either(several, *properties) -> None:
