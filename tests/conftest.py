@@ -46,8 +46,8 @@ LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthro
     mpi_impl/test_compare mpi_impl/test_waits mpi_impl/test_memory reference/test_theorems test_microshard
     mpi_impl/test_kills mpi_impl/test_mixed_precision test_command test_readme_commands data/prepare/test_prepare
     test_spy_layers mpi_impl/test_experiments mpi_impl/test_report test_bug_matrix labs/test_sandbox
-    checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero checkpoints/test_resumed_runs
-    mpi_impl/test_timelines notebooks/test_ranks_magic mpi_impl/test_dry_peak labs/test_canvas gpu/test_ranks
+    checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero mpi_impl/test_dry_run
+    checkpoints/test_resumed_runs mpi_impl/test_timelines notebooks/test_ranks_magic labs/test_canvas gpu/test_ranks
     evaluation/test_fine_tuning generation/test_generate test_mutants test_base_install""".split()
 
 
