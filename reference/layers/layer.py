@@ -27,7 +27,7 @@ class Layer(NamedTuple):
     backward: Callable
     sharded_forward: Any = None                  # over lists of ranks; a norm has none: each rank normalises its own x
     sharded_backward: Any = None
-    chosen: Callable = lambda c: True            # a ModelConfig -> whether it has this kind, not one listed later
+    chosen: Callable = lambda c: True            # a ModelConfig -> whether it has this kind, else a later one
     order: str = ""                              # of its tensors, as they are computed; part:mlp is a layer within it
     products: dict[str, tuple[str, str]] = {}    # of each matrix: the names of what it multiplies, and of the result
 
