@@ -121,7 +121,7 @@ draw_patterns(cache.core.probs[0], owners, text, titles)
 # %%
 from reference.ops import softmax
 
-q, k = cache.core.q[0, 0], cache.core.k[0, 0]                             # head 0's, [s, d]
+q, k = cache.core.q[0, :, 0], cache.core.k[0, :, 0]                       # head 0's, [s, d]
 halves = [q[:, half] @ k[:, half].T for half in (slice(0, d // 2), slice(d // 2, d))]
 print("the scores are the sum of the halves:     ", np.allclose(sum(halves), q @ k.T))
 print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax, halves)), softmax(q @ k.T)))
