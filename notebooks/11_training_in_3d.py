@@ -19,6 +19,7 @@ import numpy as np
 from mpi_impl.notebook.pictures.groups import crosses, draw_groups, groups_of
 from mpi_impl.notebook.pictures.masks import draw_mask_parts
 from mpi_impl.notebook.predictions import reveal
+from reference.costs.volumes import PassCounts
 from reference.config import ParallelConfig
 
 # %% [markdown]
@@ -260,7 +261,7 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 guess = ...                # numbers
 
 # %% tags=["hide-output"]
-from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.traffic import compare as beside_prediction
 from mpi_impl.runtime.tables import aligned

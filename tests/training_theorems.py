@@ -13,12 +13,13 @@ from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.replicas import join_replicas
-from mpi_impl.prediction.predict import PassCounts, added, predict
+from mpi_impl.prediction.predict import added, predict
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
+from reference.costs.volumes import PassCounts
 from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head
 from reference.optimizer import OptimizerConfig

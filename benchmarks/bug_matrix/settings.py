@@ -3,8 +3,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
-from mpi_impl.prediction.predict import PassCounts
 from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.volumes import PassCounts
 from reference.parallel.stages import layouts_of_ranks, schedule_of
 from reference.precision import FORMATS, LossScaling, Precision
 from reference.schedules.actions import Schedule

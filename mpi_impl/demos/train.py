@@ -17,7 +17,7 @@ from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.prediction.predict import PassCounts, Predicted, predict_pipeline, sent_by_pipeline
+from mpi_impl.prediction.predict import Predicted, predict_pipeline, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.page.report import ReportedRun, watch, write_report
 from mpi_impl.reports.timelines.tracing import TracedSteps
@@ -28,6 +28,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
+from reference.costs.volumes import PassCounts
 from reference.parallel.data_parallel import samples_of
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample

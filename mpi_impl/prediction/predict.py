@@ -2,6 +2,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Entry, Ledger, Total
@@ -10,20 +11,12 @@ from mpi_impl.parallel.model_state import Held
 from mpi_impl.prediction.group import Colors
 from mpi_impl.prediction.rank import ImaginedRank, ImaginedWorld, imagine_rank
 from reference.config import ModelConfig
+from reference.costs.volumes import PassCounts
 from reference.schedules.generators import shrink_microbatches
 
 Totals = dict[Entry, Total]
+MANY = 64       # samples of a microbatch; beyond, what is kept of each is more than anything else
 PHASES = ("data", "forward", "recompute", "backward", "reduction", "optimizer", "evaluation")
-
-
-class PassCounts(NamedTuple):
-    """The number of passes of a run through the model, as one replica sees it."""
-
-    steps: int
-    microbatches: int               # over all steps, forward and backward
-    evaluations: int
-    evaluation_microbatches: int    # over all evaluations, forward only
-    skipped: int = 0                # steps that changed no parameter
 
 
 class Predicted(NamedTuple):
@@ -74,9 +67,12 @@ def predict_alone(world: ImaginedWorld) -> list[Predicted]:
 
 
 def predict(world: ImaginedWorld, rank: int, colors: Colors) -> Predicted:
-    """Predict one rank. Once the pipeline is full, every p microbatches add the same: so a step of many is predicted
-    from two of few.
+    """Predict one rank. Once the pipeline is full, every p microbatches add the same, and so does every sample of many:
+    a large step is predicted from two small ones.
     """
+    if world.micro_batch_size > MANY:
+        one, other = (predict(replace(world, micro_batch_size=b), rank, colors) for b in (MANY // 2, MANY))
+        return extrapolated(one, other, Fraction(world.micro_batch_size - MANY // 2, MANY // 2))
     p, m, schedule = world.parallel.pipeline_model_parallel_size, world.microbatches, world.parallel.pipeline_schedule
     world = replace(world, model=no_capacity(world.model))
     few = shrink_microbatches(m, schedule, p)
@@ -113,8 +109,11 @@ def taken(ledger: Ledger) -> Totals:
     return totals
 
 
-def extrapolated(one: Predicted, other: Predicted, times: int) -> Predicted:
+def extrapolated(one: Predicted, other: Predicted, times: Fraction | int) -> Predicted:
     """Add the difference of two predictions to the first, this number of times."""
-    step, update, evaluation = (added((first, 1 - times), (second, times)) for first, second in zip(one[:3], other[:3]))
-    held = Held(*(first + times * (second - first) for first, second in zip(one.held, other.held)))
-    return Predicted(step, update, evaluation, held, one.even)
+    def beyond(first, second):
+        return type(first)(*(round(x + times * (y - x)) for x, y in zip(first, second)))
+
+    step, update, evaluation = ({entry: beyond(total, second[entry]) for entry, total in first.items()}
+                                for first, second in zip(one[:3], other[:3]))
+    return Predicted(step, update, evaluation, beyond(one.held, other.held), one.even)

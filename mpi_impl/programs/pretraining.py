@@ -27,7 +27,7 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.prediction.predict import PassCounts, predict_pipeline
+from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, settings_of
 from mpi_impl.programs.introduction import introduction
@@ -45,6 +45,7 @@ from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
+from reference.costs.volumes import PassCounts
 from reference.parallel.stages import schedule_of
 
 

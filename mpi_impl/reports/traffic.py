@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
-from mpi_impl.prediction.predict import PassCounts, Totals
+from mpi_impl.prediction.predict import Totals
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.costs.volumes import PassCounts, data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import edges_between_ranks, layouts_of_ranks
 
 

@@ -1,10 +1,22 @@
-"""Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: traffic.py.
+"""Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: mpi_impl/prediction.
 
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
 """
+from typing import NamedTuple
+
 from reference.comm.ring import ring_all_gather, ring_all_reduce
 from reference.config import check_zero_stage
+
+
+class PassCounts(NamedTuple):
+    """The number of passes of a run through the model, as one replica sees it."""
+
+    steps: int
+    microbatches: int               # over all steps, forward and backward
+    evaluations: int
+    evaluation_microbatches: int    # over all evaluations, forward only
+    skipped: int = 0                # steps that changed no parameter
 
 
 def tensor_parallel_traffic(b: int, s: int, h: int, t: int, gathers_again: bool = False) -> float:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from mpi_impl import dry_run
-from mpi_impl.dry_runs import options, report
+from mpi_impl.dry_runs import options
 from mpi_impl.dry_runs.world import DryRun
 from mpi_impl.prediction.rank import run_rank
+from mpi_impl.reports.forecast import forecast_of
 from reference.config import Recompute
 from reference.costs.plans import Plan
 from reference.errors import UserError
@@ -71,13 +72,14 @@ def test_formulas_and_dry_runs_agree(ranks, argv):
     is our attention, is within 5 % of the peak, once gradients have 4 bytes.
     """
     world = options.parse(["--world-size", str(ranks), *argv.split()]).world
-    dry, forecast, parallel = DryRun(world), report.run_sizes(world).forecast(), world.parallel
+    dry, parallel = DryRun(world), world.parallel
     if parallel.recompute.granularity == "none":
         parallel = replace(parallel, recompute=Recompute("selective"))
     plan = Plan(world.model, parallel, world.microbatches)
     for stage in (0, parallel.pipeline_model_parallel_size - 1):
-        peak = run_rank(world, dry.of_pipeline_rank(stage), dry.colors).peak.size
-        assert 0.9 * peak < forecast[stage].total < peak
+        run = run_rank(world, dry.of_pipeline_rank(stage), dry.colors, measured=True)
+        peak = run.peak.size
+        assert 0.9 * peak < forecast_of(run.held).total < peak
         planned = plan.memory_of(stage)
         assert sum(planned) + planned.gradients == pytest.approx(peak, rel=0.05)
 

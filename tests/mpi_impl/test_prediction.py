@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.topology import Place, rank_at
-from mpi_impl.prediction.predict import PassCounts, observe, predict, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.predict import observe, predict, predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters_of_stage
-from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
+from reference.costs.volumes import PassCounts, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.precision import Precision
 from reference.schedules.actions import Send, lower

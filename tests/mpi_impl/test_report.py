@@ -14,7 +14,7 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes
 from mpi_impl.comm.trace import Slice
 from mpi_impl.parallel.model_state import Held
-from mpi_impl.prediction.predict import PassCounts, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.reports.memory import RankMemory
 from mpi_impl.reports.metrics import Metrics
@@ -27,6 +27,7 @@ from mpi_impl.reports.timelines.timelines import slices_of
 from mpi_impl.reports.traffic import Line, compare, report, summary
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
+from reference.costs.volumes import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
 from reference.schedules.actions import Action, Send, lower, parse_action, result

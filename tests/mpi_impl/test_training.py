@@ -10,8 +10,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.prediction.predict import PassCounts
 from reference.config import ARCHITECTURES, CP_COMM_TYPES, ModelConfig
+from reference.costs.volumes import PassCounts
 from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
 from reference.parallel.stages import schedule_of

@@ -1,8 +1,8 @@
 """The theorems of the zoo's entries: models, batches, plans, and the number of ranks on which a bug shows."""
 from dataclasses import replace
 
-from mpi_impl.prediction.predict import PassCounts
 from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.volumes import PassCounts
 from reference.precision import LossScaling, Precision
 from reference.schedules.actions import Schedule, from_csv
 from reference.schedules.generators import gpipe, one_f_one_b

@@ -11,7 +11,7 @@ from typing import Any
 from mpi_impl.comm.clock import Clock, DeviceClock, VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Topology, place
-from mpi_impl.prediction.predict import PassCounts, Predicted, sent_by_pipeline
+from mpi_impl.prediction.predict import Predicted, sent_by_pipeline
 from mpi_impl.reports import memory, traffic
 from mpi_impl.reports.charts import AXES, COLORS, MEMORY, WORDS
 from mpi_impl.reports.memory import RankMemory, all_ranks
@@ -25,6 +25,7 @@ from mpi_impl.runtime.files import write_whole
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
+from reference.costs.volumes import PassCounts
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of, stages_of_ranks
 from reference.precision import Precision
