@@ -117,3 +117,13 @@ def test_many_microbatches_add_what_few_add(parallel, times, stage):
     world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, times * p)
     for rank in {rank_at(Place(0, 0, 0, at), parallel) for at in (0, p - 1)}:
         assert predict(world, rank, world.colors()) == observe(imagine_rank(world, rank, world.colors()))
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"architecture": "bert", "heads": ("lm", "sop")}])
+def test_many_samples_add_what_few_add(form, options):
+    """A microbatch of more than 64 samples."""
+    parallel = ParallelConfig(2, 2, 2, zero_stage=1)
+    world = ImaginedWorld(ModelConfig(3, 8, 2, 11, 4, **options), parallel, Precision(form), 70, 4, 3)
+    for rank in (0, 4):
+        assert predict(world, rank, world.colors()) == observe(imagine_rank(world, rank, world.colors()))
