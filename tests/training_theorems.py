@@ -19,7 +19,7 @@ from mpi_impl.proof.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.volumes import PassCounts
+from reference.costs.volumes import PassCounts, pipeline_traffic
 from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
@@ -195,6 +195,15 @@ def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan, wrap=as
         return together
 
 
+def messages_have_their_size(group, case: Case, m: int, plan: Plan):
+    """Assert that a message between stages has b s h elements, or 1/t of them where t ranks send it in parts."""
+    with trainer_on(group, case, plan) as trainer:
+        trainer.step(*batch_of(trainer, case, m))
+        each = pipeline_traffic(case.b, case.s, case.model.hidden_size, trainer.topology.config.sent_parts)
+        sent = [total for entry, total in group.ledger.totals.items() if entry.operation == "send"]
+        assert sent and all(total.elements == total.calls * each for total in sent)
+
+
 def travelled_as_counted(topology, found: dict, expected: dict) -> None:
     """Check the elements of all-to-alls, which depend on the data, and put them in the place of what was expected.
 
@@ -255,6 +264,14 @@ def batch_is_dealt_out(group, t: int, p: int, b: int, m: int, s: int, step: int)
             assert tokens.shape == targets.shape == (b, s)
             assert stage != 0 or (tokens == expected[:, :-1]).all()
             assert stage != p - 1 or (targets == expected[:, 1:]).all()
+
+
+def padding_is_known(group, case: Case, m: int):
+    """Assert that every stage of a BERT gets the lengths of its samples: all layers have to know the padding."""
+    with connected(group, ParallelConfig.for_world(group.size, 1, group.size)) as topology:
+        batches = Batches(Words(case), case.model, topology, case.s, case.b, m)
+        for k, batch in enumerate(batches.microbatches_of("train", 0)):
+            assert (batch.lengths == case.batch(f"train {k * case.b}", case.b).lengths).all()
 
 
 def message_of(action, shape, dtype, *run):

@@ -1,6 +1,6 @@
 """Mistakes of pipelines: stages and their layers, microbatches, messages, and what two stages share."""
-from tests.zoo.cases import LARGE, TURNED, PassCounts, gpipe, one_f_one_b, played, run, trained
-from tests.zoo.entry import Bug, Entry
+from tests.zoo.cases import LARGE, TURNED, gpipe, one_f_one_b, played, run, trained
+from tests.zoo.entry import Bug, Entry, Theorem
 
 ENTRIES = [
     Entry("the tied table's gradients not summed", "missing communication", "PP", "after NVIDIA/Megatron-LM #656",
@@ -81,7 +81,7 @@ ENTRIES = [
           "Only the first stage reads samples, since only it needs tokens.",
           Bug("mpi_impl.training.batches", "topology.place.pipeline in (0, topology.pipeline.size - 1)",
               "topology.place.pipeline == 0"),
-          run("training_theorems.ledger_is_predicted", PassCounts(2, 8, 0, 0))),
+          Theorem("training_theorems.batch_is_dealt_out", 2, (1, 2, 2, 2, 4, 0))),
     Entry("no tags", "scheduling", "PP", "after NVIDIA/Megatron-LM #1450",
           "Messages between two ranks arrive in order, so tags look needless; but in a V neighbours send both ways, "
           "for two stages.",
@@ -122,7 +122,7 @@ ENTRIES = [
           Bug("mpi_impl.parallel.pipeline", "self.sent.append(self.group.post_send(y, step.to,",
               "self.group.ledger.record('send', 'pipeline', 2, CONTENT[step.action.kind], y.size, y.dtype)\n"
               "        self.sent.append(self.group.post_send(y, step.to,"),
-          run("training_theorems.ledger_is_predicted", PassCounts(1, 4, 0, 0), t=2)),
+          run("training_theorems.messages_have_their_size", t=2)),
     Entry("tensor ranks crossed between stages", "wrong group", "PP", "after verify-llm/TrainVerify mutation 6",
           "The second stage counts its tensor-parallel ranks from another one, so pieces of activations come from "
           "the wrong ranks.",
