@@ -28,7 +28,7 @@ from reference.parallel.stages import schedule_of
 from reference.params import Shared, deal, split
 from reference.positions import SequencePart, zigzag
 from reference.precision import Precision
-from reference.schedules.actions import Schedule, needs, result as result_of, user_stage
+from reference.schedules.actions import Schedule, Send, lower, needs, result as result_of, user_stage
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
 from reference.training.random_start import start_textbook
@@ -196,12 +196,14 @@ def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan, wrap=as
 
 
 def messages_have_their_size(group, case: Case, m: int, plan: Plan):
-    """Assert that a message between stages has b s h elements, or 1/t of them where t ranks send it in parts."""
+    """Assert that each Send of the schedule is one message of b s h elements, or of 1/t of them in t parts."""
     with trainer_on(group, case, plan) as trainer:
         trainer.step(*batch_of(trainer, case, m))
-        each = pipeline_traffic(case.b, case.s, case.model.hidden_size, trainer.topology.config.sent_parts)
-        sent = [total for entry, total in group.ledger.totals.items() if entry.operation == "send"]
-        assert sent and all(total.elements == total.calls * each for total in sent)
+        config, stage = trainer.topology.config, trainer.topology.pipeline.rank
+        sends = sum(isinstance(step, Send) for step in lower(schedule_of(config, m))[stage])
+        each = pipeline_traffic(case.b, case.s, case.model.hidden_size, config.sent_parts)
+        assert group.ledger.calls(operation="send") == sends > 0
+        assert group.ledger.elements(operation="send") == sends * each
 
 
 def travelled_as_counted(topology, found: dict, expected: dict) -> None:
