@@ -180,7 +180,7 @@ def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], len
                 after[parts[rank]] = expected if in_place else after[parts[rank]]
             waiting.append((pending, out, expected, whole, after))
             if n == 1:
-                same(out, expected)                             # a rank alone has it at once
+                same(out, expected)                             # one rank alone waits for nobody
         same(group.all_reduce(wrap(np.ones(2)), "beside"), to_host(wrap(np.full(2, float(n)))))
         Random(seed + rank).shuffle(waiting)
         for i, (pending, out, expected, whole, after) in enumerate(waiting):

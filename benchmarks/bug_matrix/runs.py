@@ -118,7 +118,7 @@ def train(group, setting: BugSetting, steps: int) -> LearningCurve:
 
 
 class Accounts(NamedTuple):
-    """What a rank sends and holds in a run of two steps and an evaluation."""
+    """The messages and the memory of a rank in a run of two steps and an evaluation."""
 
     called: bool                            # whether the bug's functions were
     ledger: dict[Entry, Total]              # of its pipeline

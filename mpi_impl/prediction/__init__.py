@@ -1,1 +1,1 @@
-"""What a run will send and hold: a rank runs itself, on arrays without data, in a world that is not there."""
+"""Predict what a run will send and hold: a rank runs its own code on arrays without data, among imagined ranks."""

@@ -1,4 +1,4 @@
-"""Groups of ranks that are not there, seen by one that is: their calls are written down, and answered immediately.
+"""Groups of imagined ranks, seen by the one that runs: their calls are recorded, and return immediately.
 
 Who is in which group only all ranks together can say: `split` asks each of them for a color. So the same code that
 forms the groups is first run as every rank in turn (`survey`), which takes a few microseconds each.

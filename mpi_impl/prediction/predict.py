@@ -1,4 +1,4 @@
-"""What a rank sends in each part of a run, and what it holds: found by running some of its steps without data."""
+"""Predict what a rank sends in each part of a run, and what it holds, by running a few of its steps without data."""
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +20,7 @@ PHASES = ("data", "forward", "recompute", "backward", "reduction", "optimizer", 
 
 
 class Predicted(NamedTuple):
-    """What a rank will send and hold."""
+    """The messages and the memory of a rank, as predicted."""
 
     step: Totals
     update: Totals          # the part of it that a skipped step does not send

@@ -1,4 +1,4 @@
-"""One step of one rank of a world that is not there: the trainer itself, on arrays without data."""
+"""One step of one rank in an imagined world: the trainer itself, on arrays without data."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

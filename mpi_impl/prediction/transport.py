@@ -1,4 +1,4 @@
-"""Calls between ranks that are not there: each is written down, and over immediately."""
+"""Calls between imagined ranks: each is recorded, and returns immediately."""
 from collections.abc import Mapping
 from functools import partial
 from itertools import count

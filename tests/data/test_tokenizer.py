@@ -69,8 +69,9 @@ def test_any_text_comes_back_unchanged(byte_pairs, gpt2_files, texts):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_is_deterministic_and_saving_keeps_everything(name, tmp_path):
-    """The same texts give the same file, byte for byte; other texts give another fingerprint. On another rank, too, the
-    name of a special token in a text is ordinary text.
+    """Training on the same texts gives the same bytes; other texts give another fingerprint.
+
+    The name of a special token inside a text is ordinary text, also in a tokenizer that was sent to another rank.
     """
     one, repeated, other = (TRAINED[name].train(iter(some), 300) for some in (TEXTS, TEXTS, TEXTS[1:]))
     one.save(tmp_path / "a.json")

@@ -41,7 +41,7 @@ def test_top_p_leaves_the_smallest_set_whose_probability_reaches_p(probs, k, p):
 
 
 def test_top_p_of_known_numbers():
-    """Of 1/2, 1/4, 1/8, 1/8, in another order: 3/4 is reached by two tokens exactly."""
+    """The nucleus is the fewest tokens that reach p: two of 1/8, 1/2, 1/8, 1/4 reach 3/4 exactly."""
     probs = np.array([1, 4, 1, 2]) / 8
     nuclei = [np.flatnonzero(allowed_tokens(probs, k, p)).tolist() for k, p in
               ((None, 0.5), (None, 0.51), (None, 0.75), (None, 0.76), (None, 1.0), (3, 0.86), (3, 0.85))]

@@ -79,7 +79,7 @@ def test_what_a_product_does_not_write():
 
 @pytest.mark.parametrize("form", [*WIDE, "bfloat16"])
 def test_far_out(form):
-    """Where exp overflows."""
+    """Kernels are right for inputs so large that exp overflows."""
     far_out(FUNCTIONS, form, put)
 
 

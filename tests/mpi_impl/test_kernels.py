@@ -128,7 +128,7 @@ def test_no_site_is_no_mask():
 @FAST
 @pytest.mark.parametrize("form", WIDE)
 def test_far_out(index, form, recwarn):
-    """Where exp overflows, and NumPy does not warn."""
+    """Kernels are right for inputs so large that exp overflows, and NumPy does not warn."""
     far_out(column(index), form, np.array)
     assert not recwarn.list
 
