@@ -19,9 +19,9 @@ import machine
 import numpy as np
 from machine import ShardSizes
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.launching.pool import Pool
-from mpi_impl.planning.profiles import save
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.pool import Pool
+from mpi_impl.plan.profiles import save
 from mpi_impl.runtime.files import check_writable
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned

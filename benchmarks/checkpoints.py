@@ -29,7 +29,7 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.files import writing
 from mpi_impl.training.trainer import Trainer

@@ -12,12 +12,12 @@ from works import WORKS
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_alone
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports.forecast import Forecast, forecast_of
-from mpi_impl.reports.resident_memory import ResidentMemory
+from mpi_impl.report.forecast import Forecast, forecast_of
+from mpi_impl.report.resident_memory import ResidentMemory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

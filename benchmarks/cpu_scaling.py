@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from turns import Contender, launched, median_times
 from works import Work
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save
 from mpi_impl.runtime.rank_environment import thread_settings

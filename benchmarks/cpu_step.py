@@ -19,7 +19,7 @@ from contenders.sgemm import FLOPS
 from turns import Contender, launched, median_times, program
 from works import WORKS
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError

@@ -21,7 +21,7 @@ from turns import ENVIRONMENT, Contender, program
 from works import GPU_WORK, Work
 
 from mpi_impl.comm.device import gpus_here
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from reference.config import ModelConfig, require_positive
 from reference.costs.flops import iteration_flops, utilization
 from reference.errors import UserError

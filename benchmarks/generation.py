@@ -24,7 +24,7 @@ from statistics import median
 from texts import Texts
 from turns import ENVIRONMENT, Contender, launched, program
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError

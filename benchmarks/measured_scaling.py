@@ -14,7 +14,7 @@ from statistics import median
 
 from steps import measure, parse
 
-from mpi_impl.launching.entry import run_alone
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches

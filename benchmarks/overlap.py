@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from turns import ENVIRONMENT, launched
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import require_positive

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 OVERLAPS = "gradients", "gradients, ZeRO-2", "gradients, ZeRO-3", "ZeRO-3's prefetch", "ring attention"

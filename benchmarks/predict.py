@@ -20,9 +20,9 @@ from calibrate import profile
 from steps import LIMIT, measure, parse
 
 from mpi_impl.comm.clock import INFINIBAND
-from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.pool import Pool
-from mpi_impl.planning.candidates import savings, shape_of
+from mpi_impl.launch.entry import run_alone
+from mpi_impl.launch.pool import Pool
+from mpi_impl.plan.candidates import savings, shape_of
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches

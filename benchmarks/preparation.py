@@ -26,7 +26,7 @@ from mpi_impl.data.corpus import Corpus
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare.clean import normalize
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from reference.config import require_positive
 from reference.errors import UserError
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from turns import HERE
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("--before", metavar="FOLDER", help="another folder with Shardlab, to compare with")
     options = parser.parse_args()
     require_positive("turns", options.turns)
-    if options.before is not None and not Path(options.before, "mpi_impl", "launch.py").is_file():
-        raise UserError(f"--before is {options.before}, where there is no mpi_impl/launch.py. Name a folder with "
+    if options.before is not None and not Path(options.before, "mpi_impl", "launch").is_dir():
+        raise UserError(f"--before is {options.before}, where there is no mpi_impl/launch. Name a folder with "
                         "Shardlab.")
     folders = [HERE.parent, *([Path(options.before).absolute()] if options.before else [])]
     print(f"{cores()} cores; seconds, medians of {options.turns} turns each\n")

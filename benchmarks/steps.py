@@ -12,8 +12,8 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.launching.pool import Pool
+from mpi_impl.launch.entry import ArgumentParser
+from mpi_impl.launch.pool import Pool
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.rank_environment import cores

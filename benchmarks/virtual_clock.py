@@ -26,9 +26,9 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.timelines.timelines import measured_times, timeline_of
+from mpi_impl.report.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

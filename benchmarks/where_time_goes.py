@@ -19,7 +19,7 @@ from turns import ENVIRONMENT, HERE, launched
 from works import WORKS, Work
 
 from mpi_impl.kernels.fused import core
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.errors import UserError

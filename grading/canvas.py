@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.release import open_gradebook, write
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_readable, check_writable, is_there, read_bytes
 from reference.errors import UserError
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from grading.broker import Broker, OperationEnd
 from grading.fork_server import ForkServer
 from grading.values import HEAD, LARGEST, PRINTED, from_bytes, to_bytes
-from mpi_impl.launching.pool import Answer, interrupted
+from mpi_impl.launch.pool import Answer, interrupted
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed
 STACK_WAIT = 2.0        # seconds that a rank has to begin to write where it is ...

@@ -14,7 +14,7 @@ from grading.grade import Mark, no_marks
 from grading.hunts import FILE, hunted_by
 from grading.submission import LARGEST, Graded, grade_file
 from grading.writing import names_of_texts
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, check_writable, read_text, write_whole
 from reference.errors import UserError
 

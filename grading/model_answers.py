@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.lab_source import LABS, labs
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import read_text, reading, write_whole
 from reference.errors import UserError
 

@@ -35,7 +35,7 @@ from grading.hunts import FILE
 from grading.lab_source import labs, notebook_of
 from grading.model_answers import open_answers, write_pages
 from grading.writing import is_writing
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, reading, replacing, writing
 from reference.errors import UserError
 

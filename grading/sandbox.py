@@ -8,7 +8,7 @@ from grading.broker import Broker
 from grading.conversation import Ending, converse
 from grading.fork_server import ForkServer
 from grading.values import PRINTED, to_bytes
-from mpi_impl.launching.pool import Answer, Interrupted, interrupted, stories
+from mpi_impl.launch.pool import Answer, Interrupted, interrupted, stories
 
 RANKS = 8                   # at most
 LONGEST_OUTPUT = 500        # characters of a failed answer's output

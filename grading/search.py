@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grading.answers import answers_of
 from grading.submission import Unreadable, read
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import is_there
 from reference.errors import UserError
 

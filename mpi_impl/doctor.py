@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.launching.guard import run_guarded
-from mpi_impl.launching.launch import launcher, mpi_vendor
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.guard import run_guarded
+from mpi_impl.launch.launcher import launcher, mpi_vendor
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores, shared_memory_error
 from mpi_impl.runtime.tables import bytes_of
@@ -209,7 +209,7 @@ def mpi_library() -> Fact:
 def two_ranks() -> Fact:
     """Start two ranks, and let them add up."""
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", str(SECONDS), "-m",
-               "mpi_impl.launching.first_sum"]
+               "mpi_impl.launch.first_sum"]
     reply = ask(command, SECONDS + 10)
     if reply.status == 0 and reply.text.strip() == "1 + 2 = 3":
         return Fact("ok", "Two ranks were started and added up 1 + 2 = 3.")

@@ -6,9 +6,9 @@ One process; it starts no ranks.
 """
 from collections.abc import Sequence
 
-from mpi_impl.launching.entry import run_alone
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
-from mpi_impl.reports.timelines.timelines import slices_of
+from mpi_impl.launch.entry import run_alone
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
+from mpi_impl.report.timelines.timelines import slices_of
 from mpi_impl.runtime.files import read_text
 from mpi_impl.runtime.outputs import check_outputs
 from reference.config import option, require_not_negative
@@ -120,7 +120,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
-    from mpi_impl.reports.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import
+    from mpi_impl.report.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import
 
     draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
 

@@ -1,5 +1,5 @@
 """Train a BERT: `mpirun -np 8 python -m mpi_impl.pretrain_bert --tensor-model-parallel-size 4 ...`."""
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.programs.options import parse_options
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpi_impl.demos import DEMOS
-from mpi_impl.launching import launch
-from mpi_impl.launching.completion import Completed, complete
-from mpi_impl.launching.entry import TYPED, ArgumentParser, run_alone
-from mpi_impl.launching.guard import run_guarded
+from mpi_impl.launch import launcher
+from mpi_impl.launch.completion import Completed, complete
+from mpi_impl.launch.entry import TYPED, ArgumentParser, run_alone
+from mpi_impl.launch.guard import run_guarded
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
@@ -65,9 +65,9 @@ TRACKER = "latest_checkpointed_iteration.txt"       # of checkpoints/on_disk.py,
 PROGRAMS = {
     "pretrain_gpt": Completed("mpi_impl.programs.options:GPTPretrainingOptions"),
     "pretrain_bert": Completed("mpi_impl.programs.options:BERTPretrainingOptions"),
-    "prove": Completed("mpi_impl.proof.options"),
-    "generate": Completed("mpi_impl.programs.generation_options:GenerationOptions"),
-    "evaluate": Completed("mpi_impl.evaluation.options"),
+    "prove": Completed("mpi_impl.prove.options"),
+    "generate": Completed("mpi_impl.generate.options:GenerationOptions"),
+    "evaluate": Completed("mpi_impl.evaluate.options"),
 }
 LABS = ROOT / "notebooks" / "labs"
 OWN_PACKAGES = ("mpi_impl", "reference", "grading")
@@ -130,7 +130,7 @@ def act(argv: list[str]) -> None:
             from mpi_impl.programs.arguments import parse  # NumPy, too, which help and completion do without
             parse(program.module[1:], program.n)            # a run that would be refused must not cost the last one
             forget_checkpoints(command.folder)
-    status = run_guarded(partial(run_alone, partial(launch.start, program)))    # leaves no process behind
+    status = run_guarded(partial(run_alone, partial(launcher.start, program)))    # leaves no process behind
     if status == 0 and command.afterwards:
         print(command.afterwards)
     sys.exit(status)
@@ -191,7 +191,7 @@ def unknown(problem: str, name: str, known: Iterable[str]) -> UserError:
 def run(argv: list[str]) -> Target:
     """Return a program that is named in short, as a file, or after -m, as for mpi_impl.launch."""
     sys.path.insert(0, os.getcwd())     # where the ranks will look for a module, too
-    options = launch.parse_options(argv, "shardlab run")
+    options = launcher.parse_options(argv, "shardlab run")
     if not options.script and not options.module:
         raise UserError(f"shardlab run has nothing to run. Name a program ({', '.join(PROGRAMS)}), a file, or a module "
                         "after -m.")
@@ -212,7 +212,7 @@ def run(argv: list[str]) -> Target:
 def on_ranks(module: str, ranks: int, argv: list[str]) -> Target:
     """Return a module on as many ranks as -n says, which may stand anywhere. The other options are the module's."""
     parser = ArgumentParser(prog=module, add_help=False)
-    launch.add_launch_options(parser, ranks)
+    launcher.add_launch_options(parser, ranks)
     options, others = parser.parse_known_args(argv)
     options.module, options.script = [module, *others], []
     return unless_help(options)
@@ -276,9 +276,9 @@ COMMANDS = {
     "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare"),
                        Completed("mpi_impl.data.prepare.options:PreparationOptions")),
     "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "mpi_impl.plan"),
-                    Completed("mpi_impl.plan")),
+                    Completed("mpi_impl.plan.options")),
     "dry_run": Command("--world-size N ...", "run single ranks of a world that is not there", partial(
-        Module, "mpi_impl.dry_run"), Completed("mpi_impl.dry_runs.options:GPTDryRunOptions")),
+        Module, "mpi_impl.dry_run"), Completed("mpi_impl.dry_run.options:GPTDryRunOptions")),
     "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "mpi_impl.plot_schedule"),
                              Completed("mpi_impl.plot_schedule")),
     "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),

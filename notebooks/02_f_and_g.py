@@ -23,7 +23,7 @@ from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS, owners_of
 from mpi_impl.notebook.predictions import reveal
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 

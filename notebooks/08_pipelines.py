@@ -400,8 +400,8 @@ with training_on(watched, model, configured("1f1b")) as trainer:
 done = [s for s in watched.trace.slices if s.action]
 
 # %%
-from mpi_impl.reports.timelines.gantt import Panel, timelines_figure
-from mpi_impl.reports.timelines.timelines import slices_of
+from mpi_impl.report.timelines.gantt import Panel, timelines_figure
+from mpi_impl.report.timelines.timelines import slices_of
 
 predicted = slices_of(simulate(both["1f1b"], times))
 print("measured and predicted start and end of every action are equal:", ranks["done"] == predicted)

@@ -304,7 +304,7 @@ draw_stages(4)
 guess = ...                # GB
 
 # %% tags=["hide-output"]
-from mpi_impl.reports.charts import MEMORY
+from mpi_impl.report.charts import MEMORY
 from reference.parallel.model_states import model_states
 
 psi, d = 7_500_000_000, 64
@@ -326,7 +326,7 @@ draw_bars({f"stage {stage}": gigabytes(stage, d) for stage in range(4)}, "GB on 
 from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 
 devices = [2**k for k in range(11)]
 figure = Figure((8.5, 3.4), layout="constrained")

@@ -202,14 +202,14 @@ assert np.float16(2048) + np.float16(2) == 2050 and np.spacing(np.float16(2048))
 #
 # The backward pass sends gradients of *activations* from layer to layer, and those have 16 bits. How large are they?
 # Let us look at all of them, in one step of a tiny GPT on real ranks. An `Observer` receives every tensor of a step
-# (`mpi_impl/recording/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
+# (`mpi_impl/compare/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
 # replicas:
 
 # %%
 # %%ranks 4
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.demos.tiny_gpt import share_of
-from mpi_impl.recording.observer import Observer
+from mpi_impl.compare.observer import Observer
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -458,7 +458,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # has gradients of 2 bytes, which is what walkthrough 9 counted with:
 
 # %%
-from mpi_impl.reports.charts import MEMORY
+from mpi_impl.report.charts import MEMORY
 from reference.precision import Precision
 
 rows = {"float32": Precision("float32").bytes_each, "16 bits, here": Precision("bfloat16").bytes_each,

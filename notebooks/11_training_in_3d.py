@@ -263,7 +263,7 @@ guess = ...                # numbers
 # %% tags=["hide-output"]
 from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports.traffic import compare as beside_prediction
+from mpi_impl.report.traffic import compare as beside_prediction
 from mpi_impl.runtime.tables import aligned
 from reference.config import number_of_microbatches
 from reference.precision import Precision
@@ -406,7 +406,7 @@ draw_curves(off, "step", "difference", "How far the loss is from one process's",
 # %%
 # %%ranks 8
 from mpi_impl.demos.tiny_gpt import POSITIONS
-from mpi_impl.recording.recorder import Recorder, facts_of
+from mpi_impl.compare.recorder import Recorder, facts_of
 
 def recorded(world, t, p, d, b):
     with training_on(world, model, ParallelConfig(t, p, d)) as trainer:
@@ -419,8 +419,8 @@ def recorded(world, t, p, d, b):
 record = recorded(group, 1, 1, 1, b=BATCH)
 
 # %%
-from mpi_impl.recording.differences import compare
-from mpi_impl.recording.recording import in_memory
+from mpi_impl.compare.differences import compare
+from mpi_impl.compare.recording import in_memory
 
 def recording(parts):
     return in_memory(parts[0][0], [one for _, taken in parts for one in taken])
@@ -433,12 +433,12 @@ record = recorded(group, 2, 2, 2, b=2)
 record_with_bug = recorded(CopyingGroup(group.comm, "world", group.instruments), 2, 2, 2, b=2)
 
 # %%
-import mpi_impl.compare
+from mpi_impl.compare.report import first
 
 eight_ranks, with_bug = recording(ranks["record"]), recording(ranks["record_with_bug"])
 agreed = compare(one_process, eight_ranks)
 print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} differ.", "With the bug:", "",
-      *mpi_impl.compare.first(compare(one_process, with_bug)), sep="\n")
+      *first(compare(one_process, with_bug)), sep="\n")
 
 # %% [markdown]
 # *Reduction* is where gradients are summed over the replicas. Everything before it agrees, activations and each rank's

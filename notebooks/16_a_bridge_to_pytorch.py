@@ -298,7 +298,7 @@ def slice_of(event):
 slices = [slice_of(event) for event in events if event["name"] == "AddmmBackward0" or event["name"].startswith("gloo:")]
 
 # %%
-from mpi_impl.reports.timelines.gantt import Panel, timelines_figure
+from mpi_impl.report.timelines.gantt import Panel, timelines_figure
 
 timelines_figure([Panel("a backward with three buckets, read from PyTorch's trace", ranks["slices"])])
 

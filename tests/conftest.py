@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import tests.one_thread  # noqa: F401
-from mpi_impl.launching.pool import Pool
+from mpi_impl.launch.pool import Pool
 from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -48,7 +48,7 @@ LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthro
     test_spy_layers mpi_impl/test_experiments mpi_impl/test_report test_bug_matrix labs/test_sandbox
     checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero mpi_impl/test_dry_run
     checkpoints/test_resumed_runs mpi_impl/test_timelines notebooks/test_ranks_magic labs/test_canvas gpu/test_ranks
-    evaluation/test_fine_tuning generation/test_generate test_mutants test_base_install""".split()
+    evaluate/test_fine_tuning generate/test_generate test_mutants test_base_install""".split()
 
 
 def place(item) -> int:

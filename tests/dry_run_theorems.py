@@ -1,6 +1,6 @@
 """Theorems about worlds that are not there, which need no ranks."""
-from mpi_impl.dry_runs.matching import match
-from mpi_impl.dry_runs.world import DryRun
+from mpi_impl.dry_run.matching import match
+from mpi_impl.dry_run.world import DryRun
 from mpi_impl.prediction.rank import ImaginedWorld, run_rank
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.precision import Precision

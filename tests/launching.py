@@ -14,7 +14,7 @@ SOON = 30  # seconds: far more than any of these jobs needs, far less than a job
 PREAMBLE = """\
 import os, signal, sys, time
 from mpi_impl.comm.group import world
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from reference.errors import UserError
 """
 

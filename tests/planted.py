@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from mpi_impl.launching.pool import Pool, RankFailure
+from mpi_impl.launch.pool import Pool, RankFailure
 from tests.small_pools import SmallPools
 from tests.zoo.entry import Bug
 

@@ -1,10 +1,10 @@
 """Runs that are recorded in memory: the same tiny training on any topology, with a bug planted in it or without."""
 import numpy as np
 
+from mpi_impl.compare.recorder import RecordedSteps, Recorder, facts_of
+from mpi_impl.compare.recording import Recording, TensorPart, in_memory
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.recorder import RecordedSteps, Recorder, facts_of
-from mpi_impl.recording.recording import Recording, TensorPart, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig

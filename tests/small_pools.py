@@ -1,7 +1,7 @@
 """Pools that start quickly, and so again and again."""
 from collections.abc import Callable, Sequence
 
-from mpi_impl.launching.pool import Answer, Pool
+from mpi_impl.launch.pool import Answer, Pool
 
 SIZES = (2, 4, 8)
 
@@ -9,7 +9,7 @@ SIZES = (2, 4, 8)
 class SmallPools:
     """A pool of eight ranks in parts: each run gets the smallest pool that has enough ranks."""
 
-    def __init__(self, program: str = "mpi_impl.launching.pool_rank", largest: int | None = None):
+    def __init__(self, program: str = "mpi_impl.launch.pool_rank", largest: int | None = None):
         self.pools, self.program = {size: Pool(size, largest=largest) for size in SIZES}, program
 
     def run(self, n: int, function: Callable, *args, timeout: float = 30.0) -> list:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.planning.profiles import load
+from mpi_impl.plan.profiles import load
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Link, Passes
 from reference.costs.plans import LayerCounts, Plan

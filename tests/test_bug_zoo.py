@@ -10,7 +10,7 @@ from subprocess import run
 
 import pytest
 
-from mpi_impl.launching.pool import RankFailure, pickle_call
+from mpi_impl.launch.pool import RankFailure, pickle_call
 from tests import zoo
 from tests.deep import one_fast_of
 from tests.planted import assert_fails, planted, planted_run

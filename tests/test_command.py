@@ -17,14 +17,14 @@ from packaging.requirements import Requirement
 from mpi_impl import doctor, shardlab
 from mpi_impl.comm.transports.shared_memory import ROOM
 from mpi_impl.demos import DEMOS
-from mpi_impl.evaluation import options as evaluation
-from mpi_impl.launching import launch
-from mpi_impl.launching.completion import declared_options
-from mpi_impl.launching.option_fields import add_options
+from mpi_impl.evaluate import options as evaluation
+from mpi_impl.generate.options import GenerationOptions
+from mpi_impl.launch import launcher
+from mpi_impl.launch.completion import declared_options
+from mpi_impl.launch.option_fields import add_options
 from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.generation_options import GenerationOptions
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
-from mpi_impl.proof.options import KINDS
+from mpi_impl.prove.options import KINDS
 from mpi_impl.runtime.advice import typed
 from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, help_text, program_of
 from reference.errors import UserError
@@ -88,7 +88,7 @@ def test_the_help_of_a_file_or_a_module_is_that_of_one_rank(line, n, monkeypatch
 def test_the_options_before_a_program_are_those_of_the_launcher(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x").touch()
-    assert vars(program_of(["run", *line.split()])) == vars(launch.parse_options(line.split()))
+    assert vars(program_of(["run", *line.split()])) == vars(launcher.parse_options(line.split()))
 
 
 def test_no_program_has_an_option_of_the_launcher():
@@ -133,7 +133,7 @@ def test_only_a_demo_that_can_run_forgets_the_last_ones_checkpoint(options, kept
 def test_an_unknown_word_is_a_sentence_that_names_near_ones(line, sentence):
     with pytest.raises(UserError, match=sentence):
         program = program_of(line.split())
-        launch.check_options(program)
+        launcher.check_options(program)
 
 
 @pytest.mark.parametrize("line, name", [
@@ -348,7 +348,7 @@ def test_an_mpi_library_that_does_not_load_is_a_fault(machine, monkeypatch, tmp_
     ("echo 'mpiexec (Open MPI) 5.0.11'", "found only .*mpiexec, of another MPI"), ("exit 1", "found only"),
     (None, "found none at all")])
 def test_a_launcher_of_another_mpi_is_a_fault_and_so_is_none(machine, script, sentence):
-    if launch.mpi_vendor() == "Open MPI":
+    if launcher.mpi_vendor() == "Open MPI":
         pytest.skip("The launcher that does not fit is Open MPI's here.")
     if script:
         write_script(machine / "mpiexec", script)
@@ -399,7 +399,7 @@ def test_shared_memory_that_cannot_be_written_is_named():
     read_only = f"mount -t tmpfs -o ro none /dev/shm && exec {shlex.quote(sys.executable)} -m mpi_impl."
     if doctor.ask([*ask, read_only + "demos"]).status != 0:
         pytest.skip("This needs the right to mount.")
-    for program in ("doctor", "launch -n 2 -m mpi_impl.launching.first_sum"):
+    for program in ("doctor", "launch -n 2 -m mpi_impl.launch.first_sum"):
         done = subprocess.run([*ask, read_only + program], env=environment(), capture_output=True, text=True,
                               timeout=120)
         said = " ".join(done.stdout.split() if program == "doctor" else done.stderr.splitlines()[-1:])

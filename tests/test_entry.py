@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.launching.entry import ArgumentParser, exit_status, say
-from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
+from mpi_impl.launch.entry import ArgumentParser, exit_status, say
+from mpi_impl.launch.launcher import OPEN_MPI_SETTINGS
 from mpi_impl.runtime.rank_environment import is_first_rank
 from reference.errors import UserError
 from tests.launching import SOON, command, environment, in_foreground, launch, write_program
@@ -149,7 +149,7 @@ def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
 
 PROGRAM = """
 import os, signal
-from mpi_impl.launching import entry
+from mpi_impl.launch import entry
 from mpi_impl.runtime.rank_environment import is_first_rank
 
 def stop():
@@ -196,7 +196,7 @@ def test_a_program_that_cannot_print_does_not_begin(tmp_path, program, closed, l
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("program", ["mpi_impl.compare --help", "mpi_impl.demos", "mpi_impl.demos.mlp",
-                                     "mpi_impl.launch -n 2 -m mpi_impl.launching.first_sum", "reference.schedules"])
+                                     "mpi_impl.launch -n 2 -m mpi_impl.launch.first_sum", "reference.schedules"])
 def test_output_that_cannot_be_printed_is_an_error_in_a_sentence(program, unbuffered):
     with open("/dev/full", "w") as full:
         job = subprocess.run([sys.executable, "-m", *program.split()], stdout=full, stderr=subprocess.PIPE, text=True,
@@ -308,7 +308,7 @@ NOBODY_READS = "error: rank 0 of 1 cannot print: the reader of its output has le
     ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
 def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
     """Its reader leaves, or Ctrl-C is pressed."""
-    program = f"""from mpi_impl.launching.entry import {by}
+    program = f"""from mpi_impl.launch.entry import {by}
 def main():
     while True:
         print('a line', flush=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching import hostfile
-from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here,
-                                         parse_line, read_hosts)
-from mpi_impl.launching.launch import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
+from mpi_impl.launch import hostfile
+from mpi_impl.launch.hostfile import (OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here, parse_line,
+                                      read_hosts)
+from mpi_impl.launch.launcher import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program
 

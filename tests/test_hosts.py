@@ -14,7 +14,7 @@ import pytest
 
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching.launch import find_mpiexec, mpi_vendor
+from mpi_impl.launch.launcher import find_mpiexec, mpi_vendor
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from tests.launching import PREAMBLE, write_program
 from tests.mpi_impl.test_kills import outcome
@@ -143,7 +143,7 @@ def test_a_host_that_cannot_be_used_is_a_sentence_within_seconds(two, tmp_path, 
 # Each rank writes what it says into a file, too: nothing comes from the other side of a link that is cut.
 TALKATIVE = PREAMBLE + """
 from mpi_impl import pretrain_gpt
-from mpi_impl.launching import entry
+from mpi_impl.launch import entry
 
 folder, say = sys.argv.pop(1), entry.say
 

@@ -36,7 +36,7 @@ def test_an_answer_is_graded():
     assert entry.bug.right.splitlines()[0] in source[lines.start - 1]
     assert grade("alice", file, lines.start, entry.kind) == Marks(True, True, True)
     assert grade("alice", f"./{file}", lines.stop, "memory") == Marks(True, False, False)
-    assert grade("alice", "mpi_impl/launch.py", lines.start, entry.kind) == Marks(False, False, True)
+    assert grade("alice", "mpi_impl/launch/__main__.py", lines.start, entry.kind) == Marks(False, False, True)
 
 
 def test_a_programs_tools_see_the_bug(tmp_path):

@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching.guard import ENDS, children
-from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, check_options, find_mpiexec, launch_environment, launcher,
-                                       mpi_vendor, parse_options, supervise)
-from mpi_impl.launching.output import BANNER, Output, without_banner
+from mpi_impl.launch.guard import ENDS, children
+from mpi_impl.launch.launcher import (OPEN_MPI_SETTINGS, check_options, find_mpiexec, launch_environment, launcher,
+                                      mpi_vendor, parse_options, supervise)
+from mpi_impl.launch.output import BANNER, Output, without_banner
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
@@ -148,7 +148,7 @@ def test_a_shell_that_ignores_its_children_gets_the_status(tmp_path, status):
 
 SIGNAL_WHILE_LOCKED = """
 import os, signal, subprocess, threading
-from mpi_impl.launching.launch import supervise
+from mpi_impl.launch.launcher import supervise
 
 class Lock:
     def __init__(self):
@@ -209,7 +209,8 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
         while True:
             time.sleep(1)
     """)
-    quickly = "from mpi_impl import launch; launch.SECONDS_TO_STOP = 1; launch.run_alone(launch.main)"
+    quickly = ("from mpi_impl.launch import entry, launcher; launcher.SECONDS_TO_STOP = 1; "
+               "entry.run_alone(launcher.main)")
     job = command("-c", quickly, "-n", 2, "--timeout", 3, program)
     assert job.returncode == 124
     assert job.stderr.endswith("error: the job did not end within 3 seconds (--timeout), and has been ended.\n")

@@ -212,7 +212,7 @@ def test_the_textbook_stands_alone():
 
 
 def test_only_comm_calls_mpi():
-    """launch.py asks which library mpi4py has, to find its mpiexec, and sends nothing."""
+    """launcher.py asks which library mpi4py has, to find its mpiexec, and sends nothing."""
     users = {str(path.relative_to(MACHINE)) for path in MACHINE.rglob("*.py")
              if re.search(r"^\s*(from|import) mpi4py", path.read_text(), re.M)}
-    assert {user for user in users if not user.startswith("comm/")} == {"launching/launch.py"}
+    assert {user for user in users if not user.startswith("comm/")} == {"launch/launcher.py"}

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.launch.pool import RankFailure
 from tests.planted import Bug, StaleBug, assert_caught, planted, planted_run
 
 MODULE = '''"""A module to plant bugs in."""

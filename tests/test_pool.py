@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, find, given, settings, strategies as st
 
-from mpi_impl.launching.pool import Pool, RankAssertion, RankFailure
+from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.launching import in_foreground
 from tests.pool_functions import (broadcast_seven, die, divide_by_zero, fail_from, give_a_lambda,
@@ -175,7 +175,7 @@ def test_a_closed_pool_leaves_no_process_and_can_run_again():
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     program = textwrap.dedent("""
-        from mpi_impl.launching.pool import Pool
+        from mpi_impl.launch.pool import Pool
         from tests import pool_functions
         pool = Pool(3)
         print(*pool.run(3, pool_functions.process_id), flush=True)

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import mpi_impl.evaluation.arguments as evaluation
+import mpi_impl.evaluate.arguments as evaluation
+import mpi_impl.generate.options as generation
 import mpi_impl.programs.arguments as training
-import mpi_impl.programs.generation_options as generation
-from mpi_impl import compare, plan
+from mpi_impl.compare import __main__ as compare
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
-from mpi_impl.dry_runs import options as dry_run
+from mpi_impl.dry_run import options as dry_run
 from mpi_impl.experiments import batch_size, layer_norm_order, model_size, prefetch, shared_layers, stale_weights
-from mpi_impl.proof import options as proof
+from mpi_impl.plan import options as plan
+from mpi_impl.prove import options as proof
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
 

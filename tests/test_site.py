@@ -38,8 +38,8 @@ def site(tmp_path):
     ("[a](https://example.org/x)", "[a](https://example.org/x)"),
     ("[a](#here)", "[a](#here)"),
     ("![a](memory.png)", "![a](memory.png)"),
-    ("[a](../mpi_impl/planning/hardware)",
-     "[a](https://github.com/somebody/shardlab/tree/HEAD/mpi_impl/planning/hardware)"),
+    ("[a](../mpi_impl/plan/hardware)",
+     "[a](https://github.com/somebody/shardlab/tree/HEAD/mpi_impl/plan/hardware)"),
     ("`mpi_impl/layers/`, `reference/ops.py`",
      "[`mpi_impl/layers/`](../api/mpi_impl.layers.rst), [`reference/ops.py`](built:../_modules/reference/ops.html)"),
     ("`mpi_impl.compare`", "{py:obj}`mpi_impl.compare`"),
@@ -56,7 +56,7 @@ def test_a_link_to_a_file_that_does_not_exist_is_a_sentence(site):
 
 def test_without_an_address_a_folder_without_a_page_is_text_and_walkthroughs_have_no_badges(tmp_path):
     site = Site(tmp_path, None)
-    assert site.linked("[a](../mpi_impl/planning/hardware)", "docs/memory.md") == "a"
+    assert site.linked("[a](../mpi_impl/plan/hardware)", "docs/memory.md") == "a"
     site.gather()
     assert "colab" not in (tmp_path / "notebooks/01_splitting_matrices.ipynb").read_text()
 

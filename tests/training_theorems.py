@@ -15,7 +15,7 @@ from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.prediction.predict import added, predict
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.proof.runs import start_ranks
+from mpi_impl.prove.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig

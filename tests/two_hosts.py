@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from mpi_impl.launching.guard import PR_SET_PDEATHSIG
+from mpi_impl.launch.guard import PR_SET_PDEATHSIG
 from tests.launching import environment, in_foreground
 
 ADDRESSES = {"alpha": "10.77.0.1", "beta": "10.77.0.2"}     # by name

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.bug_matrix import runs
 from benchmarks.bug_matrix.runs import STEPS, Accounts, LearningCurve
 from benchmarks.bug_matrix.settings import BugSetting, setting_of
-from mpi_impl.launching.pool import RankFailure
-from mpi_impl.recording.recording import Recording, in_memory
+from mpi_impl.compare.recording import Recording, in_memory
+from mpi_impl.launch.pool import RankFailure
 from reference.precision import FORMATS
 from tests.planted import buggy_codes, planted_run
 from tests.small_pools import SmallPools

@@ -7,10 +7,10 @@ from benchmarks.bug_matrix.planted_bug import PlantedBug, sentence, short_text
 from benchmarks.bug_matrix.settings import BugSetting
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.launch.pool import RankFailure
 from mpi_impl.programs.arguments import PretrainingSettings
-from mpi_impl.proof import proof
-from mpi_impl.proof.sizes import ProofSizes, shrink
+from mpi_impl.prove import proof
+from mpi_impl.prove.sizes import ProofSizes, shrink
 from reference.parallel.stages import schedule_of
 from tests.zoo.entry import Theorem
 

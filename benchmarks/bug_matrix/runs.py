@@ -11,9 +11,9 @@ from benchmarks.bug_matrix.texts import CharacterSamples
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.ledger import Entry, Ledger, Total
 from mpi_impl.comm.topology import Topology
+from mpi_impl.compare.recorder import Recorder, facts_of
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.recorder import Recorder, facts_of
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier

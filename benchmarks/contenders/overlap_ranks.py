@@ -25,7 +25,7 @@ from mpi_impl.comm import group as group_module
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.layers import context_attention
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer

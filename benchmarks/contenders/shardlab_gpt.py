@@ -17,7 +17,7 @@ from works import MASKED, Work, lengths_of
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import connect
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer

@@ -12,10 +12,10 @@ from texts import serve_texts
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.generation.decoding import generate
-from mpi_impl.generation.replica import Replica
-from mpi_impl.generation.sources import find, load_model
-from mpi_impl.launching.entry import run
+from mpi_impl.generate.sources import find, load_model
+from mpi_impl.inference.decoding import generate
+from mpi_impl.inference.replica import Replica
+from mpi_impl.launch.entry import run
 from reference.config import ParallelConfig
 from reference.generation.decoding import Sampling
 

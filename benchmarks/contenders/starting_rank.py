@@ -50,7 +50,7 @@ def main() -> None:
     program.connect = noting("data and tokenizer", program.connect)
     program.Pretraining.work = noting("model, checks, measured rate", program.Pretraining.work, before=True)
     program.Trainer.step = noting("first step", program.Trainer.step)
-    import_module("mpi_impl.launching.entry").run(train)
+    import_module("mpi_impl.launch.entry").run(train)
     if import_module("mpi_impl.comm.group").world().rank == 0:
         report(began)
 

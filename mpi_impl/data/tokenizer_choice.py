@@ -6,7 +6,7 @@ from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, Bert
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
 from mpi_impl.data.tokenizer_types import READS, TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import option_field, option_group
+from mpi_impl.launch.option_fields import option_field, option_group
 from reference.config import option
 from reference.errors import UserError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpi_impl.demos import DEMOS
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import is_first_rank
 from mpi_impl.runtime.tables import aligned
 

@@ -12,7 +12,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.demos.printing import Check, count, say, say_aligned, span, traffic_table
 from mpi_impl.demos.sizes import ShardedSize
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from reference.comm import collectives as textbook
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold

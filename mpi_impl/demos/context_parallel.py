@@ -16,7 +16,7 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.demos.printing import Check, count, say, say_aligned, traffic_table
 from mpi_impl.demos.ring_attention import positions
 from mpi_impl.demos.sizes import check_size
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch

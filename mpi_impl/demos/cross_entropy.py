@@ -11,7 +11,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
                                      traffic_table)
 from mpi_impl.demos.sizes import ShardedSize
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from reference.layers import cross_entropy as textbook
 

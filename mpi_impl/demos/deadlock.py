@@ -18,7 +18,7 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.demos.printing import WIDTH, Check, prefix_with_ranks, say
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch

@@ -12,7 +12,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
                                      traffic_table)
 from mpi_impl.demos.sizes import check_size
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
 from reference.config import ModelConfig
 from reference.errors import UserError

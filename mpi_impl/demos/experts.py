@@ -13,7 +13,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.layers.experts import experts_backward, experts_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.runtime.tables import aligned

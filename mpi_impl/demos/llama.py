@@ -12,7 +12,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.printing import (Check, colored, count, first_elements, say, say_aligned, say_each, shape, span,
                                      traffic_table)
 from mpi_impl.demos.sizes import ShardedSize
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.layers.gated_mlp import gated_mlp_backward, gated_mlp_forward
 from mpi_impl.layers.grouped_attention import grouped_attention_backward, grouped_attention_forward
 from mpi_impl.parallel.sinks import ImmediateSink

@@ -14,15 +14,15 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.printing import count, say
-from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_alone, predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports.charts import MEMORY, finish
-from mpi_impl.reports.forecast import check_memory, check_one_rank, hosts_of
-from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
-from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
+from mpi_impl.report.charts import MEMORY, finish
+from mpi_impl.report.forecast import check_memory, check_one_rank, hosts_of
+from mpi_impl.report.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
+from mpi_impl.report.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save

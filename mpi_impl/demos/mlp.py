@@ -12,7 +12,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
 from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.kernels import ACTIVATIONS, linear
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import ModelConfig

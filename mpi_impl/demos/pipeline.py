@@ -11,7 +11,7 @@ from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.demos.printing import Check, count, prefix_with_ranks, say, say_aligned
 from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of, textbook_of, tiny_gpt, training_on
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up

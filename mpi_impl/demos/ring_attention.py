@@ -11,7 +11,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, shape, span, traffic_table
 from mpi_impl.demos.sizes import check_size
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.layers.context_attention import arrived, attend, pass_on, ring_attention_backward, ring_attention_forward
 from reference.ops import CoreInputs, attention_core, attention_core_backward
 from reference.positions import deal, in_order, visible_blocks, work_of_ranks, zigzag

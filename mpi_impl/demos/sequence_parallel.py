@@ -14,7 +14,7 @@ from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, shape, span, traffic_table
 from mpi_impl.demos.sizes import ShardedSize
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.runtime.tables import aligned

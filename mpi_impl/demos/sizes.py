@@ -6,7 +6,7 @@ from math import gcd
 
 import numpy as np
 
-from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import option, require_divides, require_positive, round_up
 from reference.errors import UserError

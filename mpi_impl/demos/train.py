@@ -16,12 +16,12 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.prediction.predict import Predicted, predict_pipeline, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports.page.report import ReportedRun, watch, write_report
-from mpi_impl.reports.timelines.tracing import TracedSteps
-from mpi_impl.reports.traffic import Line, compare, summary
+from mpi_impl.report.page.report import ReportedRun, watch, write_report
+from mpi_impl.report.timelines.tracing import TracedSteps
+from mpi_impl.report.traffic import Line, compare, summary
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer

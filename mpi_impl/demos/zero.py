@@ -11,8 +11,8 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import RING, Ledger
 from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned
 from mpi_impl.demos.tiny_gpt import FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt, training_on
-from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.reports.memory import FORMULAS
+from mpi_impl.launch.entry import ArgumentParser, run
+from mpi_impl.report.memory import FORMULAS
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch

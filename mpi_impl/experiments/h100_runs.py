@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from mpi_impl.experiments.published_rows import Row, Share, Table
-from mpi_impl.planning.candidates import divisors
+from mpi_impl.plan.candidates import divisors
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan

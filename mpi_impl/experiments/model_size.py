@@ -19,8 +19,8 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, Text, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.divided_runs import do_all, each_alone
-from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned

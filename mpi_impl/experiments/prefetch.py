@@ -18,12 +18,12 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Slice
-from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import GatheredUnit
-from mpi_impl.reports.timelines.tracing import TracedSteps
+from mpi_impl.report.timelines.tracing import TracedSteps
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer

@@ -3,7 +3,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpi_impl.experiments.prefetch import TracedStep
-from mpi_impl.reports.charts import COLORS, WORDS, finish
+from mpi_impl.report.charts import COLORS, WORDS, finish
 from mpi_impl.runtime.pictures import save
 
 GATHER, REDUCE = "#CC79A7", "#F0C842"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mpi_impl.experiments.h100_runs import h100_tables
 from mpi_impl.experiments.published_rows import Row, Share, Table, describe
-from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.planning.candidates import divisors
-from mpi_impl.planning.profiles import load
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.plan.candidates import divisors
+from mpi_impl.plan.profiles import load
 from mpi_impl.runtime.outputs import check_outputs
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware

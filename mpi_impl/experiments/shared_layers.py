@@ -17,8 +17,8 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.experiments.divided_runs import do_all, each_alone, final
-from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld

@@ -16,8 +16,8 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.experiments.divided_runs import do_all, final
-from mpi_impl.launching.entry import run
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.batches import GPTBatch

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mpi_impl.notebook.pictures.shards import OWNERS, color_of, hide_frame
-from mpi_impl.reports.charts import MEMORY, finish
-from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS, is_light
+from mpi_impl.report.charts import MEMORY, finish
+from mpi_impl.report.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ParallelConfig
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan

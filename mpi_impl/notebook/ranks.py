@@ -24,7 +24,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from mpi_impl.launching.pool import Interrupted, Pool, RankFailure, interrupted, stories
+from mpi_impl.launch.pool import Interrupted, Pool, RankFailure, interrupted, stories
 from mpi_impl.notebook.cell import run_cell, set_variable, value_of
 from mpi_impl.notebook.running_cell import RunningCell
 from reference.errors import UserError

@@ -1,6 +1,6 @@
 """The computation behind a schedule's actions: the F of an evaluation; the F, B, I and W of a training step."""
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -120,3 +120,16 @@ class TrainingPass(ForwardPass):
             weights = self.weights(self.microbatches[action.microbatch])
             dy = tuple((self.scale * each).astype(dtype) for each, dtype in zip(weights, self.dtypes))
         return model_backward(dy, params, cache, self.model, self.grads[action.stage], sink, self.region)
+
+
+class StepObserver(Protocol):
+    """A listener of a step: mpi_impl/compare/observer.py shows it every tensor."""
+
+    def observed_pass(self, iteration: int, *arguments) -> TrainingPass:
+        """Return a TrainingPass of these arguments, which the observer watches."""
+
+    def see_reduction(self, loss: float) -> None:
+        """See the gradients and the loss after their sum over the ranks."""
+
+    def see_update(self, norm: float, rate: float) -> None:
+        """See the optimizer's states after its step."""

@@ -6,7 +6,7 @@ from typing import Any
 from mpi_impl.checkpoints.huggingface_config import adopt_options, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.launching.option_fields import declared, filled
+from mpi_impl.launch.option_fields import declared, filled
 from mpi_impl.programs.options import OPTIONS, LlamaOptions, PretrainingOptions, parse_options
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS

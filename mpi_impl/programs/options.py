@@ -4,7 +4,7 @@ from typing import Any
 
 from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given, same_option
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
                               ExpertsConfig, ModelConfig, OptimizerConfig, option, require_not_negative,

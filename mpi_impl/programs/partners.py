@@ -2,7 +2,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from mpi_impl.launching.option_fields import declared
+from mpi_impl.launch.option_fields import declared
 from mpi_impl.programs.options import ExpertsOptions
 from reference.config import option
 from reference.errors import UserError

@@ -18,6 +18,7 @@ from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_m
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
+from mpi_impl.compare.recorder import RecordedSteps, facts_of
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.data.cached import prepare
@@ -25,24 +26,23 @@ from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
-from mpi_impl.launching.option_fields import filled
+from mpi_impl.launch.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, settings_of
+from mpi_impl.programs.divergence import DivergenceCheck
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.options import NAMES, OPTIONS
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.programs.sources import Sources, check_same_tokenizer
-from mpi_impl.recording.recorder import RecordedSteps, facts_of
-from mpi_impl.reports import forecast, resident_memory, summary, throughput, traffic
-from mpi_impl.reports.metrics import Metrics
-from mpi_impl.reports.page.report import ReportedRun, closing, watch, write_report
-from mpi_impl.reports.timelines.tracing import TracedSteps
+from mpi_impl.report import forecast, resident_memory, summary, throughput, traffic
+from mpi_impl.report.metrics import Metrics
+from mpi_impl.report.page.report import ReportedRun, closing, watch, write_report
+from mpi_impl.report.timelines.tracing import TracedSteps
 from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, needs_samples, whole_batch
-from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.costs.volumes import PassCounts
@@ -329,7 +329,7 @@ class Pretraining(Program):
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
                   f"unigram model of the corpus gives {self.sources.baseline:.4f}, on all of the validation part")
         if self.args.plot:
-            from mpi_impl.reports.losses import plot_losses  # matplotlib takes a second to import
+            from mpi_impl.report.losses import plot_losses  # matplotlib takes a second to import
             plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
 

@@ -10,7 +10,7 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.launching.entry import give_up, leave_within
+from mpi_impl.launch.entry import give_up, leave_within
 from reference.config import ParallelConfig
 
 

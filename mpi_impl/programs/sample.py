@@ -1,6 +1,6 @@
 """Text from the model that is being trained, on all ranks of one replica."""
-from mpi_impl.generation.decoding import generate
-from mpi_impl.generation.replica import trained_replica
+from mpi_impl.inference.decoding import generate
+from mpi_impl.inference.replica import trained_replica
 from mpi_impl.training.trainer import Trainer
 from reference.generation.decoding import Sampling
 

@@ -6,10 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.parallel.model_state import Held, ModelState
-from mpi_impl.parallel.passes import ForwardPass, Peaks, TrainingPass
+from mpi_impl.parallel.passes import ForwardPass, Peaks, StepObserver, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.observed import ObservedPass
-from mpi_impl.recording.observer import Observer
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.optimizer import Adam
 from reference.batches import number_of_tokens
@@ -55,7 +53,7 @@ class Trainer:
         self.peaks = Peaks()          # of the last step
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
 
-    def step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None = None) -> StepResult:
+    def step(self, microbatches: Sequence, global_batch_size: int, observer: StepObserver | None = None) -> StepResult:
         """Make one step on this replica's microbatches (reference/batches.py) of a global batch of B sequences.
 
         Where the gradients are not finite no weight moves, and it is up to the caller what to do about it. An
@@ -66,7 +64,7 @@ class Trainer:
         self.scaler.update(result.skipped)
         return result
 
-    def compute_step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None) -> StepResult:
+    def compute_step(self, microbatches: Sequence, global_batch_size: int, observer: StepObserver | None) -> StepResult:
         """Compute the gradients, reduce them, and update the weights.
 
         A step that was skipped can be computed again, to show it to an observer: no weight has moved.
@@ -76,7 +74,7 @@ class Trainer:
         contexts = self.contexts(microbatches, self.auxiliary_losses(microbatches, global_batch_size))
         arguments = (state, microbatches, self.total_weights(microbatches, global_batch_size), contexts, scale,
                      self.measured)
-        work = ObservedPass(observer, self.iteration, *arguments) if observer else TrainingPass(*arguments)
+        work = observer.observed_pass(self.iteration, *arguments) if observer else TrainingPass(*arguments)
         self.pipeline("training", len(microbatches)).play(work.compute, state.device_prototype,
                                                           state.shape(microbatches))
         self.peaks = work.peaks if self.measured else self.peaks._replace(caches=work.peaks.caches)

@@ -12,8 +12,8 @@ from mpi_impl.checkpoints.huggingface import WEIGHTS, check_weights, join_shards
 from mpi_impl.checkpoints.huggingface_config import CONFIG, layout_in, layout_of, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
-from mpi_impl.generation.decoding import last_logits
-from mpi_impl.generation.replica import trained_replica
+from mpi_impl.inference.decoding import last_logits
+from mpi_impl.inference.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.programs.arguments import parse

@@ -10,7 +10,7 @@ from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, no
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
-from mpi_impl.launching.option_fields import filled
+from mpi_impl.launch.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ExpertsConfig, ModelConfig
 from tests.checkpoints.runs import empty, model_in, options, refuses

@@ -130,7 +130,7 @@ from itertools import count
 
 from mpi_impl import pretrain_gpt
 from mpi_impl.comm.group import world
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 
 rank, last = int(sys.argv[1]), int(sys.argv[2])
 del sys.argv[1:3]

@@ -42,7 +42,7 @@ def pretrain_there(group, options):
         pretrain(group, options)
     else:
         with device.gpu(), mock.patch.object(program, "device_of", emulated), \
-                mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
+                mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100):
             pretrain(group, options)
 
 

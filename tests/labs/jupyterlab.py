@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from mpi_impl.launching.launch import stop
+from mpi_impl.launch.launcher import stop
 
 WIDGET = "window.jupyterapp.shell.currentWidget"
 CELLS = f"""() => JSON.stringify({WIDGET}.content.model.toJSON().cells.map(cell => ({{

@@ -7,7 +7,7 @@ from IPython.utils.capture import capture_output
 
 from grading.answers import CURRENT
 from grading.sandbox import Sandbox
-from mpi_impl.launching.pool import Answer, Interrupted, interrupted
+from mpi_impl.launch.pool import Answer, Interrupted, interrupted
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from mpi_impl.evaluation.options import RACEOptions, TaskOptions, WikiText103Options, ZeroShotOptions
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.launching.option_fields import add_options, declared, parse_given
+from mpi_impl.evaluate.options import RACEOptions, TaskOptions, WikiText103Options, ZeroShotOptions
+from mpi_impl.generate.options import GenerationOptions
+from mpi_impl.launch.entry import ArgumentParser
+from mpi_impl.launch.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.generation_options import GenerationOptions
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions, ParallelismOptions
 from reference.config import ModelConfig, ParallelConfig, Recompute, option
 from reference.config.rope_scaling import RopeScaling

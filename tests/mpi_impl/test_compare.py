@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from mpi_impl.recording.differences import compare
+from mpi_impl.compare.differences import compare
 from reference.config import Recompute
 from reference.schedules.actions import from_csv
 from tests import zoo

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.hosts import Hosts, crossing, split_groups
 from mpi_impl.comm.ledger import Entry, Ledger, Total, bytes_between_hosts, ring_bytes
-from mpi_impl.reports.traffic import Line, inside_and_between, table
+from mpi_impl.report.traffic import Line, inside_and_between, table
 from reference.costs.volumes import tensor_parallel_traffic
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")

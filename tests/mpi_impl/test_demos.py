@@ -9,7 +9,7 @@ import pytest
 from mpi_impl.demos import DEMOS, __main__ as listing, deadlock, pipeline
 from mpi_impl.demos.collectives import ELEMENTS
 from mpi_impl.demos.mlp import HIDDEN_SIZE
-from mpi_impl.launching.pool import RankAssertion
+from mpi_impl.launch.pool import RankAssertion
 from reference.config import option
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES, make
@@ -164,7 +164,7 @@ DEMO = "mpi_impl.demos."
     ("experts", "the router's", Bug(f"{DEMO}experts", "ranks.all_reduce(grads.router, ",
                                     "ranks.all_reduce(grads.router.copy(), ")),
     ("memory", "not as predicted: ZeRO 0: nothing, rank 0, gradients", Bug(
-        "mpi_impl.reports.memory", "return RankMemory(psi, layout.size - psi, trainer.held(),",
+        "mpi_impl.report.memory", "return RankMemory(psi, layout.size - psi, trainer.held(),",
         "return RankMemory(psi, layout.size - psi, trainer.held()._replace(gradients=4),")),
     ("deadlock", "the cycle", Bug(f"{DEMO}deadlock", "return seen[seen.index(rank):]", "return seen[:-1]")),
     ("deadlock", "the loss", Bug(f"{DEMO}deadlock", "group.post_send(x, to", "group.post_send(2 * x, to")),

@@ -175,7 +175,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 def pretrain_on_spies(group, options):
     with mock.patch.object(program, "device_of", on_spies), fake_cuda() as cupy, \
-            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
+            mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
         pretrain(group, options)
         assert (cupy.cuda.nccl.begun > 0) == ("nccl" in options)
 

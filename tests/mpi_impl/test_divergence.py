@@ -9,8 +9,8 @@ import pytest
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.training import divergence
-from mpi_impl.training.divergence import ENOUGH, DivergenceCheck
+from mpi_impl.programs import divergence
+from mpi_impl.programs.divergence import ENOUGH, DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError

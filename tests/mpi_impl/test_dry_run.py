@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
 from mpi_impl.comm.topology import place, rank_at
-from mpi_impl.dry_runs.matching import match
-from mpi_impl.dry_runs.world import kinds_of_ranks, ranks_to_match
+from mpi_impl.dry_run.matching import match
+from mpi_impl.dry_run.world import kinds_of_ranks, ranks_to_match
 from mpi_impl.parallel.model_state import Held
 from mpi_impl.prediction.rank import ImaginedWorld, run_rank
 from mpi_impl.prediction.transport import Diary, Event, RecordingTransport

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl import dry_run
-from mpi_impl.dry_runs import options
-from mpi_impl.dry_runs.world import DryRun
+from mpi_impl.dry_run import options
+from mpi_impl.dry_run.__main__ import main
+from mpi_impl.dry_run.world import DryRun
 from mpi_impl.prediction.rank import run_rank
-from mpi_impl.reports.forecast import forecast_of
+from mpi_impl.report.forecast import forecast_of
 from reference.config import Recompute
 from reference.costs.plans import Plan
 from reference.errors import UserError
@@ -21,7 +21,7 @@ SMALL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 3
 
 def test_the_report(capsys, tmp_path):
     """Memory by kind and by line, messages, time, a timeline on which no slices overlap, and a match of all kinds."""
-    dry_run.main(["--world-size", "32", *SMALL, "--trace", str(tmp_path), "--save", str(tmp_path / "none")])
+    main(["--world-size", "32", *SMALL, "--trace", str(tmp_path), "--save", str(tmp_path / "none")])
     text = capsys.readouterr().out
     assert not (tmp_path / "none").exists()
     assert "t 2, p 4, d 4, 1f1b, ZeRO 0" in text and "without effect on a dry run: --save" in text
@@ -39,7 +39,7 @@ def test_the_report(capsys, tmp_path):
 def test_a_mismatch_ends_with_status_1(capsys):
     with planted("mpi_impl.parallel.model_state", "if self.embedding_group:",
                  "if self.embedding_group and self.embedding_group.rank == 0:"), pytest.raises(SystemExit, match="1"):
-        dry_run.main(["--world-size", "8", *SMALL])
+        main(["--world-size", "8", *SMALL])
     assert "The ranks wait for one another for ever: rank 0 waits for rank 6" in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from mpi_impl.experiments import (batch_size, byte_windows, layer_norm_order, mo
 from mpi_impl.experiments.batch_size import BatchRun, BatchSizeOptions, Measured
 from mpi_impl.experiments.h100_runs import h100_tables
 from mpi_impl.experiments.published_rows import Table
-from mpi_impl.planning.profiles import load
+from mpi_impl.plan.profiles import load
 from reference.costs.hardware import Sharded
 from reference.costs.published import (KORTHIKANTI, LLAMA_3, MEGATRON, MEGATRON_CORE, PTD_P, STRONG_SCALING, TABLE_2,
                                        ZERO)

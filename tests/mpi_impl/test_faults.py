@@ -14,7 +14,7 @@ from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
+from mpi_impl.launch.launcher import OPEN_MPI_SETTINGS
 from tests.launching import environment
 from tests.program import pretrain
 
@@ -33,7 +33,7 @@ from pkgutil import resolve_name
 
 from mpi_impl import pretrain_gpt
 from mpi_impl.comm.group import world
-from mpi_impl.launching.entry import run
+from mpi_impl.launch.entry import run
 
 folder, rank, fate, what, last = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
 del sys.argv[1:6]

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from mpi_impl.comm.trace import Slice
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
-from mpi_impl.planning import profiles
-from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
+from mpi_impl.plan import profiles
+from mpi_impl.report.timelines.chrome_trace import write_chrome_trace
 from mpi_impl.runtime import pictures
 from mpi_impl.runtime.files import (check_folder, check_readable, check_writable, open_for_writing, read_bytes,
                                     read_text, replacing, write_whole)

@@ -16,7 +16,7 @@ from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
-from mpi_impl.reports.page import senders
+from mpi_impl.report.page import senders
 from mpi_impl.runtime.arrays import dtype_of
 from reference.config import ParallelConfig
 from reference.errors import UserError

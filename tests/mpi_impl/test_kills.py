@@ -19,7 +19,7 @@ from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.launching.launch import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
+from mpi_impl.launch.launcher import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
 from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
 from tests.launching import environment
 from tests.mpi_impl.test_training import WITHOUT_V, places

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl.prediction.predict import predict
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports import layer_memory, memory
+from mpi_impl.report import layer_memory, memory
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.activation_inventory import ActivationInventory, StageBytes, total
 from reference.precision import FORMATS, Precision

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.gpt import PretrainingGPT
@@ -193,9 +193,9 @@ def test_the_program_ends_with_one_sentence(corpus):
     ends_with_one_sentence([*corpus, "--lr", "1e300"], "the run has diverged", "-m", "mpi_impl.pretrain_gpt")
 
 
-FULL = """from mpi_impl.launching.entry import run
+FULL = """from mpi_impl.launch.entry import run
 from mpi_impl.pretrain_gpt import main
-from mpi_impl.reports import metrics
+from mpi_impl.report import metrics
 
 metrics.open_for_writing = lambda path, begins: open("/dev/full", "w")
 run(main)

@@ -4,13 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.compare.names import Key
+from mpi_impl.launch.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
-from mpi_impl.proof import proof
-from mpi_impl.proof.options import WITHOUT_EFFECT, parse
-from mpi_impl.proof.proof import describe_difference, statement
-from mpi_impl.proof.sizes import shrink
-from mpi_impl.recording.names import Key
+from mpi_impl.prove import proof
+from mpi_impl.prove.options import WITHOUT_EFFECT, parse
+from mpi_impl.prove.proof import describe_difference, statement
+from mpi_impl.prove.sizes import shrink
 from reference.errors import UserError
 from reference.exact.degree import power_of_ten
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
@@ -133,7 +133,7 @@ def test_a_bug_is_named_by_its_tensor_its_rank_and_its_place(ranks, name):
 
 
 def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
-    bug = Bug("mpi_impl.recording.observer", "if partial or self.tensor_rank % segment.copies == 0:",
+    bug = Bug("mpi_impl.compare.observer", "if partial or self.tensor_rank % segment.copies == 0:",
               "if self.tensor_rank == 0:")
     with pytest.raises(RankFailure, match="The run on 2 ranks lacks a part of .*it is never computed there"):
         ranks.run(2, planted_run, bug, prove, RUN)
@@ -147,7 +147,7 @@ DIVIDING = "        1.0 / np.full_like(state.device_prototype, {}, shape=1); tra
     ("0.0", 3 * ["a divisor was 0 modulo the prime: the proof begins again, with other numbers"])]))
 def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(ranks, divisor, said):
     """Not even if a rank alone divides: all of them begin again."""
-    bug = Bug("mpi_impl.proof.runs", "        trainer.step(", DIVIDING.format(divisor))
+    bug = Bug("mpi_impl.prove.runs", "        trainer.step(", DIVIDING.format(divisor))
     for of_rank, outcome in ranks.run(2, planted_run, bug, prove_with_fresh_numbers, RUN):
         assert of_rank == said
         assert outcome == (6 if len(said) == 1 else "A divisor was 0 in 3 draws of random numbers, which chance does")
@@ -244,8 +244,8 @@ def test_a_bug_ends_every_rank_with_status_1(tmp_path):
     """The sentence is printed once."""
     program = tmp_path / "program.py"
     program.write_text(f"""if True:
-        from mpi_impl import prove
-        from mpi_impl.launching.entry import run
+        from mpi_impl.prove import __main__ as prove
+        from mpi_impl.launch.entry import run
         from tests.planted import planted
         def main():
             with planted("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.recording.completeness import check_whole, may_lack
-from mpi_impl.recording.differences import check_comparable, compare
-from mpi_impl.recording.names import PHASES, Key
-from mpi_impl.recording.recorder import Recorder
-from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart, in_memory, read
-from mpi_impl.training.divergence import first_not_finite
+from mpi_impl.compare.completeness import check_whole, may_lack
+from mpi_impl.compare.differences import check_comparable, compare
+from mpi_impl.compare.names import PHASES, Key
+from mpi_impl.compare.recorder import Recorder
+from mpi_impl.compare.recording import INDEX, RunFacts, TensorPart, in_memory, read
+from mpi_impl.programs.divergence import first_not_finite
 from reference.config import ExpertsConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.layers.block import block_tensors

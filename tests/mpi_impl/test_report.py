@@ -16,15 +16,15 @@ from mpi_impl.comm.trace import Slice
 from mpi_impl.parallel.model_state import Held
 from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.reports.memory import RankMemory
-from mpi_impl.reports.metrics import Metrics
-from mpi_impl.reports.page.played_step import played_step
-from mpi_impl.reports.page.report import MOST_LOSSES, ReportedRun, losses, page
-from mpi_impl.reports.page.senders import destinations, sent_by_all
-from mpi_impl.reports.page.shapes import work_of
-from mpi_impl.reports.summary import summary_lines
-from mpi_impl.reports.timelines.timelines import slices_of
-from mpi_impl.reports.traffic import Line, compare, report, summary
+from mpi_impl.report.memory import RankMemory
+from mpi_impl.report.metrics import Metrics
+from mpi_impl.report.page.played_step import played_step
+from mpi_impl.report.page.report import MOST_LOSSES, ReportedRun, losses, page
+from mpi_impl.report.page.senders import destinations, sent_by_all
+from mpi_impl.report.page.shapes import work_of
+from mpi_impl.report.summary import summary_lines
+from mpi_impl.report.timelines.timelines import slices_of
+from mpi_impl.report.traffic import Line, compare, report, summary
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.volumes import PassCounts

@@ -8,10 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.launching.entry import keep_freed_memory
-from mpi_impl.reports import resident_memory
-from mpi_impl.reports.forecast import Forecast
-from mpi_impl.reports.resident_memory import ResidentMemory, describe
+from mpi_impl.launch.entry import keep_freed_memory
+from mpi_impl.report import resident_memory
+from mpi_impl.report.forecast import Forecast
+from mpi_impl.report.resident_memory import ResidentMemory, describe
 from reference.params import HOST
 from tests.deep import every_other_deep
 from tests.fake_cuda import fake_cuda

@@ -14,11 +14,11 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Slice, Trace
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.plot_schedule import TimeOptions, main, times
-from mpi_impl.reports.timelines import gantt
-from mpi_impl.reports.timelines.chrome_trace import complete_events, write_chrome_trace
-from mpi_impl.reports.timelines.gantt import COLORS, Panel, cells_of, draw_timelines, shade, timelines_figure
-from mpi_impl.reports.timelines.timelines import measured_times, slices_of, timeline_of
-from mpi_impl.reports.timelines.tracing import KEPT, TracedSteps
+from mpi_impl.report.timelines import gantt
+from mpi_impl.report.timelines.chrome_trace import complete_events, write_chrome_trace
+from mpi_impl.report.timelines.gantt import COLORS, Panel, cells_of, draw_timelines, shade, timelines_figure
+from mpi_impl.report.timelines.timelines import measured_times, slices_of, timeline_of
+from mpi_impl.report.timelines.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

@@ -19,7 +19,7 @@ from mpi_impl.notebook.pictures.ring import ring_all_reduce
 from mpi_impl.notebook.pictures.shards import stretches
 from mpi_impl.notebook.sliders.schedules import TRAINING
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.reports.charts import MEMORY
+from mpi_impl.report.charts import MEMORY
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
 from reference.config import ModelConfig, ParallelConfig

@@ -18,7 +18,7 @@ from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.optimizer import adam_update
 from reference.schedules.generators import make
 from tests import textbook_theorems as theorems
-from tests.generation import test_kv_cache
+from tests.generate import test_kv_cache
 from tests.planted import planted
 from tests.reference import test_zero
 from tests.reference.test_ops import RATES, attention_by_definition, attention_dropout, lengths

@@ -76,6 +76,6 @@ def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_
     ({"passes": replace(IDEAL.passes, scores=(1.0, 2.0, 3.0))}, "scores"),
     ({"hidden": 1.5}, "hidden"), ({"inside": Link(-1.0, 1.0)}, "latency"), ({"between": Link(1.0, 0.0)}, "bandwidth")])
 def test_impossible_hardware_is_refused_in_a_sentence(wrong, says):
-    """The rest of what a profile may not say: tests/planning/test_profiles.py."""
+    """The rest of what a profile may not say: tests/plan/test_profiles.py."""
     with pytest.raises(UserError, match=says):
         replace(IDEAL, **wrong)

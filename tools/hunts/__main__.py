@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from grading.draws import SEED_FILE, read_seed
 from grading.hunts import FILE
 from grading.release import write
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import reading
 from reference.errors import UserError
 from tests.small_pools import SmallPools

@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mpi_impl.comm.topology import disconnect
-from mpi_impl.compare import report
-from mpi_impl.launching.pool import RankFailure
+from mpi_impl.compare.differences import compare
+from mpi_impl.compare.recording import read
+from mpi_impl.compare.report import report
+from mpi_impl.launch.pool import RankFailure
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.gpt import PretrainingGPT
-from mpi_impl.proof import proof
-from mpi_impl.proof.options import parse as parse_proof
-from mpi_impl.proof.sizes import shrink
-from mpi_impl.recording.differences import compare
-from mpi_impl.recording.recording import read
+from mpi_impl.prove import proof
+from mpi_impl.prove.options import parse as parse_proof
+from mpi_impl.prove.sizes import shrink
 from reference.errors import UserError
 from tests.planted import StaleBug, buggy_codes, planted_run
 from tests.small_pools import SmallPools

@@ -17,20 +17,20 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from mpi_impl.launching.entry import run_alone
+from mpi_impl.launch.entry import run_alone
 from tools.mutants.operators import ROOT, Mutant, mutants
 from tools.mutants.worker import checksum, results, write
 
 FOLDERS = ["reference", *(f"mpi_impl/{name}" for name in
                           ("comm", "layers", "models", "parallel", "training", "checkpoints"))]
-TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/generation",
-         "tests/evaluation/test_argmax_token.py", "tests/test_spy_layers.py"]
+TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/generate",
+         "tests/evaluate/test_argmax_token.py", "tests/test_spy_layers.py"]
 # Tests that start programs, in which no mutant is planted, or that repeat others.
 LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_pretrain mpi_impl/test_kills mpi_impl/test_faults
     mpi_impl/test_report_page mpi_impl/test_sample mpi_impl/test_experiments mpi_impl/test_timelines
     mpi_impl/test_arguments mpi_impl/test_report mpi_impl/test_files
-    mpi_impl/test_resident_memory generation/test_generate generation/test_stream
-    generation/test_saved_tokenizer checkpoints/test_resumed_runs
+    mpi_impl/test_resident_memory generate/test_generate generate/test_stream
+    generate/test_saved_tokenizer checkpoints/test_resumed_runs
     checkpoints/test_program""".split()
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 FOUND = ("killed", "hung", "crashed")

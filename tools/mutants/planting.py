@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from mpi_impl.launching.pool import Pool, RankFailure
+from mpi_impl.launch.pool import Pool, RankFailure
 from tests.planted import Bug, changed_codes, planted_codes, source_of
 from tools.mutants.operators import ROOT, Mutant, mutated
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mpi_impl.data.prepare.workers import cores
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
-from mpi_impl.launching.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared

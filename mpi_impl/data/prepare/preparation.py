@@ -41,7 +41,7 @@ from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
 from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.prepare.workers import map_in_order
 from mpi_impl.data.tokenizer_choice import TRAINED, report_shortage
-from mpi_impl.launching.option_fields import filled
+from mpi_impl.launch.option_fields import filled
 from mpi_impl.runtime.files import LARGEST, check_folder, check_writable, folder_aside, replacing
 from mpi_impl.runtime.formats import read_json
 from mpi_impl.runtime.rank_environment import launched_rank_and_size

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame
-from mpi_impl.reports.timelines.gantt import is_light
+from mpi_impl.report.timelines.gantt import is_light
 
 OUTSIDE, INSIDE, EDGE = "outside", "inside", "edge"
 LANE = 0.84             # of a rank's row

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame, rank_patches
-from mpi_impl.reports.charts import MEMORY
+from mpi_impl.report.charts import MEMORY
 from reference.parallel.layout import Bucket, Layout, unit_of
 from reference.parallel.model_states import model_states
 

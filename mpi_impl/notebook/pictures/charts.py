@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str = "",

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend, hide_frame
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 from reference.precision import Format, rounded
 
 BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}

@@ -7,7 +7,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from mpi_impl.comm.topology import place
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.reports.timelines.gantt import is_light
+from mpi_impl.report.timelines.gantt import is_light
 from reference.config import ParallelConfig
 
 KINDS = ("tensor", "data", "pipeline")      # in the order in which ranks are numbered

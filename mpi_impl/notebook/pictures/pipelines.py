@@ -7,9 +7,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
-from mpi_impl.reports.charts import GRID, finish
-from mpi_impl.reports.timelines.gantt import Panel, timelines_figure
-from mpi_impl.reports.timelines.timelines import slices_of
+from mpi_impl.report.charts import GRID, finish
+from mpi_impl.report.timelines.gantt import Panel, timelines_figure
+from mpi_impl.report.timelines.timelines import slices_of
 from reference.costs.bubbles import bubble_fraction
 from reference.schedules.actions import Schedule
 from reference.schedules.generators import make

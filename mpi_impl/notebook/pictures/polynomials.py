@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 
 SAME, DIFFERENT, SILENT = OWNERS[2], OWNERS[6], "#F0F0F0"
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.notebook.pictures.shards import color_of, draw_legend, hide_frame, owners_of, rank_patches
-from mpi_impl.reports.charts import finish
+from mpi_impl.report.charts import finish
 
 NOTHING = "#F4F4F4"     # a rank's result for a token that it does not hold: zeros
 

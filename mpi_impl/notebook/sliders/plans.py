@@ -6,7 +6,7 @@ from typing import Any
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.notebook.plan import MODELS, plan
 from mpi_impl.notebook.sliders.page import Sliders
-from mpi_impl.reports.charts import MEMORY
+from mpi_impl.report.charts import MEMORY
 from reference.costs.memory import most_in_flight
 from reference.costs.plans import HALF, Plan
 from reference.costs.volumes import data_parallel_traffic

@@ -1,0 +1,83 @@
+"""A comparison of two runs: `python -m mpi_impl.compare A B` names the first tensor in which they differ.
+
+    python -m mpi_impl.compare "-n 1 --global-batch-size 8" "-n 4 --global-batch-size 8 --tensor-model-parallel-size 2"
+    python -m mpi_impl.compare recorded/one recorded/four
+
+A and B are the same training run on two topologies: same model, data, seed and batch. Each is either a folder that
+`pretrain_gpt --record DIR` has written, or pretrain_gpt's options, quoted, with the number of ranks: then it is run
+here, for its first two iterations, and recorded. It compares every rank's shard of every tensor that both runs have:
+the parameters, the activations, their gradients, the weights' gradients before and after they are summed over ranks,
+and the updated parameters (mpi_impl/compare/names.py has the list, in order).
+
+How to read it: it names the first tensor *in the order of computation* that is wrong, so everything from which that was
+computed is right, and the mistake is between the tensor before it and this one. It also lists the tensors after it,
+because they often tell more: an activation that differs on one tensor-parallel rank alone is another story than one
+that differs on all. With --dtype float64 rounding is so small that any difference is a mistake. In formats of fewer
+digits a correct first update may differ visibly, so all tensors after it are compared less strictly.
+
+The exit status is 0 if the runs agree, and 1 if they differ.
+"""
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+
+from mpi_impl.compare.completeness import check_whole
+from mpi_impl.compare.differences import compare
+from mpi_impl.compare.recording import Recording, read
+from mpi_impl.compare.report import report
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from reference.errors import UserError
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="mpi_impl.compare", description="Name the first tensor in which two runs differ.",
+                            epilog="The exit status is 0 if they agree, and 1 if they differ.")
+    for run in ("A", "B"):
+        parser.add_argument(run, help="a folder written by pretrain_gpt --record, or a run's options in quotes: "
+                            "'-n RANKS' and pretrain_gpt's")
+    options = parser.parse_args()
+    with ExitStack() as until_compared:
+        a, b = (recording_of(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
+        check_whole(a, b)
+        found = compare(a, b)
+        print(report(found, a, b))
+    sys.exit(int(bool(found.differences)))
+
+
+# ---- the runs -------------------------------------------------------------------------------------------------------
+
+
+def recording_of(name: str, run: str, until_compared: ExitStack) -> Recording:
+    """Read a recording, or record a run now, in a folder that lasts until the runs are compared."""
+    if not run.startswith("-"):
+        return read(run)
+    folder = until_compared.enter_context(TemporaryDirectory(prefix=f"recorded-{name}-"))
+    print(f"running {name}: {run}", flush=True)
+    ranks, options = ranks_and_options(name, run)
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), "-m", "mpi_impl.pretrain_gpt", *options,
+               "--record", folder, "--exit-interval", "2", "--eval-iters", "0"]      # two are recorded
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode:
+        raise UserError(f"Run {name} ended with status {done.returncode}, and has said:\n{done.stdout.strip()}")
+    return read(folder)
+
+
+def ranks_and_options(name: str, run: str) -> tuple[int, list[str]]:
+    """Split a run's options into the number after -n and those of pretrain_gpt."""
+    try:
+        words = shlex.split(run)
+    except ValueError as error:
+        raise UserError(f"The options of run {name} cannot be read: {error}. Quote each run once, and what needs "
+                        "quotes inside with the other kind.") from error
+    parser = ArgumentParser(prog=f"Run {name}", add_help=False)
+    parser.add_argument("-n", type=int)
+    options, others = parser.parse_known_args(words)
+    if options.n is None:
+        raise UserError(f"Run {name} does not say how many ranks it has. Begin it with -n RANKS.")
+    return options.n, others
+
+
+if __name__ == "__main__":
+    run_alone(main)

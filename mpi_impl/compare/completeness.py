@@ -1,0 +1,55 @@
+"""A check that two recordings are complete: a comparison skips tensors that one of them lacks."""
+from math import prod
+
+import numpy as np
+
+from mpi_impl.compare.names import Key
+from mpi_impl.compare.recording import Recording, TensorPart, whole_shape
+from reference.errors import UserError
+
+RECORD_AGAIN = "its recording is not complete, so agreement would say little. Record it again, to its end."
+
+
+def check_whole(a: Recording, b: Recording, names: tuple[str, str] = ("A", "B"), advice: str = RECORD_AGAIN) -> None:
+    """Raise UserError for iterations, tensors, or parts of a tensor that one of two recordings of a run lacks."""
+    iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
+    if iterations[0] != iterations[1]:
+        raise UserError(f"{names[0]} has recorded {format_iterations(iterations[0])}, but {names[1]} "
+                        f"{format_iterations(iterations[1])}. "
+                        "Record both to the same iteration.")
+    for name, one, other in ((names[0], a, b), (names[1], b, a)):
+        for key in sorted(other.parts.keys() - one.parts.keys(), key=lambda key: key.order):
+            if not may_lack(one, key):
+                raise UserError(f"{name} lacks a tensor that the other run has, {key}: {advice}")
+        for key, parts in one.parts.items():
+            if not covers(parts, whole_shape([*parts, *other.parts.get(key, [])])):
+                raise UserError(f"{name} lacks a part of {key}: {advice}")
+
+
+def may_lack(recording: Recording, key: Key) -> bool:
+    """Report whether a run on this topology may lack a tensor that others have."""
+    parallel = recording.about.parallel
+    site = key.name.split(".", 2)[-1] if key.layer is not None else key.name
+    if key.phase == "recompute" or (key.layer is not None and site == "input"):
+        return True                                # recomputed tensors, and those sent to a stage
+    if key.phase == "gradients":
+        return parallel.zero_stage >= 2         # each microbatch's are reduced and freed
+    if site in ("attention.probs", "attention.probs_mask"):
+        return key.phase == "forward"              # not kept by every kernel, nor by selective recompute
+    return key.phase == "forward" and parallel.recompute.granularity == "full"
+
+
+def covers(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
+    """Report whether every element of the whole is in a part. Check the parts' sizes before making such an array."""
+    if prod(shape) > sum(prod(part.shape) for part in parts) or any(len(part.shape) != len(shape) for part in parts):
+        return False
+    there = np.zeros(shape, bool)
+    for part in parts:
+        there[part.box] = True
+    return bool(there.all())
+
+
+def format_iterations(iterations: list[int]) -> str:
+    """Format a list: [1, 2] -> 'iterations 1 and 2'."""
+    *others, last = map(str, iterations)
+    return f"iterations {', '.join(others)} and {last}" if others else f"iteration {last}"

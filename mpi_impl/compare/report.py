@@ -1,0 +1,55 @@
+"""The report of `compare`: the first tensor in which two recordings differ, and those after it."""
+from mpi_impl.compare.completeness import format_iterations
+from mpi_impl.compare.differences import Findings, TensorDifference
+from mpi_impl.compare.recording import Recording
+from mpi_impl.runtime.tables import aligned
+
+
+def report(found: Findings, a: Recording, b: Recording) -> str:
+    formats = " and ".join(sorted({a.about.format, b.about.format}))
+    if found.differences:
+        return "\n".join([*first(found), "", *table(found.differences)])
+    worst = found.worst
+    assert worst is not None, "recordings that are whole have tensors in common"
+    alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
+    when = format_iterations(sorted({key.iteration for key in a.parts}))
+    return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
+            f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "
+            f"{worst.allowed:.0e} is allowed.")
+
+
+def first(found: Findings) -> list[str]:
+    """Describe the first difference."""
+    one = found.differences[0]
+    layer = "" if one.key.layer is None else f", layer {one.key.layer}"
+    before = f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.last else "none"
+    expected, value = one.values
+    return ["A and B differ. The first tensor, in the order of computation:", "",
+            f"  {one.key}",
+            f"  where      {ranks(one)}{layer}",
+            f"  size       {one.size:.1e}, which is {one.relative:.1e} of {one.unit_is}; rounding explains "
+            f"{one.allowed:.0e}",
+            f"  largest    at {list(one.at)} of {list(one.shape)}: {expected:.6g} ({one.expected}), but {value:.6g} "
+            f"({one.holders[0]})",
+            f"  before     {before}"]
+
+
+def ranks(one: TensorDifference) -> str:
+    """Name the ranks that differ from what is expected."""
+    texts = []
+    for run in ("A", "B"):
+        held = sorted({rank for holder in one.holders if holder.run == run for rank in holder.ranks})
+        if held:
+            alone = all(len(holder.ranks) == 1 for holder in one.holders if holder.run == run)
+            word = ("rank" if len(held) == 1 else "ranks") if alone else "the sum over ranks"
+            texts.append(f"{word} {', '.join(map(str, held))} of {run}")
+    return " and ".join(texts)
+
+
+def table(differences: list[TensorDifference]) -> list[str]:
+    """Tabulate the differences that follow the first."""
+    if len(differences) == 1:
+        return ["No other tensor differs."]
+    rows = [("then", "off by", "relative", "where")]
+    rows += [(str(one.key), f"{one.size:.1e}", f"{one.relative:.1e}", ranks(one)) for one in differences[1:]]
+    return aligned(rows, left=(0, 3)).splitlines()

@@ -1,0 +1,18 @@
+"""Evaluation on published data sets, which are read in their own formats. The program is mpi_impl/evaluate/__main__.py.
+
+scored.py         rows for a GPT: text of which some tokens count
+wikitext103.py    perplexity on WikiText-103, for each of its own words
+lambada.py        accuracy on the last words of LAMBADA's passages
+race.py           rows for a BERT that chooses among RACE's four answers, and its accuracy
+files.py          reading of the files, or sentences about their faults
+
+Those work without ranks: a data set gives any rows, and a measure is a sum over samples. On ranks:
+
+passes.py         the measure of each batch, on the last stage
+sums.py           the sum over all samples, of all replicas
+zero_shot.py      a GPT on WikiText-103 or LAMBADA, without training
+pretrained.py     a pretrained BERT
+fine_tuning.py    its fine-tuning on RACE, and its accuracy
+options.py, arguments.py     the options, and their checks
+progress.py       reports of progress
+"""

@@ -1,0 +1,170 @@
+"""The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
+import time
+from contextlib import ExitStack
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from mpi_impl import kernels
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.folder_lock import only_saver
+from mpi_impl.comm.group import Group
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.evaluate.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
+                                         optimizer_of)
+from mpi_impl.evaluate.passes import AnswersPass
+from mpi_impl.evaluate.pretrained import Pretrained, architecture_of, find_pretrained
+from mpi_impl.evaluate.progress import report_progress
+from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluate.sums import Sums, check_finite
+from mpi_impl.inference.replica import trained_replica
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.prediction.predict import predict_pipeline
+from mpi_impl.prediction.rank import ImaginedWorld
+from mpi_impl.programs.arguments import PretrainingSettings, precision
+from mpi_impl.programs.divergence import DivergenceCheck
+from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.program import Program
+from mpi_impl.report import forecast
+from mpi_impl.report.metrics import Metrics
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.trainer import Trainer
+from reference.errors import UserError
+from reference.models.model import sequences_of
+
+# Options that the tuned weights depend on, which are saved with them.
+OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden_dropout", "attention_dropout", "lr",
+             "fp16", "bf16")
+QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges says so once, in a sentence
+
+
+class FineTuning(Program):
+    """One rank's part of the program."""
+
+    def __init__(self, args, ranks: Group):
+        check_tuning(args)
+        super().__init__(args, ranks)
+        self.pretrained: Pretrained = ranks.broadcast_object(self.find_model)
+        self.model = self.pretrained.model
+        self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
+        args = self.args
+        self.topology = self.connect(self.parallel)
+        self.dataset: Any = None      # on each replica's first rank of a tensor group
+        ranks.collect_objects(self.read)
+        self.questions: dict[str, int] = ranks.broadcast_object(
+            lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
+        self.length = fine_tuning_length(args, self.questions["train"])
+        self.optimizer = optimizer_of(args, self.length.iterations)
+        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
+        imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
+                                 self.microbatches)
+        in_memory = args.offload_folder is None and self.device.memory is None      # what is offloaded
+        forecast.check_one_rank(self.hosts, imagined, in_memory)
+        predicted = predict_pipeline(self.topology, imagined)
+        self.forecast = forecast.check_memory(self.hosts, imagined, predicted, in_memory)
+        self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
+                                          args.offload_folder), self.optimizer)
+        self.pretrained.load(self.trainer)
+        self.batches = self.make_batches(self.microbatches)
+        self.right = Sums(trained_replica(self.trainer), self.make_batches(self.topology.pipeline.size), AnswersPass)
+        self.divergence = DivergenceCheck(self.trainer, args.lr)
+        self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
+                               * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
+                               self.model.heads, self.trainer.state.precision.scaled)
+
+    # ---- before the first step ----
+
+    def find_model(self) -> Pretrained:
+        """Check, on rank 0, that the model is there, and that the outputs can be written."""
+        check_outputs(self.args)
+        with ExitStack() as held:
+            self.claim_outputs(held)
+        check_architecture(self.args, architecture_of(self.args))
+        found = find_pretrained(self.args)
+        if self.args.epochs == 0 and not found.tuned:
+            raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
+                            "at least 1, or load a tuned model.")
+        return found
+
+    def claim_outputs(self, held: ExitStack) -> None:
+        """Hold the folder of --save, which must not have a checkpoint of another model."""
+        if self.args.save:
+            if note := held.enter_context(only_saver(self.args.save)):
+                self.say(note)
+            if on_disk.tracked(self.args.save) is not None:
+                raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
+                                "Choose another folder.")
+
+    def read(self) -> None:
+        """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
+        if self.topology.place.tensor == 0:
+            self.dataset = RACEDataset(self.args.data_path, self.pretrained.tokenizer, self.args.seq_length,
+                                       self.args.seed, self.args.max_qa_length)
+
+    def make_batches(self, microbatches: int) -> Batches:
+        return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
+                       microbatches, self.device.like)
+
+    # ---- the run ----
+
+    def work(self) -> None:
+        settings = PretrainingSettings(self.args, self.parallel, self.optimizer, self.trainer.state.precision,
+                                       self.microbatches, self.model.architecture)
+        training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
+        self.say(introduction(settings, self.model, self.world.hosts()))
+        self.say(f"{self.device.description or kernels.describe()}\n"
+                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
+        self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
+                 f"the test; {self.length.iterations:,} iterations")
+        self.train()
+        self.ask("test")
+        if self.args.save:
+            self.save()
+
+    @QUIET
+    def train(self) -> float:
+        """Do all steps; after each epoch, and the last step, ask the validation part's questions.
+
+        Returns the last of these accuracies, or nan if there is no step.
+        """
+        accuracy = nan
+        for iteration in range(1, self.length.iterations + 1):
+            began = time.perf_counter()
+            batch = self.batches.microbatches_of("train", iteration - 1)
+            result = self.trainer.step(batch, self.args.global_batch_size)
+            self.divergence.step(iteration, result, batch, self.args.global_batch_size)
+            self.metrics.step(iteration, result, time.perf_counter() - began)
+            stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
+            if self.length.ends_epoch(iteration) or stop:
+                accuracy = self.ask("validation")
+            if stop:
+                break
+        return accuracy
+
+    @QUIET
+    def ask(self, part: str) -> float:
+        """Ask all questions of a part, each level's separately, and return the accuracy."""
+        names = [f"{part} {level}" for level in LEVELS]
+        asked = [self.questions[name] for name in names]
+        found = [self.right.over(name, n, report_progress(n, f"questions of {name}", self.say))
+                 for name, n in zip(names, asked)]
+        check_finite(sum(found))
+        right = list(map(round, found))
+        accuracy, *by_level = [sum(right) / sum(asked), *(r / n for r, n in zip(right, asked))]
+        self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
+                           **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
+        levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
+        self.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+                 f"{sum(right):,} of {sum(asked):,} right")
+        return accuracy
+
+    def save(self) -> None:
+        """Save the tuned model, with its tokenizer beside it."""
+        tokenizer = self.pretrained.tokenizer
+        settings = {name: getattr(self.args, name) for name in OF_A_STEP}
+        settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
+        self.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

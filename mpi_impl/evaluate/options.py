@@ -1,0 +1,77 @@
+"""The options of mpi_impl/evaluate/__main__.py, different for each task. Their combinations: arguments.py."""
+
+from mpi_impl.generate.options import ForwardParallelismOptions, TokenizerOptions
+from mpi_impl.launch.option_fields import option_field, option_group, same_option
+from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
+                                       ReportOptions, TrainingOptions)
+from reference.config import require_positive
+from reference.precision import FORMATS
+
+EPOCHS = 3      # unless --epochs or --train-iters is given
+
+
+@option_group
+class TaskOptions:
+    """The task."""
+
+    task: str = option_field(
+        help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's questions, "
+        "once it is tuned on them", choices=("wikitext103", "lambada", "race"))
+
+
+@option_group
+class EvaluationOptions(TaskOptions, TokenizerOptions):
+    """The data and the model."""
+
+    data_path: str = option_field(metavar="PATH", help="the published data: WikiText-103's wiki.test.tokens, LAMBADA's "
+                                  "lambada_test.jsonl, or RACE's folder, with train, dev and test in it")
+    load: str | None = option_field(None, "the model: the last checkpoint in this folder", "DIR")
+    load_hf: str | None = option_field(None, "or a model in Hugging Face's layout", "DIR")
+    seq_length: int | None = option_field(None, "default: the longest that the model can see", "S")
+    metrics_file: str | None = option_field(None, "write the results as JSON lines", "F")
+
+
+@option_group
+class ZeroShotOptions(EvaluationOptions, ForwardParallelismOptions, DeviceOptions):
+    """The computation."""
+
+    micro_batch_size: int = same_option(TrainingOptions, "micro_batch_size", 4)
+    dtype: str = option_field("float32", "compute in this", choices=FORMATS)
+
+
+@option_group
+class WikiText103Options(ZeroShotOptions):
+    """WikiText-103."""
+
+    overlapping_eval: int = option_field(
+        32, "tokens by which the window moves: fewer give each token more context, and take longer", "O")
+
+
+@option_group
+class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, ParallelismOptions, DeviceOptions,
+                  MemoryOptions):
+    """Tuning."""
+
+    max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
+    epochs: int | None = option_field(
+        None, "passes through the questions, each followed by those of the validation part (default: "
+        f"{EPOCHS}; 0: the model is tuned already)", "N")
+    lr: float = same_option(TrainingOptions, "lr", 2e-5)
+    tune_lr: tuple[float, ...] | None = option_field(
+        None, "try these learning rates, and keep the one that is best on the validation part", "LR")
+    tune_global_batch_size: tuple[int, ...] | None = option_field(
+        None, "try these batch sizes, each with every learning rate", "B")
+    seeds: int = option_field(
+        1, "the number of tunings with the best rate and batch size, and with seeds from --seed on, whose median is "
+        "printed", "N",
+        check=require_positive)
+    train_iters: int | None = same_option(TrainingOptions, "train_iters", None)
+    hidden_dropout: float = same_option(ModelOptions, "hidden_dropout", ModelOptions.hidden_dropout)
+    attention_dropout: float = same_option(ModelOptions, "attention_dropout", ModelOptions.attention_dropout)
+    save: str | None = option_field(None, "save the tuned model in this folder at the end", "DIR")
+    log_interval: int = same_option(ReportOptions, "log_interval", ReportOptions.log_interval)
+
+
+TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and the model that each is for
+OPTIONS: dict[str, type[TaskOptions]] = {
+    "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions}

@@ -1,0 +1,88 @@
+"""A pretrained BERT: its configuration, its tokenizer, and its weights for a model that chooses answers."""
+from dataclasses import replace
+from typing import NamedTuple
+
+from mpi_impl.checkpoints import checkpoint, huggingface
+from mpi_impl.checkpoints.bert_layout import OF_MODEL
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_of, notes, read_config
+from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
+from mpi_impl.checkpoints.manifest import Manifest
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
+from mpi_impl.generate.sources import Checkpoint, named_tokenizer
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig
+from reference.errors import UserError
+
+NEW = "multichoice_head.w"       # a tensor that only a tuned model has
+
+
+class Pretrained(NamedTuple):
+    """The facts about the model that all ranks must know."""
+
+    model: ModelConfig                # with the head for choices
+    tokenizer: WordPieceTokenizer
+    tuned: bool                       # whether its weights have that head, too
+    folder: str
+    manifest: Manifest | None         # of one of our checkpoints
+
+    def load(self, trainer: Trainer) -> None:
+        """Load the weights, on all ranks, before the first step. Tensors that the folder lacks keep initial values."""
+        if self.manifest:
+            checkpoint.load_weights(trainer, self.folder, self.manifest)
+        else:
+            huggingface.load_weights(trainer, self.folder)
+
+    def describe(self) -> str:
+        head = "tuned before" if self.tuned else "with a new head for choices"
+        iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
+        slips = "" if self.manifest else notes(self.folder)
+        return f"it begins with the weights{iteration} in {self.folder}, {head}{slips}"
+
+
+def architecture_of(args) -> str:
+    """Return the architecture of the model in --load or --load-hf, on rank 0. Raise UserError if there is none."""
+    if args.load:
+        return Checkpoint.read(args.load).model.architecture
+    return layout_in(args.load_hf)[0].architecture
+
+
+def find_pretrained(args) -> Pretrained:
+    """Return the BERT that --load or --load-hf names, on rank 0. Raise UserError for anything wrong with it."""
+    return from_checkpoint(args) if args.load else from_hugging_face(args)
+
+
+def from_checkpoint(args) -> Pretrained:
+    source = Checkpoint.read(args.load)
+    tokenizer = with_word_pieces(source.tokenizer(args))
+    return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
+                      source.manifest)
+
+
+def from_hugging_face(args) -> Pretrained:
+    folder, config = args.load_hf, read_config(args.load_hf, "bert")
+    model = to_choose(model_of(config, architecture="bert", heads=("lm",)), args)
+    huggingface.check_weights(folder, model)
+    tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
+    if tokenizer is None and (own := tokenizer_in(folder)):
+        tokenizer = given_tokenizer(TokenizerChoice(**own))
+    if tokenizer is None:
+        raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
+                        "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")
+    check_vocabulary(folder, tokenizer)
+    return Pretrained(model, with_word_pieces(tokenizer), OF_MODEL[NEW] in huggingface.Weights(folder).found, folder,
+                      None)
+
+
+def to_choose(model: ModelConfig, args) -> ModelConfig:
+    """Return the same model with the head for choices, and with the options' dropout."""
+    return replace(model, heads=("choice",), hidden_dropout=args.hidden_dropout,
+                   attention_dropout=args.attention_dropout)
+
+
+def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:
+    """Return the tokenizer. Raise UserError for one that cannot separate a question from a passage."""
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise UserError(f"--task race needs a tokenizer with [CLS] and [SEP], but the model's is a {tokenizer.name}. "
+                        "Give a BERT that was trained with BertWordPieceLowerCase or BertWordPieceCase.")
+    return tokenizer

@@ -1,0 +1,76 @@
+"""The papers' protocol of fine-tuning: the best learning rate and batch size, then the median over several seeds.
+
+Shoeybi et al. 2019, section 5.3, after Liu et al. 2019 (RoBERTa): both numbers are chosen by the accuracy on the
+validation part, and the median of that over 5 seeds is the result. A median is not moved by the one run in five that
+fails to learn, which happens to large models on small data. The test part is not asked: it must choose nothing.
+"""
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from statistics import median
+
+from mpi_impl.comm.group import Group
+from mpi_impl.evaluate.arguments import check_tuning, complete_options
+from mpi_impl.evaluate.fine_tuning import FineTuning
+from mpi_impl.evaluate.pretrained import find_pretrained
+from reference.config import option
+from reference.errors import UserError
+
+
+class Protocol:
+    """Several runs of fine-tuning, one after the other on the same ranks. The constructor checks all of them."""
+
+    def __init__(self, args, ranks: Group):
+        self.args, self.ranks = args, ranks
+        for name in ("save", "metrics_file"):
+            if value := getattr(args, name):
+                raise UserError(f"{option(name)} {value} is for one run, but --seeds and --tune-lr do several. Leave "
+                                "it out, and give it to a run with the best rate and batch.")
+        if args.epochs == 0:
+            raise UserError("--epochs is 0, but --seeds and --tune-lr compare runs that learn. Choose at least 1.")
+        self.trials = list(product(args.tune_lr or [args.lr], args.tune_global_batch_size or [args.global_batch_size]))
+        model = ranks.broadcast_object(lambda: find_pretrained(args)).model
+        for trial in self.trials:
+            check_tuning(self.options(*trial, args.seed))
+            complete_options(self.options(*trial, args.seed), model, ranks.size)
+
+    def options(self, lr: float, global_batch_size: int | None, seed: int):
+        """Return the options of one run."""
+        return replace(self.args, lr=lr, global_batch_size=global_batch_size, seed=seed)
+
+    def run(self) -> None:
+        """Choose the best rate and batch with the first seed, and print the median over all seeds."""
+        found = {trial: self.accuracy(*trial, self.args.seed) for trial in self.trials}
+        best = max(found, key=found.__getitem__)                     # the first of equals
+        others = range(self.args.seed + 1, self.args.seed + self.args.seeds)
+        accuracies = [found[best], *[self.accuracy(*best, seed) for seed in others]]
+        seeds = f"{len(accuracies)} seed{'s' * (len(accuracies) > 1)}"
+        self.say(f"{describe(*best)} | median validation accuracy over {seeds} {median(accuracies):.2%} "
+                 f"({listed(accuracies)})")
+
+    def accuracy(self, lr: float, global_batch_size: int | None, seed: int) -> float:
+        """Tune once, and return the accuracy on the validation part at the end."""
+        tuning = FineTuning(self.options(lr, global_batch_size, seed), self.ranks)
+        found = tuning.train()
+        tuning.at_the_end.close()
+        self.say(f"{describe(lr, global_batch_size)}, seed {seed} | validation accuracy {found:.2%}")
+        return found
+
+    def say(self, text: str) -> None:
+        """Print a text, on rank 0."""
+        if self.ranks.rank == 0:
+            print(text, flush=True)
+
+
+def describe(lr: float, global_batch_size: int | None) -> str:
+    return f"lr {lr:g}" + (f", batch {global_batch_size}" if global_batch_size else "")
+
+
+def listed(accuracies: Sequence[float]) -> str:
+    return ", ".join(f"{one:.2%}" for one in sorted(accuracies))
+
+
+def fine_tuning(args, ranks: Group) -> FineTuning | Protocol:
+    """Return one run of fine-tuning, or, if the options ask for several, the protocol."""
+    several = args.seeds > 1 or args.tune_lr or args.tune_global_batch_size
+    return Protocol(args, ranks) if several else FineTuning(args, ranks)

@@ -1,0 +1,165 @@
+"""The guard of a job: a process that leaves nothing of the job behind, however `launch` ends.
+
+    launch -> guard -> mpiexec -> its proxy on each host -> ranks -> their children
+
+Each of these can be killed, and the others would run on. So `launch` only waits for its guard, which does the work and
+learns of launch's death, SIGKILL included. Both are Linux subreapers: a process below them whose parent dies becomes
+their own child. So they find every process of the job on this machine, and kill those that are left at the end.
+"""
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from mpi_impl.launch.entry import say
+from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_memory
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_guarded(work: Callable[[], object]) -> int:
+    """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent.
+
+    A signal that this process ignores from its start stays ignored: shells have their background jobs ignore SIGINT,
+    and nohup SIGHUP. SIGTERM ends such a job.
+    """
+    parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # whoever has started this may ignore it, and no child's status
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # is kept then; until the handlers of these are set
+    guard = os.fork()
+    if guard == 0:
+        be_guard(work, parent)
+    with leaving_nothing():
+        for number in ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: os.kill(guard, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    if status < 0:
+        say(f"error: the process that guards the job died by signal {-status}, and the job ended with it.")
+    return status if status >= 0 else 128 - status
+
+
+def be_guard(work: Callable[[], object], parent: int) -> NoReturn:
+    """Do the work, in a session of its own: a Ctrl-C in the terminal is for the parent alone."""
+    os.setsid()
+    end_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+    if os.getppid() == parent:
+        with leaving_nothing():
+            work()
+    sys.exit()
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Kill every process that was started inside and is left at the end, and remove the memory that they shared."""
+    before = shared_memory()
+    set_process(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        end_descendants()
+        forget_abandoned_memory(before)
+
+
+def end_descendants() -> None:
+    """Kill the children of this process until there are none: those of a child that is dead have become its own."""
+    with contextlib.suppress(ChildProcessError):    # there are none any more
+        while (found := children(os.getpid())) or os.waitpid(-1, os.WNOHANG)[0]:    # these were dead already
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
+                os.waitpid(pid, 0)
+
+
+def processes() -> Iterator[tuple[int, int, str]]:
+    """Yield each process with its parent and its state; none where the system has no /proc of Linux's kind."""
+    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.exists("/proc/self/stat") else []):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]      # after a name, which may be anything
+            yield int(pid), int(parent), state
+
+
+def children(parent: int) -> set[int]:
+    """Return the living processes with this parent."""
+    return {pid for pid, its_parent, state in processes() if its_parent == parent and state not in "ZX"}   # not dead
+
+
+def stopped_below(ancestor: int) -> set[int]:
+    """Return the descendants of a process that a signal has stopped."""
+    table, below = list(processes()), {ancestor}
+    while more := {pid for pid, parent, _ in table if parent in below} - below:
+        below |= more
+    return {pid for pid, _, state in table if pid in below and state == "T"}
+
+
+def wait(process: subprocess.Popen, seconds: float) -> int:
+    """Wait for a process as `Popen.wait` does, but let signals interrupt the sleep alone.
+
+    Where `Popen` holds its lock, a handler's exception would leave it locked, and every later wait for ever.
+    """
+    deadline, nap = time.monotonic() + seconds, 5e-4
+    while True:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        try:
+            status = process.poll()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        left = deadline - time.monotonic()
+        if status is not None:
+            return status
+        if left <= 0:
+            raise subprocess.TimeoutExpired(process.args, seconds)
+        nap = min(2 * nap, 0.05)
+        time.sleep(min(nap, left))
+
+
+class Losses:
+    """A watch for the loss of a launcher's own processes, by which it starts ranks and watches over them.
+
+    The launcher may not notice such a loss, since the ranks still hold the lost process's connection. But then they are
+    this process's children.
+    """
+
+    def __init__(self, launcher: int):
+        self.launcher, self.seen, self.suspected = launcher, set[int](), False
+
+    def found(self) -> bool:
+        """Report whether there is one, and was at the last look, too: a job that ends looks like this for a moment."""
+        present, orphans = children(self.launcher), children(os.getpid()) - {self.launcher}
+        self.seen |= present
+        before, self.suspected = self.suspected, bool(orphans) and (not present or present < self.seen)
+        return before and self.suspected
+
+
+class Stops:
+    """A watch for processes of a job that a signal, such as SIGSTOP, has stopped: without others, nobody waits for them
+    with a limit.
+    """
+
+    def __init__(self, launcher: int):
+        self.launcher, self.before, self.told = launcher, set[int](), set[int]()
+
+    def found(self) -> list[int]:
+        """Return those that were stopped at the last look, too, and have not been returned since they were."""
+        now = stopped_below(self.launcher)
+        fresh = now & self.before - self.told
+        self.before, self.told = now, now & (self.told | fresh)
+        return sorted(fresh)
+
+
+def end_with_parent() -> None:
+    """Have this process get a SIGTERM when its parent is gone, even by SIGKILL."""
+    set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def set_process(what: int, value: int) -> None:
+    """Tell Linux about this process; no other system knows such settings."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(what, value)

@@ -1,0 +1,349 @@
+"""The launcher, which starts a program on n ranks, whichever MPI is installed. `python -m mpi_impl.launch` is its door.
+
+    python -m mpi_impl.launch -n 8 [--timeout SECONDS] -m mpi_impl.pretrain_gpt [options of the program]
+    python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
+    python -m mpi_impl.launch -n 8 --hostfile hosts ...      # on several hosts: hostfile.py has its lines
+
+MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
+with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
+finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
+is up, or when it is interrupted or killed itself (guard.py). Its exit status is the job's; 124 when the time was up.
+docs/several_hosts.md tells how ranks get to several hosts.
+
+The program should hand its main function to `mpi_impl.launch.entry.run`, which lets no failing rank leave the others
+waiting, prints line by line, and refuses a world of another size than -n.
+"""
+import argparse
+import contextlib
+import importlib.machinery
+import importlib.util
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mpi_impl.launch.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.launch.guard import Losses, Stops, end_with_parent, wait
+from mpi_impl.launch.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts, format_for,
+                                      read_hosts)
+from mpi_impl.launch.output import Output, say_lost
+from mpi_impl.runtime.advice import typed
+from mpi_impl.runtime.files import LARGEST, check_readable
+from mpi_impl.runtime.openblas import kernel_settings
+from mpi_impl.runtime.rank_environment import (ON_TERMINAL, SHARED_MEMORY, THREAD_VARIABLES, environment_count,
+                                               shared_memory_error, shared_memory_left, thread_settings)
+from reference.errors import UserError
+
+# The name in the --version of each library's launcher.
+LAUNCHER_MARKS = {"MPICH": "HYDRA", "MVAPICH": "HYDRA", "Intel MPI": "Intel(R) MPI", "Open MPI": "Open MPI"}
+
+# Systems with several MPIs tell their launchers apart by such endings.
+LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
+
+OPEN_MPI_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",                               # as in a container; it asks for both
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",   # more ranks than cores, Open MPI 5
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",                    # and Open MPI 4
+    "OMPI_MCA_osc": "^ucx",                                      # which complains, of memory shared on one machine
+}
+
+# Open MPI's ranks fill all slots of a host before the next host gets any.
+FILL_HOSTS = {
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
+    "OMPI_MCA_rmaps_base_mapping_policy": "slot",
+}
+
+# Variables that ranks on another host need, too: Python's and our cache's paths, settings of a process, our own, and
+# the user's settings of MPI's networks, NCCL, CUDA and CuPy.
+TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|"
+                     r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
+
+# The signals of which a rank dies without a message. A launcher's status is then the signal's number, or 128 more.
+DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
+          signal.SIGTERM)
+
+LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
+LITTLE_SHARED = 16 << 20    # bytes: 8 ranks need more than 6 MiB to start
+SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
+SECONDS_TO_LOOK = 2.0  # between two looks at the launcher's processes
+LONGEST = 366 * 86400  # seconds: a longer time limit is a mistake
+MOST, MOST_HERE = 100_000, 1_000    # ranks of a job, and those on one machine
+
+
+def main() -> None:
+    start(parse_options())
+
+
+def start(options: argparse.Namespace) -> None:
+    """Start the program that the options name, and end with its status. Raises UserError before anything starts."""
+    check_options(options)
+    program = ["-m", *options.module] if options.module else options.script
+    named = options.hostfile is not None
+    hosts = fill_hosts(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
+    vendor = mpi_vendor()
+    environment = launch_environment(vendor, options.n, bool(hosts))
+    check_reachable(hosts)
+    with machinefile(vendor, hosts) as where:
+        command = [*launcher(vendor, options.n, where), *(export_arguments(vendor, environment) if hosts else [])]
+        status = supervise([*command, sys.executable, *program], environment, options.timeout)
+    sys.exit(status)
+
+
+def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:
+    """Parse a command line; `start` checks what it says. Raises UserError."""
+    parser = ArgumentParser(prog=prog, description="Start a program on n ranks, under any MPI. Ctrl-C, SIGTERM and "
+                            "SIGHUP end the job. A job that ignores some of them, as in the background of a script or "
+                            "under nohup, ends with SIGTERM.")
+    add_launch_options(parser)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
+    return parser.parse_args(argv)
+
+
+def add_launch_options(parser: argparse.ArgumentParser, ranks: int | None = None) -> None:
+    """Add the launcher's own options. Without a default number of ranks, -n is required."""
+    parser.add_argument("-n", type=int, default=ranks, required=ranks is None, metavar="RANKS",
+                        help="how many ranks to start")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
+    parser.add_argument("--hostfile", metavar="F", help="start them on the hosts of this file, which has lines such as "
+                        "`node1 slots=4` or `node1:4`")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise UserError for a number, a time limit or a program with which nothing can start."""
+    check_ranks(options.n, options.hostfile is not None or nodes_of_slurm() > 1)
+    if options.timeout is not None and not 0 < options.timeout <= LONGEST:
+        raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0, and at "
+                        "most a year. Leave it out for no limit.")
+    check_program(options.module, options.script)
+
+
+def check_ranks(n: int, several_hosts: bool) -> None:
+    """Refuse a number of ranks that nothing can start: the attempt would take all of the machine."""
+    if n < 1:
+        raise UserError(f"-n is {n}, but a job needs at least 1 rank.")
+    if n > MOST:
+        raise UserError(f"-n is {n}, but a job has at most {MOST:,} ranks. Start fewer.")
+    if n > MOST_HERE and not several_hosts:
+        raise UserError(f"-n is {n}, but at most {MOST_HERE:,} ranks start on one machine. Start fewer, or name the "
+                        "hosts of more in a file: --hostfile.")
+
+
+def check_program(module: list[str] | None, script: list[str]) -> None:
+    """Refuse a program that does not exist before the ranks start: each of them would report it in its own words."""
+    if not module and not script:
+        raise UserError("There is nothing to run. Name a script, or a module after -m.")
+    if module and not module_exists(module[0]):
+        raise UserError(f"There is no module {module[0]} to run. Check the name after -m, and start this in the folder "
+                        "from which it can be imported.")
+    if not module and not os.path.exists(script[0]):
+        raise UserError(f"There is no script {script[0]} to run. Check its path, or name a module after -m.")
+    if not module and not os.path.isdir(script[0]):     # Python runs a folder's __main__.py
+        check_readable(script[0], LARGEST)
+
+
+def module_exists(name: str) -> bool:
+    """Report whether Python can find the module, without importing it or the packages above it."""
+    package, *submodules = name.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # an empty name, and '__main__'
+        return False
+    for submodule in submodules:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        package = f"{package}.{submodule}"
+        spec = importlib.machinery.PathFinder.find_spec(package, spec.submodule_search_locations)
+    return spec is not None
+
+
+def mpi_vendor() -> str:
+    """Return the name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded, but not started."""
+    try:
+        import mpi4py  # here, so that its absence, too, is a sentence
+        mpi4py.rc.initialize = False
+        from mpi_impl.comm.mpi_library import library
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "
+            f"`{typed('pip')} install mpich`, or load your system's MPI."
+        ) from error
+    return library().rsplit(" ", 1)[0]
+
+
+def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
+    """Return the command that starts ranks of the program after it, on the hosts of a machine file, if given."""
+    if machines is None and nodes_of_slurm() > 1 and shutil.which("srun"):
+        return ["srun", "-n", str(ranks)]
+    return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
+
+
+def nodes_of_slurm() -> int:
+    """Return the number of nodes of this Slurm job; 1 outside of Slurm."""
+    return environment_count("SLURM_JOB_NUM_NODES", 1)
+
+
+@contextlib.contextmanager
+def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
+    """Write a file with these hosts for this MPI's launcher, and yield its path; None without hosts."""
+    if not hosts:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="shardlab-hosts.") as file:
+        file.write(format_for(vendor, hosts))
+        file.flush()
+        yield file.name
+
+
+def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the arguments by which ranks on other hosts get these variables. Only Open MPI needs any."""
+    names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
+    return [word for name in names for word in ("-x", name)]
+
+
+def find_mpiexec(vendor: str) -> str:
+    """Find the mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
+    folders = dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()])
+    others = []
+    for name in LAUNCHER_NAMES:
+        for folder in folders:
+            path = shutil.which(name, path=folder)
+            if path and LAUNCHER_MARKS.get(vendor, "") in launcher_version(path):
+                return path
+            others += [path] if path else []
+    found = f"found only {', '.join(dict.fromkeys(others))}, of another MPI" if others else "found none at all"
+    raise UserError(
+        f"mpi4py uses {vendor}, and its mpiexec is neither beside {sys.executable} nor on PATH: {found}. "
+        f"Put {vendor}'s on PATH, or install it into this environment, as in `{typed('pip')} install mpich`."
+    )
+
+
+def launcher_version(path: str) -> str:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10).stdout
+    return ""
+
+
+def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> dict[str, str]:
+    """Return this process's environment variables, and those that launcher and ranks need. The user's take precedence.
+    """
+    settings = {
+        "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
+        "SLURM_KILL_BAD_EXIT": "1",                                    # srun: a rank that fails ends the others
+    }
+    if vendor == "Open MPI":
+        settings |= OPEN_MPI_SETTINGS
+    if several_hosts:       # whose ranks choose kernels for their own processor
+        settings |= dict.fromkeys(SSH_OPTIONS_VARIABLES, SSH_OPTIONS) | FILL_HOSTS
+    else:
+        settings |= kernel_settings()
+    settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
+    if sys.stdout and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        settings[ON_TERMINAL] = "1"
+    settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
+    return settings | os.environ | {ASKED_SIZE: str(ranks)}
+
+
+def supervise(command: list[str], environment: dict[str, str], timeout: float | None) -> int:
+    """Run the command to its end, or to ours. Return its exit status, as a shell does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent,
+                               stdout=subprocess.PIPE)
+    output = Output(process)
+    output.start()
+    try:
+        status = outcome(process, timeout)
+    except subprocess.TimeoutExpired:
+        stop(process)
+        say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
+        return 124
+    except ChildProcessError:
+        process.kill()      # it would not notice a request to stop, either
+        process.wait()
+        say(f"error: a process of the launcher {command[0]}, by which it starts ranks and watches over them, has died, "
+            "and the job has been ended.")
+        return 1
+    except KeyboardInterrupt:
+        stop(process)
+        say("Interrupted.")
+        return 130
+    finally:
+        stop(process)
+        failure = output.finish()
+    if failure:
+        say_lost(failure)
+        return 1
+    if status < 0:
+        say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
+        return 128 - status
+    if status == LAUNCHER_FAILED:
+        say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
+            "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
+            "that status.")
+    if os.path.basename(command[0]) == "srun" and status > 128:
+        say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
+            "start one, or ended all because one failed: its own lines above say which.")
+    elif status in DEATHS or status - 128 in DEATHS:
+        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}."
+            f"{shared_memory_hint()}")
+    return status
+
+
+def shared_memory_hint() -> str:
+    """Return a sentence if ranks here cannot share memory, or find little of it: they die of it, by any signal."""
+    problem = shared_memory_error()
+    if not problem and (left := shared_memory_left()) < LITTLE_SHARED:
+        problem = f"only {left:,.0f} bytes are free"
+    return problem and (f" A likely cause is {os.path.dirname(SHARED_MEMORY)}, in which ranks share memory: {problem}. "
+                        f"`{typed('shardlab')} doctor` tells what to do.")
+
+
+def outcome(process: subprocess.Popen, timeout: float | None) -> int:
+    """Wait for the launcher's exit status. Raises TimeoutExpired, or ChildProcessError if it has lost a process."""
+    deadline, losses, stops = time.monotonic() + (timeout or math.inf), Losses(process.pid), Stops(process.pid)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
+        if time.monotonic() >= deadline:
+            raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
+        if losses.found():
+            raise ChildProcessError
+        for pid in stops.found():
+            say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
+                f"with `kill -CONT {pid}`, or end the job.")
+
+
+def describe_signal(number: int) -> str:
+    """Describe a signal and what it usually means, for the end of a sentence."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    hint = {
+        "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
+        "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
+        # 6, 7 and 14 become 15 when MPICH's launcher mixes in the 9 of the ranks that it then kills.
+        "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
+                   "came up or ended), which MPICH's launcher may report as this",
+        "SIGALRM": "; it waited too long for others while the job came up or ended",
+        "SIGBUS": "; a full disk or shared memory, or a file that is truncated or cannot be read, is a common cause",
+    }.get(name, "")
+    return f"signal {number} ({name}){hint}"
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the launcher, which ends its ranks; kill its process group if it does not."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(SECONDS_TO_STOP)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,251 @@
+"""RACE on ranks: tuning equals that of one process, step by step, in the tuned model's answers, too; and it learns what
+can be learnt.
+"""
+import re
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
+from mpi_impl.evaluate.arguments import FineTuningLength
+from mpi_impl.evaluate.passes import AnswersPass
+from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluate.sums import Sums
+from mpi_impl.inference.replica import trained_replica
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.training.batches import Batches, whole_batch
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig
+from reference.models.bert import choice_scores
+from reference.models.model import model_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize, leaves, tree_map, with_names
+from reference.precision import Precision
+from reference.training import trainer as training
+from tests.checkpoints.reading import with_a_layer_too_few
+from tests.evaluate.runs import evaluate, evaluations, metrics, params_of, refused, save, split
+from tests.evaluate.test_race import written
+from tests.rank_theorems import as_is
+from tests.spy import SpyArray
+from tests.strategies import Case
+from tests.training_theorems import Plan, connected
+
+# ---- sums over ranks ------------------------------------------------------------------------------------------------
+
+
+class Clear:
+    """Questions of which the model's answer is no matter of rounding, and is right every other time."""
+
+    def __init__(self, case: Case, count: int):
+        drawn = case.batch("questions", count)
+        params = initialize(model_tensors(case.model), case.seed, np.float64)
+        scores = choice_scores(None, params, case.model, drawn)
+        order = np.sort(scores, 1)
+        clear = np.flatnonzero(order[:, -1] - order[:, -2] > 1e-9)
+        answers = np.where(clear % 2, scores.argmax(1)[clear], scores.argmin(1)[clear])
+        self.rows = drawn.pack()[clear]
+        self.rows[:, -2] = answers
+        self.right = int((clear % 2).sum())
+
+    def batch(self, part: str, first: int, count: int):
+        samples = np.arange(first, first + count)
+        rows = self.rows[samples % len(self.rows)]
+        rows[:, -1] = samples < len(self.rows)
+        return rows
+
+
+def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) -> float:
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        like = wrap(np.empty(0))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), like),
+                          OptimizerConfig(1e-2, 5))
+        batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
+                          plan.p, like)
+        return Sums(trained_replica(trainer), batches, AnswersPass).over("test", len(questions.rows))
+
+
+@settings(max_examples=settings().max_examples * 2 // 5)
+@given(evaluations(architectures=("bert",), heads=("choice",), vocab_size=40,
+                   untie_embeddings_and_output_weights=False),
+       st.sampled_from([0, 3]), st.sampled_from([as_is, as_is, as_is, SpyArray]))
+def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, zero_stage, wrap):
+    """On any t, p and d, with the sequence sharded or not, and any number of questions: identical on all ranks."""
+    n, p, case, count = evaluation
+    questions = Clear(case, count)
+    assume(len(questions.rows))
+    plan = Plan(p, zero_stage=zero_stage)
+    assert ranks.run(n, answered_right, case, questions, plan, wrap) == [questions.right] * n
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
+QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
+OTHERS = ["--micro-batch-size", "1", "--max-qa-length", "8", "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4",
+          "--seed", "3"]
+TUNING = [*OTHERS, "--global-batch-size", "4", "--lr", "0.01"]
+SEED = 3
+
+
+def passages(rng, count: int) -> list[dict]:
+    """Return passages of random words with questions, all different, whose right answer is always "yes"."""
+    def text(longest):
+        return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
+
+    found = []
+    for first in range(0, count, 2):
+        answers = rng.integers(0, 4, min(2, count - first)).tolist()
+        options = [["yes" if i == answer else str(rng.choice(["no", "never"])) for i in range(4)] for answer in answers]
+        found.append({"article": text(12), "questions": [f"{text(6)} ?" for _ in answers], "options": options,
+                      "answers": ["ABCD"[answer] for answer in answers]})
+    return found
+
+
+@pytest.fixture(scope="module")
+def race(ranks, tmp_path_factory):
+    """Return the data, a BERT that was trained on something else, its tokenizer, and its folders."""
+    rng, data = np.random.default_rng(1), tmp_path_factory.mktemp("race")
+    for part, counts in QUESTIONS.items():
+        written(data, PARTS[part], [passages(rng, count) for count in counts])
+    tokenizer = BertWordPieceLowerCase.train([" ".join(WORDS)] * 9, 100)
+    model = ModelConfig(3, 16, 4, tokenizer.vocab_size, 32, architecture="bert", heads=("lm", "sop"),
+                        init_method_std=0.3)
+    root, folder = tmp_path_factory.mktemp("bert"), tmp_path_factory.mktemp("hf")
+    ranks.run(2, save, model, tokenizer, root, folder)
+    return data, model, tokenizer, root, folder
+
+
+class Textbook:
+    """The same in one process."""
+
+    def __init__(self, data, pretrained: ModelConfig, tokenizer, s: int, iterations: int):
+        self.dataset = RACEDataset(str(data), tokenizer, s, SEED, 8)
+        self.model = replace(pretrained, heads=("choice",), init_method_std=0.02, hidden_dropout=0.2)
+        optimizer = OptimizerConfig(0.01, iterations, lr_warmup_iters=round(0.3 * iterations), adam_eps=1e-4)
+        self.trainer = training.Trainer(self.model, optimizer, SEED, Precision("float64"))
+        known = dict(leaves(params_of(pretrained)))
+        self.trainer.params = tree_map(lambda named: known.get(named.name, named.leaf),
+                                       with_names(initialize(model_tensors(self.model), SEED, np.float64)))
+
+    def step(self, iteration: int, batch: int) -> tuple[float, float]:
+        """Return the loss, and the norm of its gradient."""
+        return self.trainer.step(whole_batch(self.dataset, self.model, "train", iteration - 1, batch))[:2]
+
+    def accuracies(self, part: str) -> list[float]:
+        """Return the accuracy over all questions, and over each level's."""
+        n = self.dataset.samples(part)
+        batch = whole_batch(self.dataset, self.model, part, 0, n)
+        right = choice_scores(None, self.trainer.params, self.model, batch).argmax(1) == batch.answers
+        middle = QUESTIONS[part][0]
+        return [right.mean(), right[:middle].mean(), right[middle:].mean()]
+
+
+def accuracies(row: dict, part: str) -> list[float]:
+    return [row[name] for name in (f"{part}_accuracy", *(f"{part}_{level}_accuracy" for level in LEVELS))]
+
+
+@pytest.mark.parametrize("n, source, batch, options", [
+    (8, "--load", 4, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
+    (3, "--load-hf", 3, [*split(1, 3), "--pipeline-schedule", "zb-h1"]),
+])
+def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, options):
+    """The loss and the gradient's norm at each step, dropout on; what is right of the validation part after each epoch
+    of nine questions, several at a time; and in the end of the test: to the last question.
+    """
+    data, model, tokenizer, root, folder = race
+    rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, source,
+                        {"--load": root, "--load-hf": folder}[source], *TUNING, "--epochs", 2, "--global-batch-size",
+                        batch, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
+    iterations = -(-18 // batch)
+    textbook = Textbook(data, model, tokenizer, 24, iterations)
+    for iteration in range(1, iterations + 1):
+        row = next(rows)
+        assert (row["choice_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, batch), rel=1e-10)
+        if iteration in (-(-9 // batch), iterations):
+            assert accuracies(next(rows), "validation") == textbook.accuracies("validation")
+    assert accuracies(next(rows), "test") == textbook.accuracies("test")
+    assert next(rows, None) is None
+
+
+def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
+    """All answers right, at every level; and the saved model knows as much at once, on other ranks."""
+    data, _, _, root, _ = race
+    common = ["--data-path", data, *TUNING, "--seq-length", 24, "--hidden-dropout", 0, "--attention-dropout", 0]
+    *_, row = metrics(ranks, 4, tmp_path / "metrics", "race", *common, "--load", root, "--train-iters", 20,
+                      "--save", tmp_path / "tuned", *split(2, 2))
+    assert accuracies(row, "test") == [1, 1, 1]
+    assert "test at     20 | accuracy 100.00% (middle 100.00%, high 100.00%) | 7 of 7 right" in capfd.readouterr().out
+    (row,) = metrics(ranks, 3, tmp_path / "metrics", "race", *common[:2], "--max-qa-length", 8, "--load",
+                     tmp_path / "tuned", "--epochs", 0)
+    assert accuracies(row, "test") == [1, 1, 1]
+
+
+def test_the_protocol_takes_the_best_rate_and_the_median_of_seeds(ranks, race, tmp_path, capfd):
+    """Each run is the one that the options would have made alone; the rate that learns nothing is not the best."""
+    data, _, _, root, _ = race
+    common = ["--data-path", data, "--load", root, *OTHERS, "--seq-length", 24, "--train-iters", 4]
+    ranks.run(2, evaluate, [*map(str, ["--task", "race", "--dtype", "float64", *common, "--tune-lr", 1e-9, 0.01,
+                                       "--tune-global-batch-size", 2, 4, "--seeds", 6, *split(2)])])
+    text = capfd.readouterr().out
+    said = {name: float(found) for name, found in
+            re.findall(r"^(lr .*, seed \d+) \| validation accuracy ([\d.]+)%$", text, re.MULTILINE)}
+    assert len(said) == 4 + 5
+    best, middle = re.search(r"^(lr .*) \| median validation accuracy over 6 seeds ([\d.]+)%", text, re.M).groups()
+    first = {name: found for name, found in said.items() if name.endswith("seed 3")}
+    assert len(set(first.values())) >= 3 and first[f"{best}, seed 3"] == max(first.values()) > min(first.values())
+    assert float(middle) == pytest.approx(median(said[f"{best}, seed {seed}"] for seed in range(3, 9)), abs=0.006)
+    lr, batch = re.fullmatch(r"lr (.*), batch (\d+)", best).groups()
+    *_, row, _ = metrics(ranks, 2, tmp_path / "metrics", "race", *common, "--lr", lr, "--global-batch-size", batch,
+                         "--seed", 5, *split(2))
+    assert said[f"{best}, seed 5"] == round(100 * row["validation_accuracy"], 2)
+
+
+@pytest.mark.parametrize("questions, batch, iterations, ends", [
+    (10, 5, 6, {2, 4, 6}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, set())])
+def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, iterations, ends):
+    length = FineTuningLength(questions, batch, iterations)
+    assert {iteration for iteration in range(1, iterations + 1) if length.ends_epoch(iteration)} == ends
+
+
+BAD = [
+    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1"),
+    (["--epochs", "-1"], "--epochs is -1"), (["--epochs", "0"], "has not learnt to choose answers"),
+    (["--seq-length", "33"], "--seq-length is 33"), (["--seq-length", "11"], "--seq-length is 11"),
+    (["--data-path", "no/such"], "--data-path no/such is not RACE's folder"), (["--lr", "-1"], "--lr is -1"),
+    (["--sequence-parallel"], "--sequence-parallel"), (["--global-batch-size", "5"], "--global-batch-size is 5"),
+    (["--pipeline-schedule", "interleaved"], "--num-layers-per-virtual-pipeline-stage"),
+    (["--save", __file__], f"{__file__} is a file"), (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
+    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy"),
+    (["--seeds", "2", "--save", "runs/none"], "--save runs/none is for one run"),
+    (["--seeds", "2", "--epochs", "0"], "--epochs is 0"),
+    (["--tune-global-batch-size", "4", "5"], "--global-batch-size is 5"),
+    (["--lr", "0.1", "--tune-lr", "0.2"], "--lr is given, but --tune-lr"),
+]
+
+
+@pytest.mark.parametrize("options, said", BAD)
+def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, said):
+    data, _, _, root, _ = race
+    others = OTHERS if any(option.startswith("--tune") for option in options) else TUNING
+    assert refused(ranks, "race", "--data-path", data, "--load", root, *others, *options).count(said) == 1
+
+
+def test_a_folder_that_lacks_tensors_is_refused(ranks, race, tmp_path):
+    data, _, _, _, folder = race
+    folder = with_a_layer_too_few(folder, tmp_path / "hf")
+    assert f"{folder} has no tensor encoder.layer.3." in refused(ranks, "race", "--data-path", data, "--load-hf",
+                                                                 folder, *TUNING)
+
+
+@pytest.mark.parametrize("architecture, said", [("gpt", "--task race is for a BERT"), ("bert", "with [CLS]")])
+def test_a_gpt_and_a_tokenizer_without_separators_are_refused(ranks, race, tmp_path, architecture, said):
+    """What would be trained would not be what the task is about."""
+    data, model, _, _, _ = race
+    tokenizer = ByteLevelBPETokenizer.train([" ".join(WORDS)], 260)
+    other = replace(model, architecture=architecture, heads=("lm",), vocab_size=tokenizer.vocab_size)
+    ranks.run(1, save, other, tokenizer, tmp_path)
+    assert said in refused(ranks, "race", "--data-path", data, "--load", tmp_path)

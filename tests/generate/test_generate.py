@@ -1,0 +1,224 @@
+"""The program: from a folder to text, on any number of ranks."""
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.huggingface import save_model
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
+from mpi_impl.generate.generation import Generation
+from mpi_impl.generate.options import parse
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.generation.decoding import Sampling, generate
+from reference.models.model import model_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize
+from reference.precision import Precision
+from tests.checkpoints.reading import with_a_layer_too_few
+from tests.program import refusal
+from tests.training_theorems import connected
+
+T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+TEXT = "the cat sat on the mat, and the dog sat on the cat. Grüße! " * 20
+SEED = 5
+
+
+def model_of(vocab_size, **choices) -> ModelConfig:
+    return ModelConfig(4, 16, 4, vocab_size, 12, init_method_std=0.3, **choices)
+
+
+def params_of(model):
+    """Return the parameters of the runs below."""
+    return initialize(model_tensors(model), SEED, np.float64)
+
+
+def save_run(group, model, tokenizer, root, folder=None) -> None:
+    """Save the state of a run before its first step: a checkpoint, and in Hugging Face's layout."""
+    parallel = ParallelConfig.for_world(group.size, 2, 1, zero_stage=1)
+    with connected(group, parallel) as topology:
+        trainer = Trainer(ModelState(model, topology, SEED, Precision("float64")), OptimizerConfig(1e-2, 5))
+        checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
+        if folder is not None:
+            save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)
+
+
+def save_bytes_run(ranks, parent, model, tokenizer):
+    """Return the model, its tokenizer, and both folders."""
+    root, folder = parent / "checkpoint", parent / "hf"
+    root.mkdir()
+    folder.mkdir()
+    ranks.run(4, save_run, model, tokenizer, root, folder)
+    saved_tokenizer.save(tokenizer, str(root))
+    return model, tokenizer, root, folder
+
+
+@pytest.fixture(scope="module")
+def bytes_run(ranks, tmp_path_factory):
+    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
+    return save_bytes_run(ranks, tmp_path_factory.mktemp("bytes"), model_of(tokenizer.vocab_size), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def ids_run(ranks, tmp_path_factory):
+    """Return a model with rope, a NullTokenizer with few ids, so that texts soon end, and the folder."""
+    root, tokenizer = tmp_path_factory.mktemp("ids"), NullTokenizer(9)
+    model = model_of(10, position_embedding_type="rope", rotary_percent=0.5, untie_embeddings_and_output_weights=True)
+    ranks.run(2, save_run, model, tokenizer, root)
+    return model, tokenizer, root
+
+
+def program(group, options):
+    Generation(parse(options, group.size), group).run()
+
+
+def texts_printed(ranks, capfd, n, *options) -> list[str]:
+    """Return the texts that the program prints."""
+    ranks.run(n, program, [*map(str, options), "--dtype", "float64"])
+    printed = capfd.readouterr().out
+    begun, *texts, last = re.split(r"\n\n", printed.replace("\n\n\n", "\n\n"))
+    assert re.fullmatch(r"[\d,]+ tokens in [\d.]+ s: [\d.]+ tokens/s\n", last) and begun.startswith("loaded ")
+    return texts
+
+
+def whole_text(model, tokenizer, prompt, count, sampling, number=0):
+    """Return the text that the textbook generates."""
+    begin = tokenizer.encode(prompt)
+    found, = generate([begin or [tokenizer.eod]], count, params_of(model), model, sampling, number)
+    end = found.index(tokenizer.eod) if tokenizer.eod in found else count
+    return tokenizer.decode(begin + found[:end])
+
+
+def text_on_any_ranks(ranks, capfd, bytes_run, places, sampling, options=()):
+    """Check that the textbook's text is generated from both folders. It is longer than the model's positions."""
+    model, tokenizer, root, folder = bytes_run
+    expected = [whole_text(model, tokenizer, "the dog", 20, sampling)]
+    common = ["--prompt", "the dog", "--tokens-to-generate", 20, *options]
+    for t, p in places:
+        for source in (["--load", root], ["--load-hf", folder]):
+            assert texts_printed(ranks, capfd, t * p, *source, *common, T, t, P, p) == expected
+
+
+@pytest.mark.parametrize("options, sampling", [
+    ("--greedy", Sampling(0.0)), ("", Sampling()), ("--top-p 0.8", Sampling(top_p=0.8)),
+    ("--temperature 0.7 --top-k 5 --seed 3", Sampling(0.7, 5, seed=3))])
+def test_the_text_is_the_same_on_any_ranks(ranks, capfd, bytes_run, options, sampling):
+    places = ((1, 1), (2, 1), (1, 3), (2, 2)) if options else ((2, 2),)
+    text_on_any_ranks(ranks, capfd, bytes_run, places, sampling, options.split())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_llama(ranks, capfd, tmp_path, own):
+    """On more ranks than groups, too; with a tokenizer of its own, its table has unused rows."""
+    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
+    if own:
+        tokenizer = HuggingFaceTokenizer(tokenizer.library, "<|endoftext|>", 280)
+    model = model_of(tokenizer.vocab_size, normalization="RMSNorm", swiglu=True, add_bias_linear=False, kv_channels=6,
+                     ffn_hidden_size=12, num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
+    saved = save_bytes_run(ranks, tmp_path, model, tokenizer)
+    folder = saved[-1]
+    assert (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists()
+    text_on_any_ranks(ranks, capfd, saved, ((2, 2), (4, 1)), Sampling())
+
+
+def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_path):
+    """Two for each line of a file; the empty one begins as a document does. They end with the document, or not. And
+    they are the same in batches, whose prompts have different lengths.
+    """
+    model, tokenizer, root = ids_run
+    (tmp_path / "prompts").write_text("1 2 3\n\n4\n")
+    options = ["--load", root, "--prompts-file", tmp_path / "prompts", "--num-samples", 2, "--tokens-to-generate", 8]
+    prompts = ["1 2 3", "1 2 3", "", "", "4", "4"]
+    expected = [whole_text(model, tokenizer, prompt, 8, Sampling(), number) for number, prompt in enumerate(prompts)]
+    lengths = {len(text.split()) - len(prompt.split()) for text, prompt in zip(expected, prompts)}
+    assert len(lengths) > 2
+    named = ["--tokenizer-type", "NullTokenizer"]      # whose ids are as many as the model has tokens
+    assert texts_printed(ranks, capfd, 2, *options, *named, T, 2) == expected
+    assert texts_printed(ranks, capfd, 2, *options, T, 2, "--micro-batch-size", 4) == expected
+    for text, prompt in zip(texts_printed(ranks, capfd, 2, *options, "--ignore-eod", P, 2), prompts, strict=True):
+        assert len(text.split()) == len(prompt.split()) + 8
+
+
+def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_path):
+    model, tokenizer, root, _ = bytes_run
+    (root / saved_tokenizer.SAVED).rename(tmp_path / "away.json")
+    options = ["--load", root, "--prompt", "the", "--tokens-to-generate", 4]
+    try:
+        expected = [whole_text(model, tokenizer, "the", 4, Sampling())]
+        assert texts_printed(ranks, capfd, 1, *options, "--tokenizer-model", tmp_path / "away.json") == expected
+        assert "holds no tokenizer: tokenizer.json is not there" in refusal_of(ranks, options)
+        options += ["--tokenizer-type", ByteLevelBPETokenizer.name]
+        assert "no file with it is named" in refusal_of(ranks, options)
+    finally:
+        (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
+
+
+def refusal_of(ranks, options, n=2) -> str:
+    """Return the message with which all ranks refuse."""
+    return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
+
+
+@pytest.mark.parametrize("options, words", [
+    ("", "A text comes from one model"), ("--load A --load-hf B", "A text comes from one model"),
+    ("--load nowhere", "nowhere holds no checkpoint"), ("--load ''", "--load is empty"),
+    ("--load-hf nowhere", "nowhere has no config.json"), ("--load R --top-p 0", "--top-p is 0.0"),
+    ("--load R --top-k 271", "--top-k is 271"), ("--load R --greedy --top-k 3", "whatever --top-k says"),
+    ("--load R --greedy --temperature 0.5", "whatever --temperature says"),
+    ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0"),
+    ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000, but must be at most 1,000,000"),
+    ("--load R --temperature nan", "--temperature"), ("--load R --num-samples 0", "--num-samples is 0"),
+    ("--load R --micro-batch-size 0", "--micro-batch-size is 0"),
+    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b"),
+    ("--load R --prompts-file nowhere", "nowhere cannot be read"),
+    ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
+    ("--load R --distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0.0"),
+    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy"), (f"--load R {T} 3", "multiple of 3"),
+    ("--load R --tokenizer-type NullTokenizer", "The tokenizer is not that of"),
+    ("--load R --vocab-size 3", "generate has no option --vocab-size"), ("--load R --vocab-file x", "--vocab-file"),
+    ("--load R --tokenizer-model x", "x cannot be read"),
+])
+def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, words):
+    given = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
+    assert words in refusal_of(ranks, given)
+
+
+def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
+    ranks.run(2, save_run, model_of(10, architecture="bert", heads=("lm", "sop")), NullTokenizer(9), tmp_path)
+    assert "holds a BERT" in refusal_of(ranks, ["--load", tmp_path])
+    _, _, root, folder = bytes_run
+    for option, n, words in ((P, 5, "has 5 stages"), (T, 3, "--tensor-model-parallel-size is 3")):
+        assert words in refusal_of(ranks, ["--load", root, T, 1, option, n], n)
+    folder = with_a_layer_too_few(folder, tmp_path / "hf")
+    assert f"{folder} has no tensor h.4." in refusal_of(ranks, ["--load-hf", folder]), "before anything is read"
+
+
+def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, ids_run):
+    _, _, root = ids_run
+    options = ["--load", root, "--prompt", "1", "--tokens-to-generate", 2]
+    for name, matters in (("m-00000.safetensors", False), ("parameters-00001.safetensors", True)):
+        file = root / "iter_0000000" / name
+        good = file.read_bytes()
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        try:
+            assert ("is damaged" in refusal_of(ranks, options)) == matters
+        finally:
+            file.write_bytes(good)
+
+
+def test_it_starts_from_the_command_line(bytes_run):
+    """As a person starts it, and errors end it with status 2."""
+    model, tokenizer, root, _ = bytes_run
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.generate", "--load", str(root),
+               P, "2", "--dtype", "float64", "--tokens-to-generate", "5", "--prompt", "Grüße"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"\n{whole_text(model, tokenizer, 'Grüße', 5, Sampling())}\n" in done.stdout
+    done = subprocess.run([*command, "--top-p", "2"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("--top-p is 2.0") == 1

@@ -1,0 +1,172 @@
+"""Every plan that a run could have is looked at, and no other; those that fit are ranked by their time; and where there
+is none, a sentence says what would make one fit.
+"""
+import re
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import given, strategies as st
+
+from mpi_impl.plan import candidates
+from mpi_impl.plan.candidates import PlanSearch, check, describe, divisors
+from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
+                              number_of_microbatches)
+from reference.costs.plans import Plan
+from reference.costs.step_time import step_time
+from reference.errors import UserError
+from reference.parallel.stages import schedule_of, stages_of_ranks
+from tests.deep import one_fast_of
+from tests.plan_cases import REAL, model_of
+
+
+@cache
+def job(L: int, n: int, B: int, memory: float = REAL.memory, s: int = 16, a: int = 4) -> PlanSearch:
+    """Return a search, which is cached, since its plans are."""
+    return PlanSearch(model_of(L, a, s=s), n, B, replace(REAL, memory=memory))
+
+
+@st.composite
+def jobs(draw):
+    """Draw small searches, of which at least one plan fits."""
+    L, n, B = draw(st.integers(1, 7)), draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.sampled_from((4, 6, 8, 12)))
+    found = job(L, n, B)
+    sizes = sorted(sum(plan.memory) for plan in found.plans)
+    if not sizes:
+        return job(4, 8, 8)
+    return job(L, n, B, 1 + REAL.reserved + sizes[int(draw(st.sampled_from((0, 0.1, 0.5, 1))) * (len(sizes) - 1))])
+
+
+# ---- which there are ------------------------------------------------------------------------------------------------
+
+
+def possible(job: PlanSearch) -> set:
+    """Return the combinations that the configuration, the model and the schedule accept."""
+    found, c = set(), job.model
+    for t, p, v, b in product(range(1, job.n + 1), range(1, job.n + 1), (None, 2, 3, 4, 5, 6, 7), range(1, job.B + 1)):
+        try:
+            parallel = ParallelConfig.for_world(job.n, t, p, pipeline_schedule="interleaved" if v else "1f1b",
+                                                virtual_pipeline_size=v)
+            m = number_of_microbatches(job.B, b, parallel.data_parallel_size)
+            check_model_fits(c, parallel)
+            stages_of_ranks(c, parallel)
+            schedule_of(parallel, m)
+        except UserError:
+            continue
+        if v and (p == 1 or c.num_layers % (p * v)):      # no pipeline, or uneven stages: left out on purpose
+            continue
+        for zero, cut, recompute in product(range(4), (False, True), RECOMPUTE):
+            if zero and parallel.data_parallel_size == 1:
+                continue
+            try:
+                whole = replace(parallel, zero_stage=zero, sequence_parallel=cut, recompute=Recompute(recompute))
+                check_sequence_fits(c.max_position_embeddings, whole)
+            except UserError:
+                continue
+            found.add(Plan(c, whole, m, b))
+    return found
+
+
+@pytest.mark.parametrize("L, n, B, s", [(4, 4, 4, 16), (6, 6, 6, 15), (7, 8, 8, 2)])
+def test_every_plan_that_is_possible_is_there_once(L, n, B, s):
+    plans = job(L, n, B, s=s).plans
+    assert len(plans) == len(set(plans)) and set(plans) == possible(job(L, n, B, s=s))
+
+
+def test_microbatches_are_not_larger_than_needed_nor_more_than_a_run_takes():
+    assert {plan.b for plan in job(1, 1, 256).plans} == {1, 2, 4, 8, 16, 32, 64}
+    forwards = [plan.m * plan.parallel.pipeline_model_parallel_size * (plan.parallel.virtual_pipeline_size or 1)
+                for plan in job(4, 4, 6_000_000).plans]
+    assert max(forwards) == 250_000
+
+
+@given(st.integers(1, 5000))
+def test_divisors(n):
+    assert divisors(n) == [i for i in range(1, n + 1) if n % i == 0]
+
+
+# ---- which fit, and which is the fastest ----------------------------------------------------------------------------
+
+
+@given(jobs())
+def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
+    room = job.hardware.memory - job.hardware.reserved
+    fitting = {one.plan for one in job.fitting}
+    assert fitting == {plan for plan in job.plans if sum(plan.memory) <= room} and len(fitting) == len(job.fitting)
+    times = [one.seconds for one in job.fitting]
+    assert times == sorted(times)
+    assert all(one.time == step_time(one.plan, job.hardware, closed_form=True) for one in job.fitting[::7])
+
+
+@given(jobs())
+def test_the_best_are_the_fastest_of_each_shape_in_order(job):
+    """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
+    played = {one.plan: step_time(one.plan, job.hardware).total for one in job.fitting}
+    seconds = [one.seconds for one in job.best]
+    assert seconds == sorted(seconds)
+    assert [one.seconds for one in job.best] == [played[one.plan] for one in job.best]
+    assert seconds[0] <= min(played.values()) * 1.01
+    shapes = [one.shape for one in job.best]
+    assert len(set(shapes)) == len(shapes) == min(candidates.SIMULATED, len({one.shape for one in job.fitting}))
+    for one in job.best:
+        assert prod(one.shape) == job.n
+        rivals = [time for plan, time in played.items() if candidates.shape_of(plan) == one.shape]
+        assert one.seconds <= 1.25 * min(rivals)
+
+
+# ---- where there is none --------------------------------------------------------------------------------------------
+
+
+def said(job: PlanSearch) -> str:
+    with pytest.raises(UserError) as found:
+        check(job)
+    return str(found.value)
+
+
+@pytest.mark.parametrize("L, n, B", [(5, 11, 2), (4, 10**6, 5)])
+def test_a_world_that_does_not_divide(L, n, B):
+    """The three nearest products of a divisor of the heads, of layers, and of a divisor of the samples are named."""
+    products = {t * p * d for t in (1, 3) for p in range(1, L + 1) for d in divisors(B)}
+    near = sorted(sorted(products, key=lambda one: (abs(one - n), one))[:3])
+    text = said(PlanSearch(model_of(L, a=3), n, B, REAL))
+    assert f"--num-gpus is {n}, but" in text and f"The nearest possible numbers: {', '.join(map(str, near))}." in text
+    assert all(PlanSearch(model_of(L, a=3), one, B, REAL).plans for one in near)
+
+
+@pytest.mark.parametrize("L, n, B, share", one_fast_of(3, (
+    (*job, share) for share in (0.15, 0.3, 0.6) for job in ((6, 1, 6), (4, 2, 3), (5, 1, 8)))))
+def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
+    """Beside looking at every larger number; and with it a plan does fit."""
+    whole = sum(min((plan.memory for plan in job(L, 1, B).plans), key=sum))
+    small = job(L, n, B, REAL.reserved + share * whole)
+    if small.fitting:
+        check(small)
+        return
+    text = said(small)
+    fits = [more for more in range(n + 1, 4 * L * B + 1) if PlanSearch(small.model, more, B, small.hardware).fitting]
+    assert ("No number of them would do" in text) == (not fits)
+    if fits:
+        assert int(re.search(r"With --num-gpus (\d+) one fits", text)[1]) == fits[0]
+    leanest = min(sum(plan.memory) for plan in small.plans)
+    assert f"the leanest holds {leanest / 1e9:,.1f} GB" in text
+
+
+def test_where_no_number_of_devices_helps():
+    """A model too large for any of them, and a batch that no plan splits into few microbatches."""
+    assert "No number of them would do" in said(job(4, 2, 2, REAL.reserved + 10))
+    assert "--global-batch-size is 1000003, but the schedule of every plan" in said(job(1, 1, 1_000_003))
+
+
+@pytest.mark.parametrize("n, B, says", [(0, 8, "--num-gpus is 0"), (8, -1, "--global-batch-size is -1")])
+def test_numbers_below_one(n, B, says):
+    with pytest.raises(UserError, match=says):
+        PlanSearch(model_of(4), n, B, REAL)
+
+
+def test_a_plan_is_described_by_what_it_chooses():
+    plan = Plan(model_of(8), ParallelConfig(2, 2, 2, "interleaved", 2, zero_stage=1, sequence_parallel=True,
+                                            recompute=Recompute("full")), 4, 3)
+    assert describe(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
+    assert describe(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"

@@ -1,0 +1,126 @@
+"""The program: its table is the ranking, its picture the table, and nonsense gets a sentence."""
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mpi_impl.plan.__main__ import main, table
+from mpi_impl.plan.candidates import PlanSearch
+from mpi_impl.plan.launch_line import launch_line
+from mpi_impl.plan.options import model_of, parse
+from mpi_impl.plan.picture import LABELS, TIME, draw_plans
+from mpi_impl.plan.profiles import load, save
+from mpi_impl.plan.reasons import reasons
+from mpi_impl.programs.presets import PRESETS, VOCABULARIES
+from reference.config import RECOMPUTE, ModelConfig
+from reference.costs.flops import iteration_flops
+from reference.costs.parameters import parameters
+from reference.errors import UserError
+from tests.plan_cases import REAL
+
+SMALL = "--num-gpus 8 --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --global-batch-size 16"
+
+
+@pytest.fixture(scope="module")
+def job() -> PlanSearch:
+    """Return the search for the options SMALL."""
+    return PlanSearch(ModelConfig(8, 512, 8, 51_200, 256), 8, 16, load("dgx-a100"))
+
+
+# ---- what it prints -------------------------------------------------------------------------------------------------
+
+
+def test_it_prints_the_ranking_its_reasons_and_the_line_to_copy(job, capsys):
+    main(SMALL.split())
+    output = capsys.readouterr().out
+    summary, ranking, letters, told, line, last = output.strip().split("\n\n")
+    assert all(f"{letter}: " in letters for letter in ranking.split("\n")[0].split() if len(letter) == 1)
+    assert f"{parameters(job.model) / 1e6:.2f} million parameters on 8 of dgx-a100, 16 samples of 256 tokens" in summary
+    assert f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the 76 GB" in summary
+    assert " ".join(told.split()).endswith(": " + " ".join(reasons(job)))
+    assert line == launch_line(job.best[0].plan, None, job.hardware)
+    assert "--data-path" in last and "51,200 tokens" in last
+    assert ranking == table(job, job.best[:6])
+
+
+def test_the_table_has_the_numbers_of_its_plans(job):
+    """FLOPs are the model's: recomputed work does not count."""
+    shown = job.fitting[::25]
+    head, *rows = (row.split() for row in table(job, shown).split("\n"))
+    assert len(rows) == len(shown) > 20 and {one.plan.parallel.recompute.granularity for one in shown} == {*RECOMPUTE}
+    for one, row in zip(shown, rows):
+        found, p = dict(zip(head, row)), one.plan.parallel
+        assert [found[name] for name in ("t", "p", "d", "v", "b", "m", "ZeRO", "sequence", "recompute")] == [
+            *map(str, (*one.shape[:3], p.virtual_pipeline_size or 1, one.plan.b, one.plan.m, p.zero_stage)),
+            "split" if p.sequence_parallel else "whole", p.recompute.granularity]
+        reached = iteration_flops(job.model, 16, 256) / one.seconds / 8
+        numbers = [float(found[name].rstrip("%")) for name in ("GB", "s/step", "idle", "TFLOP/s", "MFU")]
+        assert numbers == pytest.approx([sum(one.plan.memory) / 1e9, one.seconds, 100 * one.time.idle / one.seconds,
+                                         reached / 1e12, 100 * reached / 312e12], rel=0.006, abs=0.051)
+
+
+@pytest.mark.parametrize("name", [name for models in PRESETS.values() for name in models])
+def test_a_presets_sizes_may_be_given_anew(name):
+    """Its vocabulary is padded as in the papers, or the published one."""
+    options = ["--num-gpus", "8", "--global-batch-size", "8", "--preset", name]
+    found, changed = (model_of(parse([*options, *more])) for more in ([], ["--num-layers", "6", "--vocab-size", "100"]))
+    assert found.vocab_size == VOCABULARIES.get(name, {"gpt": 51_200, "bert": 30_592}[found.architecture])
+    assert changed == replace(found, num_layers=6, vocab_size=100)
+
+
+@pytest.mark.deep
+def test_3072_devices_take_seconds(capsys):
+    """The trillion parameters of Narayanan et al. 2021: t = 8, the size of a server, and a pipeline."""
+    start = time.process_time()
+    main("--num-gpus 3072 --num-layers 128 --hidden-size 25600 --num-attention-heads 160 --seq-length 2048 "
+         "--global-batch-size 3072 --best 1".split())
+    assert time.process_time() - start < 60
+    said = capsys.readouterr().out
+    assert "1,008.04 billion parameters on 3,072" in said
+    assert "Rule 1, t up to the 8 devices of a server, and only then p: holds." in said
+
+
+def test_a_profile_may_be_a_file_and_the_plans_may_be_drawn(tmp_path, capsys):
+    save(replace(REAL, memory=80e9), str(tmp_path / "mine.toml"))
+    main([*SMALL.split(), "--hardware", str(tmp_path / "mine.toml"), "--best", "1", "--plot", str(tmp_path / "p.png")])
+    assert "on 8 of mine" in capsys.readouterr().out
+    assert (tmp_path / "p.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_picture_has_a_bar_for_each_plan_of_its_memory_and_of_its_time(job):
+    memory, seconds = draw_plans(job, job.best[:4], "title").axes
+    for axes, unit, parts in ((memory, 1e9, [one.plan.memory for one in job.best[:4]]),
+                              (seconds, 1, [one.time for one in job.best[:4]])):
+        bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+        np.testing.assert_allclose(bars, [
+            (sum(sizes[:i]) / unit, size / unit) for sizes in map(tuple, parts) for i, size in enumerate(sizes)])
+    assert memory.lines[0].get_xdata()[0] == pytest.approx(76)
+    assert list(TIME) == list(LABELS) == list(job.best[0].time._fields)
+
+
+# ---- nonsense -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, said", [
+    ("--num-gpus 8 --global-batch-size 8", "--num-layers, --hidden-size, --num-attention-heads, --seq-length"),
+    (f"{SMALL} --hidden-size 500", "must divide --hidden-size"), (f"{SMALL} --num-gpus 0", "--num-gpus is 0"),
+    (f"{SMALL} --best 0", "--best is 0"), (f"{SMALL} --best 11", "at most 10"),
+    (f"{SMALL} --hardware dgx-1", "'dgx-1', but must be dgx-2h"), (f"{SMALL} --plot plans.doc", "ends in"),
+    (f"{SMALL} --preset gpt2-8.3", "Did you mean gpt2-8.3b"), (f"{SMALL} --num-layers 100000", "at most 10,000"),
+    ("--preset gpt2-8.3b --num-gpus 1 --global-batch-size 8", "With --num-gpus 2 one fits"),
+    (f"{SMALL} --seq-length 9999999", "No number of them would do"),
+    ("--preset bert-336m --swiglu --num-gpus 8 --global-batch-size 8", "--swiglu is for a GPT, but --preset bert-336m"),
+    (f"{SMALL} --moe-layer-freq 2", "--moe-layer-freq is given, but without --num-experts")])
+def test_impossible_options_are_refused(options, said):
+    with pytest.raises(UserError, match=said):
+        main(options.split())
+
+
+def test_the_sentence_is_all_that_is_said_and_the_status_is_2():
+    job = subprocess.run([sys.executable, "-m", "mpi_impl.plan", *SMALL.split(), "--num-gpus", "11"],
+                         capture_output=True, text=True, timeout=60)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr.startswith("error: --num-gpus is 11, but") and job.stderr.count("\n") == 1
