@@ -6,11 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from reference.config import Recompute
-from reference.costs.parameters import pooled_columns
 from reference.costs.rank_elements import RankElements
 from reference.costs.saved_tensors import SavedTensor, StageBytes, peak_activations, total
 from reference.precision import FORMATS
 from reference.schedules.actions import Action
+
+
+def pooled_columns(c) -> int:
+    """Count the columns of all layers that read the pooler."""
+    return sum({"lm": 0, "sop": 2, "choice": 1}[head] for head in c.heads)
 
 
 class ActivationInventory(RankElements):

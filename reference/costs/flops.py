@@ -3,11 +3,15 @@
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Korthikanti et al. 2022 is
 2205.05198.
 """
+from collections import Counter
+from functools import cache
+from math import prod
 from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
-from reference.costs.experts import added_flops
-from reference.costs.parameters import pooled_columns
+from reference.costs.parameters import declared_block
+from reference.models.model import model_tensors
+from reference.params import leaves
 
 
 class ForwardFlops(NamedTuple):
@@ -25,22 +29,40 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
     for each token; and 2 b s^2 h for q k^T, and again for the probabilities times v. The causal mask hides half of that
     core, but the papers (and the textbook) compute all of it. Only matrix products count.
 
-    That is a GPT. In general a layer's matrices have h (2 a d + 2 g d) elements for attention, of a heads of queries
-    and g of keys and values, each of size d, and 2 h f for the MLP, or with a gate 3 h f; and the core has a d for h.
+    That is a GPT. In general a matrix takes two FLOPs for each of its elements and each token; one of E experts sees
+    only the k-th part of E that choose it. (Dispatch and combine are no matrix products.) The core has for h the
+    columns of all heads.
     """
-    queries, keys = c.num_attention_heads * c.head_size, c.groups * c.head_size
-    weights = c.hidden_size * (2 * queries + 2 * keys + (3 if c.swiglu else 2) * c.ffn_size)
-    return ForwardFlops(linear=c.num_layers * 2 * b * s * weights + added_flops(c, b, s),
-                        attention=c.num_layers * (2 + 2) * b * s**2 * queries, logits=head_flops(c, b, s))
+    multiplied = sum(n * multiplied_elements(c, experts) for experts, n in
+                     Counter(map(c.has_experts, range(c.num_layers))).items())
+    return ForwardFlops(linear=2 * b * s * multiplied,
+                        attention=c.num_layers * (2 + 2) * b * s**2 * c.num_attention_heads * c.head_size,
+                        logits=head_flops(c, b, s))
+
+
+@cache
+def multiplied_elements(c: ModelConfig, experts: bool) -> int:
+    """Count the elements of a layer's matrices that compute a token, if the routers choose evenly."""
+    block, share = declared_block(c, experts), 1.0
+    if experts:
+        assert c.experts
+        share = c.experts.moe_router_topk / c.experts.num_experts
+    return matrix_elements(block, dealt=False) + round(share * matrix_elements(block, dealt=True))
+
+
+def matrix_elements(tensors, dealt: bool = False) -> int:
+    """Count the elements of matrices, which are what weight decay applies to; of experts, or of everything else."""
+    return sum(prod(tensor.shape) for _, tensor in leaves(tensors) if tensor.decay and tensor.dealt == dealt)
 
 
 def head_flops(c: ModelConfig, b: int, s: int) -> int:
     """Count 2 b s h V for the logits. BERT has a layer before them, 2 b s h^2, and pooled heads, 2 b h^2."""
-    h, words = c.hidden_size, ("lm" in c.heads) * c.vocab_size
-    if c.causal:
-        return 2 * b * s * h * words
-    columns = pooled_columns(c)
-    return 2 * b * h * (bool(words) * s * (h + words) + bool(columns) * h + columns)
+    logits = c.hidden_size * c.vocab_size if "lm" in c.heads else 0
+    if c.architecture == "gpt":
+        return 2 * b * s * logits
+    heads = model_tensors(c, range(c.num_layers - 1, c.num_layers))
+    pooled = [heads.pooler, heads.binary_head, heads.multichoice_head]
+    return 2 * b * (s * (logits + matrix_elements(heads.lm_head)) + sum(map(matrix_elements, pooled)))
 
 
 def iteration_flops(c: ModelConfig, B: int, s: int, recompute: str = "none") -> int:

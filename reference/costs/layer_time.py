@@ -3,10 +3,14 @@
 Letters as in reference/config; c is the number of context-parallel ranks, e that of expert-parallel ones.
 """
 from functools import cache
+from math import prod
 from typing import NamedTuple
 
+from reference.config import ModelConfig
 from reference.costs.hardware import Hardware, RankGroup, collective_time, slowest_link
+from reference.costs.parameters import declared_block
 from reference.costs.plans import Plan
+from reference.params import leaves
 
 
 class Parts(NamedTuple):
@@ -47,13 +51,20 @@ NOTHING = StageTime(Parts(), Parts(), Parts())
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
+class Matrix(NamedTuple):
+    """A rank's shard of a weight matrix."""
+
+    rows: int
+    columns: int
+    inside: int         # those of the two that are sharded, as they are inside a region; 0 for a replicated matrix
+
+
 class ExpertSizes(NamedTuple):
     """The experts in the MLP's place, if the routers choose evenly."""
 
     number: int         # E
     k: int              # that compute a token
-    ffn: int            # columns of one, on a rank
-    shared: int         # and of the one that computes all tokens
+    matrices: tuple[Matrix, ...]     # of one
     group: RankGroup    # of the e ranks that deal them out
 
 
@@ -66,9 +77,8 @@ class Sizes(NamedTuple):
     a: int
     t: int
     heads: int          # columns of all heads of queries on a rank: h/t in a GPT,
-    keys: int           # of those of keys, or of values: the same,
-    ffn: int            # and of the MLP: 4h/t
-    gated: bool
+    keys: int           # and of those of keys, or of values: the same
+    matrices: tuple[Matrix, ...]     # that compute every token
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
@@ -82,17 +92,27 @@ def sizes_of(plan: Plan, experts: bool = False) -> Sizes:
     """Return the sizes of a layer, perhaps with experts."""
     c, p, groups = plan.model, plan.parallel, groups_of(plan)
     t = p.tensor_model_parallel_size
+    chosen = None
+    if experts:
+        assert c.experts
+        chosen = ExpertSizes(c.experts.num_experts, c.experts.moe_router_topk, matrices_of(c, experts, t, dealt=True),
+                             groups.experts)
     return Sizes(plan.b, plan.positions, c.hidden_size, c.num_attention_heads, t,
-                 c.num_attention_heads // t * c.head_size, max(1, c.groups // t) * c.head_size, c.ffn_size // t,
-                 c.swiglu, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity, groups.tensor,
-                 groups.context, p.cp_comm_type, expert_sizes(plan, groups.experts) if experts else None)
+                 c.num_attention_heads // t * c.head_size, max(1, c.groups // t) * c.head_size,
+                 matrices_of(c, experts, t), p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity,
+                 groups.tensor, groups.context, p.cp_comm_type, chosen)
 
 
-def expert_sizes(plan: Plan, group: RankGroup) -> ExpertSizes:
-    assert plan.model.experts
-    c, t = plan.model.experts, plan.parallel.tensor_model_parallel_size
-    return ExpertSizes(c.num_experts, c.moe_router_topk, (c.moe_ffn_hidden_size or plan.model.ffn_size) // t,
-                       (c.moe_shared_expert_intermediate_size or 0) // t, group)
+@cache
+def matrices_of(c: ModelConfig, experts: bool, t: int, dealt: bool = False) -> tuple[Matrix, ...]:
+    """Return a layer's matrices on a rank, as they are declared; with `dealt` those of one of its experts."""
+    found = []
+    for _, tensor in leaves(declared_block(c, experts)):
+        if tensor.decay and tensor.dealt == dealt:
+            shape, split = tensor.local_shape(t)[dealt:], tensor.split
+            rows, columns = shape[0], prod(shape[1:])
+            found.append(Matrix(rows, columns, 0 if split is None else rows if split == dealt else columns))
+    return tuple(found)
 
 
 class Groups(NamedTuple):
@@ -142,21 +162,18 @@ def one_pass(sizes: Sizes, hardware: Hardware, backward: bool) -> Parts:
 
 
 def linear_products(sizes: Sizes, hardware: Hardware) -> float:
-    """Time the products of Q, K and V, attention's output and the MLP. Each of the two gradients takes the same."""
-    n, h, heads = sizes.b * sizes.s, sizes.h, sizes.heads
-    attention = hardware.product(n, h, heads + 2 * sizes.keys) + hardware.product(n, heads, h)
-    if sizes.experts is None:
-        return attention + mlp_products(sizes, hardware, n, sizes.ffn)
-    one = sizes.experts
-    local, own = one.number // one.group.ranks, n // (sizes.t if sizes.sequence_parallel else 1)
-    return (attention + hardware.product(own, h, one.number)
-            + local * mlp_products(sizes, hardware, max(1, n * one.k // local), one.ffn)
-            + (mlp_products(sizes, hardware, n, one.shared) if one.shared else 0))
+    """Time the products of a layer's matrices. Each of the two gradients takes the same.
 
-
-def mlp_products(sizes: Sizes, hardware: Hardware, n: int, f: int) -> float:
-    """Time an MLP of f columns for n tokens."""
-    return hardware.product(n, sizes.h, (1 + sizes.gated) * f) + hardware.product(n, f, sizes.h)
+    A replicated matrix, the router's, is outside the regions: with sequence parallelism each rank has its positions.
+    """
+    n = sizes.b * sizes.s
+    outside = n // (sizes.t if sizes.sequence_parallel else 1)
+    found = sum(hardware.product(n if one.inside else outside, one.rows, one.columns) for one in sizes.matrices)
+    if (experts := sizes.experts):
+        local = experts.number // experts.group.ranks
+        found += local * sum(hardware.product(max(1, n * experts.k // local), one.rows, one.columns)
+                             for one in experts.matrices)
+    return found
 
 
 def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
@@ -177,9 +194,9 @@ def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
     """
     n = sizes.b * sizes.s
     outside = n * sizes.h / (sizes.t if sizes.sequence_parallel else 1)
-    columns = 2 * sizes.heads + 2 * sizes.keys + (2 + sizes.gated) * sizes.ffn
-    if (one := sizes.experts):       # which move their copies into order and back, too
-        columns += (2 + sizes.gated) * (one.k * one.ffn + one.shared - sizes.ffn) + 2 * one.k * sizes.h
+    columns = sum(one.inside for one in sizes.matrices)
+    if (experts := sizes.experts):       # which move their copies into order and back, too
+        columns += experts.k * (sum(one.inside for one in experts.matrices) + 2 * sizes.h)
     return (hardware.stream(outside, hardware.passes.outside[backward])
             + hardware.stream(n * columns / 12, hardware.passes.inside[backward]) + hardware.overhead[backward])
 

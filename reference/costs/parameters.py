@@ -1,57 +1,27 @@
-"""The number of parameters of a model, in total and on each rank, as the papers count them.
+"""The number of parameters of a model, in total and on each rank, counted from the declarations of its tensors.
 
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P").
 """
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from functools import cache
+from math import prod
 
 from reference.config import ModelConfig
-from reference.costs.experts import added_parameters
-
-
-class LayerParameters(NamedTuple):
-    """The elements of one layer."""
-
-    split: int        # each of t ranks holds 1/t of them
-    shared: int       # of keys and values: there are at most g shards, and ranks beyond that hold copies
-    replicated: int   # every rank holds them
-
-    def on_a_rank(self, t: int, g: int) -> int:
-        return self.split // t + self.shared // min(t, g) + self.replicated
-
-
-def layer_parameters(c: ModelConfig) -> LayerParameters:
-    """Count a layer. A GPT's has 12 h^2 + 13 h: 3h^2 + 3h for Q, K and V, h^2 + h for attention's output, 8h^2 + 5h for
-    the MLP and 4h for two norms.
-
-    In general Q and attention's output have h a d each, d the size of a head, K and V 2 h g d, and the MLP 2 h f, or
-    with a gate 3 h f. An RMS norm has no bias, and a Llama no others.
-    """
-    h, f, a, g = c.hidden_size, c.ffn_size, c.num_attention_heads * c.head_size, c.groups * c.head_size
-    biases, of_qkv = int(c.add_bias_linear), int(c.add_bias_linear or c.add_qkv_bias)
-    norm, keys = norm_parameters(c), 2 * (h + of_qkv) * g
-    shared = keys if c.grouped_attention else 0
-    return LayerParameters(2 * h * a + of_qkv * a + (3 if c.swiglu else 2) * h * f + biases * f + keys - shared, shared,
-                           2 * norm * h + biases * 2 * h + (2 * norm * c.head_size if c.qk_layernorm else 0))
-
-
-def norm_parameters(c: ModelConfig) -> int:
-    """Return 2 for a layer norm, whose columns have a gain and a bias each, and 1 for an RMS norm."""
-    return 1 if c.normalization == "RMSNorm" else 2
+from reference.layers.block import Block, block_tensors
+from reference.models.model import model_tensors
+from reference.params import leaves
 
 
 def parameters(c: ModelConfig) -> int:
-    """Return V h + s h + L (12 h^2 + 13 h) + 2 h, without padding; an untied output layer adds V h, rope subtracts s h,
-    and layers that share their parameters make L 1.
+    """Return the number of elements, without padding: of a GPT, V h + s h + L (12 h^2 + 13 h) + 2 h.
 
-    Here s is the longest sequence, and the 2 h are the final layer norm's. BERT adds a table of two token types and its
-    heads (`head_parameters`). For the layers of a Llama see `layer_parameters`.
+    A layer has 3h^2 + 3h for Q, K and V, h^2 + h for attention's output, 8h^2 + 5h for the MLP and 4h for two norms;
+    s is the longest sequence, and the 2 h are the final layer norm's. Mixtral 8x7B has 46.7 billion, and computes a
+    token with 12.9 billion of them (Jiang et al. 2024, 2401.04088, section 2).
     """
-    h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
-    layers = range(c.num_layers)
-    return (tables * c.vocab_size * h + positions(c) + token_types(c)
-            + len(c.with_own_blocks(layers)) * sum(layer_parameters(c))
-            + norm_parameters(c) * h + head_parameters(c, c.vocab_size) + added_parameters(c, layers))
+    return parameters_of_stage(replace(c, make_vocab_size_divisible_by=1), 1, range(c.num_layers))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -66,39 +36,37 @@ def published_parameters(c: ModelConfig) -> float:
 def parameters_of_stage(c: ModelConfig, t: int, layers: Sequence[int], e: int = 1) -> int:
     """Count the elements on one of t tensor-parallel ranks of the stage with these layers, one of e that share experts.
 
-    It holds 1/t of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last has the
-    final layer norm and the logits. Tied logits need the word table there too: a copy, unless the stage is both.
+    It holds its shards of the sharded tensors, padding included, and all of the rest. The first stage embeds; the last
+    has the final norm and the heads. Tied logits need the word table there too: a copy, unless the stage is both.
     """
-    h, first, last = c.hidden_size, 0 in layers, c.num_layers - 1 in layers
-    tables, words = int(first or last and c.tied), c.padded_vocab_size(t) // t
-    tables += last and c.untie_embeddings_and_output_weights
-    return (tables * words * h + (positions(c) + token_types(c) if first else 0)
-            + len(c.with_own_blocks(layers)) * layer_parameters(c).on_a_rank(t, c.groups)
-            + (norm_parameters(c) * h + head_parameters(c, words) if last else 0)
-            + added_parameters(c, layers, t, e))
+    return ((elements_of_ends(c, t, layers[0], layers[-1]) if {0, c.num_layers - 1} & {layers[0], layers[-1]} else 0)
+            + sum(n * elements_of_block(c, experts, t, e) for experts, n in kinds_of_blocks(c, layers).items()))
 
 
-def positions(c: ModelConfig) -> int:
-    """Count the elements of the position table, which is replicated over tensor-parallel ranks; rope has none."""
-    return c.max_position_embeddings * c.hidden_size if c.position_embedding_type == "learned_absolute" else 0
+def dealt_parameters(c: ModelConfig, layers: Sequence[int], t: int, e: int) -> int:
+    """Count the elements of experts in these layers on one of t ranks and of e; 0 if none are dealt out."""
+    return 0 if e == 1 else kinds_of_blocks(c, layers)[True] * elements_of_block(c, True, t, e, dealt=True)
 
 
-def token_types(c: ModelConfig) -> int:
-    """Count the elements of BERT's table of two token types."""
-    return 0 if c.causal else 2 * c.hidden_size
+def kinds_of_blocks(c: ModelConfig, layers: Sequence[int]) -> Counter[bool]:
+    """Count the blocks of a stage that have experts, and those that have none."""
+    return Counter(map(c.has_experts, c.with_own_blocks(layers)))
 
 
-def head_parameters(c: ModelConfig, words: int) -> int:
-    """Count the elements of BERT's heads beside the word table: a layer, a norm, and a bias for each of `words`; the
-    pooler, and its classifier: two columns for the order of sentences, one for a choice.
-    """
-    if c.causal:
-        return 0
-    h, columns = c.hidden_size, pooled_columns(c)
-    masked = h**2 + (1 + norm_parameters(c)) * h + words
-    return ("lm" in c.heads) * masked + bool(columns) * (h**2 + h) + columns * (h + 1)
+def declared_block(c: ModelConfig, experts: bool) -> Block:
+    """Declare the tensors of a layer of this model with experts, or of one without."""
+    return block_tensors(c if experts else replace(c, experts=None))
 
 
-def pooled_columns(c: ModelConfig) -> int:
-    """Count the columns of all layers that read the pooler."""
-    return sum({"lm": 0, "sop": 2, "choice": 1}[head] for head in c.heads)
+@cache
+def elements_of_block(c: ModelConfig, experts: bool, t: int, e: int, dealt: bool = False) -> int:
+    """Count the elements of a layer on one of t ranks and of e; with `dealt` only those of its experts."""
+    return sum(prod(tensor.local_shape(t, e)) for _, tensor in leaves(declared_block(c, experts))
+               if tensor.dealt or not dealt)
+
+
+@cache
+def elements_of_ends(c: ModelConfig, t: int, first: int, last: int) -> int:
+    """Count a rank's elements of embedding, final norm and heads, on the stage with the layers first to last."""
+    ends = replace(model_tensors(c, range(first, last + 1)), blocks={})
+    return sum(prod(tensor.local_shape(t)) for _, tensor in leaves(ends))

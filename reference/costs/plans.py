@@ -11,9 +11,8 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
-from reference.costs.experts import dealt_parameters
 from reference.costs.memory import activations_outside_layers, head_activations, layer_activations, most_in_flight
-from reference.costs.parameters import parameters_of_stage
+from reference.costs.parameters import dealt_parameters, parameters_of_stage
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.model_states import states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks

@@ -89,7 +89,7 @@ def test_4096_ranks_do_not_gather_a_whole_model_for_nothing():
                                               sequence_parallel=True, context_parallel_size=32), m, b)
         assert sum(plan.memory) < H100.memory - H100.reserved
         seconds.append(step_time(plan, H100).total)
-    assert seconds == pytest.approx([15.7, 16.0, 25.9], abs=0.06)
+    assert seconds == pytest.approx([15.8, 16.1, 25.9], abs=0.06)
 
 
 def test_messages_of_a_ring_hide_behind_long_blocks_and_not_behind_short_ones():
