@@ -26,7 +26,7 @@ from mpi_impl.report.summary import summary_lines
 from mpi_impl.report.timelines.timelines import slices_of
 from mpi_impl.report.traffic import Line, compare, report, summary
 from mpi_impl.training.trainer import StepResult
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ExpertsConfig, ModelConfig, ParallelConfig
 from reference.costs.volumes import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
@@ -218,9 +218,9 @@ def test_no_text_of_a_run_becomes_markup():
 
 
 def test_the_files_of_actions_are_there():
-    """For every kind of action, of a GPT and of a BERT."""
-    for model in (ModelConfig(2, 16, 2, 300, 16), ModelConfig(2, 16, 2, 300, 16, architecture="bert",
-                                                              heads=("lm", "sop"))):
+    """For every kind of action, of a GPT, of a BERT, and of experts."""
+    for model in (ModelConfig(2, 16, 2, 300, 16), ModelConfig(2, 16, 2, 300, 16, experts=ExpertsConfig(4)),
+                  ModelConfig(2, 16, 2, 300, 16, architecture="bert", heads=("lm", "sop"))):
         for kind in "FBIW":
             work = work_of(model, ParallelConfig(2), 1, 16, [0, 1], kind)
             assert work and all(Path(__file__).parent.parent.parent.joinpath(file).is_file() for _, _, file in work)
