@@ -4,7 +4,7 @@ then of v.
 """
 import re
 
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place
+from mpi_impl.checkpoints.huggingface_layout import OURS_ALONE, TensorPlace, TransformersLayout, place
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -55,7 +55,6 @@ GPT2 = TransformersLayout(
         "add_cross_attention": (False, "that each layer also attends to another model's output")},
     options={"position_embedding_type": "learned_absolute", "apply_residual_connection_post_layernorm": False,
              "normalization": "LayerNorm", "swiglu": False, "ffn_hidden_size": None, "num_query_groups": None,
-             "kv_channels": None, "add_qkv_bias": False, "qk_layernorm": False, "num_experts": None,
-             "share_layers": False},
+             "kv_channels": None, "add_qkv_bias": False, "qk_layernorm": False, "num_experts": None} | OURS_ALONE,
     places=places, prefix="transformer.", heads=("lm_head.",), twins={"lm_head.weight": "wte.weight"},
     buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # the causal masks

@@ -14,6 +14,8 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.params import Tensor
 
+OURS_ALONE: dict[str, Any] = {"share_layers": False}     # options of a GPT that no published layout has
+
 
 class TensorPlace(NamedTuple):
     """The place of a tensor of ours, or a part of one, in a file."""

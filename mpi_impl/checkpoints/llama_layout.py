@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, check_type, place
+from mpi_impl.checkpoints.huggingface_layout import OURS_ALONE, TensorPlace, TransformersLayout, check_type, place
 from reference.config import ModelConfig
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
@@ -134,9 +134,8 @@ def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: 
         activation=None, hidden_dropout=(), attention_dropout="attention_dropout", mlp_width=None,
         fields=FIELDS | fields, fixed=FIXED | fixed,
         options={"num_experts": None, "normalization": "RMSNorm", "swiglu": True, "disable_bias_linear": True,
-                 "share_layers": False,
                  "add_qkv_bias": False, "qk_layernorm": False, "position_embedding_type": "rope", "rotary_percent": 1.0,
-                 "apply_residual_connection_post_layernorm": False} | options,
+                 "apply_residual_connection_post_layernorm": False} | OURS_ALONE | options,
         places=partial(places, OF_BLOCK), prefix="model.", heads=("lm_head.",),
         twins={"lm_head.weight": "embed_tokens.weight"},
         buffers=re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"), derived=DERIVED,
