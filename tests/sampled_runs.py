@@ -149,7 +149,8 @@ def draw_llama(choices: Choices, heads: int, size: int, pick) -> dict:
     groups = [g for g in range(1, heads + 1) if heads % g == 0 and (
         g % (t * multiple) == 0 or multiple == 1 and t % g == 0)]
     return dict(
-        normalization="RMSNorm", swiglu=True, add_bias_linear=False, position_embedding_type="rope", rotary_base=5e5,
+        {pick("swiglu", "squared_relu"): True}, normalization="RMSNorm", add_bias_linear=False,
+        position_embedding_type="rope", rotary_base=5e5,
         num_query_groups=pick(*groups), ffn_hidden_size=t * pick(1, 3), use_rope_scaling=pick(False, True),
         qk_layernorm=pick(False, True), add_qkv_bias=pick(False, True),
         **pick({}, dict(kv_channels=size, hidden_size=t * pick(3, 4))))

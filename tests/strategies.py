@@ -71,16 +71,16 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False
 @st.composite
 def llama_choices(draw, t, heads, choices, heads_of):
     """Draw what a Llama has, or a Qwen, all or some of it."""
-    gated, size = draw(st.booleans()), choices["hidden_size"] // heads
+    kind, size = draw(st.sampled_from(["", "swiglu", "squared_relu"]), "MLP"), choices["hidden_size"] // heads
     groups = [g for g in range(1, heads + 1) if heads % g == 0
               and (g % (t * heads_of) == 0 or heads_of == 1 and t % g == 0)]
     found = dict(
-        normalization=draw(st.sampled_from(NORMALIZATIONS)), swiglu=gated, add_bias_linear=not gated,
+        normalization=draw(st.sampled_from(NORMALIZATIONS)), add_bias_linear=not kind,
         ffn_hidden_size=t * draw(st.integers(1, 3)), add_qkv_bias=draw(st.booleans()),
         num_query_groups=draw(st.sampled_from([None, *groups])), qk_layernorm=draw(st.booleans()),
         rotary_base=draw(st.sampled_from([1e4, 5e5])), use_rope_scaling=draw(st.booleans()))
-    if gated:
-        found |= dict(activation="gelu")
+    if kind:
+        found |= {kind: True, "activation": "gelu"}
     if draw(st.booleans(), "heads of another size"):
         found |= dict(hidden_size=t * draw(st.integers(2 if t == 1 else 1, 4)), kv_channels=size)
     return found

@@ -14,7 +14,8 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.params import Tensor
 
-OURS_ALONE: dict[str, Any] = {"share_layers": False}     # options of a GPT that no published layout has
+# Options of a GPT that no layout has, with the value that stands for theirs.
+OURS_ALONE: dict[str, Any] = {"share_layers": False, "squared_relu": False}
 
 
 class TensorPlace(NamedTuple):

@@ -272,6 +272,7 @@ class LlamaOptions:
     normalization: str = option_field(ModelConfig.normalization, "RMSNorm has no mean and no bias",
                                       choices=NORMALIZATIONS)
     swiglu: bool = option_field(False, "the MLP has a gate: silu(x G) * x U, in place of the activation")
+    squared_relu: bool = option_field(False, "the MLP has a squared ReLU in place of the activation, as Nemotron-4's")
     ffn_hidden_size: int | None = option_field(
         None, "the MLP's width (default: 4 x --hidden-size, or with --swiglu 8/3 of it, down to a multiple of 64)", "N")
     group_query_attention: bool = option_field(

@@ -38,6 +38,7 @@ class ModelConfig:
     apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
     normalization: str = "LayerNorm"                   # or RMSNorm
     swiglu: bool = False                               # the MLP has a gate: layers/gated_mlp.py
+    squared_relu: bool = False                         # or a squared ReLU: layers/squared_relu_mlp.py
     ffn_hidden_size: int | None = None                 # f, the MLP's width; None: 4h, with a gate about 8h/3
     num_query_groups: int | None = None                # g heads of keys and values; None: a
     kv_channels: int | None = None                     # the size of a head; None: h/a
@@ -95,12 +96,15 @@ class ModelConfig:
 
     def check_mlp(self) -> None:
         require_positive("ffn_hidden_size", self.ffn_size)
-        if self.swiglu and self.activation != ModelConfig.activation:
-            raise UserError(f"--swiglu has a gate with an activation of its own, SiLU, but --activation is "
-                            f"{self.activation}. Leave one of the two out.")
-        if self.swiglu == self.add_bias_linear:
-            raise UserError("--swiglu and --disable-bias-linear go together: the MLP with a gate has no biases, and "
-                            "the one without has. Give both, or neither.")
+        if self.swiglu and self.squared_relu:
+            raise UserError("--swiglu and --squared-relu are two kinds of MLP. Leave one of the two out.")
+        own = "--swiglu" if self.swiglu else "--squared-relu" if self.squared_relu else ""
+        if own and self.activation != ModelConfig.activation:
+            raise UserError(f"{own} has an activation of its own, but --activation is {self.activation}. Leave one of "
+                            "the two out.")
+        if bool(own) == self.add_bias_linear:
+            raise UserError(f"{own or '--swiglu or --squared-relu'} and --disable-bias-linear go together: these MLPs "
+                            "have no biases, and the plain one has. Give both, or neither.")
 
     def check_architecture(self) -> None:
         require_one_of("architecture", self.architecture, tuple(ARCHITECTURES))

@@ -9,6 +9,7 @@ LLAMA = replace(MODEL, normalization="RMSNorm", swiglu=True, add_bias_linear=Fal
                 num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
 GROUPS = replace(CASE, t=2, model=LLAMA)
 COPIES = replace(CASE, t=4, model=LLAMA)
+SQUARED = replace(CASE, t=2, model=replace(LLAMA, swiglu=False, squared_relu=True))
 TRAINED = Theorem("training_theorems.training_equals_one_process", 4, (COPIES, 2, 2, 0.05, Plan(bucket_size=300)))
 
 ENTRIES = [
@@ -24,6 +25,16 @@ ENTRIES = [
           Bug("mpi_impl.layers.gated_mlp", "dz = swiglu_backward(linear(dy, p.w_out.T), act_cache)",
               "dz = swiglu_backward(linear(dy, p.w_out.T), act_cache)[..., ::-1, :].copy()"),
           on_ranks("rank_theorems.mlp_equals_whole", GROUPS)),
+    Entry("the square's slope without its 2", "scaling", "model", "classic",
+          "The backward multiplies with relu(z), as if the slope of relu(z)^2 were relu(z).",
+          Bug("mpi_impl.layers.squared_relu_mlp", " * rectified * 2", " * rectified"),
+          on_ranks("rank_theorems.mlp_equals_whole", SQUARED)),
+    Entry("the cache in the place of its square", "computation", "model", "classic",
+          "What the forward kept goes into the second matrix's gradient, as in every other MLP; here it is the root of "
+          "what was multiplied.",
+          Bug("mpi_impl.layers.squared_relu_mlp", "sink(grads.w_out, rectified * rectified, dy)",
+              "sink(grads.w_out, rectified, dy)"),
+          on_ranks("rank_theorems.mlp_equals_whole", SQUARED)),
     Entry("copies of a head of keys drift apart", "missing communication", "TP", "classic",
           "With fewer heads of keys than ranks, each rank moves its copy by the gradient of its own queries.",
           Bug("mpi_impl.parallel.model_state", "shared_pieces(self.pieces).items()", "()"),
