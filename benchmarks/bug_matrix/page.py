@@ -231,7 +231,7 @@ Each kind's bugs that a detector sees, of those to which it applies:"""
 
 TABLE_HEAD = """\
 These are mistakes that somebody thought of. A tool for
-[mutation testing](../CONTRIBUTING.md#are-the-tests-good-enough-mutation-testing) plants the others.
+[mutation testing](developing.md#are-the-tests-good-enough-mutation-testing) plants the others.
 
 ## All bugs
 
