@@ -3,8 +3,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
+from mpi_impl.prediction.meta_device import MemoryPeak, Origin
 from mpi_impl.prediction.rank import ImaginedWorld, RankRun
-from mpi_impl.runtime.meta_device import MemoryPeak, Origin
 from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters

@@ -13,9 +13,9 @@ from mpi_impl.comm.topology import Place, Topology, connect
 from mpi_impl.comm.trace import Slice, Trace
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.prediction.group import Colors, ImaginedGroup, survey
+from mpi_impl.prediction.meta import prototype
+from mpi_impl.prediction.meta_device import MemoryPeak, MetaDevice
 from mpi_impl.prediction.transport import Diary, Event
-from mpi_impl.runtime.meta import prototype
-from mpi_impl.runtime.meta_device import MemoryPeak, MetaDevice
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig

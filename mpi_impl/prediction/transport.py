@@ -5,8 +5,8 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.transports.transport import AllToAll, Collectives, LoneRank, PointToPoint, PostedCollectives, Request
-from mpi_impl.runtime.meta import is_meta
-from mpi_impl.runtime.meta_device import MetaDevice
+from mpi_impl.prediction.meta import is_meta
+from mpi_impl.prediction.meta_device import MetaDevice
 from reference.costs.hardware import RankGroup, collective_time, slowest_link
 
 

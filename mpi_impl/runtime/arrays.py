@@ -55,6 +55,13 @@ def on_device(x) -> bool:
     return not isinstance(x, np.ndarray)
 
 
+def counter_of(x):
+    """Return what counts the work on x in place of doing it, or None: an array without data brings one
+    (prediction/meta_device.py).
+    """
+    return getattr(x, "counter", None)
+
+
 def address(x) -> int:
     """Return the address of the elements, on the host or on the device."""
     return x.data.ptr if on_device(x) else x.ctypes.data

@@ -15,9 +15,9 @@ from mpi_impl.comm.topology import place, rank_at
 from mpi_impl.dry_run.matching import match
 from mpi_impl.dry_run.world import kinds_of_ranks, ranks_to_match
 from mpi_impl.parallel.model_state import Held
+from mpi_impl.prediction.meta_device import MetaDevice
 from mpi_impl.prediction.rank import ImaginedWorld, run_rank
 from mpi_impl.prediction.transport import Diary, Event, RecordingTransport
-from mpi_impl.runtime.meta_device import MetaDevice
 from mpi_impl.training.batches import Batches
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import RankGroup, collective_time

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import is_half
-from mpi_impl.runtime.meta import is_meta
+from mpi_impl.runtime.arrays import counter_of, is_half
 from reference.ops import CoreInputs, Keys, Queries
 
 
@@ -38,8 +37,8 @@ def supports(inputs: CoreInputs) -> bool:
     _, s, a, d = q.shape
     if not is_half(q) or site is not None or d % 8 or d > 128 or s == 1:
         return False
-    if is_meta(q):
-        return q.device.cudnn
+    if (counter := counter_of(q)):
+        return counter.cudnn
     layouts = *map(layout, "qkv", (q, k, v)), ("context", q.shape, (s * a * d, a * d, d, 1))
     return is_available() and plan(forward_graph, layouts, causal, lengths, q.dtype) is not None
 
@@ -107,10 +106,10 @@ def run(build, arrays, stats, causal, lengths) -> bool:
     """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d], if cuDNN has
     kernels for it.
     """
-    if is_meta(stats):
+    if (counter := counter_of(stats)):
         (b, s, a, d), backward = arrays["q"].shape, build is backward_graph
         # All s^2 scores count, also those that the mask hides: so the shares of the peak in a profile are measured.
-        stats.device.attend((8 if backward else 4) * b * a * s * s * d, backward)
+        counter.attend((8 if backward else 4) * b * a * s * s * d, backward)
         return True
     found = plan(build, tuple(map(layout, arrays, arrays.values())), causal, lengths, arrays["q"].dtype)
     if found is None:

@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 
 from mpi_impl.kernels.fused import number
-from mpi_impl.runtime.arrays import dtype_of
-from mpi_impl.runtime.meta import is_meta
+from mpi_impl.runtime.arrays import counter_of, dtype_of
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
 DEFAULT = -1                  # its choice of an algorithm
@@ -29,8 +28,8 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
     assert how_out == PLAIN and whole is out, "the rows of out are not contiguous"
     if out.size == 0:
         return out
-    if is_meta(out):
-        out.device.multiply(r, k, c, out.size // (r * c))
+    if (counter := counter_of(out)):
+        counter.multiply(r, k, c, out.size // (r * c))
         return out
     library, codes = cublas()
     compute, alpha, beta, _ = factors(number(x.dtype), scale, add)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mpi_impl.kernels.fused import core
-from mpi_impl.runtime.arrays import dtype_of, on_device
-from mpi_impl.runtime.meta import is_meta
+from mpi_impl.runtime.arrays import counter_of, dtype_of, on_device
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(path.stem for path in FOLDER.glob("*.cu"))
@@ -47,15 +46,15 @@ def launch(kernel: str, dtype, blocks: int, first, *others, threads: int | None 
 
     Arguments are contiguous arrays, the first of which decides where; None for a null pointer; structs (structs.py);
     and numbers: int and bool are the kernel's int, float is its double, and np.uint64 its Index. On arrays without data
-    (runtime/meta.py) nothing is started.
+    nothing is started: their bytes are counted.
     """
     arguments, form = (first, *others), NAMES[dtype]
     if blocks == 0:
         return
     if isinstance(first, np.ndarray):
         core.function(kernel.partition(".")[2], form)(blocks, *map(core.as_argument, arguments))
-    elif is_meta(first):
-        first.device.stream(sum(x.nbytes for x in arguments if is_meta(x)))
+    elif (counter := counter_of(first)):
+        counter.stream(sum(x.nbytes for x in arguments if counter_of(x)))
     else:
         function(kernel, form)((blocks,), (threads or THREADS,), tuple(map(as_argument, arguments)))
 

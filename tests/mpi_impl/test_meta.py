@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices, mutually_broadcastable_shapes
 
-from mpi_impl.runtime.meta import MetaArray, prototype
-from mpi_impl.runtime.meta_device import MetaDevice
+from mpi_impl.prediction.meta import MetaArray, prototype
+from mpi_impl.prediction.meta_device import MetaDevice
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("float64", "float32", "float16", "int64", "uint32", "bool")]
                          + [np.dtype(ml_dtypes.bfloat16)])
@@ -92,7 +92,7 @@ def test_memory_is_counted_while_it_lives():
     assert device.live == 0
     peak = device.most()
     assert sum(peak.sites.values()) == peak.size == 8000
-    assert {site.line.partition(":")[0] for site in peak.sites} == {"tests/test_meta.py"}
+    assert {site.line.partition(":")[0] for site in peak.sites} == {"tests/mpi_impl/test_meta.py"}
 
 
 def test_what_depends_on_data_is_refused():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpi_impl.runtime.meta_device import MetaDevice, Origin, line_of_caller
+from mpi_impl.prediction.meta_device import MetaDevice, Origin, line_of_caller
 
 COPIES: set[Any] = {np.arange, np.array, np.asarray}               # what they make is small, or there already
 MAKERS: set[Any] = COPIES | {np.empty, np.zeros, np.ones, np.full}
@@ -58,7 +58,7 @@ class MetaArray(np.lib.mixins.NDArrayOperatorsMixin):
     strides = property(lambda self: self.frame.strides)
     flags = property(lambda self: self.frame.flags)
     base = property(lambda self: self.storage)
-    device = property(lambda self: self.storage.device)
+    device = counter = property(lambda self: self.storage.device)
     T = property(lambda self: self.seen(self.frame.T))
 
     def seen(self, frame: np.ndarray) -> "MetaArray":

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from reference.costs.hardware import Hardware
 
 ROOT = Path(__file__).parents[2]
-BELOW = ("mpi_impl/runtime/", "mpi_impl/kernels/", "mpi_impl/comm/", "reference/ops.py", "reference/online_softmax.py")
+BELOW = ("mpi_impl/prediction/meta", "mpi_impl/runtime/", "mpi_impl/kernels/", "mpi_impl/comm/", "reference/ops.py",
+         "reference/online_softmax.py")
 
 
 class Origin(NamedTuple):
