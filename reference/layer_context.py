@@ -1,30 +1,27 @@
 """The arguments that all layers of one forward pass share, beside their input and their parameters."""
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from reference.config import Recompute
 from reference.kv_cache import length_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class AuxiliaryLosses:
-    """The losses of the routers of one microbatch (layers/router.py), as a part of the means over the global batch."""
+    """The losses of the routers of one microbatch (layers/router.py), as a part of the means over the global batch.
+
+    Each layer's forward notes its own in `found`.
+    """
 
     sequences: int           # in the global batch
     tokens: int              # in the global batch, without padding
     scale: float = 1.0       # of their gradients: the loss scale of mixed precision
-    layer: int | None = None
     found: dict[int | None, Any] = field(default_factory=dict)     # by layer: the two losses, [2]
-
-    def at(self, layer):
-        """Return the losses of one layer."""
-        return replace(self, layer=layer)
 
     @property
     def total(self):
         """Return the sum over the layers of each loss, [2], or 0 if there is none."""
         return sum(self.found.values())
-
 
 
 class LayerContext(NamedTuple):
@@ -38,17 +35,17 @@ class LayerContext(NamedTuple):
     part: Any = None                      # with context parallelism: the SequencePart of this rank
     rotary: Any = None                    # rope's cos and sin of the positions; None where positions are learned
     lengths: Any = None                   # [b]: the samples' lengths, with padding after them; None without padding
+    layer: int | None = None              # the number of the layer, within one
 
     def at(self, layer):
         """Return the context of one layer: its own dropout and its own KVCache."""
-        return self._replace(dropout=self.dropout and self.dropout.at(layer),
-                             auxiliary=self.auxiliary and self.auxiliary.at(layer),
+        return self._replace(dropout=self.dropout and self.dropout.at(layer), layer=layer,
                              kv_cache=self.kv_cache and self.kv_cache[layer])
 
     def note_losses(self, parts) -> None:
         """Note the sum of these RouterLosses as those of the layer. A forward that is computed again finds the same."""
         if self.auxiliary:
-            self.auxiliary.found[self.auxiliary.layer] = sum(part.values for part in parts)
+            self.auxiliary.found[self.layer] = sum(part.values for part in parts)
 
     def groups(self, layers):
         """Return a stage's layers in groups, each with a bool: whether only the group's input is kept."""

@@ -19,7 +19,7 @@ FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTB
 TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
 
 # Where to send, and why; where gradients go; and a format, of which the textbook has one.
-ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason", "widen"}
+ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason", "widen", "context_ranks"}
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no

@@ -16,9 +16,12 @@ class TensorParallelRegion:
     Outside, every rank holds the same arrays; inside, each has its own. `reason` goes into the ledger.
     """
 
-    def __init__(self, group: Group, experts: Group | None = None):
-        """Take the t ranks that share a layer, and the e ranks to which experts are dealt out; None: e = 1."""
-        self.group, self.rank, self.size, self.experts = group, group.rank, group.size, experts
+    def __init__(self, group: Group, experts: Group | None = None, context_ranks: Group | None = None):
+        """Take the t ranks that share a layer, the e ranks to which experts are dealt out, and the c ranks that share a
+        sequence; None: one.
+        """
+        self.group, self.rank, self.size = group, group.rank, group.size
+        self.experts, self.context_ranks = experts, context_ranks
 
     def enter(self, x, reason):
         """Return x, which every rank has (f)."""
@@ -77,9 +80,10 @@ class SequenceParallelRegion(TensorParallelRegion):
     Outside, every rank has its positions, [b, s/t, h].
     """
 
-    def __init__(self, group: Group, keep_gathered_inputs: bool = False, experts: Group | None = None):
+    def __init__(self, group: Group, keep_gathered_inputs: bool = False, experts: Group | None = None,
+                 context_ranks: Group | None = None):
         """Keep the gathered inputs for the backward, b s h on every rank, or gather them again."""
-        super().__init__(group, experts)
+        super().__init__(group, experts, context_ranks)
         self.keep_gathered_inputs = keep_gathered_inputs
 
     def enter(self, x, reason):
@@ -130,10 +134,9 @@ class WithinRegion(TensorParallelRegion):
         return partial
 
 
-def region_of(group: Group, parallel: ParallelConfig, experts: Group | None = None) -> TensorParallelRegion:
-    """Return the region of a tensor-parallel group that the configuration asks for. `experts` are the ranks to which
-    experts are dealt out.
-    """
+def region_of(group: Group, parallel: ParallelConfig, experts: Group | None = None,
+              context_ranks: Group | None = None) -> TensorParallelRegion:
+    """Return the region of a tensor-parallel group that the configuration asks for."""
     if parallel.sequence_parallel:
-        return SequenceParallelRegion(group, parallel.keep_gathered_inputs, experts)
-    return TensorParallelRegion(group, experts)
+        return SequenceParallelRegion(group, parallel.keep_gathered_inputs, experts, context_ranks)
+    return TensorParallelRegion(group, experts, context_ranks)

@@ -23,7 +23,7 @@ class Sums:
         topology = self.topology = replica.topology
         stages = [list(held) for held in stages_of_ranks(replica.model, topology.config)]
         self.pipeline = Pipeline(evaluation_schedule(stages, batches.microbatches), topology)
-        self.region = region_of(topology.tensor, topology.config, topology.expert)
+        self.region = region_of(topology.tensor, topology.config, topology.expert, topology.context)
 
     def over(self, part: str, samples: int, report: Callable[[int], object] = lambda done: None) -> float:
         """Return the sum over `samples` of a part, without padding. `report` is called with the number done."""

@@ -28,7 +28,7 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     routing = route(logits, c.experts)
     entered, ids, weights = (region.enter(each, reason) for each, reason in (                        # f
         (x, INPUT), (routing.ids, CHOICES), (narrowed(routing.weights, x.dtype), WEIGHTS)))
-    losses = losses_of_positions(logits, routing, ids, c.experts, context, region.positions(x))
+    losses = losses_of_positions(logits, routing, ids, c.experts, context, region, region.positions(x))
     context.note_losses([losses])
     order = order_of(ids, c.experts)
     copies, counts = dispatch(entered, order), to_host(order.counts)
@@ -47,7 +47,7 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
 
 
-def losses_of_positions(logits, routing, ids, c, context, held):
+def losses_of_positions(logits, routing, ids, c, context, region, held):
     """Return the RouterLosses of logits [b, s, E] at this rank's positions `held`; ids [b, s, k] are those of all that
     the t ranks of a layer have. c is an ExpertsConfig.
     """
@@ -55,9 +55,9 @@ def losses_of_positions(logits, routing, ids, c, context, held):
         return None
     length = ids.shape[1]
     choices = choices_of_sequences(ids, c.num_experts, context, context.runs(slice(0, length)))
-    if context.part:                                         # the other positions are on other ranks
-        choices = context.part.group.all_reduce(choices, "experts: choices of sequences")
-        length *= context.part.group.size
+    if region.context_ranks:                                       # the other positions are on other ranks
+        choices = region.context_ranks.all_reduce(choices, "experts: choices of sequences")
+        length *= region.context_ranks.size
     return router_losses(logits, routing, choices, length, c, context, context.runs(held))
 
 

@@ -50,7 +50,8 @@ class ModelState:
         few layers.
         """
         self.model, self.topology, self.seed, self.precision = model, topology, seed, precision
-        self.offload_folder, self.region = offload_folder, region_of(topology.tensor, topology.config, topology.expert)
+        self.offload_folder = offload_folder
+        self.region = region_of(topology.tensor, topology.config, topology.expert, topology.context)
         self.device_prototype, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))
                                             for name in (precision.compute, precision.main))   # model's; optimizer's
         # Which layers are here, as which stages.

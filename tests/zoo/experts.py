@@ -96,8 +96,8 @@ ENTRIES = [
     Entry("a count that an all-reduce has overwritten", "aliasing", "EP", "after NVIDIA/Megatron-LM #7452",
           "The sum over ranks is made in place, so that a rank's own number of tokens is that of all ranks, and is "
           "multiplied by their number once more.",
-          Bug("mpi_impl.layers.experts", "length *= context.part.group.size",
-              "length *= context.part.group.size ** 2"),
+          Bug("mpi_impl.layers.experts", "length *= region.context_ranks.size",
+              "length *= region.context_ranks.size ** 2"),
           trained(c=2)),
     Entry("renormalised weights without their derivative", "computation", "model", "classic",
           "The weights are divided by their sum, and the sum is taken for a constant.",
