@@ -30,7 +30,6 @@ WITHOUT = {"embedding_backward": "p"}
 TEXTBOOK_ONLY = {
     "parallel.fsdp",           # ZeRO-3 around any list of layers; on ranks it is parallel/zero.py
     "models.blocks",           # the trees of a stage's blocks, which the machine declares with the same functions
-    "layers.convolution",      # tensor parallelism of another model than a transformer
 }
 
 # The names that stand in one of two twin files alone, and the reason. Beside these, the machine's file may import a
