@@ -45,12 +45,11 @@ def show(demo: Demo, a: int) -> None:
     found, expected = case.show()
     demo.say(f"The weights with which the last of {POSITIONS} positions reads each, in every head; no rank needs "
              "another's:")
-    probs, n = found.cache.core.probs, a // demo.n
-    first = demo.rank * n
-    demo.say_each(patterns(first, probs[0, :, -1]))
+    probs, own = found.cache.core.probs, demo.own(a)
+    demo.say_each(patterns(own.start, probs[0, :, -1]))
     demo.say_all_reduces()
     case.compare(found, expected)
-    demo.equal("the attention of every head", probs, expected.cache.core.probs[:, first:first + n])
+    demo.equal("the attention of every head", probs, expected.cache.core.probs[:, own])
 
 
 def patterns(first_head: int, probs) -> str:

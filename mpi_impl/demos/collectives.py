@@ -50,7 +50,7 @@ def show(demo: Demo, N: int) -> None:
 
 def show_collectives(demo: Demo, x, xs) -> None:
     """Print each rank's array x [N] before and after each collective."""
-    with demo.ledger.phase("collective"):
+    with demo.phase("collective"):
         copy = demo.ranks.broadcast(x.copy(), "rank 0's array")
         piece = demo.ranks.reduce_scatter(x, 0, "pieces of the sum")
         joined = demo.ranks.all_gather(piece, 0, "pieces of the sum")
@@ -74,7 +74,7 @@ def show_collectives(demo: Demo, x, xs) -> None:
 def show_root(demo: Demo, x, xs) -> None:
     """Print the results of the operations for which one rank works alone, made of sends and receives."""
     wide, first = width(xs), np.split(x, demo.n)[0]
-    with demo.ledger.phase("to one rank"):
+    with demo.phase("to one rank"):
         summed = sum(sent_to_root(demo.ranks, x, "for the sum"))       # 0 where nothing arrives
         pieces = sent_to_root(demo.ranks, first, "a piece for rank 0")
         scattered = scatter_by_hand(demo.ranks, x)
@@ -93,7 +93,7 @@ def show_root(demo: Demo, x, xs) -> None:
 def show_ring(demo: Demo, x, xs) -> None:
     """Print the steps of the ring."""
     n, wide, few = demo.n, width(xs), max(1, 2 * SHOWN // demo.n)
-    with demo.ledger.phase("by hand"):
+    with demo.phase("by hand"):
         sent, kept = ring_reduce_scatter(demo.ranks, x)
     demo.say(f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
              "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")

@@ -94,11 +94,9 @@ def show_losses(demo: Demo, model: ModelConfig, batch: GPTBatch, params) -> None
 
 def ranks_of_positions(chunks: list[list[slice]], s: int) -> str:
     """Draw the text's positions in order, each as the letter of its rank."""
-    drawn = np.empty(s, "<U1")
-    for rank, own in enumerate(chunks):
-        for chunk in own:
-            drawn[chunk] = ascii_lowercase[rank % len(ascii_lowercase)]
-    shown = "".join(drawn) if s <= SHOWN else f"{''.join(drawn[:SHOWN])} ..."
+    order = sorted((chunk.start, rank, chunk.stop - chunk.start) for rank, own in enumerate(chunks) for chunk in own)
+    drawn = "".join(ascii_lowercase[rank % len(ascii_lowercase)] * n for _, rank, n in order)
+    shown = drawn if s <= SHOWN else f"{drawn[:SHOWN]} ..."
     return (f"The ranks of the positions, from the text's first to its last, a for rank 0:\n\n  {shown}\n\n"
             "A token attends to those before it, so later positions are more work: each rank has an early and a late "
             "chunk.\n")

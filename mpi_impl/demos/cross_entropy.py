@@ -43,14 +43,13 @@ def show(demo: Demo, V: int) -> None:
     whole, dloss = 3 * random.normal(size=(SAMPLES, POSITIONS, V)), random.normal(size=(SAMPLES, POSITIONS))
     targets = random.integers(V, size=(SAMPLES, POSITIONS))      # these three are identical on every rank
     dloss[0, 0] = 1      # so that the first position shows its gradient unscaled
-    n = V // demo.n
-    own = slice(demo.rank * n, (demo.rank + 1) * n)
-    mine, tokens = whole[..., own], f"{demo.share(V, 'token')}:"
-    with demo.ledger.phase("forward"):
+    own, tokens = demo.own(V), f"{demo.share(V, 'token')}:"
+    mine = whole[..., own]
+    with demo.phase("forward"):
         loss, cache = cross_entropy_forward(mine.copy(), targets, demo.ranks)
-    with demo.ledger.phase("backward"):
+    with demo.phase("backward"):
         dlogits = cross_entropy_backward(dloss, cache)
-    with demo.ledger.phase("instead"):
+    with demo.phase("instead"):
         gathered = demo.ranks.all_gather(mine, -1, "loss: all logits")
 
     demo.say(f"Who owns what: logits {shape(whole)} of V = {V} tokens, {shape(mine)} on a rank. At the first "

@@ -68,9 +68,9 @@ def show(demo: Demo, options: tuple[list[str], int]) -> None:
                      ", ".join([*own, *["(padding)"] * (n - len(own))]))
 
     region, grads = TensorParallelRegion(demo.ranks), tree_map(np.zeros_like, mine)
-    with demo.ledger.phase("forward"):
+    with demo.phase("forward"):
         x, cache = embedding_forward(tokens, mine, region)
-    with demo.ledger.phase("backward"):
+    with demo.phase("backward"):
         embedding_backward(dx, cache, grads, region)
     ids, held, *_ = cache
     demo.say("\nForward. The text, and the words of it that each rank has in its own rows:")

@@ -39,10 +39,10 @@ def show(demo: Demo, each: int) -> None:
         E, k, moe_router_pre_softmax=E == 1, moe_ffn_hidden_size=2 * HIDDEN_SIZE, moe_aux_loss_coeff=0.01))
     case = LayerCase(demo, experts_tensors(c), c, n, divide=deal)       # a sample for each rank
     mine, own, together = case.mine, AuxiliaryLosses(n, n * POSITIONS), AuxiliaryLosses(n, n * POSITIONS)
-    alone, sample = demo.ranks.split(demo.rank, "alone"), slice(demo.rank, demo.rank + 1)    # no rank shares a layer
+    alone, sample = demo.ranks.split(demo.rank, "alone"), demo.own(n)      # no rank shares a layer
     found = case.on_rank(TensorParallelRegion(alone, demo.ranks), sample, LayerContext(auxiliary=own))
     balance, router = sum(demo.ranks.allgather_objects(own.total[0])), first_elements(found.grads.router)
-    with demo.ledger.phase("reduction"):
+    with demo.phase("reduction"):
         demo.ranks.all_reduce(found.grads.router, "gradients")
 
     demo.say(f"Who owns what: h = {HIDDEN_SIZE}, a router {shape(mine.router)} on every rank, and")
@@ -53,7 +53,7 @@ def show(demo: Demo, each: int) -> None:
     demo.say_each("  ".join(" ".join(map(str, chosen)) for chosen in ids[0].tolist()))
     demo.say("Copies that travel, from the rank of the row to the rank of the column:\n" +
              table_of(rows_between_ranks(counts)) + "\nSo the matrices of the experts have these numbers of rows:")
-    rows = counts.sum(0)[demo.rank * each:(demo.rank + 1) * each]
+    rows = counts.sum(0)[demo.own(E)]
     demo.say_aligned(f"{' '.join(map(str, rows))},", f"and Y {preview(found.y)}")
     demo.say(f"The load-balancing loss is {balance:.3f}, the mean over all sequences. With even choices it is 1.\n\n"
              "Backward, from a random dY. An expert has seen all ranks' tokens, so its gradient is complete. A "

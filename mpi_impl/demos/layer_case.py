@@ -52,10 +52,10 @@ class LayerCase:
     def on_rank(self, region, held=slice(None), context: LayerContext = TRAINING, name: str = "") -> Passed:
         """Run forward and backward on this rank's part of the input, which it holds outside the region."""
         forward, backward = (block_forward, block_backward) if self.is_block else (layer_forward, layer_backward)
-        ledger, grads = self.demo.ledger, tree_map(np.zeros_like, self.mine)
-        with ledger.phase(f"{name}forward"):
+        grads = tree_map(np.zeros_like, self.mine)
+        with self.demo.phase(f"{name}forward"):
             y, cache = forward(self.x[held], self.mine, self.c, region, context)
-        with ledger.phase(f"{name}backward"):
+        with self.demo.phase(f"{name}backward"):
             dx = backward(self.dy[held].copy(), self.mine, cache, self.c, grads, ImmediateSink(), region)
         return Passed(y, dx, grads, cache)
 

@@ -3,8 +3,6 @@
 It shows which ranks hold copies of a head of keys and values, whose gradients are parts of one sum; and that gate and
 up must be sharded together, or all shapes are right and the result is wrong.
 """
-from collections.abc import Iterable
-
 import numpy as np
 
 from mpi_impl.demos.layer_case import LayerCase
@@ -47,7 +45,7 @@ def show(demo: Demo, a: int) -> None:
     demo.say_aligned(f"{demo.share(a, 'head')} of queries,", f"{span(group, group + groups, 'head')} of keys and "
                      f"values{f', on {copies} ranks' * (copies > 1)},", f"{demo.share(3 * a, 'column')} of gate and up")
     if 6 * a < WIDTH - 30:
-        demo.say(picture(a, g, t))
+        demo.say(picture(3 * a, t))
 
     found, expected = case.show()
     sum_copies(demo, found.grads.attention.w_kv, copies)
@@ -59,25 +57,16 @@ def show(demo: Demo, a: int) -> None:
     case.compare(found, expected)
 
 
-def picture(a: int, g: int, t: int) -> str:
-    """Draw heads and columns as the numbers of the ranks that hold them; = is between copies."""
-    def drawn(owners: Iterable[int], between: str = "") -> str:
-        return between.join(colored(rank, str(rank % 10)) for rank in owners)
+def picture(f: int, t: int) -> str:
+    """Draw the columns of gate and up as the numbers of the ranks that hold them."""
+    def drawn(columns: range, whole: int) -> str:
+        owners = (i * t // whole for i in columns)
+        return "".join(colored(rank, str(rank % 10)) for rank in owners)
 
-    def owners_of(columns: int) -> list[int]:
-        return [i * t // columns for i in range(columns)]
-
-    f, copies = 3 * a, max(t // g, 1)
-    space = " " * (2 * (a // g - copies) + 1)       # below the heads of queries that share a head
-    held = (range(j * copies, (j + 1) * copies) if copies > 1 else [j * t // g] for j in range(g))
-    keys = space.join(drawn(owners, "=") for owners in held)
-    side_by_side = owners_of(2 * f)
     return f"""
-Each as the number of its rank, with = between copies:
-  heads of queries          {drawn(owners_of(a), " ")}
-  heads of keys and values  {keys}
-  columns of gate and up    {drawn(owners_of(f))} {drawn(owners_of(f))}
-  cut as [h, 2f], wrongly   {drawn(side_by_side[:f])} {drawn(side_by_side[f:])}"""
+The columns of gate and up, each as the number of its rank:
+  both sharded             {drawn(range(f), f)} {drawn(range(f), f)}
+  cut as [h, 2f], wrongly  {drawn(range(f), 2 * f)} {drawn(range(f, 2 * f), 2 * f)}"""
 
 
 def sum_copies(demo: Demo, dw_kv, copies: int) -> None:
@@ -87,7 +76,7 @@ def sum_copies(demo: Demo, dw_kv, copies: int) -> None:
     demo.say("\nBackward: a rank's part of the gradient of its keys and values; and the sum over the copies:")
     part = first_elements(dw_kv)
     neighbours = demo.ranks.split(demo.rank // copies, "copies")
-    with demo.ledger.phase("reduction"):
+    with demo.phase("reduction"):
         neighbours.all_reduce(dw_kv, "gradients of copies")
     neighbours.free()
     demo.say_each(f"{part}  ->  {first_elements(dw_kv)}")

@@ -41,9 +41,9 @@ def show(demo: Demo, n: int) -> None:
     own_q, own_k, own_v, own_dy = (deal(x, chunks)[demo.rank] for x in (q, k, v, dy))      # which takes its own
     mine = CoreInputs(own_q, own_k, own_v, causal=True, site=None)
     show_steps(demo, mine, chunks)
-    with demo.ledger.phase("forward"):
+    with demo.phase("forward"):
         y, cache = ring_attention_forward(mine, chunks, demo.ranks)
-    with demo.ledger.phase("backward"):
+    with demo.phase("backward"):
         gradients = ring_attention_backward(own_dy, cache, chunks, demo.ranks)
     demo.say("\nForward, and backward from a random dY: keys and values go around once more, and the gradients dK "
              "and dV\nfollow them, gathering each rank's part, until they are home. The first elements of each rank:")
@@ -75,7 +75,7 @@ def show_steps(demo: Demo, mine: CoreInputs, chunks: list[list[slice]]) -> None:
     """Go around the ring once, step by step, and print what each rank does and knows after each step."""
     c, own, found = demo.n, chunks[demo.rank], [None] * len(chunks[demo.rank])
     travelling, cells = np.stack([mine.k, mine.v]), []
-    with demo.ledger.phase("step by step"):
+    with demo.phase("step by step"):
         for step in range(c):
             following = pass_on(travelling, demo.ranks, "keys and values") if step < c - 1 else None
             source = (demo.rank - step) % c

@@ -31,7 +31,7 @@ class Demo:
     """A demo at work: it prints whole lines in the order of ranks, and compares its results with the textbook's."""
 
     def __init__(self, ranks: Group):
-        self.ranks, self.rank, self.n, self.ledger = ranks, ranks.rank, ranks.size, ranks.ledger
+        self.ranks, self.rank, self.n, self.phase = ranks, ranks.rank, ranks.size, ranks.ledger.phase
         self.tolerance = 1e-12      # relative, for float64: sums in another order differ by rounding
         self.worst, self.compared = 0.0, list[str]()
 
@@ -55,16 +55,21 @@ class Demo:
 
     def say_traffic(self, explanation: str, **like) -> None:
         """Print what each rank sent and why, or the entries of its ledger with these values in the named fields."""
-        self.say(f"\nWhat moved, on each rank. {explanation}\n{traffic_table(self.ledger, **like)}\n")
+        self.say(f"\nWhat moved, on each rank. {explanation}\n{traffic_table(self.ranks.ledger, **like)}\n")
 
     def say_all_reduces(self) -> None:
         """Print the same, where ranks have done all-reduces only."""
         self.say_traffic(f"Of N elements an all-reduce sends 2 N (t-1)/t, here with t = {self.n}:")
 
-    def share(self, length: int, what: str) -> str:
-        """Return this rank's equal part of a length: 'columns 8 to 15'."""
+    def own(self, length: int) -> slice:
+        """Return this rank's equal part of a length."""
         n = length // self.n
-        return span(self.rank * n, (self.rank + 1) * n, what)
+        return slice(self.rank * n, (self.rank + 1) * n)
+
+    def share(self, length: int, what: str) -> str:
+        """Return that part as text: 'columns 8 to 15'."""
+        own = self.own(length)
+        return span(own.start, own.stop, what)
 
     # ---- the check ----
 

@@ -54,7 +54,7 @@ def show(demo: Demo, s: int) -> None:
     context, tensors = LayerContext(Dropout(c, seed=1, step=0, layer=0)), block_tensors(c)
     case = LayerCase(demo, tensors, c, SAMPLES)
     x, expected = case.x, case.in_textbook(context)
-    mine = slice(None), slice(demo.rank * s // t, (demo.rank + 1) * s // t)
+    mine = slice(None), demo.own(s)
 
     demo.say(f"Who has what: x {shape(x)} has b = {SAMPLES}, s = {s}, h = {c.hidden_size}. Positions outside "
              "attention and MLP; heads and columns inside:")
@@ -62,7 +62,7 @@ def show(demo: Demo, s: int) -> None:
                      f"{demo.share(4 * c.hidden_size, 'column')} of the MLP, at all positions")
     replicated = case.on_rank(TensorParallelRegion(demo.ranks), context=context, name="whole: ")
     sharded = case.on_rank(SequenceParallelRegion(demo.ranks), mine, context, "sharded: ")
-    with demo.ledger.phase("sharded: after"):
+    with demo.phase("sharded: after"):
         complete(demo, sharded.grads, tensors)
     case.compare(replicated, expected)
     case.compare(sharded, expected, mine)
@@ -72,7 +72,7 @@ def show(demo: Demo, s: int) -> None:
     demo.say("\nWhat a rank keeps for the backward of what was b s h on every rank, and is b s h/t:\n"
              f"{kept_table(replicated.cache, sharded.cache)}")
     demo.say_traffic(f"Of N elements an all-reduce sends 2 N (t-1)/t, each half of it N (t-1)/t; t = {t}:")
-    sent = bytes_sent(demo.ledger)
+    sent = bytes_sent(demo.ranks.ledger)
     demo.say(f"{TOGETHER.format(**sent)}\n")
     formulas = [x.itemsize * tensor_parallel_traffic(SAMPLES, s, c.hidden_size, t, again) for again in (False, True)]
     demo.equal("what is sent", [sent["whole"], sent["sharded"], sent["sharded"] + sent["again"]],
@@ -86,16 +86,14 @@ def complete(demo: Demo, grads, tensors) -> None:
             demo.ranks.all_reduce(grad, "weights outside")
 
 
-def kept_table(replicated, sharded) -> str:
-    """Return a table of the arrays outside the regions that a block's caches keep, with f and g and with sequence
+def kept_table(*caches) -> str:
+    """Return a table of the arrays outside the regions that caches of a block keep, with f and g and with sequence
     parallelism.
     """
-    pairs = [(what, whole, part) for (what, whole), part in zip(arrays_outside(replicated).items(),
-                                                                arrays_outside(sharded).values())]
-    totals = [sum(arrays.nbytes for arrays in column) for column in list(zip(*pairs))[1:]]
-    return aligned([["", "whole, f and g", "bytes", "sharded by positions", "bytes"],
-                    *([what, shape(whole), f"{whole.nbytes:,}", shape(part), f"{part.nbytes:,}"]
-                      for what, whole, part in pairs), ["sum", "", f"{totals[0]:,}", "", f"{totals[1]:,}"]])
+    kept = list(map(arrays_outside, caches))
+    return aligned([["", "whole, f and g", "sharded by positions"],
+                    *([what, *(f"{shape(arrays[what])}, {arrays[what].dtype}" for arrays in kept)] for what in kept[0]),
+                    ["sum", *(f"{sum(x.nbytes for x in arrays.values()):,} bytes" for arrays in kept)]])
 
 
 def arrays_outside(cache) -> dict:
