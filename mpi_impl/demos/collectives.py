@@ -14,7 +14,7 @@ from mpi_impl.demos.runner import Demo, Size, program, run_demo
 from reference.comm import collectives as textbook
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
-ELEMENTS = Size("--elements", "collectives", "N", least=4, times=1, help="of each rank's array",
+ELEMENTS = Size("--elements", "collectives", "N", least=4, times=1, help="of each rank's array;",
                 numbers=lambda n, N: n * 8 * N)
 
 INTRODUCTION = """\

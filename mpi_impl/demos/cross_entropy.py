@@ -12,7 +12,7 @@ from reference.layers import cross_entropy as textbook
 
 SAMPLES, POSITIONS = 2, 3
 GPT2_TOKENS = 50_257      # its V
-VOCAB_SIZE = Size("--vocab-size", "cross_entropy", "V", least=16, times=1, help="tokens",
+VOCAB_SIZE = Size("--vocab-size", "cross_entropy", "V", least=16, times=1, help="tokens;",
                   numbers=lambda n, V: n * 4 * SAMPLES * POSITIONS * V)      # logits and what is computed from them
 
 INTRODUCTION = """\

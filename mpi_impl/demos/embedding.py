@@ -44,7 +44,7 @@ def parse_options(argv: Arguments, n: int) -> tuple[list[str], int]:
     text, h = options.sentence.split(), options.hidden_size
     check_size("hidden_size", h, 8 * len(text) * h)
     if not text:
-        raise UserError("--sentence has no words. Give it at least one, as in --sentence 'to be or not to be'.")
+        raise UserError("There is no word in --sentence. Give it at least one, as in --sentence 'to be or not to be'.")
     return text, h
 
 

@@ -139,20 +139,20 @@ class Size:
 
     def parse(self, argv: Arguments, n: int) -> int:
         """Return the size that is given, or one that suits n ranks. Raises UserError."""
-        parser, first = parser_of(self.demo), f"{self.least}"
-        whole = self.letter if self.times < 2 else f"{self.times} {self.letter}"
+        parser, factor = parser_of(self.demo), f"{self.times} " * (self.times > 1)
+        rule = f"{self.help} (default: {self.least})"
         if self.times:
-            first = f"{whole} is a multiple of the number of ranks; the first such from {self.least} on"
-        parser.add_argument(self.option, type=int, metavar=self.letter, dest="size",
-                            help=f"{self.help} (default: {first})".strip())
+            rule = (f"{self.help} {factor}{self.letter} must be a multiple of the number of ranks (default: the first "
+                    f"such from {self.least} on)")
+        parser.add_argument(self.option, type=int, metavar=self.letter, dest="size", help=rule.strip())
         size = parser.parse_args(argv).size
         if size is None:
             return round_up(self.least, n // gcd(n, self.times))      # gcd(n, 0) is n
         name = self.option.removeprefix("--").replace("-", "_")
         check_size(name, size, self.numbers(n, size))
         if self.times:
-            require_divides("The number of ranks", n, name if self.times == 1 else f"{self.times} {name}",
-                            self.times * size, "Every rank gets an equal part.")
+            require_divides("The number of ranks", n, f"{factor}{name}", self.times * size,
+                            "Every rank gets an equal part.")
         return size
 
 

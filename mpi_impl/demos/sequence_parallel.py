@@ -18,7 +18,7 @@ from reference.layers.block import block_tensors
 from reference.params import leaves
 
 SAMPLES, HEAD_SIZE = 2, 4
-SEQ_LENGTH = Size("--seq-length", "sequence_parallel", "S", least=8, times=1, help="positions",
+SEQ_LENGTH = Size("--seq-length", "sequence_parallel", "S", least=8, times=1, help="positions;",
                   numbers=lambda n, s: 8 * round_up(4, n) * SAMPLES * s**2)      # scores of attention, on all ranks
 
 INTRODUCTION = """\

@@ -4,7 +4,7 @@ It is so small that a step takes milliseconds, and so simple that you can count 
 padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -77,11 +77,13 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
 
 
 def step_and_compare(demo: Demo, trainer: Trainer, textbook: training.Trainer, step: int, samples: int,
-                     b: int) -> tuple[float, float, Any]:
-    """Take the same training step on the ranks and in one process, and compare. Return both losses, and the whole
-    gradients."""
+                     b: int, traced: AbstractContextManager | None = None) -> tuple[float, float, Any]:
+    """Take the same training step on the ranks, `traced`, and in one process, and compare. Return both losses, and
+    the whole gradients.
+    """
     tokens, targets = global_batch(step, samples)
-    result = trainer.step(share_of(trainer, tokens, targets, b), samples)
+    with traced or nullcontext():
+        result = trainer.step(share_of(trainer, tokens, targets, b), samples)
     loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
     demo.equal("every loss", result.loss, loss)
     demo.equal("norm of the gradient", result.grad_norm, norm)

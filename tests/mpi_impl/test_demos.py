@@ -187,7 +187,7 @@ def test_the_check_can_fail(ranks, capsys, tmp_path, name, said, bug):
     ("mlp", "--hidden-size 5", "must divide 4 hidden_size, which is 20"),
     ("attention", "--num-attention-heads -3", "--num-attention-heads is -3"),
     ("embedding", "--hidden-size 0", "--hidden-size is 0"),
-    ("embedding", "--sentence=", "--sentence has no words"),
+    ("embedding", "--sentence=", "There is no word in --sentence"),
     ("context_parallel", "--chunk-length 100000000", "the ranks' arrays would take about"),
     ("pipeline", "--schedule forward-only", "invalid choice: 'forward-only'"),
     ("pipeline", "--microbatches 1000000", "at most 250,000"),
