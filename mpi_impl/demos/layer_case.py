@@ -18,7 +18,7 @@ from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig
 from reference.layer_context import TRAINING, LayerContext
 from reference.layers import block, layer
-from reference.params import initialize, split, tree_map
+from reference.params import split, tree_map
 
 
 class Passed(NamedTuple):
@@ -34,11 +34,11 @@ class LayerCase:
     """A layer, whole and this rank's shard of it; its input, and the gradient of its output."""
 
     def __init__(self, demo: Demo, tensors, c: ModelConfig, samples: int, divide: Callable = split):
-        """Draw everything, identically on every rank, from the declarations of the tensors."""
-        self.demo, self.tensors, self.c = demo, tensors, c
-        self.whole = initialize(tensors, seed=1, dtype=np.float64)
+        """Draw everything, identically on every rank: biases too, or one that is added t times would not show."""
+        self.demo, self.tensors, self.c, random = demo, tensors, c, np.random.default_rng(1)
+        self.whole = tree_map(lambda tensor: random.normal(tensor.fill, c.init_method_std, tensor.shape), tensors)
         self.mine = divide(self.whole, tensors, demo.n)[demo.rank]
-        self.x, self.dy = np.random.default_rng(1).normal(size=(2, samples, c.max_position_embeddings, c.hidden_size))
+        self.x, self.dy = random.normal(size=(2, samples, c.max_position_embeddings, c.hidden_size))
         self.is_block = isinstance(tensors, block.Block)
 
     def in_textbook(self, context: LayerContext = TRAINING) -> Passed:

@@ -129,6 +129,8 @@ DEMO = "mpi_impl.demos."
     ("collectives", "gather", Bug(f"{DEMO}collectives", "return [x, *arrived]", "return [*arrived, x]")),
     ("collectives", "the ring", Bug(f"{DEMO}collectives", "pieces[incoming] += arrived", "pieces[incoming] = arrived")),
     ("mlp", "Y", Bug(MAPPINGS, LEFT, "return partial")),
+    ("mlp", "Y", Bug("mpi_impl.layers.mlp", "y = region.leave(linear(a, p.w_out), OUTPUT)",
+                     "y = region.leave(linear(a, p.w_out) + p.b_out, OUTPUT)")),
     ("mlp", "dX", Bug(MAPPINGS, "return self.group.all_reduce(dx, reason)", "return dx")),
     ("mlp", "every weight's gradient", Bug(f"{DEMO}layer_case", "[demo.rank]", "[demo.rank - 1]")),
     ("attention", "the attention of every head", Bug(f"{DEMO}attention", "demo.own(a)", "slice(0, a // demo.n)")),
