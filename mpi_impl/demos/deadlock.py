@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from textwrap import fill
+from textwrap import fill, indent
 from typing import NamedTuple
 
 import numpy as np
@@ -196,8 +196,8 @@ def complaint(schedule: Schedule) -> str:
     try:
         validate.validate(schedule)
     except validate.ScheduleError as error:
-        sentence, *table = str(error).split("\n")
-        return "\n".join(f"  {line}" for line in (*fill(sentence, WIDTH - 2).split("\n"), *table))
+        sentence, _, table = str(error).partition("\n")
+        return indent(f"{fill(sentence, WIDTH - 2)}\n{table}", "  ")
     raise AssertionError("reference/schedules/validate.py finds nothing wrong with the order that has just deadlocked")
 
 

@@ -9,8 +9,7 @@ from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.demos.printing import count, prefix_with_ranks
 from mpi_impl.demos.runner import Arguments, Demo, parser_of, program, run_demo
-from mpi_impl.demos.tiny_gpt import (POSITIONS, apart, check_tensors, holds, step_and_compare, textbook_of, tiny_gpt,
-                                     training_on)
+from mpi_impl.demos.tiny_gpt import POSITIONS, apart, holds, step_and_compare, textbook_of, tiny_gpt, training_on
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.bubbles import bubble_fraction
@@ -86,8 +85,7 @@ def show(demo: Demo, options: tuple[str, Schedule, int | None]) -> None:
         demo.say(f"Who holds what of {count(stages, 'layer')}, a stage each. The embedding turns tokens into "
                  "numbers; the head predicts the\nnext token, and has the loss:")
         demo.say_aligned(holds(trainer), f"{trainer.state.layout.size:,} parameters")
-        _, _, grads = step_and_compare(demo, trainer, textbook_of(model), 0, m * SAMPLES, SAMPLES)
-        check_tensors(demo, "every weight's gradient", trainer, trainer.state.gradients.own, grads)
+        step_and_compare(demo, trainer, textbook_of(model), 0, m * SAMPLES, SAMPLES)
         done = Schedule(tuple(demo.ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
         demo.say(f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
                  + prefix_with_ranks([shorten(" ".join(map(str, actions))) for actions in done.ranks]))

@@ -5,7 +5,6 @@ padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import numpy as np
 
@@ -77,17 +76,16 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
 
 
 def step_and_compare(demo: Demo, trainer: Trainer, textbook: training.Trainer, step: int, samples: int,
-                     b: int, traced: AbstractContextManager | None = None) -> tuple[float, float, Any]:
-    """Take the same training step on the ranks, `traced`, and in one process, and compare. Return both losses, and
-    the whole gradients.
-    """
+                     b: int, traced: AbstractContextManager | None = None) -> tuple[float, float]:
+    """Take the same training step on the ranks, `traced`, and in one process, and compare. Return both losses."""
     tokens, targets = global_batch(step, samples)
     with traced or nullcontext():
         result = trainer.step(share_of(trainer, tokens, targets, b), samples)
     loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
     demo.equal("every loss", result.loss, loss)
     demo.equal("norm of the gradient", result.grad_norm, norm)
-    return result.loss, loss, grads
+    check_tensors(demo, "every gradient", trainer, trainer.state.gradients.own, grads)
+    return result.loss, loss
 
 
 def holds(trainer: Trainer) -> str:
