@@ -43,7 +43,7 @@ PARSE = {
     "mpi_impl.experiments.prefetch": prefetch.parse_options,
     "mpi_impl.demos.memory": memory.parse_options,
     "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
-    "mpi_impl.demos.train": lambda options, n: train.parse_options(options),
+    "mpi_impl.demos.train": train.parse_options,
 }
 QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory",
          "reference.prove")

@@ -1,12 +1,7 @@
-"""The list of demos: `python -m mpi_impl.demos`. One process; it starts no ranks.
-
-It prints each demo's own docstring, which it reads without importing the demo: that would start MPI.
-"""
-import ast
+"""The list of demos: `python -m mpi_impl.demos`. One process; it starts no ranks."""
 from collections.abc import Sequence
-from pathlib import Path
 
-from mpi_impl.demos import DEMOS
+from mpi_impl.demos import DEMOS, docstring, title
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import is_first_rank
 from mpi_impl.runtime.tables import aligned
@@ -26,16 +21,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if is_first_rank():
         print(docstring(demo) if demo else aligned([[name, title(name)] for name in DEMOS], left=(0, 1)))
         print(START.format(demo=demo or "mlp"), end="")
-
-
-def docstring(demo: str) -> str:
-    source = Path(__file__).with_name(f"{demo}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(source)) or ""
-
-
-def title(demo: str) -> str:
-    """Return the docstring's first line, without the command at its end."""
-    return docstring(demo).split("\n")[0].split(": `")[0]
 
 
 if __name__ == "__main__":

@@ -9,17 +9,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from textwrap import fill
+from textwrap import fill, indent
 from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.demos.printing import WIDTH, Check, prefix_with_ranks, say
+from mpi_impl.demos.printing import prefix_with_ranks, say
+from mpi_impl.demos.runner import Demo, parser_of, program, run_demo
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
-from mpi_impl.launch.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
+from mpi_impl.runtime.tables import WIDTH
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig
@@ -40,7 +41,7 @@ INTRODUCTION = """\
 Ranks that send one another messages can end up waiting for one another for ever: a deadlock. Nothing fails, nothing is
 printed, nothing moves, and no rank does anything visibly wrong. Here is one, made on purpose.
 
-{n} ranks hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
+{ranks} hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
 layers in order go through all ranks, and then through all of them once more. Each rank has a list of what to do:
   1F0      compute layer 1
   0F0<0    wait for rank 0's message, the output of layer 0
@@ -69,31 +70,29 @@ class Wait(NamedTuple):
     stack: list[str]     # of this file's lines, the innermost last
 
 
-def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    ArgumentParser(prog="mpi_impl.demos.deadlock", description="Show a deadlock, and how to find it.").parse_args(argv)
-    n = ranks.size
+@program(lambda argv, n: parser_of("deadlock").parse_args(argv))
+def show(demo: Demo, options) -> None:
+    n = demo.n
     if n == 1:
-        say(ranks, ALONE)
+        demo.say(ALONE)
         return
     right = evaluation_schedule([[rank, n + rank] for rank in range(n)], m=1)
     wrong = Schedule((right.ranks[0][::-1], *right.ranks[1:]))
-    say(ranks, INTRODUCTION.format(n=n, layers=2 * n, next=2 % n, lists=lists(wrong), patience=PATIENCE))
+    demo.introduce(INTRODUCTION, n=n, layers=2 * n, next=2 % n, lists=lists(wrong), patience=PATIENCE)
     model, (tokens, targets) = tiny_gpt(num_layers=2 * n), global_batch(0, SAMPLES)
-    with training_on(ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
+    with training_on(demo.ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
                                                   virtual_pipeline_size=2)) as trainer:
         batch = [GPTBatch(tokens, targets)]
-        circle, freed = play_until_freed(ranks, wrong, trainer, batch)
-        say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
-                   f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
+        circle, freed = play_until_freed(demo.ranks, wrong, trainer, batch)
+        demo.say(f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
+                 f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
         mended, = trainer.evaluate(batch, SAMPLES)
-        say(ranks, f"In the right order they pass. The ranks play them, and the loss is {mended:.10f}:\n"
-                   f"{lists(right)}\n")
-    check = Check()
-    check.equal("the cycle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
+        demo.say(f"In the right order they pass. The ranks play them, and the loss is {mended:.10f}:\n"
+                 f"{lists(right)}\n")
+    demo.equal("the cycle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
     loss, _ = loss_and_gradients(GPTBatch(tokens, targets), textbook_of(model).params, model)
-    check.equal("the loss", [freed, mended], [loss, loss])
-    check.conclude(ranks)
+    demo.equal("the loss", [freed, mended], [loss, loss])
 
 
 # ---- the deadlock ---------------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Seq
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))
     play(witness.watched, steps, work, done)
-    return circle_of([wait.whom for wait in witness.hear()]), trainer.whole_losses(work.losses)[0]
+    return circle_of(witness.hear()), trainer.whole_losses(work.losses)[0]
 
 
 def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]) -> None:
@@ -170,13 +169,10 @@ def stack_of(thread: int) -> list[str]:
     return [f"line {frame.lineno}, in {frame.name}: {frame.line}" for frame in own[-2:]]
 
 
-def circle_of(waits_for: Sequence[int]) -> list[int]:
+def circle_of(everyone: Sequence[Wait]) -> list[int]:
     """Return a cycle of ranks in which each waits for the next, and the last for the first."""
-    seen, rank = list[int](), 0
-    while rank not in seen:
-        seen.append(rank)
-        rank = waits_for[rank]
-    return seen[seen.index(rank):]
+    return validate.wait_cycle({rank: Receive(Action(wait.whom, "F", 0), wait.whom)
+                                for rank, wait in enumerate(everyone)})
 
 
 # ---- output ---------------------------------------------------------------------------------------------------------
@@ -190,7 +186,7 @@ def report(everyone: Sequence[Wait], seconds: float) -> str:
     """Describe where all ranks are stuck, and what that means."""
     stacks = prefix_with_ranks(["\n".join([*wait.stack, f"waits for rank {wait.whom}: {wait.what}"])
                                 for wait in everyone])
-    first, *others = circle_of([wait.whom for wait in everyone])
+    first, *others = circle_of(everyone)
     circle = f"rank {first} waits for " + ", which waits for ".join(f"rank {rank}" for rank in (*others, first))
     return f"{stacks}\n\nAfter {seconds:.1f} seconds there is a cycle:\n{fill(circle + '.', WIDTH)}\n\n{READING}"
 
@@ -200,10 +196,10 @@ def complaint(schedule: Schedule) -> str:
     try:
         validate.validate(schedule)
     except validate.ScheduleError as error:
-        sentence, *table = str(error).split("\n")
-        return "\n".join(f"  {line}" for line in (*fill(sentence, WIDTH - 2).split("\n"), *table))
+        sentence, _, table = str(error).partition("\n")
+        return indent(f"{fill(sentence, WIDTH - 2)}\n{table}", "  ")
     raise AssertionError("reference/schedules/validate.py finds nothing wrong with the order that has just deadlocked")
 
 
 if __name__ == "__main__":
-    run(lambda: show(world()))
+    run_demo(show)

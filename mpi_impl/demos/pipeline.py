@@ -5,26 +5,23 @@ must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with oth
 """
 from collections.abc import Sequence
 
-from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import listed
-from mpi_impl.demos.printing import Check, count, prefix_with_ranks, say, say_aligned
-from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of, textbook_of, tiny_gpt, training_on
-from mpi_impl.launch.entry import ArgumentParser, run
+from mpi_impl.demos.printing import count, prefix_with_ranks
+from mpi_impl.demos.runner import Arguments, Demo, parser_of, program, run_demo
+from mpi_impl.demos.tiny_gpt import POSITIONS, apart, holds, step_and_compare, textbook_of, tiny_gpt, training_on
 from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.volumes import pipeline_traffic
 from reference.schedules.actions import Schedule, Send
-from reference.schedules.generators import SCHEDULES, make, require_sizes
-from reference.schedules.simulate import Span, Timeline, Times, activations_in_flight, simulate
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Span, Times, activations_in_flight, simulate
 
 SAMPLES = 2         # b, of a microbatch
-CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
 WIDTH = 108         # of a rank's line
 T = 2               # t, the tensor-parallel ranks of a stage, where crossings are compared
+FORMULAS = {"gpipe": "(p-1)/m", "1f1b": "(p-1)/m", "interleaved": "(p-1)/(v m)"}     # of idle / ideal time
 
 INTRODUCTION = """\
 A model is a stack of layers. Forward, each layer computes from the output of the layer below it; all its results are
@@ -59,122 +56,101 @@ can come later.
 """
 
 
-def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    p = ranks.size
-    name, m, v = parse_options(argv, p)
-    schedule = make(name, p, m, v)
-    say(ranks, introduction(name, schedule))
-
-    watched = Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=True)))
-    model = tiny_gpt(num_layers=schedule.stages)
-    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=v)
-    with training_on(watched, model, parallel) as trainer:
-        tokens, targets = global_batch(0, m * SAMPLES)
-        x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
-        say(ranks, f"Who holds what of {count(schedule.stages, 'layer')}, a stage each. The embedding turns tokens "
-                   "into numbers; the head predicts the\nnext token, and has the loss:")
-        say_aligned(ranks, holds(trainer), f"{trainer.state.layout.size:,} parameters")
-
-        result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
-        done = Schedule(tuple(ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
-        say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
-                   + prefix_with_ranks([shorten(" ".join(map(str, actions))) for actions in done.ranks]))
-        say(ranks, picture(name, done))
-        predicted = activations_in_flight(schedule)[ranks.rank]
-        say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
-                   "kept the\nactivations at the same time, at most:")
-        say_aligned(ranks, *describe_sends(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
-        say(ranks, "")
-
-        check = Check()
-        check.equal("messages", watched.ledger.elements(operation="send"), x * len(sends(trainer, m)))
-        check.equal("activations kept", trainer.peaks.caches, predicted)
-        loss, norm, grads = textbook_of(model).step(GPTBatch(tokens, targets))
-        check.equal("loss", result.loss, loss)
-        check.equal("norm of the gradient", result.grad_norm, norm)
-        check_tensors(check, "every weight's gradient", trainer, trainer.state.gradients.own, grads)
-    if p % T == 0 and p > T:
-        compare_crossings(ranks, check)
-    check.conclude(ranks)
-
-
-def parse_options(argv: Sequence[str] | None, p: int) -> tuple[str, int, int | None]:
-    """Return the schedule's name, an m that suits p ranks, and v. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show layers distributed over the ranks.")
+def parse_options(argv: Arguments, p: int) -> tuple[str, Schedule, int | None]:
+    """Return a schedule's name, itself for p ranks, and v. Raises UserError."""
+    parser = parser_of("pipeline")
     parser.add_argument("--schedule", choices=[name for name in SCHEDULES if name != "forward-only"], default="1f1b",
                         help="the order in which ranks do their forwards and backwards (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, metavar="M", help="(default: p + 2, but at most 8; interleaved: "
                                                                       "the first multiple of p from 4 on)")
     options = parser.parse_args(argv)
     name, m = options.schedule, options.microbatches
-    v = CHUNKS if name == "interleaved" else None
+    v = 2 if name == "interleaved" else None        # stages on each rank
     if m is None:
         m = round_up(4, p) if v else min(p + 2, 8)
     require_positive("microbatches", m)
-    require_sizes(p, m, v or 1)
-    return name, m, v
+    return name, make(name, p, m, v), v
 
 
-def introduction(name: str, schedule: Schedule) -> str:
-    kinds = {action.kind for actions in schedule.ranks for action in actions}
-    says = (SCHEDULES[name].__doc__ or "").splitlines()[0]
-    return (INTRODUCTION.format(ranks=count(schedule.p), schedule=name, says=says) + HALVES * ("W" in kinds)
-            + ALONE * (schedule.p == 1))
+@program(parse_options)
+def show(demo: Demo, options: tuple[str, Schedule, int | None]) -> None:
+    name, schedule, v = options
+    p, m, stages = demo.n, schedule.microbatches, schedule.stages
+    split_backward = any(action.kind == "W" for actions in schedule.ranks for action in actions)
+    demo.introduce(INTRODUCTION + HALVES * split_backward + ALONE * (p == 1), schedule=name,
+                   says=(SCHEDULES[name].__doc__ or "").splitlines()[0])
+    watched, model = apart(demo.ranks, trace=True), tiny_gpt(num_layers=stages)
+    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=v)
+    with training_on(watched, model, parallel) as trainer:
+        demo.say(f"Who holds what of {count(stages, 'layer')}, a stage each. The embedding turns tokens into "
+                 "numbers; the head predicts the\nnext token, and has the loss:")
+        demo.say_aligned(holds(trainer), f"{trainer.state.layout.size:,} parameters")
+        step_and_compare(demo, trainer, textbook_of(model), 0, m * SAMPLES, SAMPLES)
+        done = Schedule(tuple(demo.ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
+        demo.say(f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
+                 + prefix_with_ranks([shorten(" ".join(map(str, actions))) for actions in done.ranks]))
+        demo.say(picture(name, done))
+        x, predicted = round(pipeline_traffic(SAMPLES, POSITIONS, model.hidden_size)), activations_in_flight(schedule)
+        demo.say(f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
+                 "kept the\nactivations at the same time, at most:")
+        kept, sends = predicted[demo.rank], [step for step in trainer.pipeline("training", m).steps
+                                              if isinstance(step, Send)]
+        demo.say_aligned(*describe_sends(trainer, sends), f"kept {trainer.peaks.caches} (predicted: {kept})")
+        demo.say("")
+        demo.equal("messages", watched.ledger.elements(operation="send"), x * len(sends))
+        demo.equal("activations kept", trainer.peaks.caches, kept)
+    if p % T == 0 and p > T:
+        compare_crossings(demo)
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def sends(trainer: Trainer, m: int) -> list[Send]:
-    """Return the sends in this rank's part of the schedule."""
-    return [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
-
-
-def describe_sends(trainer: Trainer, m: int) -> list[str]:
+def describe_sends(trainer: Trainer, sends: list[Send]) -> list[str]:
     """Return '6 activations to rank 1', '6 gradients to rank 3': numbers from the ledger, receivers from the schedule.
     """
     found = []
     for kind, phase, what in (("F", "forward", "activation"), ("B", "backward", "gradient")):
         number = trainer.ledger.calls(operation="send", phase=phase)
-        others = sorted({step.to for step in sends(trainer, m) if step.action.kind == kind})
+        others = sorted({step.to for step in sends if step.action.kind == kind})
         found.append(f"{count(number, what)} to {listed(others)}" if others else f"no {what}s")
     return found
 
 
-def compare_crossings(ranks: Group, check: Check) -> None:
+def compare_crossings(demo: Demo) -> None:
     """Measure a step on t ranks for each stage, with activations sent whole, and scattered and gathered."""
-    m, stages = 4, ranks.size // T
-    say(ranks, CROSSING.format(t=T, m=m, stages=count(stages, "stage")))
-    model, (tokens, targets) = tiny_gpt(num_layers=stages), global_batch(0, m * SAMPLES)
-    sent, gathered, losses = [], [], []
+    m, stages = 4, demo.n // T
+    demo.say(CROSSING.format(t=T, m=m, stages=count(stages, "stage")))
+    model, sent, gathered = tiny_gpt(num_layers=stages), list[int](), list[int]()
     for scatter in (False, True):
-        watched = Group(ranks.comm, ranks.name, Instruments())
-        parallel = ParallelConfig(T, stages, scatter_gather_tensors_in_pipeline=scatter)
-        with training_on(watched, model, parallel) as trainer:
-            losses.append(trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens)).loss)
-        totals = watched.ledger.totals.items()
-        sent.append(round(sum(ring_bytes(entry, total) for entry, total in totals if entry.operation == "send")))
-        gathered.append(round(sum(ring_bytes(entry, total) for entry, total in totals
-                                  if entry.operation == "all_gather" and entry.reason.startswith("gathered"))))
-    say_aligned(ranks, f"whole: {sent[0]:,} bytes to other stages", f"scattered: {sent[1]:,} bytes to other stages,",
-                f"{gathered[1]:,} inside its own")
-    say(ranks, "")
-    check.equal("bytes to other stages", sent[0], T * sent[1])
-    check.equal("loss, whole or scattered", *losses)
+        own = apart(demo.ranks)
+        with training_on(own, model, ParallelConfig(T, stages, scatter_gather_tensors_in_pipeline=scatter)) as trainer:
+            step_and_compare(demo, trainer, textbook_of(model), 0, m * SAMPLES, SAMPLES)
+        for found, operation, reason in ((sent, "send", ""), (gathered, "all_gather", "gathered")):
+            found.append(round(sum(ring_bytes(entry, total) for entry, total in own.ledger.totals.items()
+                                   if entry.operation == operation and entry.reason.startswith(reason))))
+    demo.say_aligned(f"whole: {sent[0]:,} bytes to other stages", f"scattered: {sent[1]:,} bytes to other stages,",
+                     f"{gathered[1]:,} inside its own")
+    demo.say("")
+    demo.equal("bytes to other stages", sent[0], T * sent[1])
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 
 def picture(name: str, schedule: Schedule) -> str:
-    """Draw when each action would happen if all stages took the same time, a row for each rank, and the cost of that.
+    """Draw when each action would happen if all stages took the same time, a row for each rank, and the cost of that:
+    the bubble, with the formula of Narayanan et al. if the schedule is one of theirs.
     """
-    timeline = simulate(schedule, Times())
+    timeline, p, m = simulate(schedule, Times()), schedule.p, schedule.microbatches
+    v = schedule.stages // p
     unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
     rows = [shorten(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
-    small = "" if schedule.stages == schedule.p else "; small letters are the second stage of a rank"
+    small = "; small letters are the second stage of a rank" if v > 1 else ""
+    says = f" The formula: {FORMULAS[name]} = {bubble_fraction(p, m, v):.3g}." if name in FORMULAS else ""
     return ("\nThe same in time, from a simulator, if F took 1 unit, B 2 (I and W 1 each), and messages none. Dots\n"
-            f"are the bubble{small}:\n{prefix_with_ranks(rows)}\n{cost(name, schedule, timeline)}\n")
+            f"are the bubble{small}:\n{prefix_with_ranks(rows)}\nA rank works for {timeline.work:g} units of "
+            f"{timeline.makespan:g}: idle / ideal time is {timeline.bubble_fraction:.3g}.{says}\n")
 
 
 def row(spans: Sequence[Span], unit: int, end: float) -> str:
@@ -188,19 +164,10 @@ def row(spans: Sequence[Span], unit: int, end: float) -> str:
     return (text + ".".ljust(unit) * round(end - len(text) / unit)).rstrip()
 
 
-def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
-    """Describe the bubble in numbers, with the formula of Narayanan et al. if the schedule is one of theirs."""
-    p, m, v = schedule.p, schedule.microbatches, schedule.stages // schedule.p
-    formula = {"gpipe": "(p-1)/m", "1f1b": "(p-1)/m", "interleaved": "(p-1)/(v m)"}.get(name)
-    says = f" The formula: {formula} = {bubble_fraction(p, m, v):.3g}." if formula else ""
-    return (f"A rank works for {timeline.work:g} units of {timeline.makespan:g}: idle / ideal time is "
-            f"{timeline.bubble_fraction:.3g}.{says}")
-
-
 def shorten(line: str) -> str:
     """Drop what does not fit on a line."""
     return line if len(line) <= WIDTH else f"{line[:WIDTH - 4]} ..."
 
 
 if __name__ == "__main__":
-    run(lambda: show(world()))
+    run_demo(show)

@@ -1,15 +1,13 @@
 """The output of a demo, by one rank for all of them: whole lines, in the order of ranks."""
 import os
 from collections.abc import Sequence
-from textwrap import fill
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.ledger import Ledger, matches, ring_bytes
 from mpi_impl.runtime.rank_environment import ON_TERMINAL
-from mpi_impl.runtime.tables import WIDTH, aligned
-from reference.params import leaves, split
+from mpi_impl.runtime.tables import aligned
 
 SHOWN = 4      # elements of an array that fit on a line
 COLORS = (34, 32, 35, 36, 33, 31, 94, 92)       # of ranks, as terminals number them
@@ -19,16 +17,6 @@ def say(ranks: Group, text: str) -> None:
     """Print on rank 0 a text that is the same on all ranks."""
     if ranks.rank == 0:
         print(text, flush=True)
-
-
-def say_each(ranks: Group, text: str) -> None:
-    """Print each rank's own text, in rank order. The rank's number stands before its first line."""
-    say(ranks, prefix_with_ranks(ranks.allgather_objects(text)))
-
-
-def say_aligned(ranks: Group, *cells: str) -> None:
-    """Print a line for each rank, in rank order, with their cells aligned in columns."""
-    say(ranks, prefix_with_ranks(aligned(ranks.allgather_objects(cells), left=range(len(cells))).split("\n")))
 
 
 def prefix_with_ranks(texts: Sequence[str]) -> str:
@@ -60,52 +48,25 @@ def span(start: int, stop: int, what: str) -> str:
     return f"{what}s {start} to {stop - 1}"
 
 
+def preview(x) -> str:
+    """Return an array's shape and its first elements."""
+    return f"{shape(x)}: {first_elements(x)}"
+
+
 def first_elements(x) -> str:
     """Return the first few elements of an array, rounded, without -0: enough to see whether arrays differ."""
     flat = np.ravel(x)
     return " ".join(f"{round(value, 3) + 0.0:+.3f}" for value in flat[:SHOWN]) + (" ..." if flat.size > SHOWN else "")
 
 
-def traffic_table(ledger: Ledger) -> str:
-    """Return one rank's ledger as a table; 'bytes it sends' assumes that collectives run as rings."""
+def traffic_table(ledger: Ledger, **like) -> str:
+    """Return one rank's ledger as a table, or its entries with these values in the named fields. 'bytes it sends'
+    assumes that collectives run as rings.
+    """
     rows = [["phase", "operation", "why", "calls", "elements", "bytes it sends"]]
     rows += [[entry.phase, entry.operation, entry.reason, f"{total.calls:,}", f"{total.elements:,}",
-              f"{ring_bytes(entry, total):,.0f}"] for entry, total in ledger.totals.items()]
+              f"{ring_bytes(entry, total):,.0f}"] for entry, total in ledger.totals.items() if matches(entry, like)]
     return aligned(rows, left=(0, 1, 2))
-
-
-class Check:
-    """A comparison of a rank's results with the textbook's, and a last sentence about how well they agree."""
-
-    def __init__(self, tolerance: float = 1e-12):
-        """Set the relative tolerance, for float64: sums in another order differ by rounding."""
-        self.tolerance, self.worst, self.compared = tolerance, 0.0, list[str]()
-
-    def equal(self, what: str, found, expected) -> None:
-        """Compare two arrays. Raises AssertionError if an element differs by more than the tolerance, relative to the
-        largest element.
-        """
-        found, expected = np.asarray(found), np.asarray(expected)
-        if found.shape != expected.shape:
-            raise AssertionError(f"{what} has shape {shape(found)}, but the textbook's has {shape(expected)}")
-        largest = float(np.abs(expected).max(initial=0.0)) or 1.0
-        off = float(np.abs(found - expected).max(initial=0.0)) / largest
-        if not off <= self.tolerance:
-            raise AssertionError(f"{what} differs from the textbook's by {off:.1e} of its largest element")
-        self.worst, self.compared = max(self.worst, off), [*self.compared, what]
-
-    def shards(self, ranks: Group, what: str, found, whole, tensors) -> None:
-        """Compare each tensor of this rank's shard with its shard of the textbook's `whole` tree."""
-        expected = split(whole, tensors, ranks.size)[ranks.rank]
-        for (_, shard), (_, textbooks) in zip(leaves(found), leaves(expected), strict=True):
-            self.equal(what, shard, textbooks)
-
-    def conclude(self, ranks: Group) -> None:
-        """Print the last sentence of a demo, once all ranks have succeeded. It names what was compared."""
-        worst, names = max(ranks.allgather_objects(self.worst)), list(dict.fromkeys(self.compared))
-        how = f"to {worst:.0e} of the largest element" if worst else "to the last bit"
-        say(ranks, fill("The check against reference/, which computes everything whole, in one process: "
-                        f"{and_list(names)} are the same on {count(ranks.size)}, {how}.", WIDTH))
 
 
 def and_list(names: Sequence[str]) -> str:

@@ -4,13 +4,16 @@ It is so small that a step takes milliseconds, and so simple that you can count 
 padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
+from mpi_impl.comm.instruments import Instruments
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.demos.printing import Check, and_list, span
+from mpi_impl.comm.trace import Trace
+from mpi_impl.demos.printing import and_list, span
+from mpi_impl.demos.runner import Demo
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
@@ -48,6 +51,11 @@ def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig) -> I
         disconnect(topology)
 
 
+def apart(ranks: Group, trace: bool = False) -> Group:
+    """Return the same ranks with a ledger of their own, and a trace."""
+    return Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=trace)))
+
+
 def textbook_of(model: ModelConfig) -> training.Trainer:
     """Return the textbook's trainer for the same run in one process."""
     return training.Trainer(model, OPTIMIZER, SEED, FLOAT64)
@@ -67,6 +75,19 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
     return [GPTBatch(tokens[samples], targets[samples]) for samples in mine]
 
 
+def step_and_compare(demo: Demo, trainer: Trainer, textbook: training.Trainer, step: int, samples: int,
+                     b: int, traced: AbstractContextManager | None = None) -> tuple[float, float]:
+    """Take the same training step on the ranks, `traced`, and in one process, and compare. Return both losses."""
+    tokens, targets = global_batch(step, samples)
+    with traced or nullcontext():
+        result = trainer.step(share_of(trainer, tokens, targets, b), samples)
+    loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
+    demo.equal("every loss", result.loss, loss)
+    demo.equal("norm of the gradient", result.grad_norm, norm)
+    check_tensors(demo, "every gradient", trainer, trainer.state.gradients.own, grads)
+    return result.loss, loss
+
+
 def holds(trainer: Trainer) -> str:
     """Describe what a rank holds: 'the embedding, layer 0 and layer 4'."""
     layers = [span(held.start, held.stop, "layer") for held in trainer.state.stages.values()]
@@ -75,11 +96,11 @@ def holds(trainer: Trainer) -> str:
                      *["the head"] * has_head(tensors, trainer.state.model)])
 
 
-def check_tensors(check: Check, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
+def check_tensors(demo: Demo, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
     """Compare every tensor of which this rank has a part with that part of the textbook's `whole` model."""
     parallel, tensors = trainer.topology.config, trainer.state.layout.tensors
     stage, = split_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]
     found = dict(leaves(trainer.state.layout.views(trainer.state.whole(buffer))))
     for name, part in leaves(expected):
-        check.equal(what, found[name], part)
+        demo.equal(what, found[name], part)
