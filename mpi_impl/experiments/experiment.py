@@ -1,7 +1,7 @@
 """The frame of an experiment: options, runs that are divided among ranks, a table of their results, and a picture.
 
-An experiment is a subclass. It lists its kinds of run, and says how to train one of them from a seed; what it prints
-and draws follows from the losses. Each rank does one run at a time, so that the number of ranks changes no result.
+An experiment is a subclass. It lists its kinds of run, and the batches on which they train; what it prints and draws
+follows from the losses. Each rank does one run at a time, so that the number of ranks changes no result.
 """
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,11 +47,13 @@ class Run(NamedTuple):
 class Experiment:
     """An experiment, whose docstring is the program's description.
 
-    The program prints `note` below the table. Its picture shows `levels`, losses to compare with, within `ylim`.
+    The program prints `note` below the table. Its picture shows `levels`, losses to compare with, within `ylim`. A
+    batch has `samples`.
     """
 
     name: ClassVar[str]
     options: ClassVar[type]
+    samples: ClassVar[int]
     title, xlabel, ylabel, drawn = "", "iteration", "loss, nats", "losses"
     levels: ClassVar[dict[str, float]] = {}
     ylim: tuple[float | None, float | None] = (None, None)
@@ -82,9 +84,25 @@ class Experiment:
         """Return what `train` needs for each kind of run."""
         raise NotImplementedError
 
-    def train(self, kind: Any, seed: int, topology: Topology) -> np.ndarray:
-        """Return the losses of a run, [points]."""
+    def batches(self, seed: int) -> Iterator:
+        """Make the batches on which every kind trains with this seed."""
         raise NotImplementedError
+
+    def trainer(self, model: ModelConfig, seed: int, topology: Topology) -> Trainer:
+        iterations = self.args.train_iters
+        return trainer_of(model, topology, seed, OptimizerConfig(self.args.lr, iterations,
+                                                                 lr_warmup_iters=int(WARMUP * iterations)))
+
+    def train(self, kind: Any, seed: int, topology: Topology) -> np.ndarray:
+        """Return the losses of a run, [points]; infinite from the first that is not a number."""
+        trainer, losses = self.trainer(kind, seed, topology), np.full(self.args.train_iters, np.inf)
+        with np.errstate(all="ignore"):
+            for i, batch in zip(range(len(losses)), self.batches(seed)):
+                loss = trainer.step([batch], self.samples).loss
+                if not np.isfinite(loss):
+                    break
+                losses[i] = loss
+        return losses
 
     def results(self, ranks: Group) -> dict:
         """Return the losses of each kind on every rank, [seeds, points]."""
@@ -160,22 +178,6 @@ def narrow_model(layers: int, hidden: int, heads: int, vocabulary: int, position
 
 def trainer_of(model: ModelConfig, topology: Topology, seed: int, optimizer: OptimizerConfig) -> Trainer:
     return Trainer(ModelState(model, topology, seed, Precision("float32")), optimizer)
-
-
-def with_warmup(lr: float, iterations: int) -> OptimizerConfig:
-    return OptimizerConfig(lr, iterations, lr_warmup_iters=int(WARMUP * iterations))
-
-
-def losses_of(trainer: Trainer, batches: Iterable, iterations: int, samples: int) -> np.ndarray:
-    """Train until a loss is not a number. Return the losses, [iterations]: from there on they are infinite."""
-    losses = np.full(iterations, np.inf)
-    with np.errstate(all="ignore"):
-        for i, batch in zip(range(iterations), batches):
-            losses[i] = trainer.step([batch], samples).loss
-            if not np.isfinite(losses[i]):
-                losses[i] = np.inf
-                break
-    return losses
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------

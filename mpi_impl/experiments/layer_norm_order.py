@@ -13,11 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpi_impl.comm.group import world
-from mpi_impl.comm.topology import Topology
 from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import masked_batch
-from mpi_impl.experiments.experiment import (Experiment, Kind, each, last_tenth, losses_of, narrow_model, trainer_of,
-                                             with_warmup)
+from mpi_impl.experiments.experiment import Experiment, Kind, each, last_tenth, narrow_model
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from reference.batches import BERTBatch
@@ -44,7 +42,7 @@ class LayerNormOrderOptions:
 class LayerNormOrder(Experiment):
     """Train narrow BERTs, shallow and deep, in both orders of layer norm and residual."""
 
-    name, options = "layer_norm_order", LayerNormOrderOptions
+    name, options, samples = "layer_norm_order", LayerNormOrderOptions, SAMPLES
     title = "Layer norm and residual connection: BERT's original order, and the rearranged one"
     ylabel, levels, ylim = "loss of masked numbers, nats", {"knows nothing": CHANCE}, (0, 1.15 * CHANCE)
 
@@ -56,10 +54,12 @@ class LayerNormOrder(Experiment):
         return {kind_of(layers, order): model(layers, after) for layers in sorted(self.args.layers)
                 for order, after in ORDERS.items()}
 
-    def train(self, kind: ModelConfig, seed: int, topology: Topology) -> np.ndarray:
-        iterations = self.args.train_iters
-        trainer = trainer_of(kind, topology, seed, with_warmup(self.args.lr, iterations))
-        return losses_of(trainer, batches(seed), iterations, SAMPLES)
+    def batches(self, seed: int) -> Iterator[BERTBatch]:
+        """Make sequences of numbers with equal steps, modulo the vocabulary: n, n + k, n + 2k, ...; some are masked."""
+        rng = np.random.default_rng(seed)
+        while True:
+            first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
+            yield masked_batch((first + step * np.arange(POSITIONS)) % NUMBERS, rng, mask=NUMBERS)
 
     def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:
         return {"not below chance": f"{(self.final(losses) > STUCK).sum()} of {len(losses)}"}
@@ -72,10 +72,12 @@ class LayerNormOrder(Experiment):
         iterations, few, many = self.args.train_iters, min(self.args.layers), max(self.args.layers)
         said = (f"The final loss is the mean of the last tenth of {iterations} iterations, in nats; a guess without "
                 f"looking at the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
-        shallow, deep = (np.median(results[kind_of(layers, "rearranged")], 0) for layers in (few, many))
-        aim, reached = self.final(shallow), self.final(deep)
-        if few == many or reached < aim:
+        rearranged = [results[kind_of(layers, "rearranged")] for layers in (few, many)]
+        aim, found = (np.median(self.final(losses)) for losses in rearranged)
+        if few == many or found < aim:
             return said
+        shallow, deep = (np.median(losses, 0) for losses in rearranged)
+        reached = self.final(deep)
         if reached > STUCK:
             return f"{said}\n\nThe {many} layers have not begun to learn in {iterations:,} iterations; give them more."
         window = last_tenth(iterations)
@@ -88,14 +90,6 @@ class LayerNormOrder(Experiment):
 
 def kind_of(layers: int, order: str) -> Kind:
     return Kind(format_count(layers, "layer"), f"{order} order")
-
-
-def batches(seed: int) -> Iterator[BERTBatch]:
-    """Make sequences of numbers with equal steps, modulo the vocabulary: n, n + k, n + 2k, ...; some are masked."""
-    rng = np.random.default_rng(seed)
-    while True:
-        first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
-        yield masked_batch((first + step * np.arange(POSITIONS)) % NUMBERS, rng, mask=NUMBERS)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, bert_batch, gpt_batch, read_text
-from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model, trainer_of, with_warmup
+from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model
 from mpi_impl.experiments.panels import Panel
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
@@ -67,8 +67,7 @@ class ModelSize(Experiment):
     def train(self, kind: ModelConfig, seed: int, topology: Topology) -> np.ndarray:
         """Train a model, and evaluate it from time to time. Models with the same seed see the same batches."""
         batch_of, text = BATCHES[kind.architecture.upper()], self.text
-        trainer = trainer_of(kind, topology, seed, with_warmup(self.args.lr, self.args.train_iters))
-        rng = np.random.default_rng(seed)
+        trainer, rng = self.trainer(kind, seed, topology), np.random.default_rng(seed)
         unseen = batch_of(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
         losses = []
         for i in range(1, self.args.train_iters + 1):

@@ -10,10 +10,9 @@ fastest.
 It takes one process, and some seconds.
 """
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from mpi_impl.experiments.h100_runs import h100_tables
-from mpi_impl.experiments.published_rows import Row, Share, Table, describe
+from mpi_impl.experiments.published_rows import Row, Share, Table, describe, fits, scheduled
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.plan.candidates import divisors
 from mpi_impl.plan.profiles import load
@@ -23,7 +22,7 @@ from reference.costs.hardware import Hardware
 from reference.costs.layer_time import layer, sizes_of
 from reference.costs.plans import Plan
 from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, TABLE_2,
-                                       V100_REACHED, ZERO, Compared, Recomputed)
+                                       V100_REACHED, ZERO, Compared, PublishedRun, Recomputed)
 from reference.costs.step_time import flops_per_second, step_time
 from reference.parallel.model_states import model_states
 
@@ -91,8 +90,7 @@ def narayanan(hardware: Hardware) -> Iterator[Table]:
     """Compare tables 1 and 2. Where the paper does not print b or v, they are those that make a step fastest."""
     rows = []
     for run in PTD_P:
-        fitting = (plan for b in (1, 2, 4, 8, 16) for plan in plans(run, run.gpus, b)
-                   if sum(plan.memory) <= hardware.memory - hardware.reserved)
+        fitting = (plan for b in (1, 2, 4, 8, 16) for plan in plans(run, b) if fits(plan, hardware))
         plan = min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
         name = (f"{run.billions}B, t {run.t}, p {run.p}, n {run.gpus} (b {plan.b}, v "
                 f"{plan.parallel.virtual_pipeline_size or 1})")
@@ -100,23 +98,19 @@ def narayanan(hardware: Hardware) -> Iterator[Table]:
     yield Table("Narayanan et al. 2021, table 1: TFLOP/s of a GPU", "", rows)
     title = "Narayanan et al. 2021, table 2:"
     yield Table(f"{title} TFLOP/s of a GPU, PTD-P (not used for the profile)", "", [
-        compared(run, plans(run, run.gpus, run.b), hardware, 0.06) for run in TABLE_2 if run.t > 1])
+        compared(run, plans(run, run.b), hardware, 0.06) for run in TABLE_2 if run.t > 1])
     yield Table(f"{title} ZeRO-3 alone, 174.6B (sets two numbers of the profile)", "",
                 sharded_rows("174.6", hardware, 0.03))
     yield Table(f"{title} ZeRO-3 alone, 529.6B (not used for the profile)", "", sharded_rows("529.6", hardware, 0.12))
 
 
-def plans(run: Any, gpus: int, b: int) -> Iterator[Plan]:
+def plans(run: PublishedRun | Compared, b: int) -> Iterator[Plan]:
     """List plans of a row for each v: 1 is 1F1B, more the interleaved schedule, which the paper used."""
-    d = gpus // (run.t * run.p)
+    d = run.gpus // (run.t * run.p)
     m, rest = divmod(run.B, d * b)
-    for v in () if rest else divisors(run.L // run.p) if run.p > 1 and m % run.p == 0 and run.L % run.p == 0 else (1,):
+    chunks = divisors(run.L // run.p) if run.p > 1 and m % run.p == 0 and run.L % run.p == 0 else [1]
+    for v in chunks if not rest else []:
         yield Plan(run.model, ParallelConfig(run.t, run.p, d, **scheduled(v), recompute=FULL), m, b)
-
-
-def scheduled(v: int | None) -> dict[str, Any]:
-    """Return the settings of 1F1B, or with several chunks for a rank of the interleaved schedule."""
-    return {"pipeline_schedule": "interleaved", "virtual_pipeline_size": v} if v and v > 1 else {}
 
 
 def sharded_rows(billions: str, hardware: Hardware, allowed: float) -> list[Row]:

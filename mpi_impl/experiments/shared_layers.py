@@ -14,8 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from mpi_impl.comm.group import world
-from mpi_impl.comm.topology import Topology
-from mpi_impl.experiments.experiment import Experiment, Kind, losses_of, narrow_model, trainer_of, with_warmup
+from mpi_impl.experiments.experiment import Experiment, Kind, narrow_model
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.prediction.predict import predict_alone
@@ -46,7 +45,7 @@ class SharedLayersOptions:
 class SharedLayers(Experiment):
     """Train narrow GPTs whose layers have blocks of their own, or share one."""
 
-    name, options = "shared_layers", SharedLayersOptions
+    name, options, samples = "shared_layers", SharedLayersOptions, SAMPLES
     title = "Layers with parameters of their own, and with shared ones"
     levels, ylim = {"guesses": CHANCE, "knows the table": FIRST}, (0, 1.15 * CHANCE)
 
@@ -56,10 +55,15 @@ class SharedLayers(Experiment):
                 Kind("", "one block for all layers"): replace(model, share_layers=True),
                 Kind("", "one layer"): replace(model, num_layers=1)}
 
-    def train(self, kind: ModelConfig, seed: int, topology: Topology) -> np.ndarray:
-        iterations = self.args.train_iters
-        trainer = trainer_of(kind, topology, seed, with_warmup(self.args.lr, iterations))
-        return losses_of(trainer, batches(seed), iterations, SAMPLES)
+    def batches(self, seed: int) -> Iterator[GPTBatch]:
+        """Make sequences of numbers that begin with any two; each other one follows from the two before, by a table."""
+        rng = np.random.default_rng(seed)
+        following = rng.integers(NUMBERS, size=(NUMBERS, NUMBERS))
+        while True:
+            numbers = rng.integers(NUMBERS, size=(SAMPLES, POSITIONS + 1))
+            for i in range(2, POSITIONS + 1):
+                numbers[:, i] = following[numbers[:, i - 2], numbers[:, i - 1]]
+            yield GPTBatch.unpack(numbers)
 
     def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:
         model = self.kinds()[kind]
@@ -74,17 +78,6 @@ class SharedLayers(Experiment):
                 "samples saves for its backward.\nThe final loss is the mean of the last tenth of "
                 f"{self.args.train_iters} iterations, in nats; a guess has ln {NUMBERS} = {CHANCE:.3f}, and a model "
                 f"that knows the table has {FIRST:.3f}.")
-
-
-def batches(seed: int) -> Iterator[GPTBatch]:
-    """Make sequences of numbers that begin with any two; from there each follows from the two before it, by a table."""
-    rng = np.random.default_rng(seed)
-    following = rng.integers(NUMBERS, size=(NUMBERS, NUMBERS))
-    while True:
-        numbers = rng.integers(NUMBERS, size=(SAMPLES, POSITIONS + 1))
-        for i in range(2, POSITIONS + 1):
-            numbers[:, i] = following[numbers[:, i - 2], numbers[:, i - 1]]
-        yield GPTBatch.unpack(numbers)
 
 
 if __name__ == "__main__":

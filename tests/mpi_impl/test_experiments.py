@@ -63,6 +63,17 @@ def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
     assert all(sum(" of 8: " in line for line in lines) == 8 for lines in (one, three))
     tables = [[line for line in lines if "order  " in line] for lines in (one, three)]
     assert tables[0] == tables[1] and len(tables[0]) == 4
+    assert len({tuple(line.split()[-3:]) for line in tables[0]}) == 4       # depths and orders differ
+
+
+def test_the_iterations_that_deep_models_need_follow_from_their_pace():
+    """At half the pace of the shallow ones they need twice the iterations, up to the mean over the last tenth."""
+    at = np.arange(1, 101)
+    results = {layer_norm_order.kind_of(layers, order): (2 - at / pace)[None]
+               for layers, pace in ((1, 100), (8, 200)) for order in layer_norm_order.ORDERS}
+    said = LayerNormOrder(layer_norm_order.LayerNormOrderOptions(layers=(8, 1), train_iters=100)).note(results)
+    assert "8 layers reached in the rearranged order after 100 iterations, 1 had reached after 53." in said
+    assert "8 layers need about 189 iterations to reach 1.045." in said
 
 
 # ---- stale_weights --------------------------------------------------------------------------------------------------
@@ -133,7 +144,8 @@ def test_what_of_a_gather_is_hidden(wanted, waits, expected):
 
 def test_masked_numbers_can_be_known():
     """Each follows from any two that are not masked; each sample has one; seeds differ."""
-    one, other = (next(layer_norm_order.batches(seed)) for seed in (0, 1))
+    experiment = LayerNormOrder(layer_norm_order.LayerNormOrderOptions())
+    one, other = (next(experiment.batches(seed)) for seed in (0, 1))
     assert not np.array_equal(one.targets, other.targets)
     steps = np.diff(np.where(one.weights, one.targets, one.tokens), axis=1) % layer_norm_order.NUMBERS
     assert (steps == steps[:, :1]).all() and one.weights.any(1).all()
