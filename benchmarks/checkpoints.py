@@ -11,7 +11,6 @@ with safetensors what shardlab does: they test that all numbers are finite, and 
 The contenders take turns on the same ranks. Before each saving its old files are removed, and all that waits for the
 disk is written; what is loaded is in the page cache. A time is that of the slowest rank.
 """
-import argparse
 import hashlib
 import os
 import shutil
@@ -23,23 +22,21 @@ from unittest import mock
 
 import numpy as np
 import xxhash
+from models import gpt, trainer_of
+from programs import parse, parser_of
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.launch.entry import ArgumentParser, run
-from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.launch.entry import run
 from mpi_impl.runtime.files import writing
 from mpi_impl.training.trainer import Trainer
-from reference.config import ModelConfig, ParallelConfig, require_positive
-from reference.optimizer import OptimizerConfig
+from reference.config import ParallelConfig
 from reference.parallel.boxes import shape_of
-from reference.precision import Precision
 
-MODEL = ModelConfig(num_layers=6, hidden_size=768, num_attention_heads=12, vocab_size=16384,
-                    max_position_embeddings=512)
+MODEL = gpt(L=6, h=768, a=12, V=16384, s=512)
 
 
 class Safetensors:
@@ -78,7 +75,7 @@ class Rivals:
     def __init__(self, ranks: Group, folder: str):
         self.ranks, self.ours, self.theirs = ranks, os.path.join(folder, "ours"), os.path.join(folder, "theirs")
         topology = connect(ranks, ParallelConfig(tensor_model_parallel_size=ranks.size))
-        self.trainer = Trainer(ModelState(MODEL, topology, 1, Precision("float32")), OptimizerConfig(1e-4, 1))
+        self.trainer = trainer_of(MODEL, topology)
         self.safetensors = Safetensors(self.trainer, self.theirs)
 
     def save(self) -> None:
@@ -129,7 +126,9 @@ def make_folder(inside: str) -> str:
 
 
 def main() -> None:
-    ranks, options = world(), parse()
+    ranks, parser = world(), parser_of("checkpoints", __doc__)
+    parser.add_argument("--folder", default=".", help="on the disk that is written to (default: the current folder)")
+    options = parse(parser, turns=(7, "of each contender"))
     folder = ranks.broadcast_object(lambda: make_folder(options.folder))
     try:
         rivals = Rivals(ranks, folder)
@@ -141,15 +140,6 @@ def main() -> None:
         print(f"{ranks.size} ranks, {size:,.0f} MB; medians of {options.turns} turns, taken in turn")
         for name in turns[0]:
             print(f"{name:34} {size / median(turn[name] for turn in turns):>6,.0f} MB/s")
-
-
-def parse() -> argparse.Namespace:
-    parser = ArgumentParser(prog="checkpoints", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
-    parser.add_argument("--folder", default=".", help="on the disk that is written to (default: the current folder)")
-    options = parser.parse_args()
-    require_positive("turns", options.turns)
-    return options
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from statistics import median
 
 from contenders.sgemm import FLOPS
+from programs import head, parse, parser_of, row
 from turns import Contender, launched, median_times, program
 from works import WORKS
 
-from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
-from reference.config import require_positive
 from reference.errors import UserError
 
 OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
@@ -31,25 +31,23 @@ CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="cpu_step", description=__doc__.splitlines()[0])
+    parser = parser_of("cpu_step", __doc__)
     parser.add_argument("cases", nargs="*", metavar="WORK:RANKS",
                         help=f"as h512:2; works are {', '.join(WORKS)}; 'between' is {len(BETWEEN)} smaller cases "
                              "(default: six of h512 and h128)")
-    parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
-    options = parser.parse_args()
+    options = parse(parser, turns=(7, "of each contender"))
     cases = [case for text in options.cases for case in (BETWEEN if text == "between" else [case_of(text)])] or CASES
-    require_positive("turns", options.turns)
     if not options.no_peer and importlib.util.find_spec("torch") is None:
         raise UserError("PyTorch is not installed. Install it into this environment, as in `pip install "
                         "torch==2.13.0`, or leave it out with --no-peer.")
-    print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn\n\n"
-          "| work | ranks | ours | sequence parallel | PyTorch eager | compiled | ours / PyTorch | of sgemm's rate |\n"
-          "|---|---|---|---|---|---|---|---|", flush=True)
+    print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn\n")
+    print(head("work", "ranks", "ours", "sequence parallel", "PyTorch eager", "compiled", "ours / PyTorch",
+               "of sgemm's rate"), flush=True)
     for name, ranks in cases:
-        print(row(name, ranks, options), flush=True)
+        print(measure(name, ranks, options), flush=True)
 
 
 def case_of(text: str) -> tuple[str, int]:
@@ -61,7 +59,8 @@ def case_of(text: str) -> tuple[str, int]:
     return name, int(ranks)
 
 
-def row(name: str, ranks: int, options: argparse.Namespace) -> str:
+def measure(name: str, ranks: int, options: argparse.Namespace) -> str:
+    """Measure a case, and return the row of the table."""
     work = WORKS[name]
     times = median_times(contenders(name, ranks, options), options.turns, lambda one: warm_up(one, options.seconds))
     speed = {who: work.tokens / found for who, found in times.items() if who != "sgemm"}
@@ -69,7 +68,7 @@ def row(name: str, ranks: int, options: argparse.Namespace) -> str:
     ratio = f"**{max(ours) / max(peers):.2f}**" if peers else "-"
     share = max(ours) / work.tokens * work.flops / (ranks * FLOPS / times["sgemm"])
     columns = [f"{speed[who]:,.0f}" if who in speed else "-" for who in (*OURS, *PEERS)]
-    return f"| {work} | {ranks} | {' | '.join(columns)} | {ratio} | {share:.0%} |"
+    return row(work, ranks, *columns, ratio, f"{share:.0%}")
 
 
 def warm_up(contender: Contender, seconds: float) -> int:

@@ -9,19 +9,18 @@ tokens/s; TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthika
 share of the peak; the ratio of ours to PyTorch's; and the time of our step by kind of work.
 """
 import json
-import os
-import subprocess
 import sys
 from contextlib import closing
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 
-from turns import ENVIRONMENT, Contender, program
+from programs import head, parse, parser_of, row
+from turns import Contender, output_of, program
 from works import GPU_WORK, Work
 
 from mpi_impl.comm.device import gpus_here
-from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import run_alone
 from reference.config import ModelConfig, require_positive
 from reference.costs.flops import iteration_flops, utilization
 from reference.errors import UserError
@@ -31,28 +30,24 @@ PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend", "torch")
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="cuda_step", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2, help="of each contender (default: 2)")
-    parser.add_argument("--steps", type=int, default=20, help="that count in a round (default: 20)")
-    parser.add_argument("--layers", type=int, default=GPU_WORK.L, metavar="L", help="fewer, for a smaller GPU")
+    parser = parser_of("cuda_step", __doc__)
     parser.add_argument("--peak", type=float, default=PEAK, metavar="FLOPS",
                         help="the GPU's, in FLOP/s (default: 989e12, an H100's or H200's)")
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out")
-    options = parser.parse_args()
-    for name in ("rounds", "steps", "layers", "peak"):
-        require_positive(name, getattr(options, name))
+    options = parse(parser, rounds=(2, "of each contender"), steps=(20, "that count in a round"),
+                    layers=(GPU_WORK.L, "fewer, for a smaller GPU"))
+    require_positive("peak", options.peak)
     gpus = gpus_here()
     if not options.no_peer:
         check_torch()
     work = GPU_WORK._replace(L=options.layers)
     print(f"{date.today()}, {gpus[0][1]}, {', '.join(versions())}\n"
-          f"{work}, bfloat16\n\n"
-          "| | tokens/s | model TFLOP/s | of the peak |\n|---|---|---|---|", flush=True)
+          f"{work}, bfloat16\n\n{head('', 'tokens/s', 'model TFLOP/s', 'of the peak')}", flush=True)
     flops = iteration_flops(ModelConfig(work.L, work.h, work.a, work.V, work.s), work.b, work.s)
     times = measure(work, options)
     for who, seconds in times.items():
-        print(f"| {who} | {work.tokens / seconds:,.0f} | {flops / seconds / 1e12:,.0f} | "
-              f"{utilization(flops, seconds, 1, options.peak):.1%} |")
+        print(row(who, f"{work.tokens / seconds:,.0f}", f"{flops / seconds / 1e12:,.0f}",
+                  f"{utilization(flops, seconds, 1, options.peak):.1%}"))
     for who in list(times)[1:]:
         print(f"\nours / {who}: {times[who] / times['ours']:.2f}")
     print(f"\nWhere our step's time goes:\n\n{where(work)}")
@@ -101,14 +96,10 @@ def commands(work: Work, alone: bool) -> dict[str, list[str]]:
 
 def where(work: Work) -> str:
     """Return a table of the kinds of work in our step."""
-    command = [*commands(work, True)["ours"], "--where"]
-    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit("error: our contender has died.")
-    times = json.loads(done.stdout.splitlines()[-1])
+    times = json.loads(output_of([*commands(work, True)["ours"], "--where"]).splitlines()[-1])
     whole = times.pop("step")
-    lines = [f"| {kind} | {ms:.1f} | {ms / whole:.0%} |" for kind, ms in times.items()]
-    return "\n".join(["| kind of work | ms | of the step |", "|---|---|---|", *lines, f"| together | {whole:.1f} | |"])
+    lines = [row(kind, f"{ms:.1f}", f"{ms / whole:.0%}") for kind, ms in times.items()]
+    return "\n".join([head("kind of work", "ms", "of the step"), *lines, row("together", f"{whole:.1f}", "")])
 
 
 if __name__ == "__main__":

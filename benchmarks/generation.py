@@ -13,20 +13,18 @@ share of our time for a token of each text.
 """
 import importlib.util
 import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 
+from programs import head, parse, parser_of, row
 from texts import Texts
-from turns import ENVIRONMENT, Contender, launched, program
+from turns import Contender, launched, output_of, program
 
-from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
-from reference.config import require_positive
 from reference.errors import UserError
 
 PEERS = ("eager", "sdpa")
@@ -35,15 +33,11 @@ WEIGHTS = 124_439_808       # of GPT-2's smallest model; its logits use the tabl
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="generation", description=__doc__.splitlines()[0])
+    parser = parser_of("generation", __doc__)
     parser.add_argument("cases", nargs="*", metavar="TEXTS:RANKS", help="as 8:2, a batch of 8 (default: six of them)")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of each (default: 128)")
-    parser.add_argument("--new", type=int, default=64, help="tokens to generate after each (default: 64)")
-    parser.add_argument("--turns", type=int, default=5, help="of each contender (default: 5)")
-    options = parser.parse_args()
+    options = parse(parser, prompt=(128, "tokens of each"), new=(64, "tokens to generate after each"),
+                    turns=(5, "of each contender"))
     cases = [case_of(text) for text in options.cases] or CASES
-    for name in ("prompt", "turns"):
-        require_positive(name, getattr(options, name))
     if options.new < 2:
         raise UserError(f"--new is {options.new}, but must be at least 2: the first token is part of the prompts' "
                         "time.")
@@ -51,13 +45,13 @@ def main() -> None:
         raise UserError("transformers is not installed. Install it into this environment, as in `pip install "
                         "torch==2.13.0 transformers`.")
     print(f"{cores()} cores; prompts of {options.prompt} tokens and {options.new} new ones; medians of {options.turns} "
-          "turns each, taken in turn\n\n"
-          "| texts | ranks | threads | prompts: ours | transformers | ratio | tokens/s: ours | eager | sdpa | ratio | "
-          "of reading the weights |\n|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+          "turns each, taken in turn\n")
+    print(head("texts", "ranks", "threads", "prompts: ours", "transformers", "ratio", "tokens/s: ours", *PEERS, "ratio",
+               "of reading the weights"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([*program("transformers_texts"), folder], check=True, env={**os.environ, **ENVIRONMENT})
+        output_of([*program("transformers_texts"), folder])
         for b, ranks in cases:
-            print(row(Texts(b, options.prompt, options.new), ranks, folder, options.turns), flush=True)
+            print(measure(Texts(b, options.prompt, options.new), ranks, folder, options.turns), flush=True)
 
 
 def case_of(text: str) -> tuple[int, int]:
@@ -69,7 +63,7 @@ def case_of(text: str) -> tuple[int, int]:
     return int(b), int(ranks)
 
 
-def row(texts: Texts, ranks: int, folder: str, turns: int) -> str:
+def measure(texts: Texts, ranks: int, folder: str, turns: int) -> str:
     """Measure a case, and return the row of the table."""
     threads, files = min(ranks, cores()), {who: Path(folder, f"{who}.json") for who in ("ours", *PEERS)}
     times: dict[str, list[list[float]]] = {}
@@ -86,10 +80,9 @@ def row(texts: Texts, ranks: int, folder: str, turns: int) -> str:
     token = {who: median(both - one for one, both in found) / (texts.new - 1) for who, found in times.items()}
     reading = median(both for _, both in times["sgemv"])
     fastest = [min(times[who] for who in PEERS) for times in (prompt, token)]
-    return (f"| {texts.b} | {ranks} | {threads} | {prompt['ours']:.2f} s | {fastest[0]:.2f} s | "
-            f"**{fastest[0] / prompt['ours']:.2f}** | "
-            + " | ".join(f"{texts.b / token[who]:,.1f}" for who in ("ours", *PEERS))
-            + f" | **{fastest[1] / token['ours']:.2f}** | {reading / token['ours']:.0%} |")
+    return row(texts.b, ranks, threads, f"{prompt['ours']:.2f} s", f"{fastest[0]:.2f} s",
+               f"**{fastest[0] / prompt['ours']:.2f}**", *(f"{texts.b / token[who]:,.1f}" for who in ("ours", *PEERS)),
+               f"**{fastest[1] / token['ours']:.2f}**", f"{reading / token['ours']:.0%}")
 
 
 def contenders(texts: Texts, ranks: int, threads: int, folder: str, files: dict[str, Path]) -> Iterator[Contender]:

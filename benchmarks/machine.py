@@ -10,6 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from models import gpt, trainer_of
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import TensorParallelRegion
@@ -17,14 +18,10 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.kernels import accumulate, attention_core, attention_core_backward, linear
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.models.units import Unit
-from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import GPT, gpt_tensors
-from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
-from reference.precision import Precision
 
 ENOUGH = 0.02       # seconds for which a work is repeated, at least
 TURNS = 3           # of all works
@@ -45,7 +42,7 @@ class ShardSizes(NamedTuple):
 
     @property
     def model(self) -> ModelConfig:
-        return ModelConfig(self.L, self.h, self.a, self.V, self.s, hidden_dropout=0.0, attention_dropout=0.0)
+        return gpt(self.L, self.h, self.a, self.V, self.s)
 
 
 # Sizes that differ in all that a time may depend on.
@@ -173,8 +170,7 @@ def units_of(tree: GPT) -> GPT:
 
 def update(alone: Group) -> Callable[[], object]:
     """Return a function that runs Adam on the model UPDATED, after computing the norm of its gradients."""
-    trainer = Trainer(ModelState(UPDATED, connect(alone, ParallelConfig()), 1, Precision("float32")),
-                      OptimizerConfig(1e-4, 1))
+    trainer = trainer_of(UPDATED, connect(alone, ParallelConfig()))
     return lambda: trainer.optimizer.step(trainer.state.gradients.own, alone)
 
 

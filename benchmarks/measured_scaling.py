@@ -12,12 +12,14 @@ piece of work before it.
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from steps import measure, parse
+from models import gpt
+from programs import parse, parser_of
+from steps import OPTIONS, measure
 
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
-from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
+from reference.config import ParallelConfig, number_of_microbatches
 from reference.costs.plans import Plan
 from reference.costs.step_time import flops_per_second
 
@@ -27,7 +29,7 @@ B, LAYERS = 16, 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse("measured_scaling", "Measure weak and strong scaling of t, p and d.", argv)
+    args = parse(parser_of("measured_scaling", __doc__), argv, **OPTIONS)
     strong, weak = scaling(args.turns, args.steps)
     print(f"\nstrong scaling: times as fast as one rank\n{table(strong, '{:.2f}')}\n\nweak scaling: FLOP/s of a rank, "
           f"beside one rank's\n{table(weak, '{:.0%}')}\n\nup to {cores()} ranks by the wall's clock, beyond by the "
@@ -44,27 +46,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def strong_plan(kind: str, n: int) -> Plan:
     """Return the plan with the same model and batch for all."""
-    return parallel_plan(gpt(LAYERS, 256), kind, n, B)
+    return parallel_plan(LAYERS, 256, kind, n, B)
 
 
 def weak_plan(kind: str, n: int) -> Plan:
     """Return the plan with work that grows with n."""
     layers, width = (n if kind == "p" else 4), (WIDTHS[n] if kind == "t" else 256)
-    return parallel_plan(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
+    return parallel_plan(layers, width, kind, n, 4 * n if kind == "d" else 4)
 
 
-def gpt(layers: int, width: int) -> ModelConfig:
-    """Return a GPT with heads for eight ranks and a small vocabulary, so that a pipeline's last stage has little extra
-    work.
+def parallel_plan(layers: int, width: int, kind: str, n: int, batch: int) -> Plan:
+    """Return the plan over n ranks of one kind. A pipeline has microbatches of one sample, the others of two.
+
+    The GPT has heads for eight ranks, and a small vocabulary, so that a pipeline's last stage has little extra work.
     """
-    return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
-
-
-def parallel_plan(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
-    """Return the plan over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
     t, p, d = (n if kind == one else 1 for one in "tpd")
     b = 1 if kind == "p" else 2
-    return Plan(model, ParallelConfig(t, p, d), number_of_microbatches(batch, b, d), b)
+    return Plan(gpt(layers, width, 8, 256, 128), ParallelConfig(t, p, d), number_of_microbatches(batch, b, d), b)
 
 
 def scaling(turns: int, steps: int) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:

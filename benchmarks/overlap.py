@@ -10,21 +10,19 @@ The share that is hidden is 1 - spent / alone: what a rank spends on the message
 on, waiting for them), relative to what it spends where nothing else runs. Both are medians of the same run.
 """
 import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from subprocess import CalledProcessError
 from typing import NamedTuple
 
-from turns import ENVIRONMENT, launched
+from programs import parse, parser_of
+from turns import launched, output_of
 
-from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.tables import aligned
-from reference.config import require_positive
 from reference.errors import UserError
 
 RANKS = 2
@@ -50,14 +48,8 @@ class Overlap(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="overlap", description=__doc__.splitlines()[0])
-    p.add_argument("--turns", type=int, default=6, metavar="N", help="of each step in each way (default: 6)")
-    p.add_argument("--wire", type=int, default=8, metavar="R", help="the wire's Gbit/s (default: 8)")
-    p.add_argument("--plot", metavar="FILE", help="draw the shares and the steps there")
-    args = p.parse_args(argv)
-    for name in ("turns", "wire"):
-        require_positive(name, getattr(args, name))
-    check_outputs(args)
+    args = parse(parser_of("overlap", __doc__), argv, plot="draw the shares and the steps there",
+                 turns=(6, "of each step in each way"), wire=(8, "the wire's Gbit/s"))
     found = {}
     for name, wire in (("shared memory", None), (f"a wire of {args.wire} Gbit/s", args.wire)):
         found[name] = measure(args.turns, wire)
@@ -78,8 +70,8 @@ def measure(turns: int, wire: int | None) -> list[Overlap]:
             command = ["env", *(f"{name}={value}" for name, value in OVER_TCP.items()),
                        "unshare", "--map-root-user", "--net", "sh", "-c", LIMITED, str(wire), *command]
         try:
-            subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=True)
-        except subprocess.CalledProcessError as error:
+            output_of(command)
+        except CalledProcessError as error:
             raise UserError(f"The ranks ended with status {error.returncode}" + (
                 "." if wire is None else ". A wire needs Linux with MPICH, `unshare`, `ip` and `tc`, and the right to "
                 "make a network namespace; without them, there are only the figures of shared memory above.")) from None

@@ -17,7 +17,9 @@ from statistics import median
 
 import machine
 from calibrate import profile
-from steps import LIMIT, measure, parse
+from models import gpt
+from programs import parse, parser_of
+from steps import LIMIT, OPTIONS, measure
 
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.launch.entry import run_alone
@@ -25,13 +27,12 @@ from mpi_impl.launch.pool import Pool
 from mpi_impl.plan.candidates import savings, shape_of
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
-from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
+from reference.config import ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan
 from reference.costs.step_time import step_time
 
-MODEL = ModelConfig(num_layers=8, hidden_size=256, num_attention_heads=8, vocab_size=2048, max_position_embeddings=128,
-                    hidden_dropout=0.0, attention_dropout=0.0)
+MODEL = gpt(L=8, h=256, a=8, V=2048, s=128)
 B = 16      # samples of a step
 
 # t, p, d, b, and other choices of ParallelConfig.
@@ -45,7 +46,7 @@ TOPOLOGIES: list[tuple[int, int, int, int, dict]] = [
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse("predict", "Set the planner's step times beside measured ones.", argv)
+    args = parse(parser_of("predict", __doc__), argv, **OPTIONS)
     plans, calibrations, ranks = list(map(plan_of, TOPOLOGIES)), [], max(2, cores())
 
     def calibrate(pool: Pool) -> None:

@@ -11,8 +11,6 @@ whole command. The contenders take turns.
 "near-duplicates" is its default, `--jaccard 0.7`, which the peer cannot do.
 """
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,35 +18,31 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from turns import ENVIRONMENT, program
+from programs import head, parse, parser_of, row
+from turns import output_of, program
 
 from mpi_impl.data.corpus import Corpus
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare.clean import normalize
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
-from mpi_impl.launch.entry import ArgumentParser, run_alone
-from reference.config import require_positive
+from mpi_impl.launch.entry import run_alone
 from reference.errors import UserError
 
 WORKERS, VOCABULARY, TRAINED_ON = (1, 2), 8192, 1 << 22     # tokens, and characters
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="preparation", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=5, help="of each contender (default: 5)")
-    parser.add_argument("--copies", type=int, default=3, help="of the standard library in the corpus (default: 3)")
-    options = parser.parse_args()
-    for name in ("turns", "copies"):
-        require_positive(name, getattr(options, name))
+    options = parse(parser_of("preparation", __doc__), turns=(5, "of each contender"),
+                    copies=(3, "of the standard library in the corpus"))
     with tempfile.TemporaryDirectory(dir=".", prefix="preparation-") as name:
         folder = Path(name)
         write_corpus(folder, options.copies)
         size = (folder / "corpus.jsonl").stat().st_size / 1e6
         print(f"{size:,.0f} MB of JSON lines, a vocabulary of {VOCABULARY:,}; tokens/s, medians of {options.turns} "
-              "turns each, taken in turn\n\n| processes | shardlab | Megatron-LM's way | ratio | near-duplicates |\n"
-              "|---|---|---|---|---|", flush=True)
+              "turns each, taken in turn\n")
+        print(head("processes", "shardlab", "Megatron-LM's way", "ratio", "near-duplicates"), flush=True)
         for workers in WORKERS:
-            print(row(folder, workers, options.turns), flush=True)
+            print(measure(folder, workers, options.turns), flush=True)
 
 
 def write_corpus(folder: Path, copies: int) -> None:
@@ -61,7 +55,7 @@ def write_corpus(folder: Path, copies: int) -> None:
     ByteLevelBPETokenizer.train(some, VOCABULARY).save(folder / "tokenizer.json")
 
 
-def row(folder: Path, workers: int, turns: int) -> str:
+def measure(folder: Path, workers: int, turns: int) -> str:
     """Return the row of the table for this number of processes."""
     ours = [sys.executable, "-m", "mpi_impl.data.prepare", "--input", str(folder / "corpus.jsonl"), "--min-tokens", "0",
             "--tokenizer-model", str(folder / "tokenizer.json"), "--workers", str(workers)]
@@ -78,14 +72,13 @@ def row(folder: Path, workers: int, turns: int) -> str:
         same_files(prefixes[0], prefixes[1])
     tokens = len(IndexedDataset(prefixes[0]).tokens)
     speed, peer, whole = (tokens / median(found) for found in times)
-    return f"| {workers} | {speed:,.0f} | {peer:,.0f} | **{speed / peer:.2f}** | {whole:,.0f} |"
+    return row(workers, f"{speed:,.0f}", f"{peer:,.0f}", f"**{speed / peer:.2f}**", f"{whole:,.0f}")
 
 
 def seconds(command: list[str]) -> float:
     """Return the seconds of a command, with one thread for each of its processes."""
-    environment = {**os.environ, **ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false"}
     began = time.perf_counter()
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    output_of(command, TOKENIZERS_PARALLELISM="false")
     return time.perf_counter() - began
 
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from turns import HERE
+from programs import head, parse, parser_of, row
+from turns import HERE, output_of
 
-from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
-from reference.config import require_positive
 from reference.errors import UserError
 
 MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --vocab-size 1024
@@ -46,11 +46,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="starting", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=5, help="of each command (default: 5)")
+    parser = parser_of("starting", __doc__)
     parser.add_argument("--before", metavar="FOLDER", help="another folder with Shardlab, to compare with")
-    options = parser.parse_args()
-    require_positive("turns", options.turns)
+    options = parse(parser, turns=(5, "of each command"))
     if options.before is not None and not Path(options.before, "mpi_impl", "launch").is_dir():
         raise UserError(f"--before is {options.before}, where there is no mpi_impl/launch. Name a folder with "
                         "Shardlab.")
@@ -64,7 +62,7 @@ def main() -> None:
 def print_seconds(folders: Sequence[Path], turns: int) -> None:
     """Print the seconds of each command, in one folder or two."""
     names = ["command", "now", *(["before", "now / before"] if folders[1:] else [])]
-    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|", flush=True)
+    print(head(*names), flush=True)
     for name, command in COMMANDS.items():
         found: list[list[float]] = [[] for _ in folders]
         for turn in range(1 + turns):       # of which the first prepares the corpus and the bytecode
@@ -72,7 +70,7 @@ def print_seconds(folders: Sequence[Path], turns: int) -> None:
                 times.extend([seconds(command, folder)][turn == 0:])
         now, *before = map(median, found)
         ratio = [f"**{now / before[0]:.2f}**"] if before else []
-        print(f"| `{name}` | {' | '.join([f'{one:.2f}' for one in (now, *before)] + ratio)} |", flush=True)
+        print(row(f"`{name}`", *(f"{one:.2f}" for one in (now, *before)), *ratio), flush=True)
 
 
 def seconds(command: Sequence[str], folder: Path) -> float:
@@ -90,18 +88,17 @@ def seconds(command: Sequence[str], folder: Path) -> float:
 def print_phases(turns: int) -> None:
     """Print where the time of rank 0 goes, on 1, 2 and 8 ranks."""
     columns = [[phases(n) for _ in range(turns)] for n in RANKS]
-    print(f"\n| seconds of rank 0, of | {' | '.join(map(str, RANKS))} ranks |\n{'|---' * (1 + len(RANKS))}|")
+    print("\n" + head("seconds of rank 0, of", *RANKS[:-1], f"{RANKS[-1]} ranks"))
     for name in columns[0][0]:
-        print(f"| {name} | {' | '.join(f'{median(one[name] for one in column):.3f}' for column in columns)} |")
+        print(row(name, *(f"{median(one[name] for one in column):.3f}" for column in columns)))
 
 
 def phases(ranks: int) -> dict[str, float]:
     """Start a job, and return the seconds of each of its phases on rank 0."""
     script = str(HERE / "contenders" / "starting_rank.py")
     began = time.monotonic()
-    done = subprocess.run([sys.executable, *LAUNCH, str(ranks), script, str(began), *MODEL], cwd=HERE.parent,
-                          env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("phase ")]
+    said = output_of([sys.executable, *LAUNCH, str(ranks), script, str(began), *MODEL])
+    lines = [line.split(" ", 2)[1:] for line in said.splitlines() if line.startswith("phase ")]
     return {name: float(time) for time, name in lines}
 
 
@@ -109,9 +106,9 @@ def print_packages(turns: int) -> None:
     """Print the packages that take longest to import, without those that they import in turn."""
     found = [imports() for _ in range(turns)]
     times = Counter({name: median(one[name] for one in found) for name in found[0]})
-    print("\n| package | ms to import |\n|---|---|")
+    print("\n" + head("package", "ms to import"))
     for name, time_taken in times.most_common(PACKAGES):
-        print(f"| {name} | {time_taken / 1000:.0f} |")
+        print(row(name, f"{time_taken / 1000:.0f}"))
 
 
 def imports() -> Counter[str]:

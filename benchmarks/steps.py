@@ -1,28 +1,19 @@
 """The time of training steps with many plans, each on ranks, on the wall clock or on the virtual one."""
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
 from machine import probe, time_probe
+from models import random_batch, trainer_of
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.pool import Pool
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.rank_environment import cores
-from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
-from reference.config import require_positive
 from reference.costs.plans import Plan
-from reference.optimizer import OptimizerConfig
-from reference.precision import Precision
 
 WARM = 2        # steps before those that count
 LIMIT = 300.0   # seconds that ranks have for a turn
@@ -39,10 +30,8 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> StepTim
     """Train with the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
-    trainer = Trainer(ModelState(plan.model, topology, 1, Precision("float32")), OptimizerConfig(1e-4, 1))
-    shape = plan.b, plan.model.max_position_embeddings
-    tokens, targets = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, *shape))
-    batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.split(ranks.rank, "one rank")
+    trainer, batch = trainer_of(plan.model, topology), [random_batch(plan.model, plan.b)] * plan.m
+    found, probes, alone = [], [], ranks.split(ranks.rank, "one rank")
     standard = probe(alone)
     for _ in range(WARM + steps):
         probes.append(median(ranks.allgather_objects(time_probe(ranks, standard))))
@@ -67,17 +56,7 @@ def together(ranks: Group, clock: VirtualClock | None) -> float:
 # ---- many plans, in turn --------------------------------------------------------------------------------------------
 
 
-def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse how often to measure, and where to draw it. Raises UserError."""
-    p = ArgumentParser(prog=prog, description=description)
-    p.add_argument("--turns", type=int, default=3, metavar="N", help="of each plan (default: 3)")
-    p.add_argument("--steps", type=int, default=4, metavar="N", help="of each turn (default: 4)")
-    p.add_argument("--plot", metavar="FILE", help="draw them there")
-    args = p.parse_args(argv)
-    for name in ("turns", "steps"):
-        require_positive(name, getattr(args, name))
-    check_outputs(args)
-    return args
+OPTIONS = {"plot": "draw them there", "turns": (3, "of each plan"), "steps": (4, "of each turn")}
 
 
 def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],

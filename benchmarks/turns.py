@@ -102,6 +102,12 @@ def median_times(contenders: Iterable[Contender], turns: int, steps: Callable[[C
         return {name: median(found) for name, found in times.items()}
 
 
+def output_of(command: Sequence[str], **variables: str) -> str:
+    """Run a contender's program to its end, and return what it prints. Raises CalledProcessError if it fails."""
+    return subprocess.run(command, env={**os.environ, **ENVIRONMENT, **variables}, stdout=subprocess.PIPE, text=True,
+                          check=True).stdout
+
+
 def program(name: str) -> list[str]:
     """Return the command that runs a contender's program."""
     return [sys.executable, str(HERE / "contenders" / f"{name}.py")]

@@ -17,28 +17,22 @@ nothing; 1F1B and its relatives have none. The program prints the median over st
         F + I - W        zb-h1               (Qi et al. 2023, section 2.3, table 2)
         F + I - 2W       zb-h2               (nothing if that is less than nothing)
 """
-from math import prod
 from statistics import median
 
-import numpy as np
+from models import gpt, random_batch, trainer_of
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.launch.entry import run
-from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.report.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ParallelConfig
 from reference.costs.bubbles import bubbles
-from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import schedule_of
-from reference.precision import Precision
 
-MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128,
-                    hidden_dropout=0.0, attention_dropout=0.0)
+MODEL = gpt(L=16, h=128, a=4, V=64, s=128)
 MICROBATCHES, MICRO_BATCH, STEPS, V = 16, 4, 7, 2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
@@ -66,8 +60,7 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
                        ParallelConfig(pipeline_model_parallel_size=ranks.size, pipeline_schedule=name,
                                       virtual_pipeline_size=V if name == "interleaved" else None))
     schedule = schedule_of(topology.config, MICROBATCHES)
-    trainer = Trainer(ModelState(MODEL, topology, 1, Precision("float32")), OptimizerConfig(1e-3, STEPS))
-    everyone = ranks.allgather_objects(steps_of(trainer, trace))
+    everyone = ranks.allgather_objects(steps_of(trainer_of(MODEL, topology), trace))
     disconnect(topology)
     times = measured_times(everyone, schedule, sending=0.0)
     by_rank = [[sum(by_stage[stage] for stage in stages)
@@ -78,12 +71,10 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
 
 def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
     """Return what this rank did in each step; one step before them is for warming up."""
-    shape = MICRO_BATCH, MODEL.max_position_embeddings
-    tokens = np.arange(prod(shape)).reshape(shape) % MODEL.vocab_size
-    steps = []
+    batch, steps = random_batch(MODEL, MICRO_BATCH), []
     for _ in range(STEPS + 1):
         trace.slices.clear()
-        trainer.step([GPTBatch(tokens, tokens)] * MICROBATCHES, MICROBATCHES * MICRO_BATCH)
+        trainer.step([batch] * MICROBATCHES, MICROBATCHES * MICRO_BATCH)
         steps.append(list(trace.slices))
     return steps[1:]
 

@@ -15,8 +15,8 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, steps = map(import_module, (
-    "calibrate", "fusion", "machine", "measured_scaling", "overlap", "contenders.overlap_ranks", "steps"))
+calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, starting, steps = map(import_module, (
+    "calibrate", "fusion", "machine", "measured_scaling", "overlap", "contenders.overlap_ranks", "starting", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -66,6 +66,13 @@ def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
         assert len(set(found)) == 1 and min(found[0]) > 0
+
+
+def test_a_start_has_all_its_phases():
+    """The program that starts has the functions at which they end, and calls them in this order."""
+    found = starting.phases(1)
+    assert min(found.values()) >= 0 and list(found)[-3:] == ["data and tokenizer", "model, checks, measured rate",
+                                                             "first step"] and len(found) == 9
 
 
 # ---- measured scaling -----------------------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ def test_a_wait_counts_as_long_as_it_is_for_the_rank_that_comes_last():
 def test_ranks_help_on_what_they_have_posted_while_they_compute(ranks, parallel):
     """Only then, and only if the way is to help; in all ways they wait."""
     kind = "ring" if parallel.context_parallel_size > 1 else "prefetch" if parallel.zero_stage else "buckets"
-    case = overlap_ranks.Case(kind, overlap_ranks.gpt(2, 16, 8), parallel, 1)
+    case = overlap_ranks.Case(kind, overlap_ranks.gpt(2, 16, 8, 512, 8), parallel, 1)
     for found in ranks.run(2, spent_in_each_way, case):
         assert {way for way, spent in found.items() if spent["help"]} == {"overlapped"}
         assert all(spent["post"] and spent["wait"] for spent in found.values()) and len(found) == 4

@@ -15,7 +15,12 @@ from mpi_impl.compare import __main__ as compare
 from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp, train
 from mpi_impl.dry_run import options as dry_run
-from mpi_impl.experiments import batch_size, layer_norm_order, model_size, prefetch, shared_layers, stale_weights
+from mpi_impl.experiments.batch_size import BatchSize
+from mpi_impl.experiments.layer_norm_order import LayerNormOrder
+from mpi_impl.experiments.model_size import ModelSize
+from mpi_impl.experiments.prefetch import Prefetch
+from mpi_impl.experiments.shared_layers import SharedLayers
+from mpi_impl.experiments.stale_weights import StaleWeights
 from mpi_impl.plan import options as plan
 from mpi_impl.prove import options as proof
 from tests.base_install import base_environment
@@ -35,12 +40,12 @@ PARSE = {
     "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
                                             (compare.ranks_and_options("A or B", run) for run in options)],
-    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
-    "mpi_impl.experiments.model_size": lambda options, n: model_size.parse_options(options),
-    "mpi_impl.experiments.batch_size": lambda options, n: batch_size.parse_options(options),
-    "mpi_impl.experiments.shared_layers": lambda options, n: shared_layers.parse_options(options),
-    "mpi_impl.experiments.stale_weights": lambda options, n: stale_weights.parse_options(options),
-    "mpi_impl.experiments.prefetch": prefetch.parse_options,
+    "mpi_impl.experiments.layer_norm_order": lambda options, n: LayerNormOrder.parse(options),
+    "mpi_impl.experiments.model_size": lambda options, n: ModelSize.parse(options),
+    "mpi_impl.experiments.batch_size": lambda options, n: BatchSize.parse(options),
+    "mpi_impl.experiments.shared_layers": lambda options, n: SharedLayers.parse(options),
+    "mpi_impl.experiments.stale_weights": lambda options, n: StaleWeights.parse(options),
+    "mpi_impl.experiments.prefetch": lambda options, n: Prefetch.parse(options),
     "mpi_impl.demos.memory": memory.parse_options,
     "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
     "mpi_impl.demos.train": train.parse_options,

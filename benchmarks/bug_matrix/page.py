@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.bug_matrix.detectors import DETECTORS
 from benchmarks.bug_matrix.picture import draw
 from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT, Verdict, not_applicable
+from benchmarks.programs import head, row
 from tests import zoo
 from tests.zoo.entry import BELOW_ROUNDING, KINDS, Entry
 from tests.zoo.first_wrong import FOUND
@@ -86,8 +87,7 @@ def sentences(results: Results) -> str:
 
 
 def table(*rows: Iterable[object]) -> str:
-    head, *others = ("| " + " | ".join(map(str, row)) + " |" for row in rows)
-    return "\n".join([head, "|" + "---|" * (head.count(" | ") + 1), *others])
+    return "\n".join([head(*rows[0]), *(row(*cells) for cells in rows[1:])])
 
 
 def detectors_table(results: Results) -> str:
@@ -225,7 +225,7 @@ detector said; [benchmarks](../benchmarks/README.md#who-catches-which-bug-bug_ma
 them and this page."""
 
 PICTURE_TEXT = """\
-![A row for each bug, by kind; a column for each detector: who sees it, and when](bug_zoo.png)
+![A column for each bug, by kind; a row for each detector: who sees it, and when](bug_zoo.png)
 
 Each kind's bugs that a detector sees, of those to which it applies:"""
 

@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import numpy as np
+from models import gpt, random_batch, trainer_of
 
 from mpi_impl.comm import group as group_module
 from mpi_impl.comm.group import Group, world
@@ -27,12 +27,7 @@ from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.launch.entry import run
 from mpi_impl.layers import context_attention
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
-from reference.optimizer import OptimizerConfig
-from reference.precision import Precision
 
 WAYS = ("overlapped", "unhelped", "immediate", "alone")
 COUNTED = {"post": mean, "help": mean, "wait": min}     # of what the ranks spend in a call; see seconds_by_call
@@ -57,20 +52,17 @@ class Spent(NamedTuple):
     seconds: float
 
 
-def gpt(layers: int, width: int, positions: int) -> ModelConfig:
-    return ModelConfig(layers, width, 8, 512, positions, hidden_dropout=0.0, attention_dropout=0.0)
-
-
 def cases(ranks: int) -> list[Case]:
     """Return what is swept: the blocks in a bucket, the width of a layer, and the positions of a rank."""
     block = 12 * 256 ** 2
     plain = ParallelConfig(data_parallel_size=ranks)
-    return [*(Case(kind, gpt(8, 256, 128), replace(plain, ddp_bucket_size=n * block, zero_stage=stage), 2)
+    return [*(Case(kind, gpt(8, 256, 8, 512, 128), replace(plain, ddp_bucket_size=n * block, zero_stage=stage), 2)
               for kind, stage in (("buckets", 0), ("zero_2", 2)) for n in (1, 2, 4, 8)),
-            *(Case(kind, gpt(4, width, 128), replace(plain, zero_stage=3), 2)
+            *(Case(kind, gpt(4, width, 8, 512, 128), replace(plain, zero_stage=3), 2)
               for kind in ("zero_3", "prefetch") for width in (128, 256, 512)),
-            *(Case("ring", gpt(2, 256, ranks * each),     # gradients are sent when no ring is under way any more
-                    ParallelConfig(context_parallel_size=ranks, ddp_bucket_size=4 * block), 1)
+            *(Case("ring", gpt(2, 256, 8, 512, ranks * each),
+                   # gradients are sent when no ring is under way any more
+                   ParallelConfig(context_parallel_size=ranks, ddp_bucket_size=4 * block), 1)
               for each in (128, 256, 512, 1024))]
 
 
@@ -157,10 +149,9 @@ class CaseOnRank:
 
     def __init__(self, ranks: Group, case: Case):
         self.ranks, self.case, self.topology = ranks, case, connect(ranks, case.parallel)
-        self.trainer = Trainer(ModelState(case.model, self.topology, 1, Precision("float32")),
-                               OptimizerConfig(1e-4, 1))
-        shape = 2, case.samples, case.model.max_position_embeddings // case.parallel.context_parallel_size
-        self.batch = GPTBatch(*np.random.default_rng(ranks.rank).integers(case.model.vocab_size, size=shape))
+        self.trainer = trainer_of(case.model, self.topology)
+        s = case.model.max_position_embeddings // case.parallel.context_parallel_size
+        self.batch = random_batch(case.model, case.samples, s, ranks.rank)
 
     def step(self, way: str) -> dict[str, float]:
         """Return the seconds of a step of the slowest rank, and those that a rank spends on messages."""

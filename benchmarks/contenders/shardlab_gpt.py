@@ -11,6 +11,7 @@ import sys
 import cpu_times
 import gpu_times
 import numpy as np
+from models import gpt
 from turns import serve
 from works import MASKED, Work, lengths_of
 
@@ -31,8 +32,8 @@ def model_of(work: Work) -> ModelConfig:
     """Return the GPT, the Llama, or the BERT of these sizes."""
     llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
                  ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
-    return ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0,
-                       **llama if work.g else dict(architecture="bert", heads=("lm", "sop")) if work.bert else {})
+    bert = dict(architecture="bert", heads=("lm", "sop"))
+    return gpt(work.L, work.h, work.a, work.V, work.s, **llama if work.g else bert if work.bert else {})
 
 
 def batch_of(work: Work) -> GPTBatch | BERTBatch:

@@ -46,10 +46,11 @@ def main() -> None:
     train = import_module("mpi_impl.pretrain_gpt").main
     program = import_module("mpi_impl.programs.pretraining")
     note("import of the rest")
-    program.Pretraining.check_files = noting("options", program.Pretraining.check_files)
-    program.connect = noting("data and tokenizer", program.connect)
-    program.Pretraining.work = noting("model, checks, measured rate", program.Pretraining.work, before=True)
-    program.Trainer.step = noting("first step", program.Trainer.step)
+    run = program.Pretraining
+    run.check_files = noting("options", run.check_files)
+    run.connect = noting("data and tokenizer", run.connect)
+    run.work = noting("model, checks, measured rate", run.work, before=True)
+    program.Metrics.step = noting("first step", program.Metrics.step, before=True)     # a prediction steps, too
     import_module("mpi_impl.launch.entry").run(train)
     if import_module("mpi_impl.comm.group").world().rank == 0:
         report(began)

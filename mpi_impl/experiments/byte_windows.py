@@ -34,9 +34,14 @@ def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) 
 
 
 def bert_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> BERTBatch:
-    """Mask bytes, at least one of each sample. Nothing asks for the order of two pieces, so it has no weight."""
-    found = windows(part, rng, samples, s)
-    masked = np.less(rng.random(found.shape), MASKED)
+    """Mask bytes. Nothing asks for the order of two pieces, so it has no weight."""
+    return masked_batch(windows(part, rng, samples, s), rng, MASK)._replace(counted=np.zeros(samples, np.int64))
+
+
+def masked_batch(tokens: np.ndarray, rng: np.random.Generator, mask: int) -> BERTBatch:
+    """Mask some tokens [samples, s], at least one of each sample."""
+    masked = np.less(rng.random(tokens.shape), MASKED)
     masked[:, 0] |= ~masked.any(1)
-    return BERTBatch(np.where(masked, MASK, found), np.zeros_like(found), np.where(masked, found, 0),
-                     masked.astype(np.int64), np.full(samples, s), *np.zeros((2, samples), np.int64))
+    samples, s = tokens.shape
+    return BERTBatch(np.where(masked, mask, tokens), np.zeros_like(tokens), np.where(masked, tokens, 0),
+                     masked.astype(np.int64), np.full(samples, s), np.zeros(samples, np.int64))

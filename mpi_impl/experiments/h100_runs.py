@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from mpi_impl.experiments.published_rows import Row, Share, Table
+from mpi_impl.experiments.published_rows import Row, Share, Table, fits, scheduled
 from mpi_impl.plan.candidates import divisors
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
@@ -39,10 +39,8 @@ def llama_3(hardware: Hardware) -> Table:
 
 def plans_of_llama(run: LongRun) -> Iterator[Plan]:
     """List plans of a row, which prints neither v nor b, for several v and b = 1."""
-    for v in (None, 2, 4, 7):
-        schedule = "interleaved" if v else "1f1b"
-        yield Plan(run.model, run.parallel(pipeline_schedule=schedule, virtual_pipeline_size=v, zero_stage=1,
-                                           recompute=SELECTIVE), run.samples)
+    for v in (1, 2, 4, 7):
+        yield Plan(run.model, run.parallel(**scheduled(v), zero_stage=1, recompute=SELECTIVE), run.samples)
 
 
 # ---- GPT-3 175B -----------------------------------------------------------------------------------------------------
@@ -52,8 +50,8 @@ def megatron_core(hardware: Hardware) -> Table:
     """Compare strong scaling of GPT-3 with B = 1152. The README prints no t, p or v: ours are the fastest that fit."""
     rows = []
     for n, of_peak in MEGATRON_CORE.items():
-        fitting = (plan for plan in plans_of_gpt_3(n) if sum(plan.memory) <= hardware.memory - hardware.reserved)
-        rows.append(Share(f"n {n}", of_peak / 100, max(rate(plan, hardware) for plan in fitting) / H100_PEAK, 0.10))
+        found = max(rate(plan, hardware) for plan in plans_of_gpt_3(n) if fits(plan, hardware))
+        rows.append(Share(f"n {n}", of_peak / 100, found / H100_PEAK, 0.10))
     return Table("Megatron-Core's README: share of the peak, GPT-3 175B", "%", rows)
 
 
@@ -62,7 +60,7 @@ def plans_of_gpt_3(n: int) -> Iterator[Plan]:
     for t, p in product((4, 8), (4, 6, 8, 12)):
         d, rest = divmod(n, t * p)
         for v in divisors(96 // p)[1:] if not rest and 1152 % (d * p) == 0 else ():
-            yield Plan(GPT_3, ParallelConfig(t, p, d, "interleaved", v, zero_stage=1 if d > 1 else 0,
+            yield Plan(GPT_3, ParallelConfig(t, p, d, **scheduled(v), zero_stage=1 if d > 1 else 0,
                                              sequence_parallel=True, recompute=SELECTIVE), 1152 // d)
 
 

@@ -8,7 +8,7 @@ The time is that of the virtual clock (mpi_impl/comm/clock.py): computing takes 
 message what a link of a chosen speed takes. Ranks that share a machine's cores cannot show the overlap by the wall's
 clock, since a core that copies a message does not compute.
 """
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -18,37 +18,36 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Slice
+from mpi_impl.experiments.experiment import Experiment, each, narrow_model, require_above_zero, trainer_of
 from mpi_impl.launch.entry import run
-from mpi_impl.launch.option_fields import option_field, option_group, parse_given
+from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.models.units import Unit
-from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import GatheredUnit
+from mpi_impl.report.charts import COLORS, WORDS, finish
 from mpi_impl.report.timelines.tracing import TracedSteps
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
-from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
-from reference.config import ModelConfig, ParallelConfig, require_positive
+from reference.config import ParallelConfig, require_positive
 from reference.costs.hardware import Link
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
-from reference.precision import Precision
 
 NUMBERS, POSITIONS, SAMPLES, HEADS = 32, 64, 2, 4       # V, s, b, a
 IMMEDIATE = Link(0.0, np.inf)
+GATHER, REDUCE = "#CC79A7", "#F0C842"                   # colours
 
 
 @option_group
 class PrefetchOptions:
     """The model, its steps, and the speed of messages."""
 
-    num_layers: int = option_field(6, metavar="L")
-    hidden_size: int = option_field(256, metavar="H")
-    steps: int = option_field(5, "in each way")
+    num_layers: int = option_field(6, metavar="L", check=require_positive)
+    hidden_size: int = option_field(256, metavar="H", check=require_positive)
+    steps: int = option_field(5, "in each way", check=require_positive)
     message_time: tuple[float, ...] = option_field(
         (0.5, 1.0, 2.0), "the time to gather a block, as a multiple of its forward's (default: 0.5 1.0 2.0); the "
-        "picture shows the first", "R")
+        "picture shows the first", "R", check=each(require_above_zero))
     plot: str = option_field("prefetch.png", metavar="F")
 
 
@@ -81,37 +80,45 @@ class TracedStep(NamedTuple):
         return next(one for one in self.slices if one.kind == kind)
 
 
-def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    args = parse_options(argv, ranks.size)
-    ranks.broadcast_object(lambda: check_outputs(args))
-    forward = forward_of_a_block(ranks, args)
-    found: dict[tuple[float, bool], list[list[TracedStep]]] = {}
-    for ratio in args.message_time:
-        for early in (False, True):
-            steps = train(ranks, args, early, ratio * forward)
-            found[ratio, early] = ranks.allgather_objects(steps)
-    if ranks.rank == 0:
-        print(f"{args.num_layers} blocks on {ranks.size} ranks; a block's forward takes {1e3 * forward:.2f} ms\n\n"
-              f"{table(found, args.num_layers)}\n")
-        from mpi_impl.experiments.prefetch_picture import draw_prefetch  # matplotlib takes a second to import
-        ratio = args.message_time[0]
-        draw_prefetch(args.plot, {name: found[ratio, early][0][-1] for name, early in (
+class Prefetch(Experiment):
+    """Measure how much of ZeRO-3's gathering is hidden behind computing, with and without prefetch."""
+
+    name, options, drawn = "prefetch", PrefetchOptions, "rank 0's last step at the first message time is"
+
+    def results(self, ranks: Group) -> dict[tuple[float, bool], list[list[TracedStep]]]:
+        """Return the steps of each rank, by message time, without and with prefetch."""
+        if ranks.size == 1:
+            raise UserError("A rank alone gathers nothing. Start at least 2 ranks.")
+        layers = self.args.num_layers
+        steps = ranks.allgather_objects(train(ranks, self.args, True, 0.0))     # where messages take no time
+        forwards = [step.action("F") for of_rank in steps for step in of_rank]
+        forward = median(one.end - one.start for one in forwards) / layers
+        if ranks.rank == 0:
+            print(f"{layers} blocks on {ranks.size} ranks; a block's forward takes {1e3 * forward:.2f} ms")
+        return {(ratio, early): ranks.allgather_objects(train(ranks, self.args, early, ratio * forward))
+                for ratio in self.args.message_time for early in (False, True)}
+
+    def table(self, results: dict) -> str:
+        """Tabulate the steps' time and the hidden shares; the prediction is for forwards of equal length, backwards
+        twice as long, and nothing to hide the first gather behind.
+        """
+        rows = [["gather / forward", "prefetch", "ms a step", "hidden, forward", "predicted", "hidden, backward",
+                 "predicted"]]
+        but_first = 1 - 1 / self.args.num_layers
+        for (ratio, early), ranks in results.items():
+            steps = [step for of_rank in ranks for step in of_rank]
+            shares = [share for kind, computing in (("F", 1), ("B", 2)) for share in (
+                hidden_share(steps, kind), early * but_first * min(1, computing / ratio))]
+            rows.append([f"{ratio:g}", "yes" if early else "no",
+                         f"{1e3 * median(step.seconds for step in steps):.1f}", *(f"{x:.0%}" for x in shares)])
+        return aligned(rows)
+
+    def note(self, results: dict) -> str:
+        return "The prediction is for forwards of equal length, and backwards that take twice as long."
+
+    def draw(self, results: dict) -> None:
+        draw_steps(self.args.plot, {name: results[self.args.message_time[0], early][0][-1] for name, early in (
             ("without prefetch", False), ("with prefetch", True))})
-        print(f"rank 0's last step, where a gather takes {ratio:g} of a forward, is drawn in {args.plot}", flush=True)
-    ranks.allgather_objects(None)
-
-
-def parse_options(argv: Sequence[str] | None, ranks: int) -> PrefetchOptions:
-    description = "Measure how much of ZeRO-3's gathering is hidden behind computing, with and without prefetch."
-    args = PrefetchOptions(**parse_given("mpi_impl.experiments.prefetch", description, PrefetchOptions, argv))
-    for name in ("num_layers", "hidden_size", "steps"):
-        require_positive(name, getattr(args, name))
-    if min(args.message_time) <= 0:
-        raise UserError(f"--message-time is {' '.join(f'{each:g}' for each in args.message_time)}, but each must be a "
-                        "number above 0.")
-    if ranks == 1:
-        raise UserError("A rank alone gathers nothing. Start at least 2 ranks.")
-    return args
 
 
 # ---- steps on ranks -------------------------------------------------------------------------------------------------
@@ -142,10 +149,10 @@ class WatchedUnit(Unit):
 
 def train(ranks: Group, args: PrefetchOptions, early: bool, seconds: float) -> list[TracedStep]:
     """Return this rank's steps, after one that nobody watches. To gather a block takes so many `seconds`."""
-    model = ModelConfig(args.num_layers, args.hidden_size, HEADS, NUMBERS, POSITIONS, make_vocab_size_divisible_by=1,
-                        hidden_dropout=0, attention_dropout=0, untie_embeddings_and_output_weights=True)
+    model = narrow_model(args.num_layers, args.hidden_size, HEADS, NUMBERS, POSITIONS,
+                         untie_embeddings_and_output_weights=True)
     topology = connect(ranks, ParallelConfig(data_parallel_size=ranks.size, zero_stage=3))
-    trainer = Trainer(ModelState(model, topology, seed=1, precision=Precision("float32")), OptimizerConfig(1e-3, 100))
+    trainer = trainer_of(model, topology, 1, OptimizerConfig(1e-3, 100))
     gathers: list[Gather] = []
     trainer.state.stage_params = {
         stage: tree_map(lambda unit: WatchedUnit(unit, early, gathers), units)
@@ -166,13 +173,6 @@ def batch(step: int, rank: int) -> GPTBatch:
     """Draw a rank's samples: sequences that count on from a number."""
     first = np.random.default_rng([step, rank]).integers(NUMBERS, size=(SAMPLES, 1))
     return GPTBatch.unpack((first + np.arange(POSITIONS + 1)) % NUMBERS)
-
-
-def forward_of_a_block(ranks: Group, args: PrefetchOptions) -> float:
-    """Return the median seconds of a block's forward, where messages take no time."""
-    steps = ranks.allgather_objects(train(ranks, args, True, 0.0))
-    forwards = [step.action("F") for of_rank in steps for step in of_rank]
-    return median(one.end - one.start for one in forwards) / args.num_layers
 
 
 # ---- what is hidden -------------------------------------------------------------------------------------------------
@@ -196,22 +196,47 @@ def hidden_share(steps: Iterable[TracedStep], kind: str) -> float:
     return behind / together
 
 
-def table(found: dict[tuple[float, bool], list[list[TracedStep]]], layers: int) -> str:
-    """Tabulate the steps' time and the hidden shares; the prediction is for forwards of equal length, backwards twice
-    as long, and nothing to hide the first gather behind.
-    """
-    rows = [["gather / forward", "prefetch", "ms a step", "hidden, forward", "predicted", "hidden, backward",
-             "predicted"]]
-    for (ratio, early), ranks in found.items():
-        steps = [step for of_rank in ranks for step in of_rank]
-        shares = []
-        for kind, computing in (("F", 1), ("B", 2)):
-            predicted = early * (layers - 1) / layers * min(1, computing / ratio)
-            shares += [f"{hidden_share(steps, kind):.0%}", f"{predicted:.0%}"]
-        rows.append([f"{ratio:g}", "yes" if early else "no",
-                     f"{1e3 * median(step.seconds for step in steps):.1f}", *shares])
-    return aligned(rows)
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+
+def draw_steps(path: str, steps: dict[str, TracedStep]) -> None:
+    """Draw a panel for each step, by its name: what a rank does, above the gathers under way."""
+    from matplotlib.figure import Figure  # matplotlib takes a second to import
+    from matplotlib.patches import Patch
+
+    from mpi_impl.runtime.pictures import save
+
+    figure = Figure(figsize=(10, 1.1 + 1.5 * len(steps)), layout="constrained")
+    panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, step) in zip(panels, steps.items()):
+        first = min(one.start for one in step.slices)
+        for row, start, end, color in bars(step):
+            axes.barh(row, 1e3 * (end - start), left=1e3 * (start - first), height=0.7, color=color, edgecolor="white",
+                      linewidth=0.8)
+        for gather in step.gathers:
+            if gather.unit.startswith("blocks."):
+                axes.text(1e3 * ((gather.start + gather.end) / 2 - first), 0, gather.unit.removeprefix("blocks."),
+                          ha="center", va="center", fontsize=8)
+        axes.set_yticks([0, 1], ["gathers", "the rank"])
+        finish(axes, "", f"{name}: a step of {1e3 * step.seconds:.1f} ms", "x")
+    panels[-1].set_xlabel("time (ms)", fontsize=9)
+    legend = {WORDS["F"]: COLORS["F"], WORDS["B"]: COLORS["B"], "a block is gathered": GATHER,
+              "gradients are waited for": REDUCE}
+    figure.legend([Patch(color=color) for color in legend.values()], legend, loc="outside lower center",
+                  ncols=len(legend), frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def bars(step: TracedStep) -> Iterator[tuple[int, float, float, str]]:
+    """List the bars of a step: row, start, end and color. An action is drawn without the waits inside it."""
+    for kind in "FB":
+        action = step.action(kind)
+        waits = [one for one in step.waits if action.start <= one.start <= action.end]
+        ends = zip([action.start, *(one.end for one in waits)], [*(one.start for one in waits), action.end])
+        yield from ((1, start, end, COLORS[kind]) for start, end in ends)
+    yield from ((0, gather.start, gather.end, GATHER) for gather in step.gathers)
+    yield from ((1, one.start, one.end, REDUCE) for one in step.waits if one.name == "gradients")
 
 
 if __name__ == "__main__":
-    run(lambda: show(world()))
+    run(lambda: Prefetch.show(world()))

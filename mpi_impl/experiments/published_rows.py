@@ -1,8 +1,10 @@
 """Figures of papers beside our predictions of them, as rows of tables."""
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpi_impl.runtime.tables import aligned
+from reference.costs.hardware import Hardware
+from reference.costs.plans import Plan
 
 
 class Row(NamedTuple):
@@ -35,6 +37,15 @@ class Table(NamedTuple):
     unit: str           # "%" for shares of one
     rows: Sequence[Row]
     why: str = ""       # the reason for a row that is off by more
+
+
+def scheduled(v: int | None) -> dict[str, Any]:
+    """Return the settings of 1F1B, or with several chunks for a rank of the interleaved schedule."""
+    return {"pipeline_schedule": "interleaved", "virtual_pipeline_size": v} if v and v > 1 else {}
+
+
+def fits(plan: Plan, hardware: Hardware) -> bool:
+    return sum(plan.memory) <= hardware.memory - hardware.reserved
 
 
 def describe(table: Table) -> str:

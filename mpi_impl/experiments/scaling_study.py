@@ -12,7 +12,7 @@ It takes one process, and some seconds.
 from collections.abc import Iterable, Iterator, Sequence
 
 from mpi_impl.experiments.h100_runs import h100_tables
-from mpi_impl.experiments.published_rows import Row, Share, Table, describe
+from mpi_impl.experiments.published_rows import Row, Share, Table, describe, fits, scheduled
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.plan.candidates import divisors
 from mpi_impl.plan.profiles import load
@@ -22,11 +22,16 @@ from reference.costs.hardware import Hardware
 from reference.costs.layer_time import layer, sizes_of
 from reference.costs.plans import Plan
 from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, TABLE_2,
-                                       V100_REACHED, ZERO, Compared, PublishedRun, Recomputed, Scaled)
+                                       V100_REACHED, ZERO, Compared, PublishedRun, Recomputed)
 from reference.costs.step_time import flops_per_second, step_time
 from reference.parallel.model_states import model_states
 
 FULL = Recompute("full")        # as the first two papers, in all runs
+
+WHY_64_REPLICAS = """\
+Why: every row has 64 replicas, and each GPU reduces 2.1 to 2.5 GB of gradients. From t = 1 to 8 the paper loses 4,
+12, 3 and 3 points by that, read off a figure; and nothing in the model makes t = 2 so much worse than its \
+neighbours."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,13 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def study() -> list[Table]:
-    v100, a100 = load("dgx-2h"), load("dgx-a100")
-    return [*(table(v100) for table in (one_gpu, weak_scaling, replicated_scaling, strong_scaling, heads)),
-            *(table(a100) for table in (end_to_end, beside_zero_3, zero_3, zero_3_larger, layer_overheads, iterations)),
-            *map(zero_memory, ZERO), *h100_tables(load("dgx-h100"))]
-
-
-# ---- Shoeybi et al. 2019 --------------------------------------------------------------------------------------------
+    a100 = load("dgx-a100")
+    return [*shoeybi(load("dgx-2h")), *narayanan(a100), *korthikanti(a100), *rajbhandari(),
+            *h100_tables(load("dgx-h100"))]
 
 
 def rate(plan: Plan, hardware: Hardware) -> float:
@@ -60,105 +61,56 @@ def rate(plan: Plan, hardware: Hardware) -> float:
     return flops_per_second(plan, step_time(plan, hardware).total, "full")
 
 
-def plan_of(model: ModelConfig, t: int, d: int = 1) -> Plan:
-    """Return the plan for t and d with b = 8 and one microbatch per step."""
-    return Plan(model, ParallelConfig(t, 1, d, recompute=FULL), m=1, b=8)
+def shoeybi(hardware: Hardware) -> Iterator[Table]:
+    def plan(model: ModelConfig, t: int, d: int = 1) -> Plan:
+        return Plan(model, ParallelConfig(t, 1, d, recompute=FULL), m=1, b=8)
 
-
-def one_gpu(hardware: Hardware) -> Table:
-    found = rate(plan_of(MEGATRON[0].model, 1), hardware)
-    return Table("Shoeybi et al. 2019, section 5.1: TFLOP/s of one GPU, without communication", "",
-                 [Share("1.2B", V100_REACHED / 1e12, found / 1e12, 0.05)])
-
-
-def weak_scaling(hardware: Hardware) -> Table:
-    """Compare efficiencies of a model that grows with t: FLOP/s of a GPU relative to the smallest model's on one."""
-    one = rate(plan_of(MEGATRON[0].model, 1), hardware)
-    return Table("Shoeybi et al. 2019, figure 5: weak scaling, model parallel", "%", [
-        Row(label(run), run.efficiency, rate(plan_of(run.model, run.t), hardware) / one, tolerance(run))
-        for run in MEGATRON])
-
-
-def replicated_scaling(hardware: Hardware) -> Table:
-    one = rate(plan_of(MEGATRON[0].model, 1), hardware)
-    rows = [Row(label(run), run.replicated, rate(plan_of(run.model, run.t, 64), hardware) / one, tolerance(run))
-            for run in MEGATRON]
-    return Table("Shoeybi et al. 2019, figure 5: the same with 64 replicas", "%", rows,
-                 "Why: every row has 64 replicas, and each GPU reduces 2.1 to 2.5 GB of gradients. From t = 1 to 8 the "
-                 "paper loses 4,\n12, 3 and 3 points by that, read off a figure; and nothing in the model makes t = 2 "
-                 "so much worse than its neighbours.")
-
-
-def label(run: Scaled) -> str:
-    return f"{run.billions}B, t = {run.t}"
-
-
-def tolerance(run: Scaled) -> float:
-    """Return the tolerance. The paper's text gives the figure of the largest model."""
-    return 0.03 if run is MEGATRON[-1] else 0.05
-
-
-def strong_scaling(hardware: Hardware) -> Table:
-    model = MEGATRON[0].model
-    one = step_time(plan_of(model, 1), hardware).total
-    return Table("Shoeybi et al. 2019, appendix D: strong scaling of 1.2B, times as fast", "", [
-        Share(f"t = {t}", speedup, one / step_time(plan_of(model, t), hardware).total, 0.05)
-        for t, speedup in STRONG_SCALING.items()])
-
-
-def heads(hardware: Hardware) -> Table:
-    one, largest = rate(plan_of(MEGATRON[0].model, 1), hardware), MEGATRON[-1]
-    return Table("Shoeybi et al. 2019, appendix D: heads of the 8.3B model", "%", [
-        Row(f"{a} heads", efficiency, rate(plan_of(largest._replace(a=a).model, largest.t), hardware) / one, 0.03)
+    paper, smallest, largest = "Shoeybi et al. 2019", MEGATRON[0].model, MEGATRON[-1]
+    one = rate(plan(smallest, 1), hardware)
+    yield Table(f"{paper}, section 5.1: TFLOP/s of one GPU, without communication", "",
+                [Share("1.2B", V100_REACHED / 1e12, one / 1e12, 0.05)])
+    for d, title, why in ((1, "weak scaling, model parallel", ""), (64, "the same with 64 replicas", WHY_64_REPLICAS)):
+        yield Table(f"{paper}, figure 5: {title}", "%", [
+            Row(f"{run.billions}B, t = {run.t}", run.efficiency if d == 1 else run.replicated,
+                rate(plan(run.model, run.t, d), hardware) / one,
+                0.03 if run is largest else 0.05)       # the text gives the figure of the largest model
+            for run in MEGATRON], why)
+    yield Table(f"{paper}, appendix D: strong scaling of 1.2B, times as fast", "", [
+        Share(f"t = {t}", speedup, step_time(plan(smallest, 1), hardware).total
+              / step_time(plan(smallest, t), hardware).total, 0.05) for t, speedup in STRONG_SCALING.items()])
+    yield Table(f"{paper}, appendix D: heads of the 8.3B model", "%", [
+        Row(f"{a} heads", efficiency, rate(plan(largest._replace(a=a).model, largest.t), hardware) / one, 0.03)
         for a, efficiency in HEADS.items()])
 
 
 # ---- Narayanan et al. 2021 ------------------------------------------------------------------------------------------
 
 
-def end_to_end(hardware: Hardware) -> Table:
+def narayanan(hardware: Hardware) -> Iterator[Table]:
+    """Compare tables 1 and 2. Where the paper does not print b or v, they are those that make a step fastest."""
     rows = []
     for run in PTD_P:
-        plan = fastest(run, hardware)
-        v = plan.parallel.virtual_pipeline_size or 1
-        name = f"{run.billions}B, t {run.t}, p {run.p}, n {run.gpus} (b {plan.b}, v {v})"
+        fitting = (plan for b in (1, 2, 4, 8, 16) for plan in plans(run, b) if fits(plan, hardware))
+        plan = min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
+        name = (f"{run.billions}B, t {run.t}, p {run.p}, n {run.gpus} (b {plan.b}, v "
+                f"{plan.parallel.virtual_pipeline_size or 1})")
         rows.append(Share(name, run.teraflops, rate(plan, hardware) / 1e12, 0.10))
-    return Table("Narayanan et al. 2021, table 1: TFLOP/s of a GPU", "", rows)
+    yield Table("Narayanan et al. 2021, table 1: TFLOP/s of a GPU", "", rows)
+    title = "Narayanan et al. 2021, table 2:"
+    yield Table(f"{title} TFLOP/s of a GPU, PTD-P (not used for the profile)", "", [
+        compared(run, plans(run, run.b), hardware, 0.06) for run in TABLE_2 if run.t > 1])
+    yield Table(f"{title} ZeRO-3 alone, 174.6B (sets two numbers of the profile)", "",
+                sharded_rows("174.6", hardware, 0.03))
+    yield Table(f"{title} ZeRO-3 alone, 529.6B (not used for the profile)", "", sharded_rows("529.6", hardware, 0.12))
 
 
-def fastest(run: PublishedRun, hardware: Hardware) -> Plan:
-    """Return the fastest of the b and v with which it fits into memory."""
-    fitting = [plan for plan in plans(run) if sum(plan.memory) <= hardware.memory - hardware.reserved]
-    return min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
-
-
-def plans(run: PublishedRun) -> Iterator[Plan]:
-    """List plans with b from 1 to 16; v = 1 is 1F1B, more the interleaved schedule, which the paper used."""
-    d = run.parallel.data_parallel_size
-    for b in (b for b in (1, 2, 4, 8, 16) if run.B % (d * b) == 0):
-        m = run.B // (d * b)
-        for v in divisors(run.L // run.p) if run.p > 1 and m % run.p == 0 and run.L % run.p == 0 else [1]:
-            yield Plan(run.model, ParallelConfig(run.t, run.p, d, "1f1b" if v == 1 else "interleaved",
-                                                 None if v == 1 else v, recompute=FULL), m, b)
-
-
-def beside_zero_3(hardware: Hardware) -> Table:
-    """Compare PTD-P's rows of table 2, by the v that makes a step fastest: the paper does not print it."""
-    rows = [compared(run, (Plan(run.model, ParallelConfig(
-        run.t, run.p, d, "1f1b" if v == 1 else "interleaved", None if v == 1 else v, recompute=FULL), run.B // d, run.b)
-        for v in divisors(run.L // run.p) if run.B // d % run.p == 0), hardware, 0.06)
-        for run in TABLE_2 if run.t > 1 for d in [run.gpus // (run.t * run.p)]]
-    return Table("Narayanan et al. 2021, table 2: TFLOP/s of a GPU, PTD-P (not used for the profile)", "", rows)
-
-
-def zero_3(hardware: Hardware) -> Table:
-    rows = sharded_rows("174.6", hardware, 0.03)
-    return Table("Narayanan et al. 2021, table 2: ZeRO-3 alone, 174.6B (sets two numbers of the profile)", "", rows)
-
-
-def zero_3_larger(hardware: Hardware) -> Table:
-    rows = sharded_rows("529.6", hardware, 0.12)
-    return Table("Narayanan et al. 2021, table 2: ZeRO-3 alone, 529.6B (not used for the profile)", "", rows)
+def plans(run: PublishedRun | Compared, b: int) -> Iterator[Plan]:
+    """List plans of a row for each v: 1 is 1F1B, more the interleaved schedule, which the paper used."""
+    d = run.gpus // (run.t * run.p)
+    m, rest = divmod(run.B, d * b)
+    chunks = divisors(run.L // run.p) if run.p > 1 and m % run.p == 0 and run.L % run.p == 0 else [1]
+    for v in chunks if not rest else []:
+        yield Plan(run.model, ParallelConfig(run.t, run.p, d, **scheduled(v), recompute=FULL), m, b)
 
 
 def sharded_rows(billions: str, hardware: Hardware, allowed: float) -> list[Row]:
@@ -172,45 +124,32 @@ def compared(run: Compared, possible: Iterable[Plan], hardware: Hardware, allowe
     return Share(f"{run.billions}B, n {run.gpus}, b {run.b}", run.teraflops, found / 1e12, allowed)
 
 
-# ---- Korthikanti et al. 2022 ----------------------------------------------------------------------------------------
+# ---- Korthikanti et al. 2022, Rajbhandari et al. 2020 ---------------------------------------------------------------
 
 
-def recomputing(run: Recomputed, recompute: str, sequence_parallel: bool) -> Plan:
-    return Plan(run.model, ParallelConfig(8, run.p, 1, "interleaved" if run.v else "1f1b", run.v,
-                                          sequence_parallel=sequence_parallel, recompute=Recompute(recompute)),
-                run.B // run.b, run.b)
+def korthikanti(hardware: Hardware) -> Iterator[Table]:
+    def plan(run: Recomputed, recompute: str, sequence_parallel: bool) -> Plan:
+        return Plan(run.model, ParallelConfig(8, run.p, 1, **scheduled(run.v), sequence_parallel=sequence_parallel,
+                                              recompute=Recompute(recompute)), run.B // run.b, run.b)
 
-
-def saving(recompute: str, sequence_parallel: bool) -> str:
-    return recompute + ", sequence parallel" * sequence_parallel
-
-
-def layer_overheads(hardware: Hardware) -> Table:
     def seconds(recompute: str, sequence_parallel: bool) -> float:
-        return layer(sizes_of(recomputing(KORTHIKANTI[0], recompute, sequence_parallel)), hardware).total.total
+        return layer(sizes_of(plan(KORTHIKANTI[0], recompute, sequence_parallel)), hardware).total.total
 
-    plain = seconds("none", False)
-    return Table("Korthikanti et al. 2022, table 4: what recompute adds to a layer of the 22B model", "%", [
-        Row(saving(recompute, sequence), overhead, seconds(recompute, sequence) / plain - 1, 0.03)
+    yield Table("Korthikanti et al. 2022, table 4: what recompute adds to a layer of the 22B model", "%", [
+        Row(recompute + ", sequence parallel" * sequence, overhead,
+            seconds(recompute, sequence) / seconds("none", False) - 1, 0.03)
         for (recompute, sequence), overhead in OVERHEAD.items()])
+    yield Table("Korthikanti et al. 2022, table 5: seconds of an iteration", "", [
+        Share(f"{run.billions}B, {way}", published, step_time(plan(run, *choices), hardware).total, 0.10)
+        for run in KORTHIKANTI for published, way, choices in (
+            (run.full, "full", ("full", False)), (run.selective, "selective, sequence parallel", ("selective", True)))])
 
 
-def iterations(hardware: Hardware) -> Table:
-    rows = []
-    for run in KORTHIKANTI:
-        for published, recompute, sequence in ((run.full, "full", False), (run.selective, "selective", True)):
-            found = step_time(recomputing(run, recompute, sequence), hardware).total
-            rows.append(Share(f"{run.billions}B, {saving(recompute, sequence)}", published, found, 0.10))
-    return Table("Korthikanti et al. 2022, table 5: seconds of an iteration", "", rows)
-
-
-# ---- Rajbhandari et al. 2020 ----------------------------------------------------------------------------------------
-
-
-def zero_memory(stage: int) -> Table:
-    return Table(f"Rajbhandari et al. 2020, table 1: GB a device, 7.5B parameters, stage {stage}", "", [
-        Share(f"d = {d}", published, sum(model_states(7_500_000_000, d, stage)) / 1e9, 0.03)
-        for d, published in ZERO[stage].items()])
+def rajbhandari() -> Iterator[Table]:
+    for stage, by_replicas in ZERO.items():
+        yield Table(f"Rajbhandari et al. 2020, table 1: GB a device, 7.5B parameters, stage {stage}", "", [
+            Share(f"d = {d}", published, sum(model_states(7_500_000_000, d, stage)) / 1e9, 0.03)
+            for d, published in by_replicas.items()])
 
 
 if __name__ == "__main__":

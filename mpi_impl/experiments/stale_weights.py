@@ -8,21 +8,18 @@ backward on one rank.
 
 The pipeline is simulated in one process; each rank does one run at a time.
 """
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
-from mpi_impl.comm.group import Group, world
-from mpi_impl.experiments.divided_runs import do_all, final
+from mpi_impl.comm.group import world
+from mpi_impl.comm.topology import Topology
+from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model, require_above_zero
+from mpi_impl.experiments.panels import Panel
 from mpi_impl.launch.entry import run
-from mpi_impl.launch.option_fields import option_field, option_group, parse_given
-from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.runtime.tables import aligned
+from mpi_impl.launch.option_fields import option_field, option_group
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, require_positive
-from reference.errors import UserError
 from reference.models.model import model_tensors
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
@@ -32,71 +29,77 @@ from reference.schedules.generators import make
 
 NUMBERS, POSITIONS, SAMPLES = 24, 12, 8         # V, s, b
 HIDDEN, HEADS = 32, 2
-WAYS = {"flush, each": "a flush after each microbatch", "flush, some": "a flush after several",
-        "stashed": "no flush, stashed weights", "newest": "no flush, newest weights"}
+CHANCE = float(np.log(NUMBERS))                 # the loss of a guess
+EACH, SEVERAL, STASHED, NEWEST = WAYS = ("a flush after each microbatch", "a flush after several",
+                                         "no flush, stashed weights", "no flush, newest weights")
 
 
 @option_group
 class StaleWeightsOptions:
     """The pipeline, its training and its picture."""
 
-    stages: int = option_field(6, "ranks of the pipeline, a layer each", metavar="P")
-    microbatches: int = option_field(480, metavar="M")
-    flush_after: int = option_field(12, "the several microbatches of a step with a flush", metavar="M")
-    lr: tuple[float, ...] = option_field((0.1, 0.3), "rates of gradient descent (default: 0.1 0.3)", "R")
-    seeds: int = option_field(3, "runs of each kind")
+    stages: int = option_field(6, "ranks of the pipeline, a layer each", metavar="P", check=require_positive)
+    microbatches: int = option_field(480, metavar="M", check=require_positive)
+    flush_after: int = option_field(12, "the several microbatches of a step with a flush", metavar="M",
+                                    check=require_positive)
+    lr: tuple[float, ...] = option_field((0.1, 0.3), "rates of gradient descent (default: 0.1 0.3)", "R",
+                                         check=each(require_above_zero))
+    seeds: int = option_field(3, "runs of each kind", check=require_positive)
     plot: str = option_field("stale_weights.png", metavar="F")
 
 
-class StaleRun(NamedTuple):
-    """A model to train, in one of the WAYS."""
+class StaleWeights(Experiment):
+    """Train a GPT in a pipeline with and without flushes, by late gradients and by true ones."""
 
-    way: str
-    lr: float
-    seed: int
+    name, options = "stale_weights", StaleWeightsOptions
+    title, xlabel = "Pipelines with and without a flush, the same microbatches", "time, in microbatches on one rank"
+    levels, ylim = {"guesses": CHANCE}, (0, 1.15 * CHANCE)
 
+    def kinds(self) -> dict[Kind, tuple[str, float]]:
+        return {Kind(f"rate {lr:g}", way): (way, lr) for lr in self.args.lr for way in WAYS}
 
-def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    args = parse_options(argv)
-    ranks.broadcast_object(lambda: check_outputs(args))
-    runs = [StaleRun(way, lr, seed) for lr in args.lr for seed in range(args.seeds) for way in WAYS]
-    losses = do_all(ranks, runs, partial(train, args=args),
-                    lambda one, found: f"{WAYS[one.way]}, rate {one.lr:g}, seed {one.seed}: final loss "
-                                       f"{final(found):.3f}")
-    if ranks.rank == 0:
-        print(f"\n{table(losses, args)}\n")
-        from mpi_impl.experiments.curves import draw_stale_weights  # matplotlib takes a second to import
-        draw_stale_weights(args.plot, losses, {way: times(way, args) for way in WAYS}, np.log(NUMBERS))
-        print(f"losses drawn in {args.plot}", flush=True)
-    ranks.allgather_objects(None)
+    def train(self, kind: tuple[str, float], seed: int, topology: Topology) -> np.ndarray:
+        """Return each microbatch's loss, [m]; infinite from the first that is not a number."""
+        (way, lr), args = kind, self.args
+        c = narrow_model(args.stages, HIDDEN, HEADS, NUMBERS, POSITIONS, init_method_std=0.1,
+                         untie_embeddings_and_output_weights=True)
+        stages = split_into_stages(initialize(model_tensors(c), seed, np.float64),
+                                   [layers_of_stage(i, args.stages, args.stages) for i in range(args.stages)], c)
+        batches = [batch for batch, _ in zip(sequences(seed), range(args.microbatches))]
+        with np.errstate(all="ignore"):
+            if way in (STASHED, NEWEST):
+                schedule = make("1f1b", args.stages, args.microbatches)
+                losses, _, _ = train_without_flush(batches, stages, schedule, c, lr, stash=way == STASHED)
+            else:
+                losses = train_with_flush(batches, stages, self.step_of(way), c, lr)
+        return np.where(np.logical_or.accumulate(~np.isfinite(losses)), np.inf, losses)
 
+    def step_of(self, way: str) -> int:
+        """Return the number of microbatches between two flushes: all of them where there is none."""
+        return {EACH: 1, SEVERAL: self.args.flush_after}.get(way, self.args.microbatches)
 
-def parse_options(argv: Sequence[str] | None) -> StaleWeightsOptions:
-    description = "Train a GPT in a pipeline with and without flushes, by late gradients and by true ones."
-    args = StaleWeightsOptions(**parse_given("mpi_impl.experiments.stale_weights", description, StaleWeightsOptions,
-                                             argv))
-    for name in ("stages", "microbatches", "flush_after", "seeds"):
-        require_positive(name, getattr(args, name))
-    if min(args.lr) <= 0:
-        raise UserError(f"--lr is {' '.join(f'{rate:g}' for rate in args.lr)}, but each must be a number above 0.")
-    return args
+    def at(self, kind: Kind, points: int) -> np.ndarray:
+        """Return when each microbatch has left the pipeline, [m], in units of a microbatch's work on one rank.
 
+        A step of m microbatches takes m + p - 1 units in 1F1B.
+        """
+        done, step, p = np.arange(points), self.step_of(kind.name), self.args.stages
+        return done // step * (step + p - 1) + done % step + p
 
-def train(one: StaleRun, args: StaleWeightsOptions) -> np.ndarray:
-    """Return each microbatch's loss, [m]; infinite from the first that is not a number."""
-    c = ModelConfig(args.stages, HIDDEN, HEADS, NUMBERS, POSITIONS, init_method_std=0.1, hidden_dropout=0,
-                    attention_dropout=0, untie_embeddings_and_output_weights=True, make_vocab_size_divisible_by=1)
-    params = initialize(model_tensors(c), one.seed, np.float64)
-    stages = split_into_stages(params, [layers_of_stage(i, args.stages, args.stages) for i in range(args.stages)], c)
-    batches = [batch for batch, _ in zip(sequences(one.seed), range(args.microbatches))]
-    with np.errstate(all="ignore"):
-        if one.way in ("stashed", "newest"):
-            schedule = make("1f1b", args.stages, args.microbatches)
-            losses, _, _ = train_without_flush(batches, stages, schedule, c, one.lr, stash=one.way == "stashed")
-        else:
-            losses = train_with_flush(batches, stages, step_of(one.way, args), c, one.lr)
-    broken = ~np.isfinite(losses)
-    return np.where(np.logical_or.accumulate(broken), np.inf, losses)
+    def panels(self, results: dict) -> list[Panel]:
+        """Show twice the time that a pipeline without a flush takes."""
+        shortest = self.at(Kind("", STASHED), self.args.microbatches)[-1]
+        return [panel._replace(xmax=2 * shortest) for panel in super().panels(results)]
+
+    def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:
+        m = self.args.microbatches
+        updates = -(-m // self.step_of(kind.name)) if kind.name in (EACH, SEVERAL) else m
+        return {"time": f"{self.at(kind, m)[-1]:,}", "updates": f"{updates:,}"}
+
+    def note(self, results: dict) -> str:
+        return (f"Time is in units of a microbatch's forward and backward on one of {self.args.stages} ranks; "
+                f"{self.args.microbatches} microbatches each.\nThe final loss is the mean of the last tenth; a guess "
+                f"has ln {NUMBERS} = {CHANCE:.3f}.")
 
 
 def train_with_flush(batches: list[GPTBatch], stages, microbatches: int, c: ModelConfig, lr: float) -> list[float]:
@@ -118,32 +121,5 @@ def sequences(seed: int) -> Iterator[GPTBatch]:
         yield GPTBatch.unpack((first + step * np.arange(POSITIONS + 1)) % NUMBERS)
 
 
-def step_of(way: str, args: StaleWeightsOptions) -> int:
-    """Return the number of microbatches between two flushes: all of them where there is none."""
-    return {"flush, each": 1, "flush, some": args.flush_after}.get(way, args.microbatches)
-
-
-def times(way: str, args: StaleWeightsOptions) -> np.ndarray:
-    """Return when each microbatch has left the pipeline, [m], in units of a microbatch's work on one rank.
-
-    A step of m microbatches takes m + p - 1 units in 1F1B.
-    """
-    at, step = np.arange(args.microbatches), step_of(way, args)
-    return at // step * (step + args.stages - 1) + at % step + args.stages
-
-
-def table(losses: dict[StaleRun, np.ndarray], args: StaleWeightsOptions) -> str:
-    """Return a table of each way's time, and of the median final loss for each rate."""
-    rows = [["", "time", "updates", *(f"loss at rate {lr:g}" for lr in args.lr)]]
-    for way, words in WAYS.items():
-        finals = [np.median([final(x) for one, x in losses.items() if (one.way, one.lr) == (way, lr)])
-                  for lr in args.lr]
-        updates = -(-args.microbatches // step_of(way, args)) if way.startswith("flush") else args.microbatches
-        rows.append([words, f"{times(way, args)[-1]:,}", f"{updates:,}", *(f"{x:.3f}" for x in finals)])
-    return (f"{aligned(rows)}\nTime is in units of a microbatch's forward and backward on one of {args.stages} ranks; "
-            f"{args.microbatches} microbatches each.\nThe loss is the median over {args.seeds} seeds of the mean of "
-            f"the last tenth; a guess has ln {NUMBERS} = {np.log(NUMBERS):.3f}.")
-
-
 if __name__ == "__main__":
-    run(lambda: show(world()))
+    run(lambda: StaleWeights.show(world()))

@@ -5,11 +5,15 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import (batch_size, byte_windows, layer_norm_order, model_size, prefetch, scaling_study,
-                                  shared_layers, stale_weights)
-from mpi_impl.experiments.batch_size import BatchRun, BatchSizeOptions, Measured
+from mpi_impl.experiments import byte_windows, layer_norm_order, prefetch, scaling_study, stale_weights
+from mpi_impl.experiments.batch_size import BatchSize, BatchSizeOptions, Measured, hyperbola
 from mpi_impl.experiments.h100_runs import h100_tables
+from mpi_impl.experiments.layer_norm_order import LayerNormOrder
+from mpi_impl.experiments.model_size import ModelSize
+from mpi_impl.experiments.prefetch import Prefetch
 from mpi_impl.experiments.published_rows import Table
+from mpi_impl.experiments.shared_layers import SharedLayers
+from mpi_impl.experiments.stale_weights import StaleWeights
 from mpi_impl.plan.profiles import load
 from reference.costs.hardware import Sharded
 from reference.costs.published import (KORTHIKANTI, LLAMA_3, MEGATRON, MEGATRON_CORE, PTD_P, STRONG_SCALING, TABLE_2,
@@ -18,7 +22,7 @@ from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
 from tests.program import refusal
 
-PROGRAMS = (layer_norm_order, stale_weights, shared_layers, prefetch, model_size, batch_size)
+PROGRAMS = (LayerNormOrder, StaleWeights, SharedLayers, Prefetch, ModelSize, BatchSize)
 
 
 def output_of(ranks, capfd, tmp_path, program, options, n=2) -> list[str]:
@@ -31,22 +35,22 @@ def output_of(ranks, capfd, tmp_path, program, options, n=2) -> list[str]:
 
 
 @pytest.mark.parametrize("program, options, said", [
-    (layer_norm_order, "--layers 4 0", "--layers is 0"), (layer_norm_order, "--layers 4 20000", "must be at most"),
-    (layer_norm_order, "--plot curves.xyz", "--plot is 'curves.xyz'"), (layer_norm_order, "--lr -1", "--lr is -1"),
-    (stale_weights, "--stages 0", "--stages is 0"), (stale_weights, "--lr 0.1 0", "--lr is 0.1 0, but each must be"),
-    (shared_layers, "--num-layers 0", "--num-layers is 0"), (shared_layers, "--lr -1", "--lr is -1"),
-    (prefetch, "--steps 0", "--steps is 0"), (prefetch, "--message-time 1 0", "--message-time is 1 0, but each"),
-    (model_size, "--train-iters 0", "--train-iters is 0"), (model_size, "--lr -1", "--lr is -1"),
-    (model_size, "--hidden-size 16 24", "must be a multiple of 16, the size of a head"),
-    (batch_size, "--batch-size 4 0", "--batch-size is 0"), (batch_size, "--lr 0", "--lr is 0, but each must be"),
-    (batch_size, "--loss 0", "--loss is 0"),
+    (LayerNormOrder, "--layers 4 0", "--layers is 0"), (LayerNormOrder, "--layers 4 20000", "must be at most"),
+    (LayerNormOrder, "--plot curves.xyz", "--plot is 'curves.xyz'"), (LayerNormOrder, "--lr -1", "--lr is -1"),
+    (StaleWeights, "--stages 0", "--stages is 0"), (StaleWeights, "--lr 0.1 0", "--lr is 0,"),
+    (SharedLayers, "--num-layers 0", "--num-layers is 0"), (SharedLayers, "--lr -1", "--lr is -1"),
+    (Prefetch, "--steps 0", "--steps is 0"), (Prefetch, "--message-time 1 0", "--message-time is 0,"),
+    (ModelSize, "--train-iters 0", "--train-iters is 0"), (ModelSize, "--lr -1", "--lr is -1"),
+    (ModelSize, "--hidden-size 16 24", "must be a multiple of 16, the size of a head"),
+    (BatchSize, "--batch-size 4 0", "--batch-size is 0"), (BatchSize, "--lr 0", "--lr is 0,"),
+    (BatchSize, "--loss 0", "--loss is 0"),
     *((program, "--plot /nowhere/at/all.png", "cannot be written") for program in PROGRAMS)])
 def test_options_are_checked_before_any_model_is_trained(ranks, program, options, said):
     assert said in ranks.run(2, refusal, program.show, options.split())[0]
 
 
 def test_a_rank_alone_has_nothing_to_prefetch(ranks):
-    assert "at least 2 ranks" in ranks.run(1, refusal, prefetch.show, [])[0]
+    assert "at least 2 ranks" in ranks.run(1, refusal, Prefetch.show, [])[0]
 
 
 # ---- layer_norm_order -----------------------------------------------------------------------------------------------
@@ -54,12 +58,22 @@ def test_a_rank_alone_has_nothing_to_prefetch(ranks):
 
 def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
     """The table is the same however the runs are divided among the ranks, each of which reports its own."""
-    one, three = (output_of(ranks, capfd, tmp_path, layer_norm_order, "--layers 1 2 --seeds 2 --train-iters 6", n)
+    one, three = (output_of(ranks, capfd, tmp_path, LayerNormOrder, "--layers 1 2 --seeds 2 --train-iters 6", n)
                   for n in (1, 3))
     assert all(sum(" of 8: " in line for line in lines) == 8 for lines in (one, three))
-    tables = [[line.split() for line in lines if line.split()[1:2] in (["original"], ["rearranged"])]
-              for lines in (one, three)]
+    tables = [[line for line in lines if "order  " in line] for lines in (one, three)]
     assert tables[0] == tables[1] and len(tables[0]) == 4
+    assert len({tuple(line.split()[-3:]) for line in tables[0]}) == 4       # depths and orders differ
+
+
+def test_the_iterations_that_deep_models_need_follow_from_their_pace():
+    """At half the pace of the shallow ones they need twice the iterations, up to the mean over the last tenth."""
+    at = np.arange(1, 101)
+    results = {layer_norm_order.kind_of(layers, order): (2 - at / pace)[None]
+               for layers, pace in ((1, 100), (8, 200)) for order in layer_norm_order.ORDERS}
+    said = LayerNormOrder(layer_norm_order.LayerNormOrderOptions(layers=(8, 1), train_iters=100)).note(results)
+    assert "8 layers reached in the rearranged order after 100 iterations, 1 had reached after 53." in said
+    assert "8 layers need about 189 iterations to reach 1.045." in said
 
 
 # ---- stale_weights --------------------------------------------------------------------------------------------------
@@ -67,19 +81,21 @@ def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
 
 def test_stale_weights_are_compared_over_the_same_microbatches(ranks, tmp_path, capfd):
     """With one stage nothing is late: three ways are one, and take as long; a flush after several has fewer updates."""
-    lines = output_of(ranks, capfd, tmp_path, stale_weights,
+    lines = output_of(ranks, capfd, tmp_path, StaleWeights,
                       "--stages 1 --microbatches 8 --flush-after 4 --seeds 1 --lr 0.05 0.1")
-    each, some, *others = (line.split()[-4:] for line in lines if line.startswith(("a flush", "no flush")))
-    assert others == [each, each] and each[:2] == ["8", "8"] and some[:2] == ["8", "2"] and some[2:] != each[2:]
+    for rate in ("0.05", "0.1"):
+        each, some, *others = (line.split()[-5:] for line in lines if line.startswith(f"rate {rate}, "))
+        assert others == [each, each] and each[:2] == ["8", "8"] and some[:2] == ["8", "2"] and some[2:] != each[2:]
 
 
 def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
     """The simulator's time for 1F1B, once for each step."""
     args = stale_weights.StaleWeightsOptions(stages=3, microbatches=12, flush_after=4)
-    for way in stale_weights.WAYS:
-        m = stale_weights.step_of(way, args)
+    experiment = StaleWeights(args)
+    for kind in experiment.kinds():
+        m = experiment.step_of(kind.name)
         span = simulate(make("1f1b", 3, m), Times()).makespan / 3       # F = I = W = 1
-        assert stale_weights.times(way, args)[-1] == 12 // m * span
+        assert experiment.at(kind, 12)[-1] == 12 // m * span
 
 
 # ---- shared_layers --------------------------------------------------------------------------------------------------
@@ -87,9 +103,9 @@ def test_the_time_of_a_step_is_its_microbatches_and_the_fill():
 
 def test_shared_layers_save_parameters_alone(ranks, tmp_path, capfd):
     """One block for all layers has the parameters and states of one layer, the activations and FLOPs of all."""
-    lines = output_of(ranks, capfd, tmp_path, shared_layers, "--num-layers 2 --seeds 1 --train-iters 2")
+    lines = output_of(ranks, capfd, tmp_path, SharedLayers, "--num-layers 2 --seeds 1 --train-iters 2")
     own, shared, one = (next(line for line in lines if line.startswith(f"{kind}  ")).split()[-7:]
-                        for kind in shared_layers.KINDS)
+                        for kind in ("a block for each layer", "one block for all layers", "one layer"))
     assert shared[:2] == one[:2] != own[:2] and shared[2:4] == own[2:4] != one[2:4]
     assert len({row[4] for row in (own, shared, one)}) == 3
 
@@ -101,7 +117,7 @@ def test_prefetch_hides_gathers_and_changes_nothing(ranks, tmp_path, capfd):
     """Without it every gather begins when all ranks want it; with it, before the last of them does. Both ways compute
     the same, to the bit.
     """
-    lines = output_of(ranks, capfd, tmp_path, prefetch,
+    lines = output_of(ranks, capfd, tmp_path, Prefetch,
                       "--num-layers 3 --hidden-size 64 --steps 1 --message-time 0.5")
     no, yes = (line.split() for line in lines if line.startswith("0.5 "))
     assert no[3:] == ["0%"] * 4 and yes[4] == yes[6] == "67%"
@@ -128,7 +144,8 @@ def test_what_of_a_gather_is_hidden(wanted, waits, expected):
 
 def test_masked_numbers_can_be_known():
     """Each follows from any two that are not masked; each sample has one; seeds differ."""
-    one, other = (next(layer_norm_order.batches(seed)) for seed in (0, 1))
+    experiment = LayerNormOrder(layer_norm_order.LayerNormOrderOptions())
+    one, other = (next(experiment.batches(seed)) for seed in (0, 1))
     assert not np.array_equal(one.targets, other.targets)
     steps = np.diff(np.where(one.weights, one.targets, one.tokens), axis=1) % layer_norm_order.NUMBERS
     assert (steps == steps[:, :1]).all() and one.weights.any(1).all()
@@ -152,9 +169,10 @@ def test_the_batches_are_pieces_of_the_text():
 
 def test_models_of_two_sizes(ranks, tmp_path, capfd):
     """Each kind and size has a row, and a wider model more parameters."""
-    lines = output_of(ranks, capfd, tmp_path, model_size, "--hidden-size 32 16 --seeds 1 --train-iters 1")
-    assert [line.split()[:3] for line in lines if line.startswith(("GPT  ", "BERT  "))] == [
-        ["GPT", "16", "11,200"], ["GPT", "32", "34,688"], ["BERT", "16", "11,809"], ["BERT", "32", "36,161"]]
+    lines = output_of(ranks, capfd, tmp_path, ModelSize, "--hidden-size 32 16 --seeds 1 --train-iters 1")
+    assert [line.split()[:5] for line in lines if line.startswith(("GPT", "BERT"))] == [
+        [f"{family},", "h", "=", *rest] for family, *rest in (
+            ("GPT", "16", "11,200"), ("GPT", "32", "34,688"), ("BERT", "16", "11,809"), ("BERT", "32", "36,161"))]
 
 
 # ---- batch_size -----------------------------------------------------------------------------------------------------
@@ -165,7 +183,7 @@ def test_models_of_two_sizes(ranks, tmp_path, capfd):
     ("--loss 0.1 --max-steps 3 --max-samples 4", [f"{b} 0.001 inf inf inf inf" for b in (1, 2, 4)])])
 def test_batches_of_several_sizes(ranks, tmp_path, capfd, options, rows):
     """A loss above the first is reached after a step, by every batch; one below all of them by none."""
-    lines = output_of(ranks, capfd, tmp_path, batch_size, f"--batch-size 4 1 2 --seeds 2 --lr 0.001 {options}")
+    lines = output_of(ranks, capfd, tmp_path, BatchSize, f"--batch-size 4 1 2 --seeds 2 --lr 0.001 {options}")
     assert [" ".join(line.split()) for line in lines if line.startswith("    ")] == rows
 
 
@@ -173,22 +191,23 @@ def test_the_best_rate_has_the_least_median_and_no_run_takes_twice_as_long():
     steps = {0.1: [900, 950, 300], 0.2: [400, 700, 350], 0.4: [399, 398, 999], 0.8: [100, np.inf, 798]}
     limits = []
 
-    def count(one: BatchRun, limit: int) -> float:
+    def count(b: int, lr: float, seed: int, limit: int) -> float:
         limits.append(limit)
-        assert one.batch_size == 8
-        return steps[one.lr][one.seed] if steps[one.lr][one.seed] <= limit else np.inf
+        assert b == 8
+        return steps[lr][seed] if steps[lr][seed] <= limit else np.inf
 
     args = BatchSizeOptions(lr=(0.8, 0.2, 0.1, 0.4), seeds=3, max_steps=5000, max_samples=8000)
-    assert batch_size.measure(8, count, args) == Measured(0.4, [398, 399, np.inf])
+    best = BatchSize(args).measure(8, count)
+    assert best.lr == 0.4 and best.steps.tolist() == [398, 399, np.inf]
     assert limits == 3 * [1000] + 3 * [1000] + 3 * [800] + 3 * [798]
 
 
 def test_mccandlishs_curve_is_found_again():
     """Steps computed from the curve give back its two numbers, and their quotient is the critical batch size."""
-    steps = {b: [59 + 1200 / b, 60 + 1200 / b, 62 + 1200 / b] for b in (1, 2, 4, 8, 16, 32, 64)}
-    assert batch_size.hyperbola(steps) == pytest.approx((60, 1200))
-    assert batch_size.doublings(steps)[4] == pytest.approx(210 / 360)
-    assert "At B = 20," in batch_size.conclusions(steps) and "From 1 to 8 samples" in batch_size.conclusions(steps)
+    results = {b: Measured(0.1, np.array([59, 60, 62]) + 1200 / b) for b in (1, 2, 4, 8, 16, 32, 64)}
+    assert hyperbola(results) == pytest.approx((60, 1200))
+    experiment = BatchSize(BatchSizeOptions())
+    assert "At B = 20," in experiment.note(results) and " 58% " in experiment.table(results)      # 210 / 360
 
 
 # ---- scaling_study: our formulas beside the papers' measurements ----------------------------------------------------
@@ -224,7 +243,7 @@ def test_rows_see_the_links_of_their_profile():
     """Where links are slower, rows with messages are off."""
     fast = load("dgx-2h")
     slow = replace(fast, inside=replace(fast.inside, bandwidth=10e9))
-    first, *others = zip(*(scaling_study.weak_scaling(profile).rows for profile in (fast, slow)))
+    first, *others = zip(*(list(scaling_study.shoeybi(profile))[1].rows for profile in (fast, slow)))
     assert first[0].found == first[1].found and all(a.found > b.found + 0.1 and not b.meets for a, b in others)
     slow = replace(load("dgx-h100"), between=replace(load("dgx-h100").between, bandwidth=40e9))
     assert all(sum(row.meets for row in table.rows) <= len(table.rows) / 2 for table in h100_tables(slow))
