@@ -219,16 +219,17 @@ found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_own),
 # %% tags=["hide-output"]
 from dataclasses import replace
 
+from mpi_impl.prediction.predict import layer_bytes
+from mpi_impl.prediction.rank import ImaginedWorld
 from reference.config import Recompute
-from reference.costs.activation_inventory import ActivationInventory, total
 from reference.precision import Precision
 
 sequence = ParallelConfig(t, sequence_parallel=True)
 ways = [ParallelConfig(t), sequence, replace(sequence, recompute=Recompute("selective")),
         replace(sequence, recompute=Recompute("full"))]
 for (name, parts), way in zip(ranks["found"][0].items(), ways):
-    expected = total(ActivationInventory(c, b, s, Precision("float64"), way).layer())
-    print(f"{name:24} {sum(parts.values()):>9,} bytes measured on rank 0; predicted, item by item: {expected:>9,}")
+    expected = layer_bytes(ImaginedWorld(c, way, Precision("float64"), b, s, 1))
+    print(f"{name:24} {sum(parts.values()):>9,} bytes measured on rank 0; predicted, without data: {expected:>9,}")
     assert sum(parts.values()) == expected
 outside = [parts["outside"] for parts in ranks["found"][0].values()]
 reveal(guess, outside[0] / outside[1], "times less outside the regions")

@@ -471,13 +471,14 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 # billion parameters, with 4 samples; and what our 4 ranks have sent:
 
 # %%
+from mpi_impl.prediction.predict import layer_bytes
+from mpi_impl.prediction.rank import ImaginedWorld
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.activation_inventory import ActivationInventory, total
 from reference.costs.parameters import parameters
 
 large = ModelConfig(72, 3072, 32, 51_200, 1024)
 for name in "float32", "bfloat16":
-    kept = total(ActivationInventory(large, 4, 1024, Precision(name), ParallelConfig()).layer())
+    kept = layer_bytes(ImaginedWorld(large, ParallelConfig(), Precision(name), 4, 1024, 1))
     sent = {}
     for entry, size in runs[name]["sent"].items():
         sent[entry.dtype] = sent.get(entry.dtype, 0) + size // 40

@@ -29,11 +29,13 @@ c, s = 4, 32
 #
 # How much does a rank keep? Take a model of the size of Llama 3 8B (32 layers, $h = 4096$, 8 heads of keys and values
 # for 32 of queries) on 8 tensor-parallel ranks, in 16 bits, with sequence parallelism and a kernel that recomputes
-# attention's probabilities. `ActivationInventory` counts the bytes of one text, in all layers:
+# attention's probabilities. `layer_bytes` lets a rank run a layer without data, and counts the bytes that one text
+# leaves there:
 
 # %%
+from mpi_impl.prediction.predict import layer_bytes
+from mpi_impl.prediction.rank import ImaginedWorld
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.activation_inventory import ActivationInventory
 from reference.precision import Precision
 
 llama = ModelConfig(32, 4096, 32, 128_256, 1 << 20, "rope", hidden_dropout=0.0, attention_dropout=0.0,
@@ -42,7 +44,7 @@ llama = ModelConfig(32, 4096, 32, 128_256, 1 << 20, "rope", hidden_dropout=0.0, 
 
 def gigabytes(length, ranks):
     parallel = ParallelConfig(8, sequence_parallel=True, context_parallel_size=ranks)
-    return ActivationInventory(llama, 1, length, Precision("bfloat16"), parallel).bytes_of_layers(range(32)) / 1e9
+    return 32 * layer_bytes(ImaginedWorld(llama, parallel, Precision("bfloat16"), 1, length, 1)) / 1e9
 
 lengths = [1 << n for n in range(12, 21)]
 draw_curves({f"c = {n}": [gigabytes(length, n) for length in lengths] for n in (1, 4, 16)}, "tokens in a text",

@@ -21,17 +21,17 @@ from mpi_impl.prediction.predict import predict_alone, predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.report.charts import MEMORY, finish
 from mpi_impl.report.forecast import check_memory, check_one_rank, hosts_of
-from mpi_impl.report.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
+from mpi_impl.report.layer_memory import (LayerMemory, arrays_table, deferred_formula, explained, measure_layer,
+                                          variants, variants_table)
 from mpi_impl.report.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save
-from mpi_impl.runtime.tables import aligned, unit_for
+from mpi_impl.runtime.tables import aligned, unit_for, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
-from reference.costs.activation_inventory import ActivationInventory, StageBytes, total
 from reference.costs.parameters import parameters
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
@@ -59,6 +59,14 @@ Training drops some activations at random (dropout), so that no other comes to r
 which: that is a mask, a byte for each.
 """
 
+ARRAYS = """\
+(A norm keeps its input, normalised, and 1 / std; GeLU its input, and its tanh.)
+
+The paper counts, in s b h: inputs of two norms 4, of Q, K and V 2, of the MLP 2; two dropout masks 2; Q, K and V 6,
+input of attention's output layer 2, of GELU 8, of the MLP's second layer 8; and in a s^2 b: softmax 2, dropout's mask 1
+and output 2. In more than 16 bits we keep GELU's tanh, which is slow to compute, and not dropout's output, which is the
+product of softmax and mask."""
+
 
 @option_group
 class MemoryDemoOptions:
@@ -77,6 +85,7 @@ class MemoryDemoOptions:
 
 
 Panel = dict[str, list[RankMemory]]     # the memory of every rank, by the name of the run
+Layers = dict[ImaginedWorld, LayerMemory]     # one layer of this rank: in the run's format, and last in 16 bits
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
@@ -96,12 +105,11 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
                         f"tensor parallel: {count(ranks.size, 'shard')}": sharers}.items():
         panels[title] = {name: train(ranks, parallel, model, options) for name, parallel in runs.items()}
         say(ranks, f"{title}; bytes on a rank, the peak of each kind\n{runs_table(panels[title])}\n")
-    inventories = {name: ActivationInventory(model, b, s, precision, parallel) for name, parallel in sharers.items()}
-    layers = {name: measure_layer(inventory, ranks) for name, inventory in inventories.items()}
-    say(ranks, layers_text(inventories, layers))
+    layers = {name: measure_layers(ranks, ImaginedWorld(model, parallel, precision, b, s, MICROBATCHES))
+              for name, parallel in sharers.items()}
+    say(ranks, layers_text(layers))
     ranks.broadcast_object(lambda: write_picture(options, panels, model))
-    conclude(ranks, {name: everyone for panel in panels.values() for name, everyone in panel.items()}, inventories,
-             layers)
+    conclude(ranks, {name: everyone for panel in panels.values() for name, everyone in panel.items()}, layers)
 
 
 def check_output(options: MemoryDemoOptions) -> None:
@@ -170,6 +178,12 @@ def train(ranks: Group, parallel: ParallelConfig, model: ModelConfig, options: M
         disconnect(topology)
 
 
+def measure_layers(ranks: Group, run: ImaginedWorld) -> Layers:
+    """Measure one layer of a run in its own format, and in 16 bits, which the formulas are for."""
+    narrow = run if run.precision.half else replace(run, precision=Precision("bfloat16"))
+    return {one: measure_layer(one, ranks) for one in (run, narrow)}
+
+
 def random_tokens(topology: Topology, model: ModelConfig, step: int, b: int, s: int) -> list:
     """Draw a replica's microbatches, identical on its tensor-parallel ranks."""
     windows = np.random.default_rng([step, topology.place.data]).integers(0, model.vocab_size, (MICROBATCHES, b, s + 1))
@@ -211,28 +225,31 @@ def parts(states: Held) -> dict[str, int]:
             "whole for a while": states.gathered + states.unreduced, "offloaded": states.offloaded}
 
 
-def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, StageBytes]) -> str:
-    first = next(iter(inventories))
-    inventory = inventories[first]
+def layers_text(layers: dict[str, Layers]) -> str:
+    first, found = next(iter(layers.items()))
+    (run, layer), (narrow, half) = next(iter(found.items())), list(found.items())[-1]
+    letters = "32 s b h" if run.parallel.tensor_model_parallel_size == 1 else "s b h (8 + 24/t)"
     return "\n".join([
         "Activations of one layer. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
-        variants_table(inventories, {name: found.kept for name, found in layers.items()}), "",
-        f"Item by item: {first}, {inventory.b} x {inventory.s} tokens, {inventory.precision.compute}",
-        layer_table(inventory, layers[first].kept), "",
+        variants_table(layers), "",
+        f"Array by array: {first}, {run.micro_batch_size} x {run.seq_length} tokens, {run.precision.compute}",
+        arrays_table(layer), "", ARRAYS, "",
         "Some pipelines split the backward in two: I, the gradient of the layer's input, for which another rank waits,",
-        "and W, later, those of its weights. Between the two, other arrays must be kept:",
-        deferred_table(inventory, layers[first].deferred), ""])
+        "and W, later, those of its weights. Between the two, the two factors of each weight gradient must be kept:",
+        f"{layer.deferred:,} bytes in {run.precision.compute}. All else the layer kept is gone by then.",
+        f"In {narrow.precision.compute} it is {half.deferred:,} "
+        f"{verdict(half.deferred, deferred_formula(narrow), f'{letters} (Qi et al. 2023, table 1)')}.", ""])
 
 
-def conclude(ranks: Group, runs: Panel, inventories: dict[str, ActivationInventory],
-             layers: dict[str, StageBytes]) -> None:
-    """Check that every number was predicted. Raises AssertionError if not, on all ranks."""
+def conclude(ranks: Group, runs: Panel, layers: dict[str, Layers]) -> None:
+    """Check that every number was predicted, or is a paper's. Raises AssertionError if not, on all ranks."""
     pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in runs.items()
              for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
-    for name, inventory in inventories.items():
-        for rank, layer in enumerate(ranks.allgather_objects(layers[name])):
-            expected = StageBytes(total(inventory.layer()), total(inventory.layer_deferred()))
-            pairs += [(f"a layer of {name}, rank {rank}", *pair) for pair in zip(layer, expected)]
+    for name, found in layers.items():
+        narrow = list(found)[-1]
+        expected = explained(narrow), deferred_formula(narrow)
+        for rank, measured in enumerate(ranks.allgather_objects((found[narrow].bytes, found[narrow].deferred))):
+            pairs += [(f"a layer of {name}, rank {rank}", *pair) for pair in zip(measured, expected)]
     wrong = [f"{what}: {measured:,} bytes and not {predicted:,}" for what, measured, predicted in pairs
              if measured != predicted]
     if wrong:

@@ -2,18 +2,21 @@
 
     python -m mpi_impl.plan --num-gpus 512 --preset gpt2-8.3b --global-batch-size 512 --hardware dgx-2h
 
-It tries all plans, drops those that do not fit into memory, and ranks the others by the time of a step. It needs
-formulas alone: one process, no ranks. mpi_impl/experiments/scaling_study.py compares the formulas with measurements on
-the papers' clusters, benchmarks/predict.py with measurements on the machine at hand.
+It tries all plans, drops those that do not fit into memory, and ranks the others by the time of a step, by the papers'
+formulas. A rank of each plan that is shown takes a step without data: its memory must suffice, too. One process.
+mpi_impl/experiments/scaling_study.py compares the formulas with measurements on the papers' clusters,
+benchmarks/predict.py with measurements on the machine at hand.
 """
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from functools import cache
 
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.plan import profiles
 from mpi_impl.plan.candidates import PlanSearch, Timed, check, shape_words
+from mpi_impl.plan.confirmation import predicted_bytes
 from mpi_impl.plan.launch_line import WIDTH, launch_line
 from mpi_impl.plan.options import PlanOptions, model_of, parse
 from mpi_impl.plan.reasons import reasons
@@ -28,7 +31,8 @@ LETTERS = {"t": "ranks that share each layer", "p": "stages of the pipeline", "d
            "c": "ranks that share a sequence", "e": "ranks that share the experts", "v": "stages on a rank",
            "b": "samples in a microbatch", "m": "microbatches in a step", "ZeRO": "its stage",
            "sequence": "split or whole, outside the sharded regions", "recompute": "what a backward computes again",
-           "GB": "on a device",
+           "GB": "on a device, by the papers' formulas with our bytes an element",
+           "predicted": "the same, by a step without data",
            "idle": "waiting in the pipeline", "MFU": "share of the peak that the model's own FLOPs reach"}
 RULES = "Narayanan et al. 2021 (arXiv 2104.04473, section 3) give three rules:"
 
@@ -37,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     args = PlanOptions(**given)
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
-                     SearchProgress().watch)
+                     SearchProgress().watch, cache(predicted_bytes), args.best)
     check(job)
-    best = job.best[:args.best]
+    best = job.best
     print(f"{summary(job)}\n\n{table(job, best)}\n\n{legend(job, best)}\n\n{RULES}")
     print("\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in reasons(job)))
     print(f"\n{launch_line(best[0].plan, args.preset, job.hardware)}\n\n{corpus(job.model)}")
@@ -70,13 +74,13 @@ def corpus(model: ModelConfig) -> str:
 def table(job: PlanSearch, best: Sequence[Timed]) -> str:
     contexts, experts = any(one.shape[3] > 1 for one in best), job.model.experts is not None
     rows = [["t", "p", "d", *["c"] * contexts, *["e"] * experts, "v", "b", "m", "ZeRO", "sequence", "recompute", "GB",
-             "s/step", "idle", "TFLOP/s", "MFU"]]
+             "predicted", "s/step", "idle", "TFLOP/s", "MFU"]]
     for one in best:
-        p = one.plan.parallel
+        p, sizes = one.plan.parallel, (sum(job.needs(one.plan)), job.predict(one.plan, job.hardware))
         rows.append([*map(str, one.shape[:3 + contexts]), *[str(p.expert_model_parallel_size)] * experts,
                      str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
                      str(p.zero_stage), "split" if p.sequence_parallel else "whole", p.recompute.granularity,
-                     gigabytes(sum(one.plan.memory)), f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
+                     *map(gigabytes, sizes), f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
                      f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",
                      f"{utilization(flops_of_step(one.plan), one.seconds, job.n, job.hardware.peak):.1%}"])
     return aligned(rows, left=())

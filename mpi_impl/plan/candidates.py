@@ -1,7 +1,7 @@
 """All parallelisms of a model on n devices: every (t, p, d, c, e, v, b, ZeRO stage, sequence parallelism, recompute)
 that the sizes allow, those that fit into a device's memory, and the fastest of them.
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -9,11 +9,12 @@ from math import gcd, isqrt, prod
 from operator import attrgetter
 from typing import NamedTuple
 
+from mpi_impl.plan.confirmation import precision_of
 from reference.config import (LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               require_positive)
 from reference.costs.hardware import Hardware
 from reference.costs.parameters import parameters
-from reference.costs.plans import Plan
+from reference.costs.plans import Plan, PlanMemory
 from reference.costs.step_time import StepTime, step_time
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
@@ -24,6 +25,7 @@ RIVALS = 4      # plans of such a shape, at most, that are simulated if they are
 CLOSE = 1.02    # times the fastest one's time: the closed form is that exact for good plans
 MOST_B = 64     # samples in a microbatch: more do not speed up products
 LEAST_POSITIONS = 4096      # on a context-parallel rank: t, p and d suffice for shorter sequences
+PAPERS = (2, 2, 12, 2)      # bytes of a parameter, its gradient and its moments, and of an activation, in the papers
 
 Shape = tuple[int, int, int, int]     # t, p, d and c
 
@@ -61,6 +63,8 @@ class PlanSearch:
     B: int          # samples of a step
     hardware: Hardware
     watch: Callable[[str, int, int], None] = lambda work, done, of: None    # hears what is done of which work
+    predict: Callable[[Plan, Hardware], float] = lambda plan, hardware: 0.0     # bytes on a plan's fullest rank
+    shown: int = SIMULATED      # plans, at most, whose memory is predicted
 
     def __post_init__(self):
         require_positive("num_gpus", self.n)
@@ -71,8 +75,13 @@ class PlanSearch:
         """Return the bytes of a device that a model may use."""
         return self.hardware.memory - self.hardware.reserved
 
+    def needs(self, plan: Plan) -> PlanMemory:
+        """Return the memory of the papers' formulas, with our bytes an element: we sum gradients in float32."""
+        w, g, k = precision_of(self.hardware).bytes_each
+        return PlanMemory(*(size * ours / theirs for size, ours, theirs in zip(plan.memory, (w, g, k, w), PAPERS)))
+
     def fits(self, plan: Plan) -> bool:
-        return sum(plan.memory) <= self.memory
+        return sum(self.needs(plan)) <= self.memory
 
     @cached_property
     def plans(self) -> list[Plan]:
@@ -92,17 +101,29 @@ class PlanSearch:
 
     @cached_property
     def best(self) -> list[Timed]:
-        """Return the fastest plan of each (t, p, d, c), for a limited number of shapes, simulated, fastest first."""
+        """Return the fastest plan of each (t, p, d, c), for a limited number of shapes, simulated, fastest first: those
+        whose memory is predicted to suffice, too.
+        """
         contestants: dict[Shape, list[Timed]] = {}
         for one in self.fitting:
             rivals = contestants.setdefault(one.shape, [])
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
                 rivals.append(one)
-        found, simulated = [], list(contestants.values())[:SIMULATED]
+        found, simulated = list[Timed](), list(contestants.values())[:SIMULATED]
         for i, rivals in enumerate(simulated):
             self.watch("shapes are simulated", i, len(simulated))
-            found.append(min(map(self.simulate, rivals), key=seconds_of))
-        return sorted(found, key=seconds_of)
+            found += map(self.simulate, rivals)
+        return self.confirm(sorted(found, key=seconds_of))
+
+    def confirm(self, ranked: Sequence[Timed]) -> list[Timed]:
+        """Return the first of each shape that is predicted to fit, as many as are to be shown."""
+        found: dict[Shape, Timed] = {}
+        for one in ranked:
+            if len(found) < self.shown and one.shape not in found:
+                self.watch("plans are predicted", len(found), self.shown)
+                if self.predict(one.plan, self.hardware) <= self.memory:
+                    found[one.shape] = one
+        return list(found.values())
 
     def simulate(self, one: Timed) -> Timed:
         return Timed(one.plan, simulated_time(one.plan, self.hardware))
@@ -200,11 +221,16 @@ def check(job: PlanSearch) -> None:
                         f"{MOST_ACTIONS:,} forwards, of microbatches of at most {MOST_B} samples. Choose a smaller "
                         "one, or one with more divisors.")
     if not job.fitting:
-        leanest = min(job.plans, key=lambda plan: sum(plan.memory))
+        leanest = min(job.plans, key=lambda plan: sum(job.needs(plan)))
+        least = sum(job.needs(leanest))
         raise UserError(
-            f"No plan fits: of {len(job.plans):,} the leanest holds {sum(leanest.memory) / 1e9:,.1f} GB on a device "
+            f"No plan fits: of {len(job.plans):,} the leanest holds {least / 1e9:,.1f} GB on a device "
             f"({describe(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
             f"{remedy(job)}")
+    if not job.best:
+        raise UserError(f"By the papers' formulas {len(job.fitting):,} plans fit into {job.memory / 1e9:,.0f} GB, but "
+                        "predictions of the fastest find more on a rank. Choose a larger --num-gpus, or a smaller "
+                        "model.")
 
 
 def remedy(job: PlanSearch) -> str:
@@ -214,7 +240,8 @@ def remedy(job: PlanSearch) -> str:
     found = shapes(job.model, job.B)
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
         return "No number of them would do: choose a smaller model, or a shorter --seq-length."
-    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all devices together hold these at least once
+    states = model_states(parameters(job.model), 1, 0, *precision_of(job.hardware).bytes_each)
+    least = sum(states) / job.memory        # all devices together hold these at least once
     near = sorted(((prod(shape), shape) for shape in found if prod(shape) >= least),
                   key=lambda one: (one[0] < job.n, abs(one[0] - job.n)))
     n = next(n for n, shape in near if job.fits(leanest_plan(job, *shape)))

@@ -19,7 +19,8 @@ def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
     figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
     memory, time = figure.subplots(1, 2, sharey=True)
     for y, one in enumerate(best):
-        stack(memory, y, [(part / 1e9, MEMORY[name]) for name, part in one.plan.memory._asdict().items()], "{:,.3g} GB")
+        needs = job.needs(one.plan)._asdict()
+        stack(memory, y, [(part / 1e9, MEMORY[name]) for name, part in needs.items()], "{:,.3g} GB")
         stack(time, y, [(part, TIME[name]) for name, part in one.time._asdict().items()], "{:,.3g} s")
     memory.axvline(job.memory / 1e9, color="#505050", linestyle="--", linewidth=1)
     memory.set(yticks=range(len(best)), yticklabels=[label(one) for one in best], ylim=(len(best) - 0.5, -0.5),

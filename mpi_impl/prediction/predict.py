@@ -83,6 +83,13 @@ def predict(world: ImaginedWorld, rank: int, colors: Colors) -> Predicted:
     return extrapolated(one, other, (m - few) // p)
 
 
+def layer_bytes(world: ImaginedWorld) -> int:
+    """Predict the activations that a layer more keeps of a microbatch, on the first rank."""
+    one, two = (predict(replace(world, model=replace(world.model, num_layers=layers)), 0, world.colors())
+                for layers in (1, 2))
+    return two.held.activations - one.held.activations
+
+
 def no_capacity(c: ModelConfig) -> ModelConfig:
     """Return the model without a limit to what its experts take: how much that drops depends on the data."""
     return replace(c, experts=replace(c.experts, moe_expert_capacity_factor=None)) if c.experts else c

@@ -1,10 +1,11 @@
-"""The bytes that one layer saves of a microbatch: measured, by our inventory, and by the papers' formulas.
+"""The arrays that one layer keeps of a microbatch, found in the caches of a real one, beside the papers' formulas.
 
-The inventory: reference/costs/activation_inventory.py.
+The formulas are those of Korthikanti et al. 2022 (2205.05198) and, for a backward in two parts, Qi et al. 2023
+(2401.10241), in bytes of a GPT in 16 bits. Letters as in reference/config.
 """
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from textwrap import fill
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,73 +14,119 @@ from mpi_impl.comm.mappings import region_of
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.runtime.arrays import dtype_of
-from mpi_impl.runtime.tables import WIDTH, aligned, verdict
+from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
-from reference.costs.activation_inventory import ActivationInventory, SavedTensor, StageBytes, total
-from reference.costs.array_bytes import array_bytes
+from reference.costs.array_bytes import array_bytes, arrays_under
 from reference.costs.memory import layer_activations
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.layers.embedding import Embedding
 from reference.models.gpt import GPT
+from reference.models.model import sequences_of
 from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
-from reference.precision import Precision
-
-HALF = Precision("bfloat16")      # float16 takes the same
 
 
-def measure_layer(inventory: ActivationInventory, group: Group) -> StageBytes:
-    """Measure a real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
-    c, b, region = inventory.c, inventory.sequences, region_of(group, inventory.parallel)
-    dtype, main = (dtype_of(name) for name in (inventory.precision.compute, inventory.precision.main))
-    layer, positions = c.num_layers, inventory.outside // (b * c.hidden_size)      # it neither embeds nor has the head
+class SavedArray(NamedTuple):
+    """An array that a layer keeps until its backward."""
+
+    name: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class LayerMemory(NamedTuple):
+    """What one layer keeps of a microbatch."""
+
+    kept: list[SavedArray]     # from F until B, or until I
+    deferred: int              # bytes from I until W
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.bytes for array in self.kept)
+
+
+def measure_layer(run: ImaginedWorld, group: Group) -> LayerMemory:
+    """Find a real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
+    c, b, region = run.model, run.micro_batch_size * sequences_of(run.model), region_of(group, run.parallel)
+    dtype, main = (dtype_of(name) for name in (run.precision.compute, run.precision.main))
+    layer, positions = c.num_layers, run.seq_length // run.parallel.sequence_shards      # no embedding, no head
     tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)
     layout, params = Layout(tensors, group.size), initialize_shard(tensors, 0, dtype, group.size, group.rank)
     p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, main))))
     draw = np.random.default_rng(group.rank).normal
     x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
-    context = LayerContext(Dropout(c, seed=0, step=1), inventory.parallel.recompute)
+    context = LayerContext(Dropout(c, seed=0, step=1), run.parallel.recompute)
     with group.ledger.phase("measured layer"):
         _, cache = gpt_forward(x, p, c, None, region, context)
-        kept, sink = array_bytes(cache.layers), DeferredSink(ImmediateSink())
+        (group_cache,), sink = cache.layers, DeferredSink(ImmediateSink())
+        kept = saved_arrays(group_cache.caches[layer] if group_cache.caches else {"x": group_cache.x})
         gpt_backward(dy, p, cache, c, grads, sink, region)
-    return StageBytes(kept, array_bytes(sink.held()))
+    return LayerMemory(kept, array_bytes(sink.held()))
 
 
-def layer_table(inventory: ActivationInventory, measured: int) -> str:
-    """Tabulate the saved tensors of one layer, item by item, beside the formula, with the reasons for differences."""
-    published = layer_formula(inventory)
-    table = items_table(["kept until the backward", "elements", "bytes", "formula", "why they differ"],
-                        inventory.layer(), published, measured)
-    return f"{table}\n{bridge(replace(inventory, precision=HALF).layer(), published)}"
+def saved_arrays(cache) -> list[SavedArray]:
+    """Return the arrays of a cache, each once: one with three parts is called `attention.core.q, k, v`."""
+    return [SavedArray(", ".join([first, *(name.rpartition(".")[2] for name in others)]), array.shape, array.nbytes)
+            for (first, *others), array in arrays_under(cache).values()]
 
 
-def items_table(titles: list[str], items: Sequence[SavedTensor], published: float, measured: int) -> str:
-    """Tabulate items, and compare their sum with the published one and the measured one."""
-    rows = [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in items]
-    end = ["sum", f"{sum(item.elements for item in items):,}", f"{total(items):,}", f"{published:,.0f}",
-           f"measured: {verdict(measured, total(items), 'the sum')}"]
-    return aligned([titles, *rows, end], left=(0, 4))
+# ---- the papers' formulas -------------------------------------------------------------------------------------------
 
 
-def bridge(found: Sequence[SavedTensor], published: float) -> str:
-    """Explain the step from the formula's bytes to ours in 16 bits."""
-    more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
-    steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
-    same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
-    return f"In 16 bits, as in the papers, ours would be {total(found):,}, {same}{steps}"
+def layer_formula(run: ImaginedWorld) -> float:
+    """Return the bytes that the formula of Korthikanti et al. 2022 has for a layer."""
+    p = run.parallel
+    return sum(layer_activations(run.model, run.micro_batch_size, run.seq_length, p.tensor_model_parallel_size,
+                                 p.sequence_parallel, p.recompute.granularity))
 
 
-def deferred_table(inventory: ActivationInventory, measured: int) -> str:
-    """Tabulate the bytes of a layer from I to W, for schedules that split the backward."""
-    found = [item._replace(why="") for item in inventory.layer_deferred()]     # which would always be the format
-    table = items_table(["kept from I until W", "elements", "bytes", "in 16 bits", ""], found,
-                        sum(item.paper for item in found), measured)
-    return (f"{table}\n"
-            "In 16 bits on one rank it is 32 s b h (Qi et al. 2023, table 1). All else the layer kept is gone by then.")
+def formula_of(p: ParallelConfig) -> str:
+    """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
+    t, sharded = p.tensor_model_parallel_size, p.sequence_parallel
+    match p.recompute.granularity:
+        case "full":
+            return "2 s b h / t" if sharded else "2 s b h"
+        case "selective":
+            return "34 s b h / t" if sharded else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
+    return ("s b h (34 + 5 a s/h) / t" if sharded else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
+            "s b h (34 + 5 a s/h)")
+
+
+def differences(run: ImaginedWorld) -> dict[str, float]:
+    """Name what a GPT's layer keeps in 16 bits that the formula has not, and the other way round: bytes."""
+    c, b, s, p = run.model, run.micro_batch_size, run.seq_length, run.parallel
+    if p.recompute.granularity == "full":
+        return {}
+    t, sharded = p.tensor_model_parallel_size, p.sequence_shards
+    core = layer_activations(c, b, s, t, recompute=p.recompute.granularity).core
+    whole = b * s * c.hidden_size
+    gathered = 2 * 2 * (whole - whole // sharded) if p.keep_gathered_inputs else 0
+    found = {"attention's probabilities, which the kernel computes again": -core,
+             "the inputs of attention and MLP at all positions": gathered,
+             "1 / std of two norms, in float32": 2 * 4 * b * s // sharded}
+    return {what: size for what, size in found.items() if size}
+
+
+def explained(run: ImaginedWorld) -> int:
+    """Return the bytes that a GPT's layer keeps in 16 bits: the formula's, and the differences."""
+    return round(layer_formula(run) + sum(differences(run).values()))
+
+
+def deferred_formula(run: ImaginedWorld) -> int:
+    """Return s b h (8 + 24/t) bytes, the two factors of each weight gradient.
+
+    On one rank that is 32 s b h (Qi et al. 2023, table 1). Sequence parallelism saves none of them: the products need
+    all positions.
+    """
+    c, tokens = run.model, run.micro_batch_size * run.seq_length
+    return round(tokens * c.hidden_size * (8 + 24 / run.parallel.tensor_model_parallel_size))
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def variants(t: int) -> dict[str, ParallelConfig]:
@@ -95,38 +142,23 @@ def variants(t: int) -> dict[str, ParallelConfig]:
     return found
 
 
-def variants_table(inventories: Mapping[str, ActivationInventory], measured: Mapping[str, int]) -> str:
-    """Tabulate a layer's bytes for each variant: measured, our inventory, our inventory in 16 bits, and the formula."""
-    rows, why = [["a layer keeps, on a rank", "measured", "our inventory", "in 16 bits", "formula", "which is"]], []
-    for name, inventory in inventories.items():
-        ours, narrow = total(inventory.layer()), replace(inventory, precision=HALF).layer()
-        rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{total(narrow):,}",
-                     f"{layer_formula(inventory):,.0f}", formula_of(inventory.parallel)])
-        why.append(fill(f"{name}: {differences(narrow)}", WIDTH, initial_indent="  ", subsequent_indent="    "))
-    return "\n".join([aligned(rows, left=(0, 5)), "In 16 bits, beside the formula:", *why])
+def variants_table(found: Mapping[str, Mapping[ImaginedWorld, LayerMemory]]) -> str:
+    """Tabulate a layer's bytes in each variant: measured in each format, the last of 16 bits, and the formula; then why
+    these two differ.
+    """
+    rows, why = [], []
+    for name, measured in found.items():
+        run, layer = list(measured.items())[-1]
+        rows.append([name, *(f"{one.bytes:,}" for one in measured.values()), f"{layer_formula(run):,.0f}",
+                     formula_of(run.parallel)])
+        steps = [f"{'+' if size > 0 else '-'} {abs(size):,.0f}  {what}" for what, size in differences(run).items()]
+        why += [f"{name}: {verdict(layer.bytes, explained(run), 'the formula')}", *(f"    {step}" for step in steps)]
+    titles = ["a layer keeps, on a rank", *(f"in {run.precision.compute}" for run in measured), "formula", "which is"]
+    return "\n".join([aligned([titles, *rows], left=(0, len(titles) - 1)),
+                      f"In {run.precision.compute} that is, to the byte:", *why])
 
 
-def differences(items: Sequence[SavedTensor]) -> str:
-    """List the items that differ by more than a hundredth of the formula: `+ GeLU's tanh, - the same after dropout`."""
-    least = sum(item.paper for item in items) / 100
-    return ", ".join(f"{'+' if item.bytes > item.paper else '-'} {item.what}" for item in items
-                     if abs(item.bytes - item.paper) > least) or "the same"
-
-
-def layer_formula(inventory: ActivationInventory) -> float:
-    """Return Korthikanti et al. 2022's formula, in bytes."""
-    one, p = inventory, inventory.parallel
-    return sum(layer_activations(one.c, one.b, one.s, p.tensor_model_parallel_size, p.sequence_parallel,
-                                 p.recompute.granularity))
-
-
-def formula_of(p: ParallelConfig) -> str:
-    """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
-    t, sharded = p.tensor_model_parallel_size, p.sequence_parallel
-    match p.recompute.granularity:
-        case "full":
-            return "2 s b h / t" if sharded else "2 s b h"
-        case "selective":
-            return "34 s b h / t" if sharded else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
-    return ("s b h (34 + 5 a s/h) / t" if sharded else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
-            "s b h (34 + 5 a s/h)")
+def arrays_table(layer: LayerMemory) -> str:
+    """Tabulate the arrays of a layer's cache."""
+    rows = [[name, " x ".join(map(str, shape)), f"{size:,}"] for name, shape, size in layer.kept]
+    return aligned([["kept until the backward", "shape", "bytes"], *rows, ["sum", "", f"{layer.bytes:,}"]])

@@ -1,1 +1,1 @@
-"""The cost of a run in parameters, FLOPs, bytes and seconds: the papers' formulas, and an inventory of our machine."""
+"""The cost of a run in parameters, FLOPs, bytes and seconds, as the papers' formulas have it."""

@@ -14,10 +14,8 @@ from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.report.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
                                       check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
                                       remedy)
-from mpi_impl.report.layer_memory import formula_of, layer_formula, variants, variants_table
 from mpi_impl.report.throughput import Throughput, describe_flops, format_rate, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.activation_inventory import ActivationInventory, total
 from reference.costs.flops import iteration_flops
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
@@ -104,36 +102,6 @@ def test_ranks_that_share_a_gpu_count_together(ranks):
 
 def gpus_of(group):
     return hosts_of(group, group.rank, [Memory("a", 70), Memory("a", 80), Memory("b", 90)][group.rank])
-
-
-# ---- formulas: put into its letters, one gives the number that it is printed beside ---------------------------------
-
-
-def value(formula, **letters):
-    """Evaluate a text like `s b h (10 + 24/t)`, in which neighbours are factors."""
-    return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula), {"__builtins__": {}}, letters)
-
-
-def cells(line):
-    return re.split(" {2,}", line.strip())
-
-
-def number(cell):
-    """Parse a cell: `= 1,234` -> 1234."""
-    return int(re.sub("[=, ]", "", cell))
-
-
-@pytest.mark.parametrize("t", [1, 2, 7])
-def test_the_formulas_of_a_layer(t):
-    """With and without sequence parallelism, and for any recompute; each row of the table has one beside its number."""
-    model = ModelConfig(2, 420, 84, 11, 13)      # a and h that all t divide
-    inventories = {name: ActivationInventory(model, 3, 13, FLOAT32, parallel) for name, parallel in variants(t).items()}
-    table = variants_table(inventories, {name: total(inventory.layer()) for name, inventory in inventories.items()})
-    for line, inventory in zip(table.splitlines()[1:], inventories.values()):
-        printed, formula = cells(line)[4:6]
-        found = value(formula, s=13, b=3, h=420, a=84, t=t)
-        assert formula == formula_of(inventory.parallel)
-        assert found == pytest.approx(layer_formula(inventory)) == pytest.approx(number(printed), abs=0.5)
 
 
 # ---- time, and rates ------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.topology import Place, rank_at
-from mpi_impl.prediction.predict import observe, predict, predict_alone, sent_by_pipeline
+from mpi_impl.prediction.predict import layer_bytes, observe, predict, predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
 from reference.config import ModelConfig, ParallelConfig
+from reference.costs.memory import most_in_flight
 from reference.costs.parameters import parameters_of_stage
 from reference.costs.volumes import PassCounts, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
@@ -105,6 +106,22 @@ def test_a_skipped_step_publishes_no_parameters(stage):
     for entry, (calls, total) in all_move.items():
         times = 3 if entry in published else 5
         assert three_move[entry] == (calls * times // 5, total * times // 5)
+
+
+@FEWER
+@given(st.sampled_from(["gpipe", "1f1b", "interleaved"]), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_a_rank_holds_as_many_microbatches_as_the_papers_say(schedule, p, v, groups):
+    """Of each stage's layers, all alike, in the ranks between the first and the last: what one microbatch leaves there,
+    times the most in flight.
+    """
+    v, p = (v, max(p, 2)) if schedule == "interleaved" else (1, p)
+    parallel = ParallelConfig(1, p + 2, 1, schedule, v if schedule == "interleaved" else None)
+    m = groups * (p + 2)
+    world = ImaginedWorld(ModelConfig((p + 2) * v, 4, 1, 11, 4), parallel, Precision("float32"), 1, 4, m)
+    layer = layer_bytes(replace(world, parallel=ParallelConfig(), microbatches=1))
+    for rank in range(1, p + 1):
+        held = predict(world, rank, world.colors()).held
+        assert held.activations == layer * most_in_flight(schedule, p + 2, m, rank, v)
 
 
 @FEWER

@@ -8,18 +8,23 @@ from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 from mpi_impl.plan import candidates
 from mpi_impl.plan.candidates import PlanSearch, check, describe, divisors
+from mpi_impl.plan.confirmation import predicted_bytes
+from mpi_impl.prediction.predict import predict_alone
+from mpi_impl.prediction.rank import ImaginedWorld
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
+from reference.costs.memory import most_in_flight
 from reference.costs.plans import Plan
 from reference.costs.step_time import step_time
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of, stages_of_ranks
+from reference.precision import Precision
 from tests.deep import one_fast_of
-from tests.plan_cases import REAL, model_of
+from tests.plan_cases import REAL, model_of, plans
 
 
 @cache
@@ -33,7 +38,7 @@ def jobs(draw):
     """Draw small searches, of which at least one plan fits."""
     L, n, B = draw(st.integers(1, 7)), draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.sampled_from((4, 6, 8, 12)))
     found = job(L, n, B)
-    sizes = sorted(sum(plan.memory) for plan in found.plans)
+    sizes = sorted(sum(found.needs(plan)) for plan in found.plans)
     if not sizes:
         return job(4, 8, 8)
     return job(L, n, B, 1 + REAL.reserved + sizes[int(draw(st.sampled_from((0, 0.1, 0.5, 1))) * (len(sizes) - 1))])
@@ -94,7 +99,7 @@ def test_divisors(n):
 def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     room = job.hardware.memory - job.hardware.reserved
     fitting = {one.plan for one in job.fitting}
-    assert fitting == {plan for plan in job.plans if sum(plan.memory) <= room} and len(fitting) == len(job.fitting)
+    assert fitting == {plan for plan in job.plans if sum(job.needs(plan)) <= room} and len(fitting) == len(job.fitting)
     times = [one.seconds for one in job.fitting]
     assert times == sorted(times)
     assert all(one.time == step_time(one.plan, job.hardware, closed_form=True) for one in job.fitting[::7])
@@ -114,6 +119,52 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
         assert prod(one.shape) == job.n
         rivals = [time for plan, time in played.items() if candidates.shape_of(plan) == one.shape]
         assert one.seconds <= 1.25 * min(rivals)
+
+
+# ---- what they hold, predicted --------------------------------------------------------------------------------------
+
+
+@given(jobs())
+def test_no_plan_is_shown_that_does_not_fit(job):
+    """Of those shown, every rank of a pipeline is predicted to fit; of each shape left out, its fastest is not."""
+    job = replace(job, predict=predicted_bytes, shown=3)
+    sizes = {one.plan: most_held(one.plan) for one in replace(job, predict=unknown, shown=10).best}
+    for one in job.best:
+        assert most_held(one.plan) <= job.memory
+    missing = [plan for plan in sizes if candidates.shape_of(plan) not in {one.shape for one in job.best}]
+    assert len(job.best) == 3 or all(sizes[plan] > job.memory for plan in missing)
+
+
+def unknown(plan, hardware):
+    return 0.0
+
+
+def held_by_ranks(plan):
+    """Predict every rank of a pipeline, in the whole of its step."""
+    return [one.held for one in predict_alone(ImaginedWorld(
+        plan.model, plan.parallel, Precision("float16"), plan.b, plan.positions, plan.m))]
+
+
+def most_held(plan):
+    return max(map(sum, held_by_ranks(plan)))
+
+
+@settings(max_examples=settings().max_examples // 2, phases=[Phase.generate])
+@given(plans())
+def test_the_formula_of_a_plans_memory_is_a_bound(plan):
+    """But for what the papers leave out: some numbers a position, inputs that are gathered and kept, what tensor
+    parallelism leaves whole before and after the layers, what ZeRO has whole for a while, and its buckets' padding.
+    """
+    p, layers = plan.parallel, len(plan.layers)
+    search = PlanSearch(plan.model, p.world_size, plan.m * plan.b * p.data_parallel_size, REAL)
+    tokens = plan.b * plan.positions * most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, plan.m, 0,
+                                                      p.virtual_pipeline_size or 1)
+    positions = tokens * (8 * layers + 4 * 8)       # 1 / std of two norms; ids, and sums of the loss
+    x = tokens * plan.model.hidden_size
+    whole = 4 * x * layers * p.keep_gathered_inputs + (0 if p.sequence_parallel else 5 * x)
+    padding = 18 * p.data_parallel_size * (layers + 3) * bool(p.zero_stage)
+    for held in held_by_ranks(plan):
+        assert sum(held) - held.gathered - held.unreduced <= sum(search.needs(plan)) + positions + whole + padding
 
 
 # ---- where there is none --------------------------------------------------------------------------------------------
@@ -139,7 +190,7 @@ def test_a_world_that_does_not_divide(L, n, B):
     (*job, share) for share in (0.15, 0.3, 0.6) for job in ((6, 1, 6), (4, 2, 3), (5, 1, 8)))))
 def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     """Beside looking at every larger number; and with it a plan does fit."""
-    whole = sum(min((plan.memory for plan in job(L, 1, B).plans), key=sum))
+    whole = sum(min(map(job(L, 1, B).needs, job(L, 1, B).plans), key=sum))
     small = job(L, n, B, REAL.reserved + share * whole)
     if small.fitting:
         check(small)
@@ -149,7 +200,7 @@ def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     assert ("No number of them would do" in text) == (not fits)
     if fits:
         assert int(re.search(r"With --num-gpus (\d+) one fits", text)[1]) == fits[0]
-    leanest = min(sum(plan.memory) for plan in small.plans)
+    leanest = min(sum(small.needs(plan)) for plan in small.plans)
     assert f"the leanest holds {leanest / 1e9:,.1f} GB" in text
 
 

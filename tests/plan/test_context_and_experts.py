@@ -61,7 +61,7 @@ def test_reasons_for_context_parallelism():
     slow = Link(1e-3, 1e8)
     said = told(job(inside=slow, between=slow, memory=1e9))
     assert "Context parallelism is not needed: a rank holds all 16 positions, c = 1. With c above 1 the best" in said
-    least = min(sum(one.memory) for one in job(8, s=512).plans)
+    least = min(sum(job(8).needs(one)) for one in job(8, s=512).plans)
     assert "Context parallelism, c = " in (said := told(job(8, s=512, memory=REAL.reserved + 1.01 * least)))
     assert "With c = 1 nothing fits." in said and "of 512 positions" in said
 
@@ -71,7 +71,7 @@ def test_reasons_for_expert_parallelism():
     said = told(job(4, EXPERTS, inside=slow, between=slow, memory=1e9))
     assert "Expert parallelism, e = 1: each rank holds 4 of a layer's 4 experts." in said
     many = job(4, replace(EXPERTS, num_experts=64))
-    least = min(sum(one.memory) for one in many.plans if one.parallel.zero_stage < 3)
+    least = min(sum(many.needs(one)) for one in many.plans if one.parallel.zero_stage < 3)
     said = told(job(4, replace(EXPERTS, num_experts=64), memory=REAL.reserved + 1.01 * least))
     assert re.search(r"e = 4: each rank holds 16 of a layer's 64 experts, which costs .* With all experts on", said)
 

@@ -9,6 +9,7 @@ import pytest
 
 from mpi_impl.plan.__main__ import main, table
 from mpi_impl.plan.candidates import PlanSearch
+from mpi_impl.plan.confirmation import predicted_bytes
 from mpi_impl.plan.launch_line import launch_line
 from mpi_impl.plan.options import model_of, parse
 from mpi_impl.plan.picture import LABELS, TIME, draw_plans
@@ -43,7 +44,9 @@ def test_it_prints_the_ranking_its_reasons_and_the_line_to_copy(job, capsys):
     assert " ".join(told.split()).endswith(": " + " ".join(reasons(job)))
     assert line == launch_line(job.best[0].plan, None, job.hardware)
     assert "--data-path" in last and "51,200 tokens" in last
-    assert ranking == table(job, job.best[:6])
+    shown = replace(job, predict=predicted_bytes, shown=6)
+    assert ranking == table(shown, shown.best) and [one.plan for one in shown.best] == [
+        one.plan for one in job.best[:6]]
 
 
 def test_the_table_has_the_numbers_of_its_plans(job):
@@ -58,7 +61,7 @@ def test_the_table_has_the_numbers_of_its_plans(job):
             "split" if p.sequence_parallel else "whole", p.recompute.granularity]
         reached = iteration_flops(job.model, 16, 256) / one.seconds / 8
         numbers = [float(found[name].rstrip("%")) for name in ("GB", "s/step", "idle", "TFLOP/s", "MFU")]
-        assert numbers == pytest.approx([sum(one.plan.memory) / 1e9, one.seconds, 100 * one.time.idle / one.seconds,
+        assert numbers == pytest.approx([sum(job.needs(one.plan)) / 1e9, one.seconds, 100 * one.time.idle / one.seconds,
                                          reached / 1e12, 100 * reached / 312e12], rel=0.006, abs=0.051)
 
 
@@ -92,7 +95,7 @@ def test_a_profile_may_be_a_file_and_the_plans_may_be_drawn(tmp_path, capsys):
 
 def test_the_picture_has_a_bar_for_each_plan_of_its_memory_and_of_its_time(job):
     memory, seconds = draw_plans(job, job.best[:4], "title").axes
-    for axes, unit, parts in ((memory, 1e9, [one.plan.memory for one in job.best[:4]]),
+    for axes, unit, parts in ((memory, 1e9, [job.needs(one.plan) for one in job.best[:4]]),
                               (seconds, 1, [one.time for one in job.best[:4]])):
         bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
         np.testing.assert_allclose(bars, [

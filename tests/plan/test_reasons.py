@@ -27,7 +27,7 @@ CASES = [(L, a, n, B, server, inside, between, share)
 @cache
 def job(L, a, n, B, server, inside, between, share) -> PlanSearch:
     found = PlanSearch(model_of(L, a), n, B, replace(REAL, server=server, inside=inside, between=between))
-    sizes = sorted(sum(plan.memory) for plan in found.plans)
+    sizes = sorted(sum(found.needs(plan)) for plan in found.plans)
     return replace(found, hardware=replace(found.hardware, memory=1 + REAL.reserved
                                            + sizes[int(share * (len(sizes) - 1))]))
 

@@ -1,23 +1,17 @@
-"""The formulas for bytes, against schedules and the published tables; and the inventory of our arrays, against them."""
-from dataclasses import replace
+"""The formulas for bytes, against schedules and the published tables; and the bytes of arrays."""
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.activation_inventory import (ActivationInventory, StageBytes, peak_activations, rank_activations,
-                                                  total)
+from reference.config import ModelConfig
 from reference.costs.array_bytes import array_bytes
 from reference.costs.memory import activations_outside_layers, layer_activations, most_in_flight
 from reference.costs.published import ZERO
 from reference.parallel.model_states import model_states
-from reference.precision import FORMATS, Precision
-from reference.schedules.actions import parse_action
 from reference.schedules.generators import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.schedules.simulate import activations_in_flight
-from tests.strategies import cases
 
 GPT3, MT_NLG = ModelConfig(96, 12_288, 96, 51_200, 2048), ModelConfig(105, 20_480, 128, 51_200, 2048)   # 175B, 530B
 
@@ -117,72 +111,7 @@ def test_the_first_stage_holds_all_layers_worth(p, v, layers):
     assert most_in_flight("interleaved", p, m, 0, v) * layers == pytest.approx(L * (1 + (p - 1) / (p * v)))
 
 
-# ---- item by item ---------------------------------------------------------------------------------------------------
-
-
-def inventory_of(case, granularity="none", compute="bfloat16"):
-    return ActivationInventory(case.model, case.b, case.s, Precision(compute), ParallelConfig(
-        case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
-        recompute=Recompute(granularity)))
-
-
-@given(cases(), st.sampled_from(["none", "selective", "full"]), st.sampled_from(sorted(FORMATS)))
-def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
-    """The paper's column adds up exactly; an item has a reason if and only if our bytes differ from the paper's."""
-    inventory = inventory_of(case, granularity, compute)
-    formula = layer_activations(case.model, case.b, case.s, case.t, case.sequence_parallel, granularity)
-    assert sum(item.paper for item in inventory.layer()) == sum(formula)
-    for item in [*inventory.layer(), *inventory.layer_deferred(), *inventory.embedding(), *inventory.head()]:
-        assert bool(item.why) == (item.bytes != item.paper), item
-        assert item.bytes >= 0 and item.elements >= 0
-
-
-@given(cases(llama=False))
-def test_tensors_that_wait_for_w_are_32_sbh(case):
-    """Qi et al. 2023, table 1, of one rank: in 16 bits, ours and theirs."""
-    items = inventory_of(replace(case, t=1, sequence_parallel=False, keep_gathered_inputs=False)).layer_deferred()
-    assert total(items) == sum(item.paper for item in items) == 32 * case.s * case.b * case.model.hidden_size
-
-
-@given(cases())
-def test_activations_outside_the_layers_with_sequence_parallelism(case):
-    """Korthikanti et al. 2022, section 4.3, of a pipeline of one stage."""
-    inventory = inventory_of(case)
-    published = sum(item.paper for item in [*inventory.embedding(), *inventory.head()])
-    if case.sequence_parallel or case.t == 1:
-        assert published == pytest.approx(activations_outside_layers(case.model, case.b, case.s, case.t, 1))
-
-
-@given(cases(activation="gelu", position_embedding_type="learned_absolute", hidden_dropout=0.1, attention_dropout=0.1))
-def test_in_16_bits_two_items_differ_from_the_paper(case):
-    """We keep two float32 numbers a position more, and 5 a s^2 b/t bytes fewer: kernels keep no probabilities."""
-    inventory = inventory_of(replace(case, keep_gathered_inputs=False))
-    square = case.model.num_attention_heads * case.s**2 * case.b
-    positions = case.s * case.b // (case.t if case.sequence_parallel else 1)
-    formula = sum(item.paper for item in inventory.layer())
-    assert total(inventory.layer()) - formula == 2 * 4 * positions - 5 * square // case.t
-
-
-def test_a_peak_by_hand():
-    """Two stages on a rank: what F adds, B takes away; I leaves what W needs. What is over before does not count."""
-    stages = {0: StageBytes(100, 30), 3: StageBytes(10, 50)}
-    plays = {"": 0, "0F0 0B0 3F0": 100, "0F0 3F0 3B0 0B0": 110, "0F0 0F1 0I0 0I1 0W0 0W1": 200,
-             "3F0 3I0 3F1 3I1 3W0 3W1": 100, "0F0 0I0 0W0 3F0 3I0 3W0": 100}
-    for actions, peak in plays.items():
-        assert peak_activations(stages, [parse_action(word) for word in actions.split()]) == peak
-
-
-def test_the_largest_recomputed_group_counts():
-    """Groups of a stage, and stages of a rank, are recomputed one at a time."""
-    inventory = ActivationInventory(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
-        recompute=Recompute("full", "uniform", 3)))
-    one, two, three = (inventory.recomputed(range(n)) for n in (1, 2, 3))
-    assert one > 0 and two == 2 * one and three == 3 * one
-    assert [inventory.recomputed(range(n)) for n in (4, 5, 7)] == [three] * 3
-    actions = [parse_action(text) for text in "0F0 1F0 1B0 0B0".split()]
-    for stages in ({0: [0], 1: [1, 2]}, {0: [0, 1], 1: [2]}):
-        kept = sum(inventory.stage(layers).kept for layers in stages.values())
-        assert rank_activations(inventory, stages, actions) == (kept, two)
+# ---- arrays ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_buffer_counts_once():
