@@ -18,6 +18,11 @@ def source_of(cell: str) -> str:
     return cell[:len(cell) - len(cell.lstrip("\n"))] + "\n" + rest if first.startswith(MAGIC) else cell
 
 
+def about(cell) -> dict:
+    """Return what nbgrader knows of a cell."""
+    return cell.metadata.get("nbgrader", {})
+
+
 def name_of(cell) -> str | None:
     """Return the name of the answer in a cell: that in its first line, else nbgrader's name; None if it is no answer.
 
@@ -26,11 +31,10 @@ def name_of(cell) -> str | None:
     if cell.cell_type != "code":
         return None
     first, _, _ = cell.source.lstrip("\n").partition("\n")
-    about = cell.metadata.get("nbgrader", {})
     written = first[len(MAGIC):].strip() if first.startswith(MAGIC) else ""
     if written.isidentifier():
         return written
-    return about.get("grade_id") if about.get("solution") and not about.get("task") else None
+    return about(cell).get("grade_id") if about(cell).get("solution") and not about(cell).get("task") else None
 
 
 def answers_of(notebook) -> dict[str, str]:

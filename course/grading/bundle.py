@@ -9,12 +9,13 @@
 """
 import ast
 import re
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Collection, Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
 
-from course.grading.archive import pack
 from course.grading.stored import FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,18 @@ def make_bundle(labs: Mapping[str, str]) -> bytes:
     contents: dict[str, str | bytes] = {f"shardlab/{name}": text for name, text in files.items()}
     contents |= {f"shardlab/{name_of(path)}": path.read_bytes() for path in FOLDER.glob("*.bin")}
     return pack(contents, {"shardlab/run.sh"})
+
+
+def pack(files: Mapping[str, str | bytes], programs: Collection[str]) -> bytes:
+    """Return a zip of files, by name, always the same; `programs` names those that can be executed."""
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)     # whose time is that of 1980
+            entry.external_attr = (0o755 if name in programs else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[name])
+    return data.getvalue()
 
 
 def name_of(path: Path) -> str:

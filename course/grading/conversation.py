@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import select
-import selectors
 import signal
 import socket
 import struct
@@ -34,8 +33,8 @@ class Lost(Exception):
 class Correspondent:
     """One rank as the grader sees it: its connection, what has come, what is to be sent, and in the end its answer."""
 
-    def __init__(self, connection: socket.socket, pipe: int):
-        self.connection, self.pipe = connection, pipe
+    def __init__(self, number: int, connection: socket.socket, pipe: int):
+        self.number, self.connection, self.pipe = number, connection, pipe
         self.incoming, self.outgoing = bytearray(), bytearray()
         self.printed = ""
         self.refused = ""                   # the first error of the group, which ends the run even if it is caught
@@ -45,8 +44,8 @@ class Correspondent:
         connection.setblocking(False)
         os.set_blocking(pipe, False)
 
-    def interest(self) -> int:
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.outgoing else 0)
+    def fileno(self) -> int:
+        return self.connection.fileno()
 
     def tell(self, data: bytes) -> None:
         self.outgoing += struct.pack(HEAD, len(data)) + data
@@ -110,7 +109,7 @@ def converse(server: ForkServer, calls: Sequence[bytes], broker: Broker, sources
     Raises Interrupted.
     """
     pairs, pipes = [socket.socketpair() for _ in calls], [os.pipe() for _ in calls]
-    ranks = [Correspondent(mine, out) for (mine, _), (out, _) in zip(pairs, pipes)]
+    ranks = [Correspondent(number, mine, out) for number, ((mine, _), (out, _)) in enumerate(zip(pairs, pipes))]
     try:
         server.start([file for (_, line), (_, into) in zip(pairs, pipes) for file in (line.fileno(), into)])
         for (_, line), (_, into) in zip(pairs, pipes):
@@ -145,63 +144,54 @@ class Conversation:
     def hold(self, limit: float) -> bool:
         """Handle messages until the run ends. Return whether it ended since all ranks that were left waited."""
         self.deadline = time.monotonic() + limit
-        with selectors.DefaultSelector() as selector:
-            for number, rank in enumerate(self.ranks):
-                selector.register(rank.connection, rank.interest(), number)
-            while left := {number for number, rank in enumerate(self.ranks) if not (rank.answer or rank.lost)}:
-                if left <= set(self.broker.waiting):
-                    return True
-                seconds = self.deadline - time.monotonic()
-                if seconds <= 0:
-                    return False
-                for key, events in selector.select(seconds):
-                    self.attend(key.data, events)
-                for key in [key for key in selector.get_map().values() if self.ranks[key.data].lost]:
-                    selector.unregister(key.fileobj)
-                for key in list(selector.get_map().values()):
-                    if key.events != (wanted := self.ranks[key.data].interest()):
-                        selector.modify(key.fileobj, wanted, key.data)
+        while left := {rank.number for rank in self.ranks if not (rank.answer or rank.lost)}:
+            if left <= set(self.broker.waiting):
+                return True
+            seconds = self.deadline - time.monotonic()
+            if seconds <= 0:
+                return False
+            here = [rank for rank in self.ranks if not rank.lost]
+            readable, writable, _ = select.select(here, [rank for rank in here if rank.outgoing], [], seconds)
+            for rank in writable:
+                rank.send()
+            for rank in readable:
+                self.listen(rank)
         return False
 
-    def attend(self, number: int, events: int) -> None:
-        """Send and receive what a rank's connection is ready for."""
-        rank = self.ranks[number]
-        if events & selectors.EVENT_WRITE:
-            rank.send()
-        if events & selectors.EVENT_READ:
-            try:
-                for message in rank.hear():
-                    self.handle(number, message)
-            except Lost:
-                if rank.refused:        # the answer has caught the error that it got, and went on
-                    rank.finish("raised", rank.refused)
-                rank.lost = True
-                self.broker.waiting.pop(number, None)
+    def listen(self, rank: Correspondent) -> None:
+        """Handle what a rank has sent. If it is lost, or has failed, the others get little more time."""
+        try:
+            for message in rank.hear():
+                self.handle(rank, message)
+        except Lost:
+            if rank.refused:        # the answer has caught the error that it got, and went on
+                rank.finish("raised", rank.refused)
+            rank.lost = True
+            self.broker.waiting.pop(rank.number, None)
         if (rank.lost and not rank.answer) or (rank.answer and rank.answer.what == "raised"):
             self.deadline = min(self.deadline, time.monotonic() + PATIENCE)
 
-    def handle(self, number: int, message: Any) -> None:
+    def handle(self, rank: Correspondent, message: Any) -> None:
         """Handle a message of a rank. Raises Lost for one that no limited rank sends."""
-        rank = self.ranks[number]
-        if rank.answer or number in self.broker.waiting or not isinstance(message, list) or not message:
+        if rank.answer or rank.number in self.broker.waiting:
             raise Lost
-        kind, *content = message
-        if kind == "printed" and len(content) == 1 and isinstance(content[0], str):
-            rank.printed += content[0][:PRINTED - len(rank.printed)]
-        elif kind == "raised" and len(content) == 1 and isinstance(content[0], str):
-            rank.finish("raised", content[0])
-        elif kind == "returned" and len(content) == 1:
-            rank.result = content[0]
-            rank.finish("raised" if rank.refused else "returned", rank.refused)
-        elif len(content) == 3 and not rank.refused:
-            try:
-                replies = self.broker.begin(number, kind, *content)
-            except TypeError as error:      # from something that is no array
-                raise Lost from error
-            for reply in replies:
-                self.answer(reply)
-        else:
-            raise Lost
+        match message:
+            case ["printed", str(text)]:
+                rank.printed += text[:PRINTED - len(rank.printed)]
+            case ["raised", str(text)]:
+                rank.finish("raised", text)
+            case ["returned", result]:
+                rank.result = result
+                rank.finish("raised" if rank.refused else "returned", rank.refused)
+            case [operation, x, first, second] if not rank.refused:
+                try:
+                    replies = self.broker.begin(rank.number, operation, x, first, second)
+                except TypeError as error:      # from something that is no array
+                    raise Lost from error
+                for reply in replies:
+                    self.answer(reply)
+            case _:
+                raise Lost
 
     def answer(self, reply: OperationEnd) -> None:
         """Send a rank the end of its operation. An error ends the run, even if the answer catches it."""
@@ -213,16 +203,16 @@ class Conversation:
 
 def find_stuck(server: ForkServer, ranks: Sequence[Correspondent], sources: Mapping[str, str]) -> None:
     """Let each rank that has not answered say where it is."""
-    stuck = [number for number, rank in enumerate(ranks) if not (rank.answer or rank.lost)]
-    for number in stuck:
-        server.ask_for_stack(number)
-    for number in stuck:
-        written, pipe = "", ranks[number].pipe
-        while len(written) < PRINTED and select.select([pipe], [], [], PAUSE if written else STACK_WAIT)[0]:
-            if not (piece := ranks[number].read_pipe()):
+    stuck = [rank for rank in ranks if not (rank.answer or rank.lost)]
+    for rank in stuck:
+        server.ask_for_stack(rank.number)
+    for rank in stuck:
+        written = ""
+        while len(written) < PRINTED and select.select([rank.pipe], [], [], PAUSE if written else STACK_WAIT)[0]:
+            if not (piece := rank.read_pipe()):
                 break
             written += piece
-        ranks[number].finish("stuck", answer_lines(written, sources))
+        rank.finish("stuck", answer_lines(written, sources))
 
 
 def answer_lines(stack: str, sources: Mapping[str, str]) -> str:

@@ -7,11 +7,10 @@ random numbers from a secret seed (`course/grading/draws.py`).
 import contextlib
 import io
 import traceback
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from course.grading import checks
-from course.grading.answers import CURRENT, answers_of
+from course.grading.answers import CURRENT, about, answers_of
 from course.grading.draws import Draws, new_seed, secret_draws
 
 
@@ -44,82 +43,52 @@ def grade(source, submitted, seed: str | None = None) -> list[Mark]:
 
 def no_marks(source, said: str) -> list[Mark]:
     """Return zero points and this message for all checks, without running them."""
-    cells = [(cell, cell.metadata.get("nbgrader", {})) for cell in source.cells if cell.cell_type == "code"]
-    return [Mark(about["grade_id"], title(cell.source), 0.0, float(about["points"]), said)
-            for cell, about in cells if about.get("grade")]
+    return [Mark(about(cell)["grade_id"], title(cell.source), 0.0, float(about(cell)["points"]), said)
+            for cell in source.cells if cell.cell_type == "code" and about(cell).get("grade")]
 
 
 def marks(source, draws: Draws) -> list[Mark]:
     """Run the locked cells of a notebook from top to bottom. Return the marks of those with points, the checks."""
     names: dict = {"__name__": "checks"}
-    found, tasks = [], Tasks(answers_of(source))
+    found, answers = [], answers_of(source)
+    earlier: list[str] = []     # tasks before those to which the next check belongs, which are its own
+    own: list[str] = []
+    checked = False
     for cell in source.cells:
-        about = cell.metadata.get("nbgrader", {})
-        if cell.cell_type != "code" or not about:
+        name = about(cell).get("grade_id")
+        if cell.cell_type != "code" or not name:
             continue
-        if about.get("solution"):
-            tasks.add(about["grade_id"])
-        elif about.get("grade"):
-            tasks.check(cell.metadata.get("shardlab", {}).get("also"))
-            found.append(mark_of(cell.source, about, names, draws, tasks))
+        if about(cell).get("solution"):
+            if checked:
+                earlier, own, checked = earlier + own, [], False
+            own.append(name)
+        elif about(cell).get("grade"):
+            checked, also = True, cell.metadata.get("shardlab", {}).get("also")
+            given = {task: answers[task] for task in earlier if task != also}
+            found.append(mark_of(cell, names, draws, given, set(answers) - {*earlier, *own}))
         else:
-            draws.begin(about["grade_id"])
-            exec(compile(code_of(cell.source), about["grade_id"], "exec"), names)
+            draws.begin(name)
+            exec(compile(code_of(cell.source), name, "exec"), names)
     return found
 
 
-class Tasks:
-    """The tasks in a notebook, seen from a check: its own, which are those since the check before it, earlier and later
-    ones.
-    """
-
-    def __init__(self, answers: dict[str, str]):
-        """Begin at the top of the notebook with these answers, the course's own."""
-        self.answers = answers
-        self.earlier: list[str] = []
-        self.own: list[str] = []
-        self.checked = False
-        self.also: str | None = None
-
-    def add(self, name: str) -> None:
-        """Come to a task."""
-        if self.checked:
-            self.earlier += self.own
-            self.own, self.checked = [], False
-        self.own.append(name)
-
-    def check(self, also: str | None) -> None:
-        """Come to a check, of the own tasks and perhaps of an earlier one: what a forward keeps for its backward."""
-        self.checked, self.also = True, also
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let the answers to the own tasks be checked with the course's own to earlier ones, and without later ones."""
-        checks.GIVEN.update({name: self.answers[name] for name in self.earlier if name != self.also})
-        checks.LATER.update(set(self.answers) - {*self.earlier, *self.own})
-        try:
-            yield
-        finally:
-            checks.GIVEN.clear()
-            checks.LATER.clear()
-
-
-def mark_of(source: str, about: dict, names: dict, draws: Draws, tasks: Tasks) -> Mark:
+def mark_of(cell, names: dict, draws: Draws, given: dict[str, str], later: set[str]) -> Mark:
     """Return the mark of a check.
 
-    An answer that fails is checked once more by itself: a mistake in another task is no mistake here. The message is
-    always that of the first time, since an answer could print what it finds of the course's own in the second.
+    An answer that fails is checked once more by itself, with the course's own answers to earlier tasks, which are
+    `given`, and without later ones: a mistake in another task is no mistake here. The message is always that of the
+    first time, since an answer could print what it finds of the course's own in the second.
     """
-    name, points = about["grade_id"], float(about["points"])
+    name, points = about(cell)["grade_id"], float(about(cell)["points"])
     draws.begin(name)
-    right, said = run_check(code_of(source), name, names)
-    if not right and len(tasks.answers) > len(tasks.own):
+    right, said = run_check(code_of(cell.source), name, names)
+    if not right and (given or later):
         draws.begin(f"{name}, by itself")
-        with tasks.alone():
-            right, _ = run_check(code_of(source), name, names)
+        with checks.alone(given, later):
+            right, _ = run_check(code_of(cell.source), name, names)
         if right:
             said = f"passed with right answers to the earlier tasks. With your own it fails:\n{said}"
-    return Mark(name, title(source), points if right else 0.0, points, said)
+    return Mark(name, title(cell.source), points if right else 0.0, points, said)
 
 
 def code_of(source: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 
+from course.grading.answers import about
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.grade import Mark, no_marks
 from course.grading.hunts import FILE, hunted_by
@@ -38,7 +39,7 @@ def main() -> None:
     seed = read_seed(options.seed_file) if options.seed_file else None
     check_folder(str(options.results.absolute().parent))
     check_writable(str(options.results))
-    hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
+    hidden = {about(cell)["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
     with hunted_by(names_of_student(options), (options.seed_file or options.source).with_name(FILE)):
         graded = grade_file(source, options.submission, options.source.name, seed)
     if texts := names_of_texts(source):

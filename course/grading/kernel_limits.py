@@ -1,20 +1,14 @@
-"""Limits of an answer's process that Linux itself enforces: Landlock and seccomp. Neither can be undone.
+"""The limit of an answer's process that Linux itself enforces, and that cannot be undone: seccomp.
 
-Landlock (5.13 and newer) lets the process open no file. Seccomp refuses every system call but a few. A list of
-forbidden calls would not do: ranks could tell one another numbers by their priority, by a lock, or by the processor's
-time that they have used, which any process may ask for.
+It refuses every system call but a few. A list of forbidden calls would not do: ranks could tell one another numbers by
+their priority, by a lock, or by the processor's time that they have used, which any process may ask for.
 """
-import contextlib
 import ctypes
-import os
 import platform
 import struct
 import sys
 
-# System calls of Landlock, the same on all architectures, and its rights: files 0 to 12, refer, truncate, ioctl.
-CREATE_RULESET, RESTRICT_SELF = 444, 446
-PR_SET_NO_NEW_PRIVS, VERSION = 38, 1
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+PR_SET_NO_NEW_PRIVS = 38
 
 # What seccomp allows, by number, on two architectures: to compute, to wait, to use memory, and files that are open.
 ALLOWED = {
@@ -49,40 +43,12 @@ NUMBER, ARCHITECTURE_OF_CALL, FIRST_ARGUMENT, BETWEEN = 0, 4, 16, 8     # what t
 ALLOW, PERMISSION_DENIED, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 
 
-def system() -> ctypes.CDLL | None:
-    """Return the C library, or None if this is not Linux."""
-    with contextlib.suppress(OSError):
-        return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-    return None
-
-
-def landlock_version() -> int:
-    """Return this kernel's version of Landlock; 0 if it has none."""
-    libc = system()
-    return max(0, libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)) if libc else 0
-
-
-def landlock() -> bool:
-    """Forbid this thread, and threads that it starts later, to open any file. Return whether Landlock is available."""
-    libc, version = system(), landlock_version()
-    if libc is None or version < 1:
-        return False
-    rights = (1 << RIGHTS.get(version, 16)) - 1
-    attributes = struct.pack("Q", rights)
-    ruleset = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if ruleset < 0:
-        return False
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    done = libc.syscall(RESTRICT_SELF, ruleset, 0) == 0
-    os.close(ruleset)
-    return done
-
-
 def seccomp() -> bool:
     """Refuse all system calls but the allowed ones to this process. Return whether seccomp is available."""
-    libc, machine = system(), platform.machine()
-    if libc is None or machine not in ALLOWED:
+    machine = platform.machine()
+    if not sys.platform.startswith("linux") or machine not in ALLOWED:
         return False
+    libc = ctypes.CDLL(None, use_errno=True)
     allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, PERMISSION_DENIED)
     steps = [(LOAD, 0, 0, ARCHITECTURE_OF_CALL), (EQUAL, 1, 0, ARCHITECTURE[machine]), (RETURN, 0, 0, KILL),
              (LOAD, 0, 0, NUMBER)]

@@ -18,6 +18,9 @@ LABS = Path(__file__).parents[1] / "labs"
 METADATA = {"language_info": {"name": "python"},
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
+# What the first line of a cell can say: whether the cell is graded, and whether students write it.
+KINDS = {"writing": (True, True), "answer": (False, True), "check": (True, False), "locked": (False, False)}
+
 
 def labs() -> list[Path]:
     """Return the sources of all labs, in order."""
@@ -39,17 +42,10 @@ def notebook_of(source: Path):
 
 def nbgrader_metadata(cell_type: str, said: dict, i: int) -> dict:
     """Return nbgrader's metadata for a cell; `said` is from its first line. Texts are locked, so tasks stay as set."""
-    if "writing" in said:
-        about = {"grade_id": said["writing"], "grade": True, "solution": True, "locked": False,
-                 "points": said["points"]}
-    elif cell_type != "code":
-        about = {"grade_id": f"text_{i}", "grade": False, "solution": False, "locked": True}
-    elif "answer" in said:
-        about = {"grade_id": said["answer"], "grade": False, "solution": True, "locked": False}
-    elif "check" in said:
-        about = {"grade_id": said["check"], "grade": True, "solution": False, "locked": True, "points": said["points"]}
-    elif "locked" in said:
-        about = {"grade_id": said["locked"], "grade": False, "solution": False, "locked": True}
-    else:
+    kind = next((kind for kind in KINDS if kind in said), None)
+    if kind is None and cell_type == "code":
         return {}
-    return {"nbgrader": {**about, "schema_version": 3, "task": False}}
+    grade, solution = KINDS[kind] if kind else (False, False)
+    about = {"grade_id": said[kind] if kind else f"text_{i}", "grade": grade, "solution": solution,
+             "locked": not solution, "schema_version": 3, "task": False}
+    return {"nbgrader": about | ({"points": said["points"]} if grade else {})}

@@ -1,7 +1,7 @@
 """The limits of an answer's process: it may compute, and write to its one connection.
 
-Three mechanisms enforce this. The system limits memory and files. Landlock and seccomp, on Linux
-(`course/grading/kernel_limits.py`), let it open nothing, and make no system call but those that computing needs. An
+Three mechanisms enforce this. The system limits memory and files. Seccomp, on Linux
+(`course/grading/kernel_limits.py`), lets it make no system call but those that computing needs, and so open nothing. An
 audit hook in the interpreter, on every system, refuses the same with a sentence. The hook alone would stop the curious,
 but not somebody who knows the interpreter well; without seccomp there is no more than that.
 """
@@ -10,7 +10,7 @@ import resource
 import sys
 from collections.abc import Callable
 
-from course.grading.kernel_limits import landlock, seccomp
+from course.grading.kernel_limits import seccomp
 
 MEMORY = 1 << 30                        # bytes, beyond what Python and NumPy have taken
 OWN_PACKAGES = ("reference", "mpi_impl", "course", "mpi4py")
@@ -38,7 +38,6 @@ def forbid_imports() -> None:
 
 def lock_up() -> None:
     """Lock the process up, for good. Everything that it still needs must be loaded and open."""
-    landlock()
     seccomp()
     sys.addaudithook(audit_hook())
 

@@ -15,7 +15,7 @@ from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, Clea
                                     NbGraderPreprocessor, SaveAutoGrades)
 from nbgrader.utils import compute_checksum
 
-from course.grading.answers import MAGIC, name_of
+from course.grading.answers import MAGIC, about, name_of
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.grade import Mark
 from course.grading.hunts import FILE, hunted_by
@@ -67,13 +67,13 @@ class LabExporter(NotebookExporter):
 
     def from_filename(self, filename: str, resources=None, **options):
         """Export the instructor's notebook with the answers of the submission in this file."""
-        path, about = Path(filename), resources["nbgrader"]
+        path = Path(filename)
         try:
             submitted = read(find_notebook(path.parent, path.name))
         except Unreadable:
             submitted = nbformat.from_dict({"cells": []})
         converter: Any = self.parent
-        notebook = assemble(read_source(converter.coursedir, about), submitted)
+        notebook = assemble(read_source(converter.coursedir, resources["nbgrader"]), submitted)
         return self.from_notebook_node(notebook, resources, **options)
 
 
@@ -82,15 +82,15 @@ class RunChecks(NbGraderPreprocessor):
 
     def preprocess(self, nb, resources):
         """Grade a submission, and write the message of each check below it."""
-        about, coursedir = resources["nbgrader"], self.parent.parent.coursedir
-        folder = Path(coursedir.format_path(coursedir.submitted_directory, about["student"], about["assignment"]))
+        lab, coursedir = resources["nbgrader"], self.parent.parent.coursedir
+        folder = Path(coursedir.format_path(coursedir.submitted_directory, lab["student"], lab["assignment"]))
         seed_file = Path(coursedir.root) / SEED_FILE
         seed = read_seed(seed_file) if seed_file.exists() else None
-        with hunted_by([about["student"]], Path(coursedir.root) / FILE):
-            graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
+        with hunted_by([lab["student"]], Path(coursedir.root) / FILE):
+            graded = grade_file(read_source(coursedir, lab), folder, f"{lab['notebook']}.ipynb", seed)
         by_check = {mark.check: mark for mark in graded.marks}
         for cell in nb.cells:
-            if mark := by_check.get(cell.metadata.get("nbgrader", {}).get("grade_id")):
+            if mark := by_check.get(about(cell).get("grade_id", "")):
                 cell.outputs = [output_of(mark)]
         if graded.remarks:
             listed = "\n".join(f"- {escape(remark)}" for remark in graded.remarks)
@@ -98,10 +98,10 @@ class RunChecks(NbGraderPreprocessor):
         return nb, resources
 
 
-def read_source(coursedir, about: dict):
+def read_source(coursedir, lab: dict):
     """Read the instructor's notebook."""
-    folder = coursedir.format_path(coursedir.source_directory, ".", about["assignment"])
-    return nbformat.read(Path(folder) / f"{about['notebook']}.ipynb", as_version=4)
+    folder = coursedir.format_path(coursedir.source_directory, ".", lab["assignment"])
+    return nbformat.read(Path(folder) / f"{lab['notebook']}.ipynb", as_version=4)
 
 
 def assemble(source, submitted):
@@ -114,10 +114,9 @@ def assemble(source, submitted):
         if name := name_of(cell):
             cell.source = given.get(name, f"{MAGIC} {name}\n# This answer is not in the submission.")
         elif is_writing(cell):
-            about = cell.metadata["nbgrader"]
-            cell.source = quote(text) if (text := texts[about["grade_id"]]) else STUB
+            cell.source = quote(text) if (text := texts[about(cell)["grade_id"]]) else STUB
             if not text:
-                about["checksum"] = compute_checksum(cell)      # tells nbgrader that the text gets no points
+                about(cell)["checksum"] = compute_checksum(cell)      # tells nbgrader that the text gets no points
     return source
 
 

@@ -28,8 +28,8 @@ from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
-from course.grading.archive import pack
-from course.grading.bundle import make_bundle
+from course.grading.answers import about
+from course.grading.bundle import make_bundle, pack
 from course.grading.draws import SEED_FILE, new_seed, read_seed
 from course.grading.hunts import FILE
 from course.grading.lab_source import labs, notebook_of
@@ -188,10 +188,6 @@ def find_programs() -> None:
 
 
 # ---- the notebooks ----
-
-def about(cell) -> dict:
-    return cell.metadata.get("nbgrader", {})
-
 
 def sign(notebook):
     """Add a digest that reveals changes made by hand."""

@@ -84,14 +84,13 @@ class Elements:
 
 def from_tree(tree: Any, elements: Elements) -> Any:
     """Return the value of a tree that `to_tree` has made. Raises ValueError."""
-    kind, content = tree
-    if kind == "plain" and (content is None or isinstance(content, bool | int | float | str)):
-        return content
-    if kind == "array":
-        dtype, shape = content
-        return elements.array(dtype, shape)
-    if kind == "dict":
-        return {from_tree(key, elements): from_tree(item, elements) for key, item in content}
-    if kind in ("list", "tuple"):
-        return (list if kind == "list" else tuple)(from_tree(item, elements) for item in content)
-    raise ValueError(f"a value of the kind {kind!r}")
+    match tree:
+        case ["plain", None | bool() | int() | float() | str() as value]:
+            return value
+        case ["array", [dtype, shape]]:
+            return elements.array(dtype, shape)
+        case ["dict", items]:
+            return {from_tree(key, elements): from_tree(item, elements) for key, item in items}
+        case ["list" | "tuple" as kind, items]:
+            return (list if kind == "list" else tuple)(from_tree(item, elements) for item in items)
+    raise ValueError(f"a value of the kind {tree!r}"[:99])

@@ -1,19 +1,20 @@
 """Answers in words, which a person grades: cells of text below a lab's questions, `# %% [markdown] writing="name"`."""
 import re
 
+from course.grading.answers import about
+
 STUB = "YOUR ANSWER HERE"       # nbgrader's, in the released notebook
 LONGEST = 20_000                # characters of a text that is shown
 
 
 def is_writing(cell) -> bool:
     """Report whether a cell is such a text, by nbgrader's metadata."""
-    about = cell.metadata.get("nbgrader", {})
-    return cell.cell_type != "code" and bool(about.get("grade") and about.get("solution"))
+    return cell.cell_type != "code" and bool(about(cell).get("grade") and about(cell).get("solution"))
 
 
 def names_of_texts(source) -> list[str]:
     """Return the names of the texts that the instructor's notebook asks for."""
-    return [cell.metadata["nbgrader"]["grade_id"] for cell in source.cells if is_writing(cell)]
+    return [about(cell)["grade_id"] for cell in source.cells if is_writing(cell)]
 
 
 def texts_of(source, submitted) -> dict[str, str]:
@@ -23,7 +24,7 @@ def texts_of(source, submitted) -> dict[str, str]:
     """
     found = dict.fromkeys(names_of_texts(source), "")
     for cell in submitted.cells:
-        name, text = cell.metadata.get("nbgrader", {}).get("grade_id"), cell.source.strip()
+        name, text = about(cell).get("grade_id"), cell.source.strip()
         if cell.cell_type != "code" and name in found and text and text != STUB:
             found[name] = text
     return found

@@ -110,8 +110,8 @@ def page(student: str, found: dict[str, tuple[Fault, Evidence]]) -> str:
     """Return the page that a student gets."""
     return HEAD.format(student=student) + "".join(
         CASE.format(level=level, command=command(fault), printed=evidence.printed, compared=evidence.compared,
-                    ledger=f"The ledger, where it is not as predicted:\n\n```\n{evidence.ledger}\n```"
-                    if evidence.ledger else "The ledger is as predicted, line by line.")
+                    ledger=f"The ledger, where it is not that of the right program:\n\n```\n{evidence.ledger}\n```"
+                    if evidence.ledger else "The ledger is that of the right program, line by line.")
         for level, (fault, evidence) in found.items())
 
 

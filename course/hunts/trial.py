@@ -37,7 +37,7 @@ class Evidence(NamedTuple):
 
     level: str
     printed: str
-    ledger: str         # the lines that are not as predicted
+    ledger: str         # the lines that are not those of the right program
     compared: str
 
 
@@ -65,7 +65,7 @@ class Trials:
                 return None
             first = found.differences[0].key
             level = level_of(f"{first.iteration} {first.phase}: {first.name}")
-            return Evidence(level, said_of(printed), unpredicted(Path(folder, "ledger.json")),
+            return Evidence(level, said_of(printed), changed_lines(right, Path(folder)),
                             report(found, read(str(right)), wrong))
 
     def recorded(self, fault: Fault) -> Path:
@@ -145,17 +145,18 @@ def said_of(printed: str) -> str:
                      [line for line in lines if line.startswith(("traffic", "memory"))])
 
 
-def unpredicted(ledger: Path) -> str:
-    """Return the lines of a ledger that are not as predicted, or that no formula predicts."""
-    return "\n".join(
-        f"{line['group']}, {line['phase']}, {line['reason']}, {line['operation']}: {line['calls']} calls with "
-        f"{line['elements']:,} elements; {expected(line)}"
-        for line in json.loads(ledger.read_text())
-        if (line["calls"], line["elements"]) != (line["predicted_calls"], line["predicted_elements"]))
+def changed_lines(right: Path, wrong: Path) -> str:
+    """Return the lines of a run's ledger that are not those of the right program's run. Arguments are their folders.
+
+    A run cannot be compared with its own prediction: that is made by the same program, with the bug in it.
+    """
+    before, after = messages(right), messages(wrong)
+    return "\n".join(f"{line}: {after.get(line, 'nothing')}; the right program: {before.get(line, 'nothing')}"
+                     for line in before | after if before.get(line) != after.get(line))
 
 
-def expected(line: dict) -> str:
-    """Describe a ledger line's prediction."""
-    if line["formula"] is None:
-        return "no formula predicts it"
-    return f"the formula says {line['predicted_calls']} with {line['predicted_elements']:,} ({line['formula']})"
+def messages(folder: Path) -> dict[str, str]:
+    """Return how much a run has sent, by what for."""
+    return {", ".join(line[key] for key in ("group", "phase", "reason", "operation", "dtype")):
+            f"{line['calls']} calls with {line['elements']:,} elements"
+            for line in json.loads((folder / "ledger.json").read_text())}

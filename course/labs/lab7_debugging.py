@@ -636,8 +636,8 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # You have got a page with three cases, drawn for you. (Another student may have one of them, but hardly all three.) In
 # each case somebody has changed one place of `mpi_impl/` or `reference/`, and trained a small GPT on two or four ranks.
 # The run ended as if all were well. The page has what is left of it: the command, what was printed, the lines of the
-# ledger that are not as the formulas say, and the report of `mpi_impl.compare` about two recordings, A of the right
-# program and B of the wrong one. In the *forward* case an activation is the first tensor that differs; in the
+# ledger that are not those of the right program, and the report of `mpi_impl.compare` about two recordings, A of the
+# right program and B of the wrong one. In the *forward* case an activation is the first tensor that differs; in the
 # *backward* case a gradient; in the *step* case something that comes after the backward.
 #
 # How to hunt:
@@ -646,7 +646,7 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # 2. The comparison names the first wrong tensor, and the last right one. Whatever computes the one from the other is
 #    under suspicion. On which ranks is it wrong, and by which factor?
 # 3. What does the ledger say? A message that is missing, or one too many, has a reason, and the reason stands in the
-#    source. If the ledger is as predicted, no message is missing.
+#    source. If the ledger is that of the right program, no message is missing.
 # 4. Form a hypothesis: *this* line, changed like *that*. Change it in a copy of Shardlab, run the command again, and
 #    compare with the page. You have found it when losses, norms and the first differing element are the same.
 #

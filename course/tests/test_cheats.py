@@ -1,5 +1,6 @@
 """Answers that look for other ranks' data, in place of sending it, have no marks."""
 import os
+from contextlib import closing
 
 import pytest
 
@@ -66,11 +67,8 @@ for turn in (10, 20):
 def test_no_secret_is_anywhere_in_the_memory_of_an_answers_process(monkeypatch):
     """Neither the check's text, nor the seed, nor other ranks' arguments of this run or an earlier one. (That its own
     are found shows that it looks well.)"""
-    sandbox = Sandbox("course.tests.unlimited_rank")
-    monkeypatch.setattr(checks, "SANDBOX", sandbox)
     source = notebook(answer_cell("spy", SPY), check_cell("check", CHECK))
-    try:
+    with closing(Sandbox("course.tests.unlimited_rank")) as sandbox:
+        monkeypatch.setattr(checks, "SANDBOX", sandbox)
         mark, = grade(source, source, "the secret number 8;")
-        assert mark.points == 5, mark.said
-    finally:
-        sandbox.close()
+    assert mark.points == 5, mark.said

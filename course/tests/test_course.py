@@ -186,10 +186,9 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
 
 def test_a_folder_that_is_not_a_course_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").write_text("years of work")
-    for folder, words in (tmp_path, "holds thesis.tex"), (tmp_path / "thesis.tex", "is a file"), ("/proc/x", "written"):
-        monkeypatch.setattr(sys, "argv", ["labs", str(folder)])
-        with pytest.raises(UserError, match=words):
-            main()
+    monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path)])
+    with pytest.raises(UserError, match="holds thesis.tex"):
+        main()
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

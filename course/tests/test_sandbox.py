@@ -1,10 +1,10 @@
 """An answer may compute, and nothing else; whatever it tries is told in a sentence, and the next run works."""
 import os
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from course.grading.fork_server import ForkServer
 from course.grading.kernel_limits import ALLOWED
 from course.grading.lab_group import OPERATIONS
 from course.grading.sandbox import AnswerFailed, Each, Sandbox
@@ -16,9 +16,8 @@ FINE = "def f(group): return group.rank"
 
 @pytest.fixture(scope="module")
 def sandbox():
-    found = Sandbox()
-    yield found
-    found.close()
+    with closing(Sandbox()) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +122,9 @@ def test_an_error_of_the_group_ends_the_run_even_if_it_is_caught(sandbox):
     assert "op is 'min', but must be 'sum' or 'max'" in said, "the next call does not hide it"
 
 
-def test_a_server_that_has_ended_says_why():
-    server = ForkServer("no.such.module")
-    try:
-        server._process.wait()
-        server.start([])
-        with pytest.raises(RuntimeError, match="could not be started(.|\n)*No module named 'no'"):
-            server.end()
-    finally:
-        server.close()
+def test_a_server_that_does_not_start_says_why():
+    with closing(Sandbox("no.such.module")) as sandbox, pytest.raises(RuntimeError, match="No module named 'no'"):
+        call(sandbox, FINE)
 
 
 def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
@@ -178,9 +171,8 @@ def test_nothing_of_an_earlier_run_is_there(sandbox):
 
 @pytest.fixture(scope="module")
 def unhooked_sandbox():
-    found = Sandbox("course.tests.unhooked_rank")
-    yield found
-    found.close()
+    with closing(Sandbox("course.tests.unhooked_rank")) as found:
+        yield found
 
 
 LIBC = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
