@@ -62,7 +62,7 @@ def parse_column(text: str) -> tuple[str, str]:
 
 
 def read_roster(path: Path) -> list[list[str]]:
-    """Read the rows of Canvas's export. Raises UserError."""
+    """Read the rows of Canvas's export, each with as many cells as the first. Raises UserError."""
     try:
         text = read_bytes(str(path), LARGEST).decode("utf-8-sig")
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
@@ -72,7 +72,7 @@ def read_roster(path: Path) -> list[list[str]]:
     if missing:
         raise UserError(f"{path} is not an export of Canvas's gradebook: its first row names no column "
                         f"{missing[0]}. In Canvas, choose Export Entire Gradebook.")
-    return rows
+    return [row + [""] * (len(rows[0]) - len(row)) for row in rows if row]
 
 
 def read_gradebook(database: Path) -> list[Lab]:
@@ -106,7 +106,6 @@ def fill(rows: list[list[str]], labs: list[Lab], columns: dict[str, str]) -> lis
         said += compare_points(rows, column, lab)
         for row, student in place.items():
             if student in lab.scores:
-                rows[row] += [""] * (column + 1 - len(rows[row]))
                 rows[row][column] = f"{lab.scores[student]:g}"
         count = sum(student in lab.scores for student in place.values())
         scores = "score" if count == 1 else "scores"
@@ -122,21 +121,15 @@ def fill(rows: list[list[str]], labs: list[Lab], columns: dict[str, str]) -> lis
 def student_rows(rows: list[list[str]]) -> list[int]:
     """Return the indices of the students' rows. Canvas puts points and postings before them, a test student after."""
     at = rows[0].index("ID")
-    return [i for i, row in enumerate(rows)
-            if i > 0 and len(row) > at and row[at].strip() and name(row) != "Student, Test"]
+    return [i for i, row in enumerate(rows) if i > 0 and row[at].strip() and name(row) != "Student, Test"]
 
 
 def match_students(rows: list[list[str]], students: set[str]) -> dict[int, str]:
     """Map the index of a row to its student in nbgrader."""
     found: dict[int, str] = {}
-    for key in KEYS:
-        if key not in rows[0]:
-            continue
-        at, taken = rows[0].index(key), set(found.values())
-        for i in student_rows(rows):
-            student = rows[i][at].strip() if len(rows[i]) > at else ""
-            if i not in found and student in students - taken:
-                found[i] = student
+    for at in [rows[0].index(key) for key in KEYS if key in rows[0]]:
+        left = students - set(found.values())
+        found |= {i: rows[i][at].strip() for i in student_rows(rows) if i not in found and rows[i][at].strip() in left}
     return dict(sorted(found.items()))
 
 
@@ -165,7 +158,7 @@ def title(lab: str) -> str:
 def compare_points(rows: list[list[str]], column: int, lab: Lab) -> list[str]:
     """Return a sentence if a lab's column has other points in Canvas than the lab in nbgrader."""
     for row in rows[1:]:
-        if row and name(row) == "Points Possible" and len(row) > column:
+        if name(row) == "Points Possible":
             with suppress(ValueError):      # a column without points
                 if float(row[column]) != lab.of:
                     return [f"{lab.name} has {lab.of:g} points, but \"{rows[0][column]}\" has {row[column].strip()} in "

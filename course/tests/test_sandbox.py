@@ -147,8 +147,9 @@ def test_arguments_results_and_what_is_printed(sandbox):
 
 FORGED = {
     "an operation of nobody": "tell('steal', None, 0, None)", "no array": "tell('send', object, 1, None)",
-    "a long word": "tell('printed', ['x'])", "a result while it waits": "tell('receive', None, 1, None)\n"
-    "tell('returned', 7)", "nothing": "tell()", "no message": "line.connection.sendall(b'\\0\\0\\0\\5hello')",
+    "a long word": "tell('printed', ['x'])", "nothing": "tell()",
+    "a result while it waits": "tell('receive', None, 1 - group[0].rank, None)\ntell('returned', 7)",
+    "no message": "line.connection.sendall(b'\\0\\0\\0\\5hello')",
     "half of one": "line.connection.sendall(b'\\0\\0')", "none": "line.connection.close()",
 }
 
