@@ -22,7 +22,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
                  CUDA_PYTHON=FOLDER/bin/python ./run.sh test-cuda      # which uses this Python as it is
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
-             runs/course; notebooks/labs/README.md tells instructors the rest
+             runs/course; course/README.md tells instructors the rest
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it
              stands what for: run (as demo needs it), notebook, test or docs, each with all before it; else run
@@ -156,12 +156,14 @@ except UserError as error: sys.exit(f"error: there is nothing to test on. {error
 }
 
 # JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
+# It begins in notebooks/, where links to the rest of the repository lead to its files.
 # The settings in notebooks/.jupyter hide what readers do not need: news, nbgrader's panels, jupytext's menu.
 notebook() {
-    echo "Opening notebooks/ in JupyterLab: walkthroughs are numbered, labs are in labs/. Ctrl-C ends it."
-    cd "$root/notebooks"
+    echo "Opening JupyterLab in notebooks/, where walkthroughs are numbered. Ctrl-C ends it."
+    cd "$root"
     export JUPYTER_CONFIG_PATH="$root/notebooks/.jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
-    PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root/notebooks" "$@"
+    PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root" \
+        --LabApp.default_url=/lab/tree/notebooks "$@"
 }
 
 # Writes the locks of all purposes from the newest versions that suit all of them. Each names the one before it, and
@@ -200,7 +202,7 @@ command=${1:-help}
 [ $# -eq 0 ] || shift
 case $command in
     notebook)   setup notebook; notebook "$@" ;;
-    labs)       setup notebook; "$venv/bin/python" -m grading.release "$@" ;;
+    labs)       setup notebook; "$venv/bin/python" -m course.grading.release "$@" ;;
     docs)       setup docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
     setup)      setup "${1:-run}"; echo "The environment is ready: $venv" ;;
     demo)       setup run; "$venv/bin/shardlab" demo "$@" ;;

@@ -69,8 +69,8 @@ PROGRAMS = {
     "generate": Completed("mpi_impl.generate.options:GenerationOptions"),
     "evaluate": Completed("mpi_impl.evaluate.options"),
 }
-LABS = ROOT / "notebooks" / "labs"
-OWN_PACKAGES = ("mpi_impl", "reference", "grading")
+LABS = ROOT / "course" / "labs"
+OWN_PACKAGES = ("mpi_impl", "reference", "course")
 
 HELP = """\
 Usage: shardlab COMMAND [OPTIONS]
@@ -256,7 +256,7 @@ def labs(argv: list[str]) -> Target:
     if not any(LABS.glob("lab*.py")):       # the students' bundle has notebooks there
         raise UserError(f"shardlab labs needs the sources of the labs, but there is no {LABS}: a clone of the project "
                         "has them, and the installed package does not. Run ./run.sh labs in a clone.")
-    return Module("grading.release", argv)
+    return Module("course.grading.release", argv)
 
 
 COMMANDS = {

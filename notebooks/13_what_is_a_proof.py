@@ -584,7 +584,7 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # ```
 #
 # [What is proved, and what is not](../docs/proof.md) tells you how. The method is that of a verifier of GPU kernels,
-# Mirage ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5). The labs in [labs](labs) let you build the
+# Mirage ([Wu et al. 2025](https://arxiv.org/abs/2405.05751), section 5). The labs let you build the
 # pieces yourself.
 #
 # Next: [14. Long sequences: positions dealt out to ranks](14_long_sequences.ipynb).

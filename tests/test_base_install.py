@@ -8,15 +8,15 @@ from tests.base_install import base_environment, lacking
 from tests.launching import ROOT
 
 # Modules that serve notebooks, and so need what only the extra `notebook` brings.
-OF_NOTEBOOKS = {"mpi_impl.notebook", "grading.bundle", "grading.canvas", "grading.gradescope", "grading.lab_source",
-                "grading.model_answers", "grading.nbgrader_checks", "grading.release", "grading.search",
-                "grading.submission"}
+OF_NOTEBOOKS = {"mpi_impl.notebook", *(f"course.grading.{name}" for name in (
+    "bundle", "canvas", "expected", "gradescope", "lab_source", "model_answers", "nbgrader_checks", "release", "search",
+    "submission"))}
 
 IMPORT_ALL = """\
 import importlib, pkgutil
-import grading, mpi_impl, reference
+import course.grading, mpi_impl, reference
 failed = {}
-for package in (grading, mpi_impl, reference):
+for package in (course.grading, mpi_impl, reference):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
         try:
             if not module.name.endswith("__main__"):

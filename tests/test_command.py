@@ -64,7 +64,7 @@ def test_a_command_starts_a_program_on_ranks(line, n, module):
 
 
 @pytest.mark.parametrize("line, name", [("plan --num-gpus 8", "mpi_impl.plan"), ("compare A B", "mpi_impl.compare"),
-                                        ("labs", "grading.release"), ("demos", "mpi_impl.demos")])
+                                        ("labs", "course.grading.release"), ("demos", "mpi_impl.demos")])
 def test_a_command_runs_a_program_of_one_process(line, name):
     assert program_of(line.split()) == Module(name, line.split()[1:])
     assert importlib.util.find_spec(name) is not None

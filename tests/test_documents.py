@@ -9,17 +9,17 @@ import yaml
 from tools.reading import GUIDE, ROW, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "notebooks/README.md", "notebooks/labs/README.md", "benchmarks/README.md",
+PAGES = ["README.md", "CONTRIBUTING.md", "notebooks/README.md", "course/README.md", "benchmarks/README.md",
          *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
 TEXTS = {name: (ROOT / name).read_text() for name in PAGES}
 README = TEXTS["README.md"]
-PLANNED = {"notebooks/labs/lab9_name.py", "docs/_build/html"}     # the guide's, and what is built
+PLANNED = {"course/labs/lab9_name.py", "docs/_build/html"}     # the guide's, and what is built
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_page_names_and_links_exists(name):
     linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", TEXTS[name])]
-    quoted = re.findall(r"`((?:reference|mpi_impl|grading|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
+    quoted = re.findall(r"`((?:reference|mpi_impl|course|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
     assert not [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
     for path, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", TEXTS[name]):
         target = ((ROOT / name).parent / path) if path else ROOT / name

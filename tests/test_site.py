@@ -69,8 +69,8 @@ def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(sit
         text = path.read_text()
         assert f"https://colab.research.google.com/github/somebody/shardlab/blob/HEAD/notebooks/{path.name}" in text
         assert f"https://mybinder.org/v2/gh/somebody/shardlab/HEAD?urlpath=lab/tree/notebooks/{path.name}" in text
-    labs = sorted(site.folder.glob("notebooks/labs/*.ipynb"))
-    assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("notebooks/labs/lab*.py"))
+    labs = sorted(site.folder.glob("course/labs/*.ipynb"))
+    assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("course/labs/lab*.py"))
     assert not any(word in lab.read_text() for lab in labs for word in ("BEGIN SOLUTION", "BEGIN HIDDEN"))
 
 
@@ -115,7 +115,7 @@ def test_a_cell_is_folded_if_it_has_many_lines_that_mostly_draw(source, folded):
 # ---- the whole site, which takes minutes, in a browser ----
 
 PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/08_pipelines",
-         "notebooks/labs/lab1_collectives", "notebooks/labs/README", "api/reference.layers", "api/mpi_impl.comm",
+         "course/labs/lab1_collectives", "course/README", "api/reference.layers", "api/mpi_impl.comm",
          "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
 
 

@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("reference", "mpi_impl", "grading")
-TITLES = {"reference": "the textbook", "mpi_impl": "the machine", "grading": "how labs are graded"}
+PACKAGES = ("reference", "mpi_impl", "course")
+TITLES = {"reference": "the textbook", "mpi_impl": "the machine", "course": "labs and their grading"}
 TWINS = {"reference": ("mpi_impl", "On ranks"), "mpi_impl": ("reference", "In the textbook")}
 PATH = re.compile(rf"\b(?:{'|'.join(PACKAGES)})/[\w/]+\.py\b")
 FIELD = re.compile(r"^    (\w+): [^#\n]*#\s*(.*)$", re.MULTILINE)
@@ -19,6 +19,8 @@ def module_of(place: str) -> str | None:
     path = ROOT / place
     if path.suffix != ".py" or path.name == "__main__.py" or not path.is_file():
         return None
+    if not api_page_of(str(Path(place).parent)):
+        return None
     return place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -29,13 +31,14 @@ def source_page_of(place: str) -> str:
 
 def api_page_of(folder: str) -> str | None:
     """Return the page of a package's folder, or None."""
-    return f"api/{folder.replace('/', '.')}.rst" if (ROOT / folder / "__init__.py").is_file() else None
+    documented = (ROOT / folder / "__init__.py").is_file() and not folder.endswith("tests")
+    return f"api/{folder.replace('/', '.')}.rst" if documented else None
 
 
 def folders() -> list[str]:
     """Return the folders of all packages, in order."""
     found = [path.parent for package in PACKAGES for path in sorted((ROOT / package).rglob("__init__.py"))]
-    return [str(path.relative_to(ROOT)) for path in found]
+    return [folder for path in found if api_page_of(folder := str(path.relative_to(ROOT)))]
 
 
 def api_pages() -> dict[str, str]:

@@ -23,14 +23,14 @@ ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from grading.lab_source import labs, notebook_of  # noqa: E402
-from grading.release import without_secrets  # noqa: E402
+from course.grading.lab_source import labs, notebook_of  # noqa: E402
+from course.grading.release import without_secrets  # noqa: E402
 from mpi_impl.shardlab import RESULTS  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
 PAGES = ("CONTRIBUTING.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md", "notebooks/[0-9]*.ipynb",
-         "notebooks/labs/README.md")
+         "course/README.md")
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
 REPORT = "report.html"      # of a run of the demo, beside the front page
@@ -99,7 +99,7 @@ class Site:
     def __init__(self, folder: Path, repository: str | None):
         self.folder, self.repository = folder, repository
         self.pages = {str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern)} - {LISTS}
-        self.pages |= {f"notebooks/labs/{source.stem}.ipynb" for source in labs()}
+        self.pages |= {f"course/labs/{source.stem}.ipynb" for source in labs()}
 
     def gather(self) -> None:
         """Write all pages and pictures."""
@@ -111,7 +111,7 @@ class Site:
             elif (ROOT / page).exists():
                 self.write_notebook(page, self.with_badges(nbformat.read(ROOT / page, as_version=4), page))
         for source in labs():
-            self.write_notebook(f"notebooks/labs/{source.stem}.ipynb", without_secrets(notebook_of(source)))
+            self.write_notebook(f"course/labs/{source.stem}.ipynb", without_secrets(notebook_of(source)))
         for page, text in api_pages().items():
             self.write(page, text)
         for pattern in PICTURES:

@@ -8,7 +8,7 @@ from tests.gpu import emulated
 from tests.spy import SpyArray
 
 CUDA = "SHARDLAB_TEST_CUDA"                 # in the environment, so that ranks know it, too
-REAL = os.environ.get(CUDA) == "1"          # (tests/conftest.py)
+REAL = os.environ.get(CUDA) == "1"          # (conftest.py)
 LIMIT = 80.0 if REAL else 30.0              # seconds of a run on ranks: CuPy compiles each of its kernels on first use
 needs_somewhere = pytest.mark.skipif(not REAL and emulated.COMPILER is None,
                                      reason="no C++ compiler, to emulate a GPU with")

@@ -46,7 +46,7 @@ def of_other_models(run):
     rope = 2 * run.seq_length * c.rotary_size if c.position_embedding_type == "rope" else 0
     heads = c.num_attention_heads // t + max(1, c.groups // t) if c.qk_layernorm else 0
     signs = c.activation == "relu" and not c.swiglu      # a byte each, not two
-    return rope + 4 * tokens * heads - signs * tokens * c.ffn_size // t
+    return rope + 4 * tokens * heads - (signs + 2 * c.squared_relu) * tokens * c.ffn_size // t
 
 
 @given(cases(llama=False))

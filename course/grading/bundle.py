@@ -1,0 +1,111 @@
+"""The students' bundle: one archive with all that a student needs, and without solutions, hidden tests and mistakes.
+
+    shardlab/README.md, AGENTS.md           what to do, and what AI tutors may do
+    shardlab/run.sh                         with the commands setup, demo and notebook
+    shardlab/notebooks/                     the walkthroughs, and in labs/ the released labs
+    shardlab/reference/, mpi_impl/          the packages
+    shardlab/course/grading/                only what the checks need
+    shardlab/course/labs/expected/          results that the checks compare with
+"""
+import ast
+import re
+import zipfile
+from collections.abc import Collection, Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+
+from course.grading.stored import FOLDER
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ROOT / "course" / "labs" / "bundle"      # the bundle's own pages
+FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock")
+SETTINGS = "notebooks/.jupyter"
+SOURCES = {".py", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
+COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
+FUNCTIONS = {"check", "check_cuda", "lock", "pin"}   # of run.sh, which other commands need
+
+
+def make_bundle(labs: Mapping[str, str]) -> bytes:
+    """Return the archive, with the text of each released lab's notebook, by name."""
+    files: dict[str, str] = {f"notebooks/labs/{lab}.ipynb": text for lab, text in labs.items()}
+    files |= {path.name: path.read_text() for path in TEXTS.glob("*.md")}
+    files |= {name: (ROOT / name).read_text() for name in FILES}
+    files["run.sh"] = students_commands((ROOT / "run.sh").read_text())
+    for path in [*(ROOT / "notebooks").glob("[0-9]*.ipynb"), *(ROOT / SETTINGS).rglob("*.json")]:
+        files[name_of(path)] = path.read_text()
+    for name, text in list(files.items()):
+        if name.endswith(".ipynb"):
+            files[name] = unpaired(text)
+            files |= {page: (ROOT / page).read_text() for page in linked_pages(text)}
+    for package in "reference", "mpi_impl":
+        files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
+    files |= {name_of(path): path.read_text() for path in needed_modules(["course", "course.grading"])}
+    contents: dict[str, str | bytes] = {f"shardlab/{name}": text for name, text in files.items()}
+    contents |= {f"shardlab/{name_of(path)}": path.read_bytes() for path in FOLDER.glob("*.bin")}
+    return pack(contents, {"shardlab/run.sh"})
+
+
+def pack(files: Mapping[str, str | bytes], programs: Collection[str]) -> bytes:
+    """Return a zip of files, by name, always the same; `programs` names those that can be executed."""
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name)     # whose time is that of 1980
+            entry.external_attr = (0o755 if name in programs else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[name])
+    return data.getvalue()
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def unpaired(text: str) -> str:
+    """Return a notebook that jupytext does not pair with a script: students edit one file."""
+    notebook = nbformat.reads(text, as_version=4)
+    notebook.metadata.pop("jupytext", None)
+    return nbformat.writes(notebook) + "\n"
+
+
+def linked_pages(text: str) -> list[str]:
+    """Return the pages of docs/ to which a notebook links."""
+    return [page for page in re.findall(r"\]\(\.\./(docs/[\w/]+\.md)", text) if (ROOT / page).is_file()]
+
+
+def needed_modules(names: Iterable[str]) -> set[Path]:
+    """Return the files of the modules of `course` with these names, and of those that they import or start."""
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        stem = ROOT / Path(*name.split("."))
+        path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+        if path.is_file() and path not in found:
+            found.add(path)
+            waiting += named_modules(path.read_text())
+    return found
+
+
+def named_modules(source: str) -> list[str]:
+    """Return the names in a module's source that may be modules of `course`, such as those of programs for ranks."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.append(node.value)
+    return [name for name in names if re.fullmatch(r"course(\.\w+)*", name)]
+
+
+def students_commands(run_sh: str) -> str:
+    """Return run.sh with only those commands that work in the bundle."""
+    usage = r"^  ([a-z][\w-]*) .*\n(?:   .*\n)*"                         # a command, and the lines indented below it
+    case = r"^    ([a-z][\w-]*)\)  .*;;\n"
+    function = r"(?:^#.*\n)*^(\w+)\(\) \{\n(?:.*\n)*?^\}\n\n"             # with the comment above it
+    for pattern in usage, case:
+        run_sh = re.sub(pattern, lambda found: found[0] if found[1] in COMMANDS else "", run_sh, flags=re.MULTILINE)
+    return re.sub(function, lambda found: "" if found[1] in FUNCTIONS else found[0], run_sh, flags=re.MULTILINE)

@@ -1,0 +1,59 @@
+"""The right results of whole layers that students get: `python -m course.grading.expected` stores them for all labs.
+
+A lab whose functions `whole_...` stand in a hidden region gives students their results alone, in course/labs/expected/
+(`course/grading/stored.py`).
+"""
+import re
+from copy import deepcopy
+from pathlib import Path
+
+from course.grading.answers import CURRENT, answers_of
+from course.grading.checks import close
+from course.grading.draws import Draws
+from course.grading.grade import marks
+from course.grading.lab_source import labs, notebook_of
+from course.grading.stored import FOLDER, key_of
+from course.grading.values import to_bytes
+
+HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n(.*?)### END HIDDEN TESTS", re.DOTALL)
+WHOLE = re.compile(r"^def (whole_\w+)", re.MULTILINE)
+RESULTS: dict = {}      # of the lab that is being run
+
+
+def record(function: str, compute):
+    """Return a function that also notes its results."""
+    def noted(*args):
+        return RESULTS.setdefault(key_of(function, args), compute(*args))
+    return noted
+
+
+def expected(lab: Path) -> bytes:
+    """Run what students see of a lab, with its solution. Return the results of hidden functions that it asks for."""
+    notebook = deepcopy(notebook_of(lab))
+    RESULTS.clear()
+    CURRENT.clear()
+    CURRENT.update(answers_of(notebook))
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            whole = "".join(region for region in HIDDEN.findall(cell.source) if WHOLE.search(region))
+            noted = "".join(f"{name} = record({name!r}, {name})\n" for name in WHOLE.findall(whole))
+            cell.source = f"from course.grading.expected import record\n{whole}{noted}{HIDDEN.sub('', cell.source)}"
+            cell.metadata.setdefault("nbgrader", {"grade_id": "play"})
+    for mark in marks(notebook, Draws("", {})):
+        assert mark.points == mark.of, mark
+    return to_bytes(RESULTS)
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for lab in labs():
+        if "stored(" in lab.read_text():
+            (FOLDER / f"{lab.stem}.bin").write_bytes(expected(lab))
+            print(f"{lab.stem}: {len(RESULTS)} results")
+    close()
+
+
+if __name__ == "__main__":
+    from course.grading import expected as program  # whose RESULTS are those of `record` in a lab
+
+    program.main()

@@ -1,0 +1,265 @@
+"""Make a course of the labs: `python -m course.grading.release [FOLDER]`, which is `./run.sh labs`.
+
+    nbgrader_config.py              nbgrader's configuration; made once, and then yours to change
+    check_seed.txt                  the secret seed of the checks' random numbers; made once
+    source/LAB/LAB.ipynb            the instructor's notebook, made from course/labs/LAB.py
+    release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
+    gradescope/LAB.zip              an autograder for Gradescope
+    students/shardlab.zip           the students' bundle: the released labs, and all that they need
+    answers/                        with --answers: those to all open questions of walkthroughs and labs
+    gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
+
+A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
+it writes anything.
+"""
+import copy
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.converters import GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
+from nbgrader.utils import capture_log
+from traitlets.config import PyFileConfigLoader
+
+from course.grading.answers import about
+from course.grading.bundle import make_bundle, pack
+from course.grading.draws import SEED_FILE, new_seed, read_seed
+from course.grading.hunts import FILE
+from course.grading.lab_source import labs, notebook_of
+from course.grading.model_answers import open_answers, write_pages
+from course.grading.writing import is_writing
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_folder, reading, replacing, writing
+from reference.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("reference", "mpi_impl", "course/grading")
+NEEDED = ("numpy", "nbformat")      # of LOCKS, for grading, which needs no MPI
+LOCKS = ("run.lock", "notebook.lock")
+
+CONFIG = '''"""nbgrader's configuration of this course. ./run.sh labs never overwrites it: add what you need."""
+from course.grading.nbgrader_checks import configure
+
+c = get_config()
+configure(c)
+'''
+
+SETUP = '''#!/usr/bin/env bash
+# Gradescope runs this once, as root, to make the image in which submissions are graded.
+set -euo pipefail
+cd "${AUTOGRADER:-/autograder}/source"
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            python=$candidate
+            return 0
+        fi
+    done
+    return 1
+}
+
+if ! find_python; then
+    apt-get update
+    apt-get install -y python3.11 python3.11-venv || apt-get install -y python3 python3-venv
+    find_python || { echo "error: labs are graded with Python 3.11 or newer: choose a newer base image." >&2; exit 1; }
+fi
+"$python" -m venv .venv
+.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt -c constraints.txt
+'''
+
+RUN = '''#!/usr/bin/env bash
+# Gradescope runs this for every submission.
+cd "${{AUTOGRADER:-/autograder}}/source" || exit 1
+exec .venv/bin/python -m course.grading.gradescope --seed-file {seed_file} \\
+    {lab}.ipynb ../submission ../results/results.json
+'''
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
+                        help="the course's folder (default: runs/course)")
+    parser.add_argument("--answers", action="store_true", help="also write the answers to all open questions, for "
+                        "instructors, into the course's folder; this asks for the instructors' passphrase")
+    options = parser.parse_args()
+    os.umask(0o077)     # a course has seeds, solutions and grades: nobody else may read what is made from here on
+    folder, answers = options.folder.absolute(), open_answers() if options.answers else {}
+    make_course(folder)
+    if options.answers:
+        write_pages(folder / "answers", answers)
+        print(f"The answers to the open questions are in {folder / 'answers'}. Keep them from students.")
+
+
+def make_course(folder: Path, sources: list[Path] | None = None) -> None:
+    """Make or renew the course in this folder, of these labs or of all. Raises UserError."""
+    made = {source.stem: sign(notebook_of(source)) for source in sources or labs()}
+    check_course(folder)
+    for lab, notebook in made.items():
+        check_unchanged(folder / "source" / lab / f"{lab}.ipynb")
+        check_submissions(folder, lab, notebook)
+    if not (folder / "nbgrader_config.py").exists():
+        write(folder / "nbgrader_config.py", CONFIG.encode())
+    secrets = {SEED_FILE: f"{course_seed(folder / SEED_FILE)}\n"} | hunts(folder)
+    for lab, notebook in made.items():
+        write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
+        release(folder, lab)
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
+        print(f"{lab}: source, release and Gradescope's autograder; {describe_points(notebook)}", flush=True)
+    write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
+    print(f"The course is in {folder}. course/README.md explains the next steps.")
+
+
+def course_seed(path: Path) -> str:
+    """Return the secret seed of the course, which is made if it is missing. nbgrader does not copy its file."""
+    if not path.exists():
+        write(path, f"{new_seed()}\n".encode())
+    return read_seed(path)
+
+
+# ---- checks that nothing is lost ----
+
+def check_course(folder: Path) -> None:
+    """Check that the folder is a course, or empty. Raises UserError."""
+    check_folder(str(folder))
+    with reading(str(folder)):
+        strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if strange and not (folder / "nbgrader_config.py").is_file():
+        raise UserError(f"{folder} is not a course: it holds {strange[0]}, but no nbgrader_config.py. Name a new "
+                        "folder, as in ./run.sh labs ~/course.")
+
+
+def check_unchanged(path: Path) -> None:
+    """Check that the instructor's notebook was not changed by hand. Raises UserError."""
+    if not path.exists():
+        return
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        changed = notebook.metadata.get("shardlab", {}).get("made") != digest(notebook)
+    except Exception:       # nbformat raises many kinds
+        changed = True
+    if changed:
+        raise UserError(f"{path} has been changed by hand, and this would be lost. Make the change in course/labs/"
+                        f"{path.stem}.py, from which it is made, and move the notebook away.")
+
+
+def check_submissions(folder: Path, lab: str, notebook) -> None:
+    """Check that graded submissions can be graded again, since the lab still has the same cells. Raises UserError."""
+    database = folder / "gradebook.db"
+    if not database.exists():
+        return
+    with open_gradebook(database) as gradebook:
+        try:
+            known = gradebook.find_notebook(lab, lab)
+        except MissingEntry:
+            return
+        before, submissions = {cell.name for cell in known.source_cells}, len(known.submissions)
+    now = {about(cell)["grade_id"] for cell in notebook.cells if about(cell)}
+    if submissions and before != now:
+        other = ", ".join(sorted(before ^ now))
+        raise UserError(f"{lab} has {submissions} submissions in {database}, but its cells have changed since then "
+                        f"({other}). In a running course change the contents of cells, but neither their number nor "
+                        "their names; or make a new course in another folder.")
+
+
+def open_gradebook(database: Path) -> Gradebook:
+    """Open nbgrader's gradebook. Raises UserError."""
+    find_programs()
+    try:
+        return Gradebook(f"sqlite:///{database}", "shardlab")
+    except Exception as error:      # of the database
+        raise UserError(f"{database} is not a gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
+                        "copy of the right one there.") from error
+
+
+def find_programs() -> None:
+    """Put this Python's folder on PATH, where nbgrader finds alembic. An activated .venv has done so already."""
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.get_exec_path():
+        os.environ["PATH"] = os.pathsep.join([beside, *os.get_exec_path()])
+
+
+# ---- the notebooks ----
+
+def sign(notebook):
+    """Add a digest that reveals changes made by hand."""
+    notebook.metadata["shardlab"] = {"made": digest(notebook)}
+    return notebook
+
+
+def digest(notebook) -> str:
+    """Return the digest of a notebook's cells; Jupyter changes the rest when it saves."""
+    cells = [[cell.cell_type, cell.source, about(cell)] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
+
+
+def release(folder: Path, lab: str) -> None:
+    """Let nbgrader make the student's notebook, and add the lab to the gradebook."""
+    find_programs()
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(folder)).load_config()
+    config.CourseDirectory.root = str(folder)
+    config.CourseDirectory.assignment_id = lab
+    converter = GenerateAssignment(coursedir=CourseDirectory(config=config), config=config, force=True)
+    converter.log.propagate = False
+    outcome = capture_log(converter)
+    if not outcome["success"]:
+        raise UserError(f"nbgrader could not release {lab}. It said: {outcome.get('log') or outcome['error']}")
+
+
+def read_releases(folder: Path) -> dict[str, str]:
+    """Return the text of each released notebook, by the lab's name."""
+    return {path.stem: path.read_text() for path in sorted((folder / "release").glob("*/*.ipynb"))}
+
+
+def without_secrets(notebook):
+    """Return an instructor's notebook as students get it: without solutions and hidden tests."""
+    for clear in ClearSolutions(), ClearHiddenTests():
+        notebook, _ = clear.preprocess(copy.deepcopy(notebook), {})
+    return notebook
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and make its folder. Raises UserError."""
+    with writing(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(str(path)) as aside:
+        Path(aside).write_bytes(data)
+
+
+def describe_points(notebook) -> str:
+    """Return '9 checks with 60 points, 2 texts with 10'."""
+    checks = [about(cell)["points"] for cell in notebook.cells if "points" in about(cell) and not is_writing(cell)]
+    texts = [about(cell)["points"] for cell in notebook.cells if is_writing(cell)]
+    return f"{len(checks)} checks with {sum(checks):g} points, {len(texts)} texts with {sum(texts):g}"
+
+
+# ---- Gradescope ----
+
+def hunts(folder: Path) -> dict[str, str]:
+    """Return the course's file of bugs to hunt, if it has one."""
+    return {FILE: (folder / FILE).read_text()} if (folder / FILE).exists() else {}
+
+
+def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
+    """Make Gradescope's zip: its two scripts, and all files that they need."""
+    lock = "".join((ROOT / "requirements" / name).read_text() for name in LOCKS)
+    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
+             **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
+             "requirements.txt": "\n".join(NEEDED) + "\n",
+             "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
+                                                     re.MULTILINE)) + "\n"}
+    for package in PACKAGES:
+        files |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / package).rglob("*.py")}
+    return pack(files, {"setup.sh", "run_autograder"})
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,0 +1,205 @@
+"""Wrong and hostile submissions, and what each of them gets.
+
+`python -m course.tests.hostile` prints the table, `python -m course.tests.hostile sleeps loops` that of some of them.
+
+A submission is the solution of a lab with some answers replaced. It loses exactly the checks that are named.
+"""
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import nbformat
+
+from course.grading import checks
+from course.grading.answers import answers_of
+from course.grading.grade import Mark
+from course.grading.submission import grade_file
+from course.tests import cheats
+from course.tests.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB7, LAB8, SEED, checks_of, lost_checks, marks_of,
+                                      plant, solution)
+
+
+class Submission(NamedTuple):
+    """A submission, and what it should get."""
+
+    lab: str
+    answers: dict[str, str]
+    lost: str | None            # the checks, as in "pass_on all_gather"; None means all of them
+    phrases: str                # "a|b": what the message of a lost check says; '' if none is lost
+
+    def marks(self) -> dict[str, Mark]:
+        return marks_of(self.lab, **self.answers)
+
+    def fault(self, found: dict[str, Mark]) -> str:
+        """Describe what the submission should not have got; '' if all is right."""
+        expected = set(found) if self.lost is None else checks_of(self.lost)
+        if lost_checks(found) != expected:
+            return f"lost {sorted(lost_checks(found))}, not {sorted(expected)}"
+        said = "\n".join(found[name].said for name in sorted(expected))
+        return "" if any(phrase in said for phrase in self.phrases.split("|")) else f"said {said[:600]}"
+
+
+class LinkedSubmission(Submission):
+    """A submission in which the notebook is a link to the instructor's."""
+
+    def marks(self) -> dict[str, Mark]:
+        with TemporaryDirectory() as course:
+            source, submitted = Path(course, f"{self.lab}.ipynb"), Path(course, "submitted")
+            nbformat.write(solution(self.lab), source)
+            submitted.mkdir()
+            (submitted / source.name).symlink_to(source)
+            return {mark.check: mark for mark in grade_file(solution(self.lab), submitted, source.name, SEED).marks}
+
+
+def shown(lab: str, cell: str) -> str:
+    """Return what students see of a locked cell, to be pasted into an answer."""
+    source = next(one.source for one in solution(lab).cells if one.metadata.get("nbgrader", {}).get("grade_id") == cell)
+    return HIDDEN.sub("", source[max(source.find("def "), 0):])
+
+
+def function(head: str, body: str) -> str:
+    """Return the source of an answer: a function with this head and body."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return f"import os, sys\nimport numpy as np\n\ndef {head}:\n{lines}"
+
+
+def passes_on(body: str, phrases: str) -> Submission:
+    """Make a submission whose pass_on has this body."""
+    return Submission(LAB1, {"pass_on": function("pass_on(group, x)", body)}, "pass_on", phrases)
+
+
+def gathers(body: str, lost: str, phrases: str) -> Submission:
+    """Make a submission whose all_gather has this body."""
+    return Submission(LAB1, {"all_gather": function("all_gather(group, chunk)", body)}, lost, phrases)
+
+
+def blank(lab: str) -> Submission:
+    """Make a submission in which nothing is written."""
+    return Submission(lab, {name: "raise NotImplementedError()" for name in answers_of(solution(lab))}, None,
+                      "not written yet")
+
+
+# What no answer may do, whatever its task: the body, and what its author is told ("a|b").
+ALONE = {
+    "from all objects": ("import gc\nreturn gc.get_objects()", "gc.get_objects"),
+    "from its memory": ("return open('/proc/self/mem', 'rb').read()", "not use files"),
+    "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
+    "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
+    "a socket": ("import socket\nsocket.socket()", "processes or the network"),
+    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
+    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
+    "imports the grader": ("from course.grading import checks", "may not be imported"),
+    "forks": ("while True: os.fork()", "processes"),
+    "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
+    "kills the grader": ("os.kill(os.getppid(), 9)", "processes"),
+    "ends": ("os._exit(0)", "exit status 0"),
+    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
+    "takes memory": ("return np.ones(1 << 28)", "MemoryError"),
+    "returns too much": ("return np.zeros(10_000_000)", "are the limit"),
+    "moves the cursor": ("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
+}
+
+SUBMISSIONS = {
+    "the solution": Submission(LAB1, {}, "", ""),
+    "nothing written": blank(LAB1),
+
+    # ---- wrong ----
+    "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, "pass_on", "it renamed"),
+    "everyone sends first": passes_on(
+        "group.send(x, (group.rank + 1) % group.size)\nreturn group.receive((group.rank - 1) % group.size)",
+        "They wait in a cycle: 0 -> 1 -> 0"),
+    "one wrong line, on which others build": Submission(
+        LAB1, plant(LAB1, "reduce_scatter", "range(1, group.size):", "range(1, group.size - 1):"),
+        "reduce_scatter reduce_scatter_cost", "its chunk of the sum is not right"),
+    "half of the bits": gathers(
+        "chunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
+        "    got = group.exchange(chunk.astype('float32'), (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\n    chunks[(group.rank - step) % group.size] = got\n"
+        "return np.concatenate([chunks[rank] for rank in range(group.size)]).astype(float)",
+        "all_gather all_gather_cost", "expected"),
+    "everything sent twice": gathers(
+        "for step in range(1, group.size):\n    group.exchange(chunk, (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\nchunks = {group.rank: chunk}\nfor step in range(1, group.size):\n"
+        "    chunks[(group.rank - step) % group.size] = group.exchange(chunk, (group.rank + step) % group.size, "
+        "(group.rank - step) % group.size)\nreturn np.concatenate([chunks[rank] for rank in range(group.size)])",
+        "all_gather_cost", "are enough"),
+
+    # ---- other ranks' data, without a message ----
+    "from frames": Submission(LAB1, cheats.LAB1_FROM_FRAMES, None, "has no len|NoneType|None was returned|iterat"),
+    "drawn again from the public seed": Submission(LAB1, cheats.LAB1_FROM_SEED, None, "expected|not right"),
+    "from open files": passes_on("return [os.read(file, 100) for file in range(64)]",
+                                 "Bad file|died|did not finish|cannot be passed"),
+    "kept from an earlier run": Submission(LAB1, cheats.LAB1_KEPT, "reduce_scatter_cost", "are enough"),
+
+    # ---- hidden channels between ranks ----
+    "a file": passes_on("np.save('/tmp/%d' % group.rank, x)\nreturn np.load('/tmp/%d.npy' % (group.rank - 1))",
+                        "not use files"),
+    "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, "all_gather all_gather_cost",
+                                         "are enough|never ends"),
+    "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, "all_gather_cost",
+                                            "cannot be done with less"),
+    "a lock on a page of the C library": Submission(LAB1, cheats.LAB1_BY_FUTEX, "all_gather all_gather_cost",
+                                                    "ctypes may not be imported"),
+    "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, "attention_cost",
+                                        "a rank has sent|are enough"),
+    "errors, caught": passes_on("try: group.exchange(x, int(1e6 * abs(x[0])) + 9, 0)\nexcept ValueError: return x",
+                                "there is no rank"),
+
+    # ---- the count, the check and the grader ----
+    "the lab's whole layer": Submission(
+        LAB2, {"inside": shown(LAB2, "whole") + cheats.LAB2_WHOLE}, "inside inside_backward",
+        "may not be imported|NameError"),
+    "one rank trains for all": Submission(
+        LAB8, {**cheats.LAB8_ALONE, **plant(LAB8, "predict", "sent.append(in", "sent.append(0 * in"),
+               **plant(LAB8, "train", "= step(", "= alone("),
+               "step": cheats.LAB8_ALONE["step"] + shown(LAB8, "tools")},
+        "sum_among_cost step sent train", "are enough"),
+    "numbers kept as a text": Submission(LAB2, cheats.LAB2_KEPT_AS_TEXT, "sequence_cost", "are enough"),
+    "a count set back": gathers(
+        "group.sent = 0\nfor _ in range(9): group.exchange(chunk, (group.rank + 1) % group.size, "
+        "(group.rank - 1) % group.size)\ngroup.sent = group._sent = 0\nreturn chunk",
+        "all_gather all_gather_cost", "array of shape|expected"),
+    "an array that equals everything": passes_on(
+        "class Array(np.ndarray):\n    def __eq__(self, other): return True\nreturn np.zeros(len(x)).view(Array)",
+        "expected"),
+    "a pickle that runs": passes_on("class Bomb:\n    def __reduce__(self): return os.system, ('id',)\nreturn Bomb()",
+                                    "cannot be passed"),
+    "NumPy changed": passes_on("np.subtract = np.abs = np.any = lambda *_, **__: 0\nreturn x * 0", "expected"),
+    "a broken function that is replaced": Submission(
+        LAB7, cheats.LAB7_CHANGED_PROGRAM, "diagnose_columns",
+        "With your inputs the broken function is right|KeyError|died|raised"),
+    "a link to the instructor's notebook": LinkedSubmission(LAB1, {}, None, "There is no notebook"),
+    "the course's answer, read": Submission(LAB1, {"reduce_scatter": cheats.READS_THE_COURSES_ANSWER},
+                                            "reduce_scatter reduce_scatter_cost", "its own: 1answer"),
+
+    # ---- harm ----
+    **{name: passes_on(body, phrases) for name, (body, phrases) in ALONE.items()},
+    "loops": passes_on("while True: pass", "is there an endless loop"),
+    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
+    "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
+}
+
+
+def main() -> None:
+    """Print the table. Exit with 1 if a submission has got something else than it should."""
+    faults = 0
+    print("| submission | lab | points | of | seconds | what it was told |\n|---|---|---|---|---|---|")
+    chosen = {name: SUBMISSIONS[name] for name in sys.argv[1:] or SUBMISSIONS}
+    for name, one in chosen.items():
+        start = time.monotonic()
+        found = one.marks()
+        seconds, fault = time.monotonic() - start, one.fault(found)
+        faults += bool(fault)
+        said = next((mark.said for mark in found.values() if mark.points < mark.of), "passed")
+        last = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Hint")][-1]
+        print(f"| {name} | {one.lab[3]} | {sum(mark.points for mark in found.values()):g} | "
+              f"{sum(mark.of for mark in found.values()):g} | {seconds:.1f} | {fault or last[:90]} |", flush=True)
+    checks.close()
+    print(f"\n{len(chosen)} submissions, {faults} of which have not got what they should.")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Submissions of labs, and the marks that they get."""
+import re
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
+
+from course.grading.answers import CURRENT, answers_of
+from course.grading.draws import Draws, secret_draws
+from course.grading.grade import Mark, marks
+from course.grading.hunts import HUNTED, Culprit
+from course.grading.lab_source import labs, notebook_of
+
+SOURCES = {source.stem: source for source in labs()}
+LAB1, LAB2, LAB3, LAB4, LAB5, LAB6, LAB7, LAB8, *_ = LAB_NAMES = tuple(SOURCES)
+HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS", re.DOTALL)
+# Examples of bugs, which the solution of lab 7 names: lines 33 and 34 add up over ranks, and divide by the loss scale.
+PRACTICE = {"forward": Culprit("mpi_impl/comm/mappings.py", 33, 33, "missing communication"),
+            "backward": Culprit("mpi_impl/layers/mlp.py", 20, 23, "computation"),
+            "step": Culprit("mpi_impl/training/optimizer.py", 34, 34, "scaling")}
+SEED = "a seed that the answers of these tests do not know"
+
+
+@cache
+def solution(lab: str):
+    """Return the instructor's notebook of a lab such as `lab1_collectives`."""
+    return notebook_of(SOURCES[lab])
+
+
+def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
+    """Return the marks by check of the solution with these answers replaced. The ranks are kept for the next call."""
+    CURRENT.clear()
+    CURRENT.update(answers_of(solution(lab)))
+    assert not set(answers) - set(CURRENT), "there is no such answer"
+    CURRENT.update(answers)
+    with secret_draws(seed, CURRENT) as draws, solved_hunts():
+        return {mark.check: mark for mark in marks(solution(lab), draws)}
+
+
+@contextmanager
+def solved_hunts():
+    """Let lab 7 ask for the bugs that its solution finds."""
+    HUNTED.append(PRACTICE)
+    try:
+        yield
+    finally:
+        HUNTED.pop()
+
+
+def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:
+    """Return the marks with the public random numbers of a notebook, without hidden tests or with them."""
+    seen = deepcopy(solution(lab))
+    for cell in seen.cells:
+        cell.source = cell.source if hidden else HIDDEN.sub("", cell.source)
+    CURRENT.clear()
+    CURRENT.update({**answers_of(seen), **answers})
+    return {mark.check: mark for mark in marks(seen, Draws("", {}))}
+
+
+def plant(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
+    """Return the solution of an answer with a mistake planted: `old`, which must occur once, is replaced."""
+    source = answers_of(solution(lab))[answer]
+    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
+    return {answer: source.replace(old, new)}
+
+
+def checks_of(names: str) -> set[str]:
+    """Return the checks that are named without `check_`, as in "pass_on all_gather"."""
+    return {f"check_{name}" for name in names.split()}
+
+
+def lost_checks(found: dict[str, Mark]) -> set[str]:
+    """Return the checks that gave no points."""
+    return {name for name, mark in found.items() if mark.points < mark.of}

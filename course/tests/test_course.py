@@ -1,0 +1,204 @@
+"""A course is made of the labs, always the same. What students get shows no secret, and nothing of theirs is lost."""
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course.grading import release
+from course.grading.answers import answers_of
+from course.grading.draws import SEED_FILE, read_seed
+from course.grading.lab_source import labs, notebook_of
+from course.grading.release import ROOT, course_seed, main, make_course, open_gradebook, without_secrets
+from course.grading.stored import FOLDER
+from course.tests.submissions import LAB1, LAB8, LAB_NAMES, solution
+from reference.errors import UserError
+
+REGIONS = re.compile(r"### BEGIN (SOLUTION|HIDDEN TESTS)\n(.*?)### END \1", re.DOTALL)
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("courses") / "course"
+    make_course(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(course) -> dict[str, bytes]:
+    """Return the files of the students' bundle."""
+    return unzip((course / "students" / "shardlab.zip").read_bytes())
+
+
+def path_of(course, lab, step="release") -> Path:
+    return course / step / lab / f"{lab}.ipynb"
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file() and path.name != "gradebook.db"}
+
+
+def unzip(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+# ---- what students get ----
+
+
+def lines(text: str) -> set[str]:
+    return {line.strip() for line in text.splitlines()}
+
+
+def code_of(notebook) -> str:
+    return "\n".join(cell.source for cell in notebook.cells)
+
+
+def secret_lines(lab: str) -> set[str]:
+    """Return the lines of a lab's solutions and hidden tests, but for those that stand elsewhere in public, too."""
+    public = "\n".join([*(REGIONS.sub("", code_of(solution(each))) for each in LAB_NAMES),
+                        *(path.read_text() for package in ("reference", "mpi_impl")
+                          for path in (ROOT / package).rglob("*.py"))])
+    hidden = "\n".join(region[1] for region in REGIONS.findall(code_of(solution(lab))))
+    return {line for line in lines(hidden) - lines(public) if len(line) > 12}
+
+
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_no_line_of_a_solution_or_of_a_hidden_test_is_shown(course, bundle, lab):
+    """Neither in the release, nor on the site, nor anywhere in the bundle."""
+    secret, released = secret_lines(lab), nbformat.read(path_of(course, lab), 4)
+    shown = {"release": code_of(released), "site": code_of(without_secrets(solution(lab)))}
+    assert len(secret) > 10 and shown["release"] == shown["site"]
+    for name, data in bundle.items():
+        if not name.endswith(".bin"):
+            shown[name] = code_of(nbformat.reads(data.decode(), 4)) if name.endswith(".ipynb") else data.decode()
+    assert {name for name, text in shown.items() if secret & lines(text)} == set()
+    assert not re.search("SOLUTION|HIDDEN", path_of(course, lab).read_text())
+    assert not any(cell.get("outputs") for cell in released.cells)
+
+
+def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, tmp_path):
+    seed = read_seed(course / SEED_FILE)
+    holders = {name for name, data in contents(course).items()
+               if seed.encode() in (b"".join(unzip(data).values()) if name.endswith(".zip") else data)}
+    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in LAB_NAMES)}
+    assert seed.encode() not in (course / "gradebook.db").read_bytes()
+    assert len(seed) == 32 and seed != course_seed(tmp_path / SEED_FILE) == course_seed(tmp_path / SEED_FILE)
+
+
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_the_release_is_the_lab_with_answers_to_write(course, lab):
+    source, released = (nbformat.read(path_of(course, lab, step), 4) for step in ("source", "release"))
+    assert len(source.cells) == len(released.cells) and "%load_ext course.grading" in code_of(released)
+    assert set(answers_of(source)) == set(answers_of(released))
+    assert all("raise NotImplementedError()" in answer for answer in answers_of(released).values())
+    for cell in source.cells:
+        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("locked"):
+            assert "default_rng" not in cell.source and "np.random" not in cell.source, "a seed that all can read"
+
+
+def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(bundle):
+    assert {name.split("/")[1] for name in bundle} == {
+        "AGENTS.md", "LICENSE", "README.md", "course", "docs", "mpi_impl", "notebooks", "reference", "requirements",
+        "run.sh"}, "no tests, and so no mistakes"
+    instructors = {f"shardlab/course/grading/{name}.py" for name in (
+        "release", "grade", "submission", "nbgrader_checks", "gradescope", "canvas", "model_answers", "bundle")}
+    assert not instructors & set(bundle) and not re.search(r"answers\.sealed|seed|docs/\S*bug_zoo", " ".join(bundle))
+    walkthroughs = {path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
+    assert {name.split("/")[-1] for name in bundle if re.match("shardlab/(notebooks|course/labs)/", name)} == {
+        *walkthroughs, *(f"{lab}.ipynb" for lab in LAB_NAMES), *(path.name for path in FOLDER.iterdir()),
+        "page_config.json", "default_setting_overrides.json"}
+    assert not any(b'"jupytext"' in bundle[f"shardlab/notebooks/{name}"] for name in walkthroughs), "a twin"
+
+
+def test_all_that_the_bundles_packages_import_is_in_it(bundle):
+    """It leaves out some modules of `course`; none that it keeps may import one of those."""
+    for name, data in bundle.items():
+        for module in re.findall(rb"^\s*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)", data, re.MULTILINE):
+            path = f"shardlab/{module.decode().replace('.', '/')}"
+            assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
+
+
+def test_the_bundles_run_sh_has_the_students_commands_only(bundle, tmp_path):
+    (tmp_path / "run.sh").write_bytes(bundle["shardlab/run.sh"])
+    usage, refused = (subprocess.run(["bash", tmp_path / "run.sh", command], capture_output=True, text=True, timeout=60)
+                      for command in ("help", "labs"))
+    assert re.findall(r"^  ([\w-]+) ", usage.stdout, re.MULTILINE) == ["demo", "notebook", "setup"]
+    assert refused.returncode == 1 and "labs" in refused.stderr and b"grading" not in bundle["shardlab/run.sh"]
+
+
+# ---- what an instructor has ----
+
+
+def test_made_again_it_is_made_the_same(course, capsys):
+    before = contents(course)
+    assert {f"source/{LAB1}/{LAB1}.ipynb", f"gradescope/{LAB1}.zip", SEED_FILE} < set(before)
+    config = course / "nbgrader_config.py"
+    config.write_text(config.read_text() + "\nc.IncludeHeaderFooter.header = ''     # the instructor's\n")
+    with open_gradebook(course / "gradebook.db") as gradebook:
+        gradebook.add_student("alice")
+    make_course(course, labs()[:1])
+    assert contents(course) == before | {"nbgrader_config.py": config.read_bytes()}
+    with open_gradebook(course / "gradebook.db") as gradebook:
+        assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == set(LAB_NAMES)
+    assert re.search(r"\d+ checks with 60 points, 2 texts with 10\n", capsys.readouterr().out)
+
+
+def test_a_notebook_that_was_changed_by_hand_is_kept(course):
+    path = path_of(course, LAB8, "source")
+    as_it_was, notebook = path.read_text(), nbformat.read(path, 4)
+    notebook.metadata["language_info"] = {"name": "python", "version": "3"}      # as Jupyter does when it saves
+    notebook.cells[1].source += "\n# a remark"
+    for text in nbformat.writes(notebook), "{":
+        path.write_text(text)
+        before = contents(course)
+        with pytest.raises(UserError, match=f"changed by hand.*course/labs/{LAB8}.py"):
+            make_course(course)
+        assert contents(course) == before, "nothing is made if anything cannot be"
+    path.write_text(as_it_was)
+
+
+def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path):
+    """The gradebook of a course that runs stays as it is."""
+    with open_gradebook(course / "gradebook.db") as gradebook:
+        gradebook.update_or_create_student("bob")
+        gradebook.add_submission(LAB1, "bob")
+    text, changed = labs()[0].read_text(), tmp_path / f"{LAB1}.py"
+    changed.write_text(text.replace('check="check_pass_on"', 'check="another"'))
+    before = contents(course)
+    with pytest.raises(UserError, match="has 1 submissions.*another, check_pass_on"):
+        make_course(course, [changed])
+    assert contents(course) == before
+    changed.write_text(text.replace("Collectives", "COLLECTIVES"))
+    make_course(course, [changed])
+    with open_gradebook(course / "gradebook.db") as gradebook:
+        assert len(gradebook.find_submission(LAB1, "bob").notebooks) == 1
+    assert notebook_of(changed).cells[0].source == nbformat.read(path_of(course, LAB1), 4).cells[0].source
+
+
+def test_a_folder_that_is_not_a_course_is_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path)])
+    with pytest.raises(UserError, match="holds thesis.tex"):
+        main()
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_nobody_else_can_read_a_course(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path / "course")])
+    monkeypatch.setattr(release, "make_course", lambda folder: release.write(folder / "source" / "x.ipynb", b"{}"))
+    mask = os.umask(0o022)
+    try:
+        main()
+    finally:
+        os.umask(mask)
+    made = list(tmp_path.rglob("*"))
+    assert len(made) == 3 and not any(path.stat().st_mode & 0o077 for path in made)

@@ -1,0 +1,177 @@
+"""Bugs that students hunt: each has others, nobody can find out which without the secret, and answers are graded."""
+import json
+import sys
+from collections import Counter
+
+import pytest
+
+from course.grading.answers import CURRENT, answers_of
+from course.grading.draws import SEED_FILE, secret_draws
+from course.grading.grade import marks
+from course.grading.hunts import FILE, KINDS, LEVELS, Culprit, hunted_by, read
+from course.hunts import __main__ as program
+from course.hunts.__main__ import about, cases_of, main, page
+from course.hunts.faults import faults, in_order, level_of
+from course.hunts.trial import Evidence, Trials, changed_lines
+from course.tests.notebooks import notebook
+from course.tests.submissions import LAB7, PRACTICE, SEED, solution
+from reference.errors import UserError
+from tests.deep import one_fast_of
+from tests.planted import buggy_codes
+from tests.small_pools import SmallPools
+
+STUDENTS = [f"student {i}" for i in range(200)]
+MINE = PRACTICE["forward"]
+RIGHT = {"file": MINE.file, "line": MINE.first, "kind": MINE.kind}
+
+
+@pytest.fixture(scope="module")
+def forward_case():
+    """Return a notebook with the forward case of lab 7 alone."""
+    wanted = "tools", "case_tools", "case_forward"
+    return notebook(*(cell for cell in solution(LAB7).cells
+                      if cell.metadata.get("nbgrader", {}).get("grade_id", "").removeprefix("check_").startswith(wanted)
+                      and cell.cell_type == "code"))
+
+
+@pytest.fixture
+def key(tmp_path):
+    """Write a course's file: alice has the solution's bugs, bob has others."""
+    other = Culprit("mpi_impl/layers/block.py", 7, 9, "scaling")
+    (tmp_path / FILE).write_text(json.dumps({
+        "alice": {level: culprit._asdict() for level, culprit in PRACTICE.items()},
+        "bob": {level: other._asdict() for level in LEVELS}}))
+    return tmp_path / FILE
+
+
+def marks_of_case(case, key, student: str, answer: str):
+    CURRENT.clear()
+    CURRENT.update({**answers_of(case), "case_forward": answer})
+    with secret_draws(SEED, CURRENT) as draws, hunted_by([student], key):
+        return {mark.check.removeprefix("check_case_forward_"): mark for mark in marks(case, draws)}
+
+
+def returning(value) -> str:
+    return f"def case_forward():\n    return {value!r}\n"
+
+
+@pytest.mark.parametrize("student, answer, points, words", [
+    ("alice", RIGHT, 10, "the form is right"),
+    ("bob", RIGHT, 0, "is not in mpi_impl/comm/mappings.py"),
+    ("carol", RIGHT, 0, "There is no case for you"),
+    ("alice", RIGHT | {"line": MINE.last + 1}, 6, f"Line {MINE.last + 1} of {MINE.file} is as it was"),
+    ("alice", RIGHT | {"kind": "aliasing"}, 8, "has no bug of the kind 'aliasing'"),
+    ("alice", RIGHT | {"line": list(range(999))}, 0, "the number of a line"),
+    ("alice", {"file": MINE.file}, 0, "a dict with file, line, kind")])
+def test_an_answer_is_graded_for_the_student_who_gives_it(forward_case, key, student, answer, points, words):
+    found = marks_of_case(forward_case, key, student, returning(answer))
+    assert sum(mark.points for mark in found.values()) == points
+    assert any(words in mark.said for mark in found.values()), found
+
+
+THIEF = """
+import sys
+
+def case_forward():
+    '''Look for the bugs where the grader has them.'''
+    for name, module in list(sys.modules.items()):
+        if name == "course.grading.hunts" and module.HUNTED:
+            return dict(zip(("file", "line", "end", "kind"), module.HUNTED[-1]["forward"]))
+    with open("hunts.json") as file:
+        return eval(file.read())
+"""
+
+
+def test_an_answer_cannot_look_its_bug_up(forward_case, key, monkeypatch):
+    monkeypatch.chdir(key.parent)
+    assert all(mark.points == 0 for mark in marks_of_case(forward_case, key, "alice", THIEF).values())
+
+
+def test_a_broken_file_of_hunts_is_a_sentence_of_the_instructors(tmp_path):
+    assert read(tmp_path / "none") == {}
+    for text in ("{", '{"alice": {"forward": {}}}'):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(UserError, match="is not a file of hunts"):
+            read(tmp_path / FILE)
+
+
+# ---- who hunts what ----
+
+
+@pytest.mark.parametrize("level", one_fast_of(len(LEVELS), LEVELS))
+def test_students_hunt_different_bugs_which_only_the_secret_tells(level):
+    mine = [in_order(faults(level), "mine", student)[0].name for student in STUDENTS]
+    assert mine == [in_order(faults(level), "mine", student)[0].name for student in STUDENTS]
+    assert len(faults(level)) >= 25 and max(Counter(mine).values()) < 25
+    others = [in_order(faults(level), "another", student)[0].name for student in STUDENTS]
+    assert sum(a == b for a, b in zip(mine, others)) < 25
+    gone = mine[0]
+    left = [fault for fault in faults(level) if fault.name != gone]
+    assert all(in_order(left, "mine", student)[0].name == name
+               for student, name in zip(STUDENTS, mine) if name != gone), "only who had it gets another"
+
+
+def test_every_fault_can_be_planted_and_has_a_kind_that_an_answer_can_name():
+    for fault in (fault for level in LEVELS for fault in faults(level)):
+        assert buggy_codes(fault.bug) and fault.kind in KINDS and fault.lines[0] <= fault.lines[1]
+
+
+def test_a_message_that_is_missing_or_one_too_many_is_in_the_ledger(tmp_path):
+    line = {"group": "tensor", "phase": "forward", "reason": "MLP", "operation": "all_reduce", "dtype": "float32"}
+    lines = [{**line, "calls": calls, "elements": 1000, "reason": reason} for calls, reason in ((1, "a"), (2, "b"))]
+    for name, ledger in ("right", lines), ("wrong", [lines[0] | {"calls": 3}]), ("same", lines):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.json").write_text(json.dumps(ledger))
+    assert changed_lines(tmp_path / "right", tmp_path / "wrong").splitlines() == [
+        "tensor, forward, a, all_reduce, float32: 3 calls with 1,000 elements; the right program: 1 calls with 1,000 "
+        "elements", "tensor, forward, b, all_reduce, float32: nothing; the right program: 2 calls with 1,000 elements"]
+    assert changed_lines(tmp_path / "right", tmp_path / "same") == ""
+
+
+@pytest.mark.deep
+def test_a_student_gets_a_case_of_each_level_that_does_not_name_the_bug(tmp_path):
+    with SmallPools() as pools:
+        found = cases_of(Trials(pools, tmp_path), "secret", "alice")
+    assert list(found) == list(LEVELS)
+    text = page("alice", found)
+    for level, (fault, evidence) in found.items():
+        assert evidence.level == level == level_of_page(evidence.compared)
+        case = about(fault)
+        assert case["right"] not in text and case["wrong"] not in text and fault.name not in text
+        assert "--record" in text and "iteration     10/10" in evidence.printed
+
+
+def level_of_page(compared: str) -> str:
+    """Return the level that a page's comparison shows."""
+    first = next(line for line in compared.splitlines() if line.startswith("  iteration 1, "))
+    phase = first.removeprefix("  iteration 1, ").split(":")[0]
+    return level_of(f"1 {phase}:")
+
+
+class EveryFault:
+    """Trials in which every fault shows at its level."""
+
+    def __init__(self, *_):
+        pass
+
+    def of(self, fault):
+        return Evidence(next(level for level in LEVELS if fault in faults(level)), "it printed", "", "it differs")
+
+
+def test_a_course_gets_a_page_for_each_student_and_a_key_for_grading(tmp_path, monkeypatch):
+    def hunts(*students):
+        monkeypatch.setattr(sys, "argv", ["hunts", "--course", str(tmp_path), *students])
+        main()
+
+    monkeypatch.setattr(program, "Trials", EveryFault)
+    (tmp_path / SEED_FILE).write_text("secret\n")
+    (tmp_path / "roster").write_text("alice\n\n b/ob@x.y\n")
+    hunts("--roster", str(tmp_path / "roster"))
+    found, text = read(tmp_path / FILE), (tmp_path / FILE).read_text()
+    assert set(found) == {"alice", "b/ob@x.y"} and found["alice"] != found["b/ob@x.y"]
+    assert {path.name for path in (tmp_path / "hunts").iterdir()} == {"alice.md", "b_ob@x.y.md"}
+    shown = (tmp_path / "hunts" / "alice.md").read_text()
+    assert all(f"The {level} case" in shown and case["name"] not in shown and case["file"] not in shown
+               for level, case in json.loads(text)["alice"].items())
+    hunts("alice")
+    assert (tmp_path / FILE).read_text() == text, "the same again, and the others are kept"
