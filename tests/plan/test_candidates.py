@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.plan import candidates
-from mpi_impl.plan.candidates import PlanSearch, check, describe, divisors
+from mpi_impl.plan.candidates import PlanSearch, check, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.costs.plans import Plan
@@ -82,11 +82,6 @@ def test_microbatches_are_not_larger_than_needed_nor_more_than_a_run_takes():
     assert max(forwards) == 250_000
 
 
-@given(st.integers(1, 5000))
-def test_divisors(n):
-    assert divisors(n) == [i for i in range(1, n + 1) if n % i == 0]
-
-
 # ---- which fit, and which is the fastest ----------------------------------------------------------------------------
 
 
@@ -135,8 +130,8 @@ def test_a_world_that_does_not_divide(L, n, B):
     assert all(PlanSearch(model_of(L, a=3), one, B, REAL).plans for one in near)
 
 
-@pytest.mark.parametrize("L, n, B, share", one_fast_of(3, (
-    (*job, share) for share in (0.15, 0.3, 0.6) for job in ((6, 1, 6), (4, 2, 3), (5, 1, 8)))))
+@pytest.mark.parametrize("L, n, B, share", one_fast_of(2, (
+    (*job, share) for share in (0.15, 0.3, 0.6) for job in ((4, 2, 3), (5, 1, 8)))))
 def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     """Beside looking at every larger number; and with it a plan does fit."""
     whole = sum(min((plan.memory for plan in job(L, 1, B).plans), key=sum))
@@ -163,10 +158,3 @@ def test_where_no_number_of_devices_helps():
 def test_numbers_below_one(n, B, says):
     with pytest.raises(UserError, match=says):
         PlanSearch(model_of(4), n, B, REAL)
-
-
-def test_a_plan_is_described_by_what_it_chooses():
-    plan = Plan(model_of(8), ParallelConfig(2, 2, 2, "interleaved", 2, zero_stage=1, sequence_parallel=True,
-                                            recompute=Recompute("full")), 4, 3)
-    assert describe(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
-    assert describe(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"

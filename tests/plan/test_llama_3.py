@@ -90,11 +90,3 @@ def test_4096_ranks_do_not_gather_a_whole_model_for_nothing():
         assert sum(plan.memory) < H100.memory - H100.reserved
         seconds.append(step_time(plan, H100).total)
     assert seconds == pytest.approx([15.8, 16.1, 25.9], abs=0.06)
-
-
-def test_messages_of_a_ring_hide_behind_long_blocks_and_not_behind_short_ones():
-    run = LLAMA_3[-1]
-    long = plan_of(run, "selective", None)
-    short = replace(long, model=replace(run.model, max_position_embeddings=1024))
-    shares = [(time := step_time(plan, H100)).context / time.total for plan in (long, short)]
-    assert shares[0] < 0.005 < 0.02 < shares[1]
