@@ -129,5 +129,3 @@ def test_sizes_without_room_for_a_passage_are_refused(tmp_path):
     RACEDataset(path, Tokenizer(), 132, 0, parts=("test",))
     with pytest.raises(UserError, match="--seq-length is 131"):
         RACEDataset(path, Tokenizer(), 131, 0, parts=("test",))
-    with pytest.raises(UserError, match="--max-qa-length is 0"):
-        RACEDataset(path, Tokenizer(), 131, 0, 0)
