@@ -2,6 +2,7 @@
 import json
 import os
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -115,16 +116,11 @@ def test_elements_of_another_format_are_not_read_as_weights(ranks, copy):
 
 @st.composite
 def tilings(draw):
-    """Draw an array's shape, and boxes that tile it: split a random box in two along a random axis, several times."""
-    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
-    found = [tuple(slice(0, length) for length in shape)]
-    for _ in range(draw(st.integers(0, 8))):
-        box = found.pop(draw(st.integers(0, len(found) - 1)))
-        axis = draw(st.integers(0, len(shape) - 1))
-        at = draw(st.integers(box[axis].start, box[axis].stop))
-        parts = [slice(box[axis].start, at), slice(at, box[axis].stop)]
-        found += [(*box[:axis], part, *box[axis + 1:]) for part in parts if part.start < part.stop]
-    return shape, draw(st.permutations(found))
+    """Draw an array's shape, and boxes that tile it: a grid of any widths, in any order."""
+    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
+    edges = [sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=2))}) for n in shape]
+    grid = product(*([slice(*ends) for ends in pairwise(along)] for along in edges))
+    return shape, draw(st.permutations(list(grid)))
 
 
 @given(tilings(), st.data())

@@ -10,8 +10,6 @@ from hypothesis import assume, given, strategies as st
 from mpi_impl.data import spans
 from mpi_impl.data.bert import BERTDataset
 from mpi_impl.data.dataset import PARTS, shuffle
-from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.spans import Spans
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, NullTokenizer
 from reference import counter_rng
@@ -189,31 +187,6 @@ def test_an_end_of_document_in_the_data_is_not_a_word():
     assert not (batch.targets == SEP).any()
     words_after = batch.weights[:, 1:][unmask(batch)[:, :-1] == SEP]
     assert words_after.any() and not words_after.all()
-
-
-TEXT = """Guido van Rossum wrote a language. It has a name! Is it a snake? No, it is a group of comedians.
-They were British.
-
-The second paragraph begins here. It ends here."""
-
-
-def test_sentences_of_a_text_come_back_as_words(tmp_path):
-    """From text to files to samples and back: each sample reads like the text that it was made of, and in each epoch
-    the divisions, the order and the masks are other ones.
-    """
-    tokenizer = BertWordPieceLowerCase.train([TEXT], 200)
-    sentences = [np.array(ids) for ids in tokenizer.encode_batch(split_sentences(TEXT))]
-    write_indexed(tmp_path / "x", [[*sentences, np.array([], int)]] * 3, tokenizer.vocab_size)
-    dataset = BERTDataset(IndexedDataset(tmp_path / "x"), 200, 1, "1", tokenizer, short_seq_prob=0.0)
-    dataset.check_vocabulary(tokenizer.vocab_size)
-    batch = BERTBatch.unpack(dataset.batch("train", 0, 9))
-    plain = tokenizer.decode(tokenizer.encode(TEXT))
-    for tokens, length, swapped in zip(unmask(batch), batch.lengths, batch.swapped, strict=True):
-        empty, *pieces, end = tokenizer.decode(tokens[:length]).replace("[CLS]", "[SEP]").split("[SEP]")
-        pieces = [piece.strip() for piece in (reversed(pieces) if swapped else pieces)]
-        assert " ".join(pieces) == plain and not empty and not end
-    assert len({tuple(row) for row in batch.tokens}) == len({tuple(row) for row in batch.weights}) == 9
-    assert {*batch.swapped.tolist()} == {0, 1}
 
 
 @pytest.mark.parametrize("options, said", [

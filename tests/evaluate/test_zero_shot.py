@@ -82,7 +82,6 @@ def test_some_samples_are_right_and_some_are_not():
 
 TEXT = " \n = A boat = \n \n" + "".join(
     f" The boat {i} was a well @-@ known boat , and {i * i % 7} @.@ 5 m long ; it is gone . \n" for i in range(20))
-TOPOLOGIES = [(8, 2, 2), (3, 1, 3)]      # n, t, p
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +113,8 @@ def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp
     """
     path, model, tokenizer, root, folder = wikitext
     for (n, t, p), s, o, options in (
-        (TOPOLOGIES[0], 11, 9, ["--load", root, "--seq-length", 11, "--overlapping-eval", 9]),
-        (TOPOLOGIES[1], 40, 32, ["--load-hf", folder]),
+        ((8, 2, 2), 11, 9, ["--load", root, "--seq-length", 11, "--overlapping-eval", 9]),
+        ((3, 1, 3), 40, 32, ["--load-hf", folder]),
     ):
         expected = perplexities(path, model, tokenizer, s, o)
         (row,) = metrics(ranks, n, tmp_path / "metrics", "wikitext103", "--data-path", path, "--micro-batch-size", 5,
@@ -139,15 +138,6 @@ def lambada(ranks, tmp_path_factory):
         lines.append(json.dumps({"text": " ".join(map(str, words))}))
     path.write_text("\n".join(lines))
     return path, root
-
-
-def test_accuracy_is_that_of_greedy_decoding_on_any_ranks(ranks, lambada, tmp_path):
-    """11 of 31, exactly; the batches are not full."""
-    path, root = lambada
-    for n, t, p in TOPOLOGIES:
-        (row,) = metrics(ranks, n, tmp_path / "metrics", "lambada", "--data-path", path, "--load", root,
-                         "--micro-batch-size", 2, *split(t, p))
-        assert (row["right"], row["samples"], row["accuracy"]) == (11, 31, 11 / 31)
 
 
 def test_as_a_person_starts_it(lambada):

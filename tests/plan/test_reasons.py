@@ -84,6 +84,9 @@ def test_the_three_rules(case):
     smaller = fastest(found, lambda one: prod(one.shape[:2]) < t * p)
     assert ("holds" in pipeline) != ("beaten" in pipeline) == bool(smaller)
     assert compared(found, pipeline) == (smaller or fastest(found, lambda one: prod(one.shape[:2]) > t * p))
+    possible = any(prod(shape_of(plan)[:2]) < t * p for plan in found.plans)
+    why = "nothing is smaller" if t * p == 1 else "nothing fits" if possible else "is not possible"
+    assert smaller or why in pipeline
 
     # 3
     sizes = {plan.b for plan in found.plans if shape_of(plan) == best.shape}
@@ -107,6 +110,7 @@ def test_all_verdicts_are_met_in_these_cases():
     """So every assertion above is used."""
     said = " ".join(sentence for case in CASES[::4] for sentence in reasons(job(*case)))
     for verdict in ("server, and only then p: beaten", "holds, for no pipeline", "is the largest up to it",
-                    "only then p: holds.", "nothing fits", "a smaller one fits, too", "so b = 1", "does not fit",
-                    "gain nothing", "nothing would fit", "Without ZeRO", "is as fast"):
+                    "only then p: holds.", "nothing is smaller", "nothing fits", "a smaller one fits, too",
+                    "is not possible", "so b = 1", "does not fit", "gain nothing", "nothing would fit", "Without ZeRO",
+                    "is as fast"):
         assert verdict in said, verdict
