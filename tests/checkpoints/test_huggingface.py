@@ -16,7 +16,7 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -150,6 +150,7 @@ def fields_of(model: ModelConfig) -> Any:
         experts, moe_ffn_hidden_size=experts.moe_ffn_hidden_size or model.ffn_size) or model.ffn_size]
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.one_of(classics(), llamas()))
 def test_any_model_on_any_ranks_is_saved_as_it_was_loaded(ranks, case_and_run):
     """Bitwise, for any sizes, groups and padding of the vocabulary, and any ranks that share experts or hold copies."""

@@ -43,6 +43,7 @@ def ids_run(ranks, tmp_path_factory):
     root, tokenizer = tmp_path_factory.mktemp("ids"), NullTokenizer(9)
     model = model_of(10, position_embedding_type="rope", rotary_percent=0.5, untie_embeddings_and_output_weights=True)
     ranks.run(2, save, model, tokenizer, root)
+    (root / saved_tokenizer.SAVED).unlink()      # a run's settings say how many ids there are
     return model, tokenizer, root
 
 

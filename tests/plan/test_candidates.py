@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.plan import candidates
 from mpi_impl.plan.candidates import PlanSearch, check, divisors
@@ -85,6 +85,7 @@ def test_microbatches_are_not_larger_than_needed_nor_more_than_a_run_takes():
 # ---- which fit, and which is the fastest ----------------------------------------------------------------------------
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(jobs())
 def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     room = job.hardware.memory - job.hardware.reserved
@@ -95,6 +96,7 @@ def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     assert all(one.time == step_time(one.plan, job.hardware, closed_form=True) for one in job.fitting[::7])
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
     """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
