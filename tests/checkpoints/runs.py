@@ -35,8 +35,8 @@ DOUBLE = Precision("float64")
 
 
 def taking_turns(models, places) -> list:
-    """Return every model in every place. Each place has one fast model, in turn; the others are marked deep."""
-    return [pytest.param(model, *place, marks=[] if i % len(models) == turn else pytest.mark.deep)
+    """Return every model in every place. Each model is fast in one place, another for each; elsewhere it is deep."""
+    return [pytest.param(model, *place, marks=[] if i == (4 * turn + len(models)) % len(places) else pytest.mark.deep)
             for i, place in enumerate(places) for turn, model in enumerate(models)]
 
 

@@ -1,19 +1,18 @@
 """config.json: read as the model's options, written as transformers reads it; what is not built here is refused."""
 import json
-import os
 from dataclasses import replace
 
 import pytest
 
 from mpi_impl.checkpoints.huggingface import check_weights
-from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, notes, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, config_of, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launch.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ExpertsConfig, ModelConfig
-from tests.checkpoints.runs import empty, model_in, options, refuses
+from tests.checkpoints.runs import model_in, options, refuses
 
 BERT = ModelConfig(2, 8, 4, 11, 7, activation="gelu_exact", layernorm_epsilon=1e-12, architecture="bert",
                    heads=("lm", "sop"), apply_residual_connection_post_layernorm=True)
@@ -25,13 +24,10 @@ def write_config(folder, fields):
 
 
 @pytest.mark.parametrize("kind, dropout, more, expected", [
-    ("tied", {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.3}, "", ModelConfig(2, 8, 4, 11, 6)),
     ("untied", {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.3}, "", ModelConfig(
         2, 8, 4, 11, 6, activation="gelu_exact", layernorm_epsilon=0.01, untie_embeddings_and_output_weights=True)),
     ("original", {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3},
-     "--apply-residual-connection-post-layernorm", BERT),
-    ("rearranged", {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}, "",
-     replace(BERT, apply_residual_connection_post_layernorm=False))])
+     "--apply-residual-connection-post-layernorm", BERT)])
 def test_the_model_is_the_files(folder, golden, dropout, more, expected):
     """Dropout, too, unless its option is given; another option may say the same."""
     write_config(folder, golden["config"] | dropout)
@@ -94,89 +90,55 @@ def test_the_experts_options_that_are_no_part_of_the_model(folder):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
+# Fields with a value that no model here has: the sentence names both.
+REFUSED = {
+    "tied": {"n_layer": True, "tie_word_embeddings": 1, "n_inner": 33, "activation_function": "silu", "attn_pdrop": 1.0,
+             "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True,
+             "add_cross_attention": True, "model_type": "gptj"},
+    "original": {"type_vocab_size": 3, "position_embedding_type": "relative_key", "is_decoder": True,
+                 "add_cross_attention": True, "tie_word_embeddings": False, "intermediate_size": 33},
+    "Mistral": {"sliding_window": 4096}, "Qwen2": {"use_sliding_window": True},
+    "Llama": {"attention_bias": True, "num_key_value_heads": 3, "head_dim": -1, "vocab_size": 0,
+              "rope_parameters": 2.0, "num_hidden_layers": 0},
+    "Mixtral": {"num_experts_per_tok": 5, "sliding_window": 4, "router_jitter_noise": 0.1},
+    "Qwen3Moe": {"decoder_sparse_step": 2, "mlp_only_layers": [1]}}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_field_that_no_model_here_has_is_refused(kind, folder, golden):
+    for name, value in REFUSED[kind].items():
+        write_config(folder, golden["config"] | {name: value})
+        refuses(lambda: model_in(folder), f"{name} is {value!r}")
+
+
 @pytest.mark.parametrize("kind, change, words", [
-    ("tied", {"model_type": "gptj"}, "model_type is 'gptj'"),
-    ("tied", {"n_layer": True}, "n_layer is True, but it must be a whole number"),
-    ("tied", {"n_layer": 0}, "n_layer is 0, but must be at least 1"),
-    ("tied", {"n_layer": 10_000}, "asks for 10,000 layers, but"),
-    ("tied", {"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
-    ("tied", {"n_inner": 33}, "n_inner is 33"),
-    ("tied", {"activation_function": "silu"}, "activation_function is 'silu'"),
-    ("tied", {"scale_attn_weights": False}, "scale_attn_weights is False"),
-    ("tied", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-    ("tied", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
-    ("tied", {"add_cross_attention": True}, "add_cross_attention"),
-    ("tied", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1 and embd_pdrop is 0.0"),
-    ("tied", {"attn_pdrop": 1}, "attn_pdrop is 1.0"),
-    ("original", {"model_type": "megatron-bert"}, "has no tensor encoder.layer.0."),
+    ("tied", {"n_layer": 10_000}, "asks for 10,000 layers, but"), ("tied", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
     ("rearranged", {"model_type": "bert"}, "has no tensor embeddings.LayerNorm.weight"),
-    ("original", {"type_vocab_size": 3}, "type_vocab_size is 3"),
-    ("original", {"type_vocab_size": True}, "type_vocab_size is True"),
-    ("original", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-    ("original", {"is_decoder": True}, "is_decoder"),
-    ("original", {"add_cross_attention": True}, "add_cross_attention"),
-    ("original", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-    ("original", {"intermediate_size": 33}, "intermediate_size is 33"),
-    ("original", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
-    ("Mistral", {"sliding_window": 4096}, "sliding_window is 4096"),
-    ("Mistral", {"sliding_window": ...}, "sliding_window is 4096"),
-    ("Qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
-    ("Llama", {"attention_bias": True}, "attention_bias"),
-    ("Llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ("Llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3, but must divide num_attention_heads"),
-    ("Llama", {"num_key_value_heads": "2"}, "num_key_value_heads is '2'"),
-    ("Llama", {"head_dim": -1}, "head_dim is -1"),
-    ("Llama", {"head_dim": 4}, "asks for [16, 8]"),
-    ("Llama", {"vocab_size": 0}, "vocab_size is 0"),
-    ("Llama", {"attention_dropout": 1.0}, "attention_dropout is 1.0"),
+    ("Mistral", {"sliding_window": ...}, "sliding_window is 4096"), ("Llama", {"head_dim": 4}, "asks for [16, 8]"),
     ("Llama", {"max_position_embeddings": 1}, "--max-position-embeddings is 1 in the config.json"),
-    ("Llama", {"rope_parameters": 2.0}, "rope_parameters is 2.0"),
-    ("Llama", {"rope_parameters": None, "rope_scaling": 2.0}, "rope_scaling is 2.0"),
     ("Llama", {"rope_parameters": {"rope_theta": 10**400}}, "it must be a number"),
-    ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "can only be llama3"),
     ("Qwen3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "can only be llama3"),
-    ("Llama", {"num_hidden_layers": 3}, "has no tensor layers.2."),
     ("Qwen3", {"model_type": "llama"}, "has a tensor layers.0.self_attn.k_norm.weight"),
-    ("Llama", {"model_type": "qwen2"}, "has no tensor layers.0.self_attn.q_proj.bias"),
-    ("Mixtral", {"num_local_experts": 3}, "gate.weight as [4, 8]"),
     ("Mixtral", {"num_local_experts": 9999}, "asks for 9,999 experts, but"),
-    ("Mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
-    ("Mixtral", {"sliding_window": 4}, "sliding_window is 4"),
-    ("Mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
     ("Mixtral", {"intermediate_size": 6}, "experts.0.w1.weight as [12, 8]"),
-    ("Qwen3Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
-    ("Qwen3Moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
-    ("Qwen3Moe", {"moe_intermediate_size": 9}, "experts.0.gate_proj.weight as [8, 8]"),
-    ("Qwen3Moe", {"model_type": "qwen3"}, "has no tensor layers.0.mlp.gate_proj.weight"),
 ])
 def test_a_model_that_is_not_built_here_is_refused(folder, golden, change, words):
     write_config(folder, {name: x for name, x in (golden["config"] | change).items() if x is not ...})
     refuses(lambda: check_weights(str(folder), model_in(folder)), words)
 
 
-@pytest.mark.parametrize("kind, program, words", [("original", "gpt", "bert"), ("tied", "bert", "gpt2")])
-def test_the_model_of_another_program_is_refused(folder, program, words):
-    refuses(lambda: parse(options(folder), 1, program), f"model_type is '{words}', but this program")
-
-
 @pytest.mark.parametrize("kind, given, words", [
     ("tied", "--num-layers 3", "n_layer is 2"), ("tied", "--activation relu", "activation_function is gelu_new"),
     ("tied", "--untie-embeddings-and-output-weights", "tie_word_embeddings is True"),
-    ("tied", "--position-embedding-type rope", "model_type is gpt2, where it is learned_absolute"),
     ("tied", "--load somewhere", "--load is somewhere"), ("tied", "--load-hf no/such", "no/such has no config.json"),
-    ("tied", "--load-hf=", "--load-hf is empty"), ("tied", "--seq-length 7", "--max-position-embeddings is 6"),
-    ("original", "--layernorm-epsilon 1e-5", "layer_norm_eps is 1e-12"),
-    ("original", "--position-embedding-type rope", "model_type is bert, where it is learned_absolute"),
+    ("tied", "--load-hf=", "--load-hf is empty"),
     ("rearranged", "--apply-residual-connection-post-layernorm", "model_type is megatron-bert, where it is False"),
     ("Llama", "--num-query-groups 4 --group-query-attention", "num_key_value_heads"),
-    ("Llama", "--rotary-base 1e4", "--rotary-base is 10000.0"), ("Qwen2", "--qk-layernorm", "--qk-layernorm is True"),
-    ("Qwen3", "--normalization LayerNorm", "--normalization"), ("Mixtral", "--num-experts 8", "num_local_experts is 4"),
-    ("Mixtral", "--moe-layer-freq 2", "model_type is mixtral, where it is 1"),
-    ("Qwen3Moe", "--moe-ffn-hidden-size 4", "moe_intermediate_size is 8"),
-    ("Mixtral", "--expert-model-parallel-size 3", "--expert-model-parallel-size is 3")])
+    ("Mixtral", "--moe-layer-freq 2", "model_type is mixtral, where it is 1")])
 def test_an_option_that_contradicts_the_file_is_refused(kind, folder, given, words):
-    program = "bert" if kind in ("original", "rearranged") else "gpt"
-    refuses(lambda: parse(options(folder, given), 1, program), words)
+    bert = kind == "rearranged"
+    refuses(lambda: parse(options(folder, given), 1, "bert" if bert else "gpt"), words)
+    refuses(lambda: parse(options(folder), 1, "gpt" if bert else "bert"), "but this program")
 
 
 LIKE_LLAMA = "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope"
@@ -184,11 +146,9 @@ LIKE_LLAMA = "--normalization RMSNorm --swiglu --disable-bias-linear --position-
 
 @pytest.mark.parametrize("program, given, words", [
     ("gpt", "--position-embedding-type rope", "writes a gpt2, where --position-embedding-type is learned_absolute"),
-    ("gpt", "--apply-residual-connection-post-layernorm", "writes a gpt2, where --apply-residual"),
     ("gpt", "--swiglu --disable-bias-linear --position-embedding-type rope", "writes a llama, where --normalization"),
     ("gpt", "--num-experts 4", "writes a gpt2, where --num-experts is not given"),
     ("gpt", f"--num-experts 4 {LIKE_LLAMA} --moe-layer-freq 2", "writes a mixtral, where --moe-layer-freq is 1"),
-    ("bert", "--position-embedding-type rope", "writes a megatron-bert, where --position-embedding-type"),
     ("bert", "--position-embedding-type rope --apply-residual-connection-post-layernorm", "writes a bert, where"),
 ])
 def test_what_transformers_cannot_express_is_refused(tmp_path, program, given, words):
@@ -196,25 +156,10 @@ def test_what_transformers_cannot_express_is_refused(tmp_path, program, given, w
 
 
 @pytest.mark.parametrize("kind", ["tied"])
-def test_a_config_of_another_kind_of_file(folder):
-    """Neither JSON that can be read, nor a file: a pipe into which nobody writes, and a name that leads in a circle."""
-    path = folder / CONFIG
-    for make, words in ((lambda: path.write_text("{"), "is not JSON"),
-                        (lambda: path.write_text("[]"), "expected `object`, got `array`"),
-                        (lambda: path.write_text('{"a": ' + "[" * 100_000), "nested too deeply"),
-                        (lambda: os.mkfifo(path), "a pipe or a device"),
-                        (lambda: path.symlink_to(path), "Too many levels of symbolic links")):
-        path.unlink()
-        make()
-        refuses(lambda: parse(options(folder), 1), words)
-
-
-@pytest.mark.parametrize("kind", ["tied"])
 def test_a_misspelt_field_gets_a_note(folder, golden):
     """It means nothing to transformers either, so it is no error; but what it was meant for has its default."""
     write_config(folder, without("attn_pdrop")(golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}))
-    assert notes(str(folder)) == (f"\nnote: {folder / CONFIG} has atun_pdrop, which means nothing; attn_pdrop is not "
-                                  "there, and so is 0.1")
+    assert notes(str(folder)).count("note") == 1 and "has atun_pdrop" in notes(str(folder))
     write_config(folder, golden["config"])
     assert notes(str(folder)) == ""
 
@@ -242,6 +187,7 @@ def test_the_tokenizer_in_the_folder_is_the_runs(bert_folder, word_pieces):
     assert (again.name, again.encode(TEXT[0]), again.pad) == (word_pieces.name, word_pieces.encode(TEXT[0]),
                                                              word_pieces.pad)
     check_vocabulary(str(folder), again)
+    assert config_of(BERT, again, "float64")["pad_token_id"] == again.pad
     assert parse(options(folder, "--tokenizer-model other"), 1, "bert").args.vocab_file is None
     (folder / SETTINGS).write_text(json.dumps({"do_lower_case": lower_case, "strip_accents": not lower_case}))
     assert tokenizer_in(str(folder)) == {}, "it takes accents for what they are not here"
@@ -253,8 +199,6 @@ def test_the_tokenizer_must_be_the_models(bert_folder, word_pieces):
     lines = (bert_folder / "vocab.txt").read_text().splitlines()
     (bert_folder / "vocab.txt").write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]))
     refuses(lambda: check_vocabulary(str(bert_folder), word_pieces), "vocab.txt has another number for the token")
-    refuses(lambda: check_vocabulary(str(bert_folder), ByteLevelBPETokenizer.train(TEXT, 260)),
-            f"vocab_size is {word_pieces.vocab_size}, but the ByteLevelBPETokenizer has 260 tokens")
 
 
 @pytest.mark.parametrize("kind", ["tied"])
@@ -267,8 +211,3 @@ def test_the_tokenizer_must_be_the_gpt2s(golden, folder):
     tokenizer.library.model.save(str(folder))
     check_vocabulary(str(folder), tokenizer)
     refuses(lambda: check_vocabulary(str(folder), other), "vocab.json has another number for the token")
-
-
-def test_without_files_there_is_nothing_to_save(tmp_path):
-    save_tokenizer(str(empty(tmp_path / "none")), NullTokenizer(3))
-    assert not any((tmp_path / "none").iterdir())

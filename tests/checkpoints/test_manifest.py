@@ -2,6 +2,7 @@
 import json
 import os
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -53,19 +54,14 @@ def boxes(*texts):
     (["tensors", NAME, "shape"], [8, 16], r"is \(8, 16\), and \(8, 32\)"),
     (["files", FIRST], None, f"the file {FIRST}"),
     (["files", "../../secret.safetensors"], {"bytes": 1, "xxh128": 32 * "0"}, "the file ../../secret"),
-    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16"), "leave elements out"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,8:24"), "overlap"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:32", "3:3,0:32"), "is empty"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is no box"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8"), "another number of axes"),
     (["tensors", NAME, "ranks_of_boxes"], {"0:8,0:32": -1}, "expected `int` >= 0"),
     (["model", "num_layers"], 10**9, "a model of 1,000,000,000 layers|--num-layers is 1"),
-    (["model", "num_layers"], 10**25, "--num-layers is 1"),
-    (["model", "num_layers"], None, "num_layers"),
     (["model", "num_leyers"], 2, "a model has no num_leyers"),
-    (["model", "activation"], "swish", "activation"),
     (["loss_scale"], [0.0, 0, 2], "the loss scale is 0.0"),
-    (["iteration"], True, "expected `int`, got `bool`"),
     (["dtype"], "int32", "dtype"),
     (["format"], 1, "invalid enum value 1"),
     (["files", FIRST, "xxh128"], "abc", "xxh128|regex"),
@@ -120,16 +116,11 @@ def test_elements_of_another_format_are_not_read_as_weights(ranks, copy):
 
 @st.composite
 def tilings(draw):
-    """Draw an array's shape, and boxes that tile it: split a random box in two along a random axis, several times."""
-    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
-    found = [tuple(slice(0, length) for length in shape)]
-    for _ in range(draw(st.integers(0, 8))):
-        box = found.pop(draw(st.integers(0, len(found) - 1)))
-        axis = draw(st.integers(0, len(shape) - 1))
-        at = draw(st.integers(box[axis].start, box[axis].stop))
-        parts = [slice(box[axis].start, at), slice(at, box[axis].stop)]
-        found += [(*box[:axis], part, *box[axis + 1:]) for part in parts if part.start < part.stop]
-    return shape, draw(st.permutations(found))
+    """Draw an array's shape, and boxes that tile it: a grid of any widths, in any order."""
+    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
+    edges = [sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=2))}) for n in shape]
+    grid = product(*([slice(*ends) for ends in pairwise(along)] for along in edges))
+    return shape, draw(st.permutations(list(grid)))
 
 
 @given(tilings(), st.data())

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from reference.config import ARCHITECTURES, ModelConfig, option
+from reference.config import ARCHITECTURES, ModelConfig
 from reference.models.model import model_tensors
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.training import trainer as training
 from tests.checkpoints.runs import refuses
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, join_replica, states, train_and_save
 from tests.checkpoints.test_checkpoint import pairs
-from tests.program import refusal
 from tests.strategies import Case, trees_close
 from tests.training_theorems import Plan, connected
 
@@ -56,30 +55,15 @@ def load_and_step(group, run: Run, root):
         return loaded, missing, counters, run.step(trainer)
 
 
-SMALL = Run(2, Case(2, ModelConfig(2, 8, 2, 11, 4, architecture="bert", heads=("lm", "sop")), 1, 4, seed=1), Plan(), 2)
-
-
-def test_of_the_files_only_the_parameters_are_read(ranks, tmp_path):
-    """Damage to them is found before anything is loaded, with the same sentence as in a whole load."""
-    ranks.run(2, train_and_save, SMALL, tmp_path)
-    folder = tmp_path / "iter_0000001"
-    for moment in folder.glob("[mv]-*.safetensors"):
-        moment.unlink()
-    ranks.run(2, load_and_step, SMALL, tmp_path)
-    damaged = folder / "parameters-00001.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    (said,) = set(ranks.run(2, refusal, load_and_step, SMALL, tmp_path))
-    assert said.startswith(f"{damaged} is damaged: it has ")
-
-
 def test_another_model_is_refused(ranks, tmp_path):
-    """Heads are all that may differ."""
-    ranks.run(2, train_and_save, SMALL, tmp_path)
+    """Heads are all that may differ, and settings of training and of storage."""
+    model = ModelConfig(2, 8, 2, 11, 4, architecture="bert", heads=("lm", "sop"))
+    ranks.run(2, train_and_save, Run(2, Case(2, model, 1, 4, seed=1), Plan(), 2), tmp_path)
     manifest = on_disk.read_manifest(str(tmp_path))
-    choice = replace(SMALL.case.model, heads=("choice",))
+    choice = replace(model, heads=("choice",))
     checkpoint.check_model(str(tmp_path), manifest, choice, other_heads=True)
+    checkpoint.check_model(str(tmp_path), manifest, replace(
+        model, hidden_dropout=0.3, attention_dropout=0.3, make_vocab_size_divisible_by=1, init_method_std=1.0))
     refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, choice), "list of heads is ['choice']")
-    for field, value in (("apply_residual_connection_post_layernorm", True), ("vocab_size", 12)):
-        other = replace(choice, **{field: value})
-        refuses(lambda model=other: checkpoint.check_model(str(tmp_path), manifest, model, other_heads=True),
-                f"{option(field)} ")
+    other = replace(choice, vocab_size=12)
+    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, other, other_heads=True), "--vocab-size ")

@@ -8,11 +8,8 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from mpi_impl.data import spans
-from mpi_impl.data.bert import BERTDataset, shorten
+from mpi_impl.data.bert import BERTDataset
 from mpi_impl.data.dataset import PARTS, shuffle
-from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.masking import choose_positions, replace_masked
-from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.spans import Spans
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, NullTokenizer
 from reference import counter_rng
@@ -88,29 +85,6 @@ def test_documents_of_single_sentences_are_refused(documents):
         Spans(corpus(documents), 20, 1, 0.1)
 
 
-# ---- masks ----------------------------------------------------------------------------------------------------------
-
-
-def draws(seed):
-    """Return a source of random numbers: each is a function of its purpose and an index."""
-    return lambda what, index: counter_rng.uniform(counter_rng.key(seed, what), index)
-
-
-@st.composite
-def batches(draw):
-    """Draw a batch of ragged samples: where text is, where its words begin (also after each gap), each sample's budget
-    of masked tokens, the source of random numbers, and the tokens' indices.
-    """
-    b, s = draw(st.integers(1, 4)), draw(st.integers(1, 25))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    text = rng.random((b, s)) < draw(st.sampled_from([0.5, 0.9, 1.0]))
-    after_gap = np.hstack([np.ones((b, 1), bool), ~text[:, :-1]])
-    begins = text & (after_gap | (rng.random((b, s)) < draw(st.sampled_from([0.2, 0.6, 1.0]))))
-    budgets = rng.integers(1, draw(st.integers(2, s + 2)), b)
-    index = draw(st.integers(0, 2**40)) * s + np.arange(b * s).reshape(b, s)
-    return begins, text, budgets, draws(draw(st.integers(0, 99))), index
-
-
 def plain_mask(begins, text, budget, turn, chance):
     """Return the masked positions of one sample, computed with sets after the description: a chance below 6/11 is an
     n-gram of one word, below 9/11 of two.
@@ -128,30 +102,6 @@ def plain_mask(begins, text, budget, turn, chance):
         if not gram & masked:
             masked |= gram
     return masked
-
-
-@given(batches())
-def test_masks_are_those_of_the_plain_loop(case):
-    """Sample by sample, with the same draws."""
-    begins, text, budgets, uniform, index = case
-    masked = choose_positions(begins, text, budgets, uniform, index)
-    assert masked.dtype == bool and masked.shape == text.shape
-    for k, budget in enumerate(budgets):
-        assert {*np.flatnonzero(masked[k])} == plain_mask(begins[k], text[k], budget, uniform("turn", index[k]),
-                                                          uniform("n-gram", index[k]))
-
-
-def test_eight_of_ten_are_mask_one_is_another_and_one_itself():
-    """Token by token; and the others are any of the vocabulary, as often as another. Within five deviations."""
-    tokenizer = SimpleNamespace(mask=MASK, vocab_size=50)
-    tokens = np.full((500, 400), 7)
-    masked = np.zeros(tokens.shape, bool)
-    masked[:, ::2] = True
-    seen = replace_masked(tokens, masked, tokenizer, draws(5), np.arange(tokens.size).reshape(tokens.shape))
-    assert (seen[~masked] == 7).all() and (tokens == 7).all() and seen.dtype == np.int64
-    counts = np.bincount(seen[masked], minlength=50)
-    expected = masked.sum() * (0.1 / 50 + 0.8 * (np.arange(50) == MASK) + 0.1 * (np.arange(50) == 7))
-    assert len(counts) == 50 and (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------
@@ -222,18 +172,6 @@ def test_samples_are_those_of_the_plain_construction(dataset, part, first):
         assert (batch.lengths[k], batch.swapped[k]) == (len(tokens), swapped)
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 60))
-def test_the_longer_piece_is_cut_first(a, b, target):
-    """As if tokens were taken one by one, from the second piece where both are equal."""
-    short_a, short_b = a, b
-    while short_a + short_b > target:
-        if short_a > short_b:
-            short_a -= 1
-        else:
-            short_b -= 1
-    assert shorten(np.array([[a], [b]]), np.array([target])).tolist() == [[short_a], [short_b]]
-
-
 def unmask(batch):
     """Return the tokens before they were masked."""
     return np.where(batch.weights, batch.targets, batch.tokens)
@@ -251,35 +189,9 @@ def test_an_end_of_document_in_the_data_is_not_a_word():
     assert words_after.any() and not words_after.all()
 
 
-TEXT = """Guido van Rossum wrote a language. It has a name! Is it a snake? No, it is a group of comedians.
-They were British.
-
-The second paragraph begins here. It ends here."""
-
-
-def test_sentences_of_a_text_come_back_as_words(tmp_path):
-    """From text to files to samples and back: each sample reads like the text that it was made of, and in each epoch
-    the divisions, the order and the masks are other ones.
-    """
-    tokenizer = BertWordPieceLowerCase.train([TEXT], 200)
-    sentences = [np.array(ids) for ids in tokenizer.encode_batch(split_sentences(TEXT))]
-    write_indexed(tmp_path / "x", [[*sentences, np.array([], int)]] * 3, tokenizer.vocab_size)
-    dataset = BERTDataset(IndexedDataset(tmp_path / "x"), 200, 1, "1", tokenizer, short_seq_prob=0.0)
-    dataset.check_vocabulary(tokenizer.vocab_size)
-    batch = BERTBatch.unpack(dataset.batch("train", 0, 9))
-    plain = tokenizer.decode(tokenizer.encode(TEXT))
-    for tokens, length, swapped in zip(unmask(batch), batch.lengths, batch.swapped, strict=True):
-        empty, *pieces, end = tokenizer.decode(tokens[:length]).replace("[CLS]", "[SEP]").split("[SEP]")
-        pieces = [piece.strip() for piece in (reversed(pieces) if swapped else pieces)]
-        assert " ".join(pieces) == plain and not empty and not end
-    assert len({tuple(row) for row in batch.tokens}) == len({tuple(row) for row in batch.weights}) == 9
-    assert {*batch.swapped.tolist()} == {0, 1}
-
-
 @pytest.mark.parametrize("options, said", [
-    ({"seq_length": 4}, "--seq-length 4"), ({"masked_lm_prob": 0}, "--mask-prob 0"),
-    ({"masked_lm_prob": 1.0}, "--mask-prob 1.0"), ({"short_seq_prob": -0.1}, "--short-seq-prob -0.1"),
-    ({"tokenizer": NullTokenizer(9)}, "--tokenizer-type NullTokenizer"), ({"split": "a"}, "--split a"),
+    ({"seq_length": 4}, "--seq-length 4"), ({"masked_lm_prob": 0}, "--mask-prob"), ({"masked_lm_prob": 1.0}, "--mask"),
+    ({"short_seq_prob": -0.1}, "--short-seq-prob"), ({"tokenizer": NullTokenizer(9)}, "--tokenizer-type NullTokenizer"),
 ])
 def test_impossible_options_are_refused(options, said):
     """Before any sample is made."""

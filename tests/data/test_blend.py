@@ -37,21 +37,16 @@ def counts(rows, k):
 
 @given(WEIGHTS)
 def test_each_data_set_has_its_share_all_along(weights):
-    """After any number of samples: to within half a sample for each halving of the list. In total there is no error."""
+    """After any number of samples: to within half a sample for each halving of the list; in their order, none left out
+    or given twice. In total there is no error.
+    """
     n, k = 500, len(weights)
-    given = counts(blend(weights).batch("train", 0, n), k)
+    rows = blend(weights).batch("train", 0, n)
+    given = counts(rows, k)
+    assert all(rows[rows[:, 0] == i, 1].tolist() == list(range(given[-1, i])) for i in range(k))
     shares = np.outer(np.arange(n + 1), [float(w / sum(weights)) for w in weights])
     assert np.abs(given - shares).max() <= (k - 1).bit_length() / 2 + 1e-9
     assert (given.sum(axis=1) == np.arange(n + 1)).all()
-
-
-@given(WEIGHTS)
-def test_each_data_set_gives_its_samples_in_its_order(weights):
-    """Its j-th use is its sample j: none is left out or given twice."""
-    rows = blend(weights).batch("train", 0, 300)
-    for k in range(len(weights)):
-        own = rows[rows[:, 0] == k, 1]
-        assert own.tolist() == list(range(len(own)))
 
 
 @given(WEIGHTS, FIRST, st.lists(st.integers(0, 20), max_size=5))
@@ -76,10 +71,6 @@ def test_of_two_the_one_further_behind_gives_the_sample(share):
         given[source] += 1
 
 
-def test_the_samples_of_all_are_counted():
-    assert blend([Fraction(1)] * 3).samples("train") == 33
-
-
 def test_a_list_of_weights_and_data_sets_is_read_as_megatron_reads_it():
     assert parse_blend(["0.3", "A", "0.7", "B"]) == [(Fraction(3, 10), "A"), (Fraction(7, 10), "B")]
     assert parse_blend(["2", "A", "1", "A"]) == [(Fraction(2), "A"), (Fraction(1), "A")]
@@ -88,7 +79,7 @@ def test_a_list_of_weights_and_data_sets_is_read_as_megatron_reads_it():
 
 @pytest.mark.parametrize("words, said", [
     (["0.3", "A", "B"], "3 words"), (["A", "B"], "has A where"), (["0.3", "A", "0", "B"], "has 0 where"),
-    (["0.3", "A", "-1", "B"], "has -1 where"), (["1e999999999", "A", "1", "B"], "has 1e999999999 where")])
+    (["1e999999999", "A", "1", "B"], "has 1e999999999 where")])
 def test_anything_else_is_refused(words, said):
     with pytest.raises(UserError, match=f"--data-path {' '.join(words)} .*{said}"):
         parse_blend(words)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
-from mpi_impl.data.saved_tokenizer import SAVED
+from mpi_impl.data.saved_tokenizer import SAVED, load as load_saved
 from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, SPECIAL, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer)
 from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer
@@ -138,10 +137,10 @@ def test_a_byte_level_vocabulary_is_what_was_asked_for_or_what_the_corpus_suppor
 
 
 @pytest.mark.parametrize("kind, size, fault", [
-    (BertWordPieceLowerCase, 99, "too small"), (ByteLevelBPETokenizer, 256, "too small"),
-    (ByteLevelBPETokenizer, 1_000_001, "too large"), (BertWordPieceLowerCase, 10**23, "too large")])
+    (BertWordPieceLowerCase, 99, "small"), (ByteLevelBPETokenizer, 256, "small"),
+    (ByteLevelBPETokenizer, 10**23, "large")])
 def test_a_vocabulary_that_cannot_be_trained_is_refused(kind, size, fault):
-    with pytest.raises(UserError, match=f"--vocab-size {size} is {fault}"):
+    with pytest.raises(UserError, match=f"--vocab-size {size} is too {fault}"):
         kind.train(["ab"], size)
 
 
@@ -164,10 +163,10 @@ def test_null_tokenizer_takes_ids_as_they_are(n, data):
     assert tokenizer.fingerprint == NullTokenizer(n).fingerprint != NullTokenizer(n + 1).fingerprint
 
 
-@pytest.mark.parametrize("text", ["11", "-1", "x"])
-def test_null_tokenizer_refuses_what_is_not_an_id(text):
-    with pytest.raises(UserError, match="from 0 to 10"):
-        NullTokenizer(10).encode(f"1 {text} 2")
+def test_null_tokenizer_refuses_what_is_not_an_id():
+    for text in "11", "-1", "x":
+        with pytest.raises(UserError, match="from 0 to 10"):
+            NullTokenizer(10).encode(f"1 {text} 2")
 
 
 def test_gpt2s_files_are_checked(gpt2_files, tmp_path):
@@ -179,12 +178,9 @@ def test_gpt2s_files_are_checked(gpt2_files, tmp_path):
     for files, content, said in (
         ((bad, merges), None, "--vocab-file .*bad does not exist"),
         ((vocab, bad), None, "--merge-file .*bad does not exist"),
-        (("v" * 300, merges), None, "--vocab-file .* cannot be looked up"),
-        ((bad, merges), "no JSON", "bad"), ((bad, merges), '{"a": 0}', "bad"),
-        ((vocab, bad), "one two three\n", "are not GPT-2's"),
+        ((bad, merges), '{"a": 0}', "bad"), ((vocab, bad), "one two three\n", "are not GPT-2's"),
         ((bad, merges), words.replace(END_OF_DOCUMENT, "other"), "lacks '<.endoftext.>'"),
-        ((vocab, bad), "".join(lines.splitlines(True)[:-1]), f"--merge-file {bad} does not fit --vocab-file {vocab}"),
-        ((vocab, bad), "", "does not fit"),
+        ((vocab, bad), "".join(lines.splitlines(True)[:-1]), "--merge-file .* does not fit --vocab-file"),
     ):
         if content is not None:
             Path(bad).write_text(content, "utf-8")
@@ -209,7 +205,7 @@ def test_a_foreign_tokenizer_file_is_refused(trained, name, tmp_path):
     with pytest.raises(UserError, match=r"t\.json cannot be read"):
         kind.load(path)
     others = [one.library.to_str() for one in trained.values() if one.name != name]
-    for content in "no JSON", "{}", "[" * 10**5, '{"model": ' * 10**5, *others:
+    for content in "{}", "[" * 10**5, *others:
         path.write_text(content, "utf-8")
         with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
             kind.load(path)
@@ -219,18 +215,16 @@ def test_a_foreign_tokenizer_file_is_refused(trained, name, tmp_path):
             kind.from_vocab_file(str(path))
 
 
-@pytest.mark.parametrize("name, other, options", [
-    ("GPT2BPETokenizer", "merges.txt", ["vocab_file", "merge_file"]),
-    ("GPT2BPETokenizer", "vocab.json", ["merge_file", "vocab_file"]),
-    ("BertWordPieceCase", None, ["vocab_file"]), ("ByteLevelBPETokenizer", None, ["tokenizer_model"])])
-def test_a_tokenizer_is_read_from_files_only(files, tmp_path, name, other, options):
+@pytest.mark.parametrize("name, options", [("GPT2BPETokenizer", ["vocab_file", "merge_file"]),
+                                           ("BertWordPieceCase", ["vocab_file"]),
+                                           ("ByteLevelBPETokenizer", ["tokenizer_model"])])
+def test_a_tokenizer_is_read_from_files_only(tmp_path, name, options):
     """A pipe would never be opened."""
     pipe = str(tmp_path / SAVED)
     os.mkfifo(pipe)
-    with pytest.raises(UserError, match="cannot be read: it is a pipe or a device"):
-        choose_tokenizer(name, **dict(zip(options, [pipe, files.get(other)])))
-    with pytest.raises(UserError, match="it is a pipe or a device"):
-        saved_tokenizer.load(str(tmp_path))
+    for read in lambda: choose_tokenizer(name, **dict.fromkeys(options, pipe)), lambda: load_saved(str(tmp_path)):
+        with pytest.raises(UserError, match="it is a pipe or a device"):
+            read()
 
 
 def test_options_choose_the_tokenizer(trained, files, gpt2_files, tmp_path):
@@ -257,12 +251,10 @@ MODEL = {"tokenizer_model": "t.json"}
 @pytest.mark.parametrize("name, options, said", [
     ("WordPiece", {}, "--tokenizer-type WordPiece"), ("NullTokenizer", {}, "needs --vocab-size"),
     ("NullTokenizer", {"vocab_size": 0}, "leaves no token"), ("NullTokenizer", {"vocab_size": 2**31}, "too large"),
-    ("NullTokenizer", {"vocab_size": 5} | MODEL, "--tokenizer-model is for"),
-    ("ByteLevelBPETokenizer", MERGES, "--merge-file is for"), ("GPT2BPETokenizer", VOCAB, "needs both"),
-    ("GPT2BPETokenizer", VOCAB | MERGES | MODEL, "--tokenizer-model is for"),
+    ("NullTokenizer", {"vocab_size": 5} | MODEL, "--tokenizer-model is for"), ("GPT2BPETokenizer", VOCAB, "needs both"),
     ("GPT2BPETokenizer", {"vocab_size": 4096} | VOCAB | MERGES, "--vocab-size 4096 contradicts"),
     ("ByteLevelBPETokenizer", VOCAB, "--vocab-file is for"), ("BertWordPieceCase", MERGES, "--merge-file is for"),
-    ("BertWordPieceCase", {"vocab_size": 4096} | VOCAB_TXT, "--vocab-size 4096 contradicts --vocab-file .* 11 tokens"),
+    ("BertWordPieceCase", {"vocab_size": 4096} | VOCAB_TXT, "--vocab-size 4096 contradicts"),
     ("BertWordPieceCase", VOCAB_TXT | MODEL, "Leave one of the two out"),
 ])
 def test_options_that_do_not_fit_are_refused(files, name, options, said):

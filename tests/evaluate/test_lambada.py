@@ -50,14 +50,12 @@ def test_accuracy_is_that_of_greedy_decoding(tmp_path, contexts, s, seed, count)
 
 
 def test_words_of_several_tokens_can_be_right(tmp_path):
-    """Of a hundred models some know none of the words, others one of one token, others one of two tokens as well."""
+    """One of these models knows none of the words, one knows one of one token, and one one of two tokens as well."""
     dataset = LAMBADA(written(tmp_path / "lambada.jsonl", [f"ab b {word}" for word in WORDS]), Letters(), 9)
-    found = set()
-    for gpt in (LittleGPT(5, 9, seed) for seed in range(100)):
-        right = sum(decoded_right(gpt, "ab b", word, 9) for word in WORDS)
+    for seed, right in (0, 0), (1, 1), (74, 2):
+        gpt = LittleGPT(5, 9, seed)
+        assert sum(decoded_right(gpt, "ab b", word, 9) for word in WORDS) == right
         assert accuracy(gpt, dataset, 4) == right / len(WORDS)
-        found.add(right)
-    assert found == {0, 1, 2}
 
 
 def test_a_word_is_encoded_with_the_blank_before_it(tmp_path):
@@ -71,7 +69,7 @@ def test_a_word_is_encoded_with_the_blank_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("line, said", [
-    ("A passage.", "is not JSON"), ("[" * 100_000, "expected `object`"), ('{"passage": "a b"}', "`text`"),
+    ("A passage.", "is not JSON"), ('{"passage": "a b"}', "`text`"),
     ('{"text": " a "}', "has fewer than two words"), ('{"text": "a abababab"}', "8 tokens, but --seq-length is 7")])
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, said):
     """Blank lines are skipped, and counted."""

@@ -82,7 +82,6 @@ def test_some_samples_are_right_and_some_are_not():
 
 TEXT = " \n = A boat = \n \n" + "".join(
     f" The boat {i} was a well @-@ known boat , and {i * i % 7} @.@ 5 m long ; it is gone . \n" for i in range(20))
-TOPOLOGIES = [(8, 2, 2), (3, 1, 3)]      # n, t, p
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +113,8 @@ def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp
     """
     path, model, tokenizer, root, folder = wikitext
     for (n, t, p), s, o, options in (
-        (TOPOLOGIES[0], 11, 9, ["--load", root, "--seq-length", 11, "--overlapping-eval", 9]),
-        (TOPOLOGIES[1], 40, 32, ["--load-hf", folder]),
+        ((8, 2, 2), 11, 9, ["--load", root, "--seq-length", 11, "--overlapping-eval", 9]),
+        ((3, 1, 3), 40, 32, ["--load-hf", folder]),
     ):
         expected = perplexities(path, model, tokenizer, s, o)
         (row,) = metrics(ranks, n, tmp_path / "metrics", "wikitext103", "--data-path", path, "--micro-batch-size", 5,
@@ -141,15 +140,6 @@ def lambada(ranks, tmp_path_factory):
     return path, root
 
 
-def test_accuracy_is_that_of_greedy_decoding_on_any_ranks(ranks, lambada, tmp_path):
-    """11 of 31, exactly; the batches are not full."""
-    path, root = lambada
-    for n, t, p in TOPOLOGIES:
-        (row,) = metrics(ranks, n, tmp_path / "metrics", "lambada", "--data-path", path, "--load", root,
-                         "--micro-batch-size", 2, *split(t, p))
-        assert (row["right"], row["samples"], row["accuracy"]) == (11, 31, 11 / 31)
-
-
 def test_as_a_person_starts_it(lambada):
     """In float32, which changes no word here; and a sentence ends all ranks."""
     path, root = lambada
@@ -166,14 +156,11 @@ def test_as_a_person_starts_it(lambada):
 
 
 BAD: list = [      # the task, other options than usual, and what the sentence names
-    ("wikitext103", ["--seq-length", "41"], "--seq-length is 41, but the model has 40 positions"),
-    ("wikitext103", ["--seq-length", "0"], "--seq-length is 0"),
-    ("wikitext103", ["--overlapping-eval", "41"], "--overlapping-eval is 41"),
-    ("wikitext103", ["--data-path", "no/such"], "there is no such file"), ("wikitext103", split(4, 1), "multiple of 4"),
-    ("wikitext103", ["--metrics-file", "no/such/folder/f"], "no/such/folder/f"),
-    ("wikitext103", ["--load", "no/such"], "no/such/latest"), ("wikitext103", ["--load-hf", "no/such"], "one model"),
-    ("lambada", ["--overlapping-eval", "3"], "has no option --overlapping-eval"), ("lambada", [], "line 2,"),
-    ("race", ["--dtype", "float32"], "--task race is for a BERT"), ("wikitext", [], "Did you mean wikitext103?"),
+    ("wikitext103", ["--seq-length", "41"], "--seq-length is 41"), ("wikitext103", split(4, 1), "multiple of 4"),
+    ("wikitext103", ["--metrics-file", "no/such/folder/f"], "no/such"),
+    ("wikitext103", ["--load-hf", "no/such"], "one model"), ("lambada", [], "line 2,"),
+    ("lambada", ["--overlapping-eval", "3"], "has no option --overlapping-eval"),
+    ("wikitext", [], "Did you mean wikitext103?"),
 ]
 
 

@@ -1,6 +1,5 @@
 """The key/value cache: the model that sees words one by one says what it says when it sees them all at once."""
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from reference.generation.decoding import Sampling, continuation, generate, positions_for
@@ -69,21 +68,6 @@ def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
     assert words == list(range(100 + prompt, 100 + prompt + count))
     if prompt + count - 1 <= longest:
         assert sum(fed, []) == [*range(prompt), *words[:-1]]
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
-def test_a_full_cache_takes_no_more(room, n, before):
-    kv_cache = KVCache(2, room, 3, 4, np.empty(0))
-    ones = np.ones((2, n, 3, 4))
-    kv_cache.length = min(before, room)
-    if kv_cache.length + n > room:
-        with pytest.raises(AssertionError, match="room for"):
-            kv_cache.extend(ones, ones)
-    else:
-        k, v = kv_cache.extend(ones, 2 * ones)
-        assert k.shape[1] == v.shape[1] == kv_cache.length
-        assert np.shares_memory(k, kv_cache.k) and np.shares_memory(v, kv_cache.v)
-        assert (k[:, -n:] == 1).all() and (v[:, -n:] == 2).all()
 
 
 def test_room_for_what_is_looked_at():

@@ -1,6 +1,4 @@
-"""The choice of the next token: the set that it may come from, each token's frequency, and results that rounding must
-not change.
-"""
+"""The choice of the next token: the set that it may come from, and each token's frequency."""
 from math import inf, nan
 
 import numpy as np
@@ -43,9 +41,8 @@ def test_top_p_leaves_the_smallest_set_whose_probability_reaches_p(probs, k, p):
 def test_top_p_of_known_numbers():
     """The nucleus is the fewest tokens that reach p: two of 1/8, 1/2, 1/8, 1/4 reach 3/4 exactly."""
     probs = np.array([1, 4, 1, 2]) / 8
-    nuclei = [np.flatnonzero(allowed_tokens(probs, k, p)).tolist() for k, p in
-              ((None, 0.5), (None, 0.51), (None, 0.75), (None, 0.76), (None, 1.0), (3, 0.86), (3, 0.85))]
-    assert nuclei == [[1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 3], [1, 3]]     # 6/8 are 0.857 of 7/8
+    for k, p, nucleus in (None, 0.5, [1]), (None, 0.75, [1, 3]), (None, 0.76, [0, 1, 3]), (3, 0.85, [1, 3]):
+        assert np.flatnonzero(allowed_tokens(probs, k, p)).tolist() == nucleus      # 6/8 are 0.857 of 7/8
 
 
 @given(LOGITS, st.builds(Sampling, st.floats(0.1, 3), st.none() | st.integers(1, 40), st.floats(0.05, 1),
@@ -60,16 +57,6 @@ def test_a_token_is_where_the_sum_of_probabilities_comes_to_the_draw(logits, sam
     token = sampling.choose(logits, position, text)
     assert sums[token] < draw < sums[token + 1]
     assert sampling.choose_each(np.stack([logits, logits]), position, text - 1)[1] == token
-
-
-@given(st.integers(2, 40), DRAWS, st.integers(0, 2**32 - 1), st.booleans())
-def test_rounding_changes_no_word(n, draw, seed, tied):
-    """Though it changes which of two words is the likelier: unless the draw lies at the very edge between two."""
-    rng = np.random.default_rng(seed)
-    logits = rng.integers(0, 3, n).astype(float) if tied else rng.normal(size=n)
-    edges = np.cumsum(softmax(logits / 0.8))
-    assume(np.abs(edges - draw).min() > 1e-9)
-    assert next_token(logits + 1e-12 * rng.normal(size=n), draw, 0.8) == next_token(logits, draw, 0.8)
 
 
 @given(LOGITS, DRAWS, st.sampled_from([np.float32, np.float64]))

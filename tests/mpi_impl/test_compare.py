@@ -16,6 +16,7 @@ from tests.deep import one_fast_of
 from tests.launching import command, launch
 from tests.planted import planted_run
 from tests.recorded_runs import MODEL, case, record, written
+from tests.zoo.cases import MIDDLE
 from tests.zoo.first_wrong import FOUND, FOUND_OF_A_BERT, NOT_FOUND
 
 LLAMA = replace(MODEL, normalization="RMSNorm", swiglu=True, add_bias_linear=False, ffn_hidden_size=12,
@@ -31,6 +32,7 @@ OTHERWISE = {      # run in another way than in the zoo
     "every replica reads the same samples": (2, case(), Plan()),
     "every step reads the first batch": (2, case(), Plan()),
     "targets are the tokens themselves": (2, case(), Plan()),
+    "a stage in the middle does not get the lengths": (3, case(model=MIDDLE.model), Plan(3)),
 }
 
 

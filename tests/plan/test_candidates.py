@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
 from mpi_impl.plan import candidates
-from mpi_impl.plan.candidates import PlanSearch, check, describe, divisors
+from mpi_impl.plan.candidates import PlanSearch, check, divisors
 from mpi_impl.plan.confirmation import predicted_bytes
 from mpi_impl.prediction.predict import predict_alone
 from mpi_impl.prediction.rank import ImaginedWorld
@@ -87,14 +87,10 @@ def test_microbatches_are_not_larger_than_needed_nor_more_than_a_run_takes():
     assert max(forwards) == 250_000
 
 
-@given(st.integers(1, 5000))
-def test_divisors(n):
-    assert divisors(n) == [i for i in range(1, n + 1) if n % i == 0]
-
-
 # ---- which fit, and which is the fastest ----------------------------------------------------------------------------
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(jobs())
 def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     room = job.hardware.memory - job.hardware.reserved
@@ -105,6 +101,7 @@ def test_what_fits_is_ranked_by_its_time_and_nothing_else_is_dropped(job):
     assert all(one.time == step_time(one.plan, job.hardware, closed_form=True) for one in job.fitting[::7])
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
     """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
@@ -186,8 +183,8 @@ def test_a_world_that_does_not_divide(L, n, B):
     assert all(PlanSearch(model_of(L, a=3), one, B, REAL).plans for one in near)
 
 
-@pytest.mark.parametrize("L, n, B, share", one_fast_of(3, (
-    (*job, share) for share in (0.15, 0.3, 0.6) for job in ((6, 1, 6), (4, 2, 3), (5, 1, 8)))))
+@pytest.mark.parametrize("L, n, B, share", one_fast_of(2, (
+    (*job, share) for share in (0.15, 0.3, 0.6) for job in ((4, 2, 3), (5, 1, 8)))))
 def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     """Beside looking at every larger number; and with it a plan does fit."""
     whole = sum(min(map(job(L, 1, B).needs, job(L, 1, B).plans), key=sum))
@@ -214,10 +211,3 @@ def test_where_no_number_of_devices_helps():
 def test_numbers_below_one(n, B, says):
     with pytest.raises(UserError, match=says):
         PlanSearch(model_of(4), n, B, REAL)
-
-
-def test_a_plan_is_described_by_what_it_chooses():
-    plan = Plan(model_of(8), ParallelConfig(2, 2, 2, "interleaved", 2, zero_stage=1, sequence_parallel=True,
-                                            recompute=Recompute("full")), 4, 3)
-    assert describe(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
-    assert describe(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"

@@ -5,11 +5,10 @@ from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources
-from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
 
 TEXT = st.text("ab é\n", max_size=30)
@@ -43,22 +42,6 @@ def test_each_line_is_in_one_chunk(lines, newline_at_end, size):
         assert [part.start for chunk in plan for part in chunk] == list(range(0, max(1, len(content)), size))
         last = content.count(b"\n") + (not content.endswith(b"\n"))
         assert [line for _, line, _, _ in whole] == (list(range(1, last + 1)) if content else [0])
-
-
-@given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 60))
-@example(["ab"] * 4, 2)     # files that are just as large as a chunk
-@example(["a"] * 5, 2)
-def test_each_file_is_in_one_chunk(texts, size):
-    """In order, made uniform; a chunk is as large as asked and without its last part was smaller."""
-    with tempfile.TemporaryDirectory() as folder:
-        for number, text in enumerate(texts):
-            Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
-        plan, seen = read(folder, size)
-        assert [(text, bad) for _, _, text, bad in seen] == [
-            (normalize(text), None if normalize(text) else "empty") for text in texts]
-        for chunk in plan[:-1]:
-            sizes = [part.stop - part.start for part in chunk]
-            assert sum(sizes[:-1]) < size <= sum(sizes)
 
 
 def test_bad_documents_are_reported_and_the_others_are_read(tmp_path):
