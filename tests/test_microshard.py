@@ -93,11 +93,7 @@ def test_the_weights_after_three_steps_are_the_textbooks(ranks, count):
 FAULTS = {
     "no g after the MLP": ('out = all_reduce(out, tensor) + w["b"]', 'out = out + w["b"]'),
     "the bias t times": ('out = all_reduce(out, tensor) + w["b"]', 'out = all_reduce(out + w["b"], tensor)'),
-    "no f before attention": ('dqkv, w["qkv"])     # [b, s, h]\n        return all_reduce(dx, tensor)',
-                              'dqkv, w["qkv"])     # [b, s, h]\n        return dx'),
-    "no maximum over the vocabulary": ("all_reduce(logits.max(-1), tensor, MPI.MAX)", "logits.max(-1)"),
     "one table counted once": ('all_reduce(dw["embedding", "word"], ends)', 'dw["embedding", "word"]'),
-    "replicas apart": ("all_reduce(dw[key], data)", "dw[key]"),
     "last in, first out": ("waiting.popleft()", "waiting.pop()"),
 }
 
@@ -141,9 +137,7 @@ def test_a_run_proves_itself_and_writes():
 
 @pytest.mark.parametrize(("options", "sentence"), [
     (("--t", 2), "the number of ranks is 1, but must be a multiple of t p, which is 2"),
-    (("--p", 0), "every size must be at least 1"),
-    *(((option, size), "each of L h h, B s and b a s s at most") for option, size in (
-        ("--h", 1 << 31), ("--L", 10**9), ("--B", 10**15))),
+    (("--p", 0), "every size must be at least 1"), (("--h", 1 << 31), "each of L h h, B s and b a s s at most"),
     (("--B", 15), "B is 15, but must be a multiple of b d, which is 2"),
     (("nofile",), "nofile is not a file of more than"),
     (("--steps", "x"), "argument --steps: invalid int value: 'x'")])

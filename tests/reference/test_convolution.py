@@ -1,15 +1,13 @@
-"""Tensor parallelism outside transformers: two convolutions, and an MLP-Mixer's MLPs, sharded as the MLP is."""
+"""Tensor parallelism outside transformers: two convolutions, sharded as the MLP is."""
 import numpy as np
 from hypothesis import given, strategies as st
 
 from reference.comm.mappings import TENSOR_PARALLEL
-from reference.config import ModelConfig
 from reference.layers.convolution import (convolution, convolution_backward, convolutions_backward,
                                           convolutions_forward, convolutions_tensors, sharded_convolutions_backward,
                                           sharded_convolutions_forward)
-from reference.layers.mlp import MLP, mlp_backward, mlp_forward, sharded_mlp_backward, sharded_mlp_forward
 from reference.ops import ACTIVATIONS
-from reference.params import bias, join, split, tree_map, weight
+from reference.params import join, split, tree_map
 from tests.cases import close, trees_close
 from tests.reference.test_ops import SEEDS, SMALL, draw, gradient_is_right
 
@@ -49,28 +47,6 @@ def test_convolutions_sharded_by_channels_equal_the_whole(t, each, height, c, k,
     shards = split(p, tensors, t)
     ys, caches = sharded_convolutions_forward([x] * t, shards, activation, TENSOR_PARALLEL)
     dxs, shard_grads = sharded_convolutions_backward([dy] * t, shards, caches, activation, TENSOR_PARALLEL)
-    for found, found_dx in zip(ys, dxs, strict=True):
-        close(found, y)
-        close(found_dx, dx)
-    trees_close(join(shard_grads, tensors), grads)
-
-
-@given(st.integers(1, 4), st.integers(1, 2), SMALL, SMALL, ANY_ACTIVATION, SEEDS)
-def test_a_mixers_mlp_over_positions_is_the_sharded_mlp_of_x_transposed(t, each, s, h, activation, seed):
-    """An MLP-Mixer mixes positions with matrices [s, f] and [f, s], then channels: the layer is the same."""
-    f, c = t * each, ModelConfig(1, h, 1, 4, s, activation=activation)
-    tensors = MLP(weight((s, f), 1.0, split=1), bias((f,), split=0), weight((f, s), 1.0, split=0), bias((s,)))
-    p = tree_map(lambda tensor: draw(seed, *tensor.shape), tensors)
-    x, dy = draw(seed, 2, s, h), draw(seed, h, s, 2).T
-
-    transposed, upstream, shards = x.swapaxes(1, 2), dy.swapaxes(1, 2), split(p, tensors, t)
-    y, cache = mlp_forward(transposed, p, c)
-    dx, grads = mlp_backward(upstream, p, cache, c)
-    by_hand = np.einsum("fj,bfh->bjh", p.w_out, ACTIVATIONS[activation][0](
-        np.einsum("if,bih->bfh", p.w_in, x) + p.b_in[:, None])[0]) + p.b_out[:, None]
-    close(y.swapaxes(1, 2), by_hand)
-    ys, caches = sharded_mlp_forward([transposed] * t, shards, c, TENSOR_PARALLEL)
-    dxs, shard_grads = sharded_mlp_backward([upstream] * t, shards, caches, c, TENSOR_PARALLEL)
     for found, found_dx in zip(ys, dxs, strict=True):
         close(found, y)
         close(found_dx, dx)

@@ -13,8 +13,6 @@ from hypothesis import given, settings, strategies as st
 from reference import ops
 from reference.config import ModelConfig
 from reference.exact.array import random_array
-from reference.kv_cache import empty_kv_cache
-from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.optimizer import adam_update
 from reference.schedules.generators import make
 from tests import textbook_theorems as theorems
@@ -74,7 +72,7 @@ EXACT = theorems_of(exact=True) | {
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=max(3, settings().max_examples // 10))
 @given(data=DATA)
 def test_holds_exactly(name, data):
     check(data, *EXACT[name])
@@ -83,19 +81,6 @@ def test_holds_exactly(name, data):
 # ---- what floats do not see -----------------------------------------------------------------------------------------
 
 CASE = dict(t=2, model=ModelConfig(2, 4, 2, 5, 6, make_vocab_size_divisible_by=3), b=1, s=4, seed=7)
-
-
-def kv_cache(case):
-    """Compare a text in two pieces with all of it."""
-    c, p, tokens = case.model, case.params(gpt_tensors(case.model)), case.ids("tokens", case.b, case.s)
-    kv_cache = empty_kv_cache(c, p.blocks, case.s, p.embedding.word, case.b)
-    for piece in (tokens[:, :3], tokens[:, 3:]):
-        logits = next_logits(piece, p, c, kv_cache)
-    close(logits, gpt_logits(tokens, p, c)[:, -1])
-
-
-def zero_2(case):
-    test_zero.zero_equals_one_process(case, 2, 2, 2, 1 << 20, steps=1)
 
 
 def grouped_attention(case):
@@ -108,14 +93,8 @@ def grouped_attention(case):
 UNSEEN = {
     "the sum over copies": (grouped_attention, "comm.mappings", "for x in all_reduce(parts[first:first + n])",
                             "for x in all_reduce([y * (1 + 2**-50) for y in parts[first:first + n]])"),
-    "the bias's gradient": (theorems.mlp_equals_whole, "layers.mlp", "replace(grad, b_out=db_out)",
-                            "replace(grad, b_out=db_out * (1 + 2**-50))"),
     "a part of softmax": (partial(theorems.losses_agree, scale=1e3), "layers.cross_entropy",
                           "(exp / total[..., None], *cache)", "(exp / (total[..., None] + 2**-50), *cache)"),
-    "the mean": (partial(theorems.replicas_equal_one_process, d=3, m=1), "parallel.data_parallel",
-                 "(microbatch, 1 / tokens.size)", "(microbatch, 1 / tokens.size + 2**-50)"),
-    "the clipped gradient": (zero_2, "parallel.zero", "param, clip * grad, m", "param, clip * grad * (1 + 2**-50), m"),
-    "a cached key": (kv_cache, "kv_cache", "self.length] = k, v", "self.length] = k * (1 + 2**-50), v"),
     "a pipeline's share": (partial(pipeline_equals_one_process, make("1f1b", 2, 2)), "parallel.pipeline",
                            "dy = shares[i]", "dy = [x + 2**-50 for x in shares[i]]"),
 }

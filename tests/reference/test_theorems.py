@@ -274,7 +274,7 @@ def test_holds(name, data):
 
 
 @pytest.mark.parametrize("choices", [{}, BERT, EXPERTS], ids=["GPT", "BERT", "a model with experts"])
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=max(4, settings().max_examples // 4))
 @given(data=DATA)
 def test_gradients_agree_with_central_differences(choices, data):
     theorems.gradients_are_derivatives(data.draw(cases(sizes=st.just(1), **choices)))
