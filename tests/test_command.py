@@ -25,7 +25,7 @@ from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from mpi_impl.prove.options import KINDS
 from mpi_impl.runtime.advice import typed
-from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, help_text, program_of
+from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, program_of
 from reference.errors import UserError
 from tests.base_install import BLOCKER, base_environment
 from tests.launching import ROOT, SOON, command, environment, write_program
@@ -147,13 +147,6 @@ def test_a_command_that_is_advised_can_be_typed_as_it_stands(folder, path, machi
     assert subprocess.run(typed("tool"), shell=True, capture_output=True, check=True).stdout == b"it runs\n"
 
 
-def test_help_is_short_and_lists_each_command():
-    lines = help_text().splitlines()
-    assert len(lines) < 24 and max(map(len, lines)) <= 120
-    for name in COMMANDS:
-        assert sum(line.startswith(f"  {name} ") for line in lines) == 1
-
-
 def test_what_pip_makes_is_this_command():
     module, _, function = PROJECT["scripts"]["shardlab"].partition(":")
     assert getattr(importlib.import_module(module), function) is shardlab.main
@@ -226,19 +219,18 @@ def completions(line: str, program: list[str], env: dict[str, str], folder: Path
     return (folder / "answer").read_text().split()
 
 
-@pytest.mark.parametrize("line, some, all_begin", [
-    ("shardlab ", [*COMMANDS], ""),
-    ("shardlab run -n 8 pretrain_g", ["pretrain_gpt"], "pretrain_gpt"),
-    ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"], "--tensor"),
-    ("shardlab demos m", ["mlp", "memory"], "m"),
-    ("shardlab demos memory -n 4 --host", ["--hostfile"], "--hostfile"),
-    ("shardlab generate --prompt x --pro", ["--prompt", "--prompts-file"], "--prompt"),
-    ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"], "--tokenizer"),
+@pytest.mark.parametrize("line, some", [
+    ("shardlab ", [*COMMANDS]),
+    ("shardlab run -n 8 pretrain_g", ["pretrain_gpt"]),
+    ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"]),
+    ("shardlab demos m", ["mlp", "memory"]), ("shardlab demos memory -n 4 --host", ["--hostfile"]),
+    ("shardlab generate --prompt x --pro", ["--prompt", "--prompts-file"]),
+    ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"]),
 ])
-def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, all_begin, tmp_path):
+def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, tmp_path):
     env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
     found = completions(line, [sys.executable, "-m", "mpi_impl.shardlab"], env, tmp_path)
-    assert sorted(found) == sorted(some) and all(word.startswith(all_begin) for word in found)
+    assert sorted(found) == sorted(some)
 
 
 @pytest.mark.parametrize("line, values", [
@@ -253,11 +245,6 @@ def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):
     assert completions("shardlab la", [installed], environment(), tmp_path) == ["labs"]
     for path in (installed, find("mpi_impl.shardlab", return_package=True)):
         assert "PYTHON_ARGCOMPLETE_OK" in Path(path).read_text()[:1024]
-
-
-def test_help_comes_without_numpy_and_mpi(tmp_path):
-    done = command("-m", "mpi_impl.shardlab", "--help", env=without(tmp_path, "numpy", "mpi4py", "matplotlib"))
-    assert (done.returncode, done.stdout) == (0, help_text())
 
 
 def test_the_options_of_training_come_without_numpy_and_mpi(tmp_path):
@@ -396,26 +383,8 @@ def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, stat
     assert found.state == state and text in found.sentence
 
 
-def test_a_driver_that_does_not_work_is_said_and_so_is_a_cupy_that_cannot_be_imported(machine, tmp_path, monkeypatch):
-    write_script(machine / "nvidia-smi", "echo 'Failed to initialize NVML'; exit 9")
-    assert doctor.gpu().state == "no" and "Failed to initialize NVML" in doctor.gpu().sentence
-    (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1 is missing')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "cannot be imported: ImportError: libcuda.so.1 is missing" in doctor.cupy().sentence
-
-
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
     assert names == {*doctor.NEEDED, *doctor.USEFUL}
     loaded = set(command("-c", "import mpi_impl.programs.gpt, sys; print(*sys.modules)").stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)
-
-
-def test_one_fault_is_a_status_of_one_and_no_fault_none(monkeypatch, capsys):
-    fine = doctor.Fact("ok", "All is well."), doctor.Fact("no", "There is no GPU.")
-    monkeypatch.setattr(doctor, "facts", lambda: iter(fine))
-    doctor.main([])
-    monkeypatch.setattr(doctor, "facts", lambda: iter([*fine, doctor.Fact("FAULT", "There is no MPI.")]))
-    with pytest.raises(SystemExit, match="1"):
-        doctor.main([])
-    assert capsys.readouterr().out.count("Training works here.") == 1

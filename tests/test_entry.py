@@ -73,8 +73,7 @@ def test_a_rank_that_leaves_while_others_work_ends_the_job(tmp_path, asked, stat
 
 
 @pytest.mark.parametrize("asked, status, text", [
-    *(pytest.param(*one, marks=pytest.mark.deep) for one in [("0", 0, ""), ("3", 3, ""), ("256", 1, "")]),
-    ("'No data.'", 1, "No data.\n")])
+    pytest.param("3", 3, "", marks=pytest.mark.deep), ("'No data.'", 1, "No data.\n")])
 def test_when_all_ranks_leave_the_job_ends_as_asked_for(tmp_path, asked, status, text):
     job = ends(tmp_path, f"sys.exit({asked})")
     assert job.returncode == status
@@ -89,11 +88,10 @@ def test_no_failure_is_taken_for_success(status, byte):
     assert exit_status(SystemExit(status)) == byte
 
 
-@pytest.mark.parametrize("asked, status", [(0, 1), pytest.param(3, 3, marks=pytest.mark.deep)])
-def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path, asked, status):
-    job = ends(tmp_path, f"if rank == 1: os._exit({asked})\nwait()")
-    assert job.returncode == status
-    assert job.stderr.count(f"error: rank 1 of 3 left the program by os._exit({asked}).") == 1
+def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path):
+    job = ends(tmp_path, "if rank == 1: os._exit(0)\nwait()")
+    assert job.returncode == 1
+    assert job.stderr.count("error: rank 1 of 3 left the program by os._exit(0).") == 1
 
 
 def test_a_rank_that_is_killed_ends_the_job(tmp_path):
@@ -102,10 +100,9 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     assert "signal 9 (SIGKILL); out of memory is a common cause" in job.stderr
 
 
-@pytest.mark.parametrize("number", [11, *(pytest.param(number, marks=pytest.mark.deep) for number in (6, 15))])
-def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path, number):
-    job = ends(tmp_path, f"if rank == 1: os.kill(os.getpid(), {number})\nwait()")
-    assert job.returncode in (number, 9, number | 9, 128 + number)  # by launcher, and by whom it still had to kill
+def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path):
+    job = ends(tmp_path, "if rank == 1: os.kill(os.getpid(), 11)\nwait()")
+    assert job.returncode in (11, 9, 11 | 9, 128 + 11)  # by launcher, and by whom it still had to kill
     assert job.stderr.count("a rank died by signal") == 1
 
 

@@ -265,13 +265,6 @@ def test_a_signal_that_ends_a_job_is_for_the_main_thread():
     assert output.blocked >= set(ENDS) and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert supervise([sys.executable, "-c", program], dict(os.environ), None) == 137
-    said = f"error: the job ended with its launcher {sys.executable}, which died by signal 9 (SIGKILL)"
-    assert said in capsys.readouterr().err
-
-
 def write_script(path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)

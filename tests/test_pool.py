@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, find, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.launching import in_foreground
-from tests.pool_functions import (broadcast_seven, die, divide_by_zero, fail_from, give_a_lambda,
-                                  leave_a_message_behind, process_id, raise_on, skip_an_all_reduce,
-                                  sleep_in_native_code, speak, split_and_free, sum_of_ranks, the_environment,
-                                  where_and_what)
+from tests.pool_functions import (broadcast_seven, die, divide_by_zero, give_a_lambda, leave_a_message_behind,
+                                  process_id, raise_on, skip_an_all_reduce, sleep_in_native_code, speak, split_and_free,
+                                  sum_of_ranks, the_environment, where_and_what)
 
 
 @given(n=st.integers(1, 8), numbers=st.lists(st.integers(), max_size=3))
@@ -104,19 +103,6 @@ def test_a_rank_that_dies_is_told_with_its_end(small_pools, how, told):
     with pytest.raises(RankFailure, match=f"rank 1: died\n.*{told}(?s:.)*rank 0: stuck"):
         small_pools.run(2, die, how)
     assert small_pools.run(2, sum_of_ranks) == [(1, 1)] * 2
-
-
-def test_hypothesis_shrinks_a_failing_rank_to_the_smallest_example(ranks):
-    def fails(example):
-        try:
-            ranks.run(example[0], fail_from, 3, example[1])
-        except AssertionError:
-            return True
-        return False
-
-    examples = st.tuples(st.integers(1, 8), st.integers(0, 1000))
-    quick = settings(max_examples=200, database=None, phases=[Phase.generate, Phase.shrink])
-    assert find(examples, fails, settings=quick) == (3, 17)
 
 
 

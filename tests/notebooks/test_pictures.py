@@ -1,16 +1,13 @@
 """The numbers and claims behind the walkthroughs' pictures. (Their looks are not tested; a run draws all.)"""
-from math import isclose
 
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
-from matplotlib.colors import to_hex
 
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.notebook.pictures.blocks import EDGES, STEPS
-from mpi_impl.notebook.pictures.buffers import draw_stages
 from mpi_impl.notebook.pictures.formats import fates_of, may_err, numbers_between
 from mpi_impl.notebook.pictures.groups import KINDS, groups_of
 from mpi_impl.notebook.pictures.pipelines import held, play
@@ -19,12 +16,10 @@ from mpi_impl.notebook.pictures.ring import ring_all_reduce
 from mpi_impl.notebook.pictures.shards import stretches
 from mpi_impl.notebook.sliders.schedules import TRAINING
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.report.charts import MEMORY
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
 from reference.config import ModelConfig, ParallelConfig
 from reference.layers.block import block_tensors
-from reference.parallel.model_states import model_states
 from reference.params import initialize_shard, tree_map
 from reference.positions import in_order, work_of_ranks, zigzag
 from reference.precision import FORMATS, rounded
@@ -58,18 +53,6 @@ def members(group, c: ParallelConfig) -> dict[str, list[list[int]]]:
     found = {kind: [list(getattr(topology, kind).ranks)] for kind in KINDS}
     disconnect(topology)
     return found
-
-
-def test_the_filled_area_of_zero_is_the_memory_of_the_formula():
-    n = 3
-    whole = sum(model_states(1, n, 0))
-    for stage, axes in enumerate(draw_stages(n).axes):
-        for kind, size in model_states(1, n, stage)._asdict().items():
-            filled = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) == MEMORY[kind].lower()]
-            assert len(filled) == n
-            for rank, patch in enumerate(filled):
-                assert isclose(patch.get_width() * patch.get_height() * whole / 0.92, size)
-                assert isclose(patch.get_y(), rank / n if patch.get_height() < 1 else 0, abs_tol=1e-12), "its own part"
 
 
 # ---- what moves -----------------------------------------------------------------------------------------------------

@@ -53,8 +53,6 @@ def test_every_choice_uses_all_gpus_and_the_whole_batch():
         if chosen:
             assert chosen.parallel.world_size == 64 and chosen.m * chosen.b * 64 == 128 * t * p
     assert choices(MODELS["39.1B"], n=8, B=4)[1, 1] is None, "a batch that does not divide"
-    saving = choices(MODELS["39.1B"], n=64, B=128, zero_stage=1, recompute="selective")
-    assert all(sum(saving[at].memory) < sum(chosen.memory) for at, chosen in found.items() if chosen)
 
 
 # ---- seconds ---------------------------------------------------------------------------------------------------------

@@ -6,19 +6,16 @@ small ones are enough.
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from reference import ops
 from reference.config import ModelConfig
 from reference.exact.array import random_array
-from reference.optimizer import adam_update
 from reference.schedules.generators import make
 from tests import textbook_theorems as theorems
 from tests.generate import test_kv_cache
 from tests.planted import planted
-from tests.reference import test_zero
 from tests.reference.test_ops import RATES, attention_by_definition, attention_dropout, lengths
 from tests.reference.test_theorems import BOOL, COUNT, DATA, body, check, pipeline_equals_one_process, theorems_of
 from tests.strategies import Case, ExactCase, cases, close
@@ -35,39 +32,10 @@ def attention_is_its_definition(data, b, s, g, each, d, causal):
           attention_by_definition(q, k, v, causal, real, factors))
 
 
-def cached_attention(b, n, before, g, each, d):
-    m = n + before - 1
-    q, k, v = (random_array((b, m, heads, d), name) for name, heads in zip("qkv", (each * g, g, g)))
-    close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
-
-
-def softmax_is_its_definition(n, m):
-    """Check that to subtract the maximum changes nothing: that is the law of exp."""
-    x = random_array((n, m), "x")
-    close(ops.softmax(x), np.exp(x) / np.exp(x).sum(-1, keepdims=True))
-
-
-def adam_moves_slices_as_the_whole(cut, steps, decay):
-    """Check that a shard of a flat buffer moves as it does within the whole."""
-    c = test_zero.optimizer_of(0.5)
-    whole = [random_array(9, "param"), *(np.zeros_like(random_array(9, "m")) for _ in "mv")]
-    parts = [[x[where].copy() for x in whole] for where in (slice(cut), slice(cut, 9))]
-    for step in range(1, steps + 1):
-        grad = random_array(9, "grad", step)
-        adam_update(whole[0], grad, *whole[1:], step, 1e-2, decay, c)
-        for (param, *moments), where in zip(parts, (slice(cut), slice(cut, 9))):
-            adam_update(param, grad[where], *moments, step, 1e-2, decay, c)
-    for x, *halves in zip(whole, *parts):
-        close(np.concatenate(halves), x)
-
-
 EXACT = theorems_of(exact=True) | {
     "KV cache": (body(test_kv_cache.test_logits_are_those_of_the_whole_prefix),
                  cases(sizes=st.just(1), exact=True), DATA),
-    "Adam": (adam_moves_slices_as_the_whole, st.integers(0, 9), COUNT, BOOL),
     "attention by its definition": (attention_is_its_definition, DATA, COUNT, COUNT, COUNT, EACH, COUNT, BOOL),
-    "cached attention": (cached_attention, COUNT, COUNT, COUNT, COUNT, EACH, COUNT),
-    "softmax": (softmax_is_its_definition, COUNT, COUNT),
 }
 
 

@@ -340,10 +340,3 @@ def test_the_command_refuses_in_a_sentence(capsys, options, says):
     with pytest.raises(SystemExit) as ended:
         run(partial(main, options.split()))
     assert ended.value.code == 2 and says in capsys.readouterr().err
-
-
-def test_the_command_needs_something_to_print_on(monkeypatch, capsys):
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr("sys.stdout", None)
-        run(partial(main, []))
-    assert "Standard output is closed" in capsys.readouterr().err
