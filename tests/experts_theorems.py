@@ -93,10 +93,3 @@ def dealt_experts_equal_whole(case: Case, e: int):
     close(np.concatenate(dxs), dx)
     trees_close(join_experts(dealt_grads, tensors), grads)
     assert_identical([grad.router for grad in dealt_grads])
-
-
-def one_at(place, shape):
-    """Return zeros, with a one at a place."""
-    x = np.zeros(shape)
-    x[place] = 1
-    return x

@@ -286,6 +286,7 @@ def test_a_base_install_can_train(tmp_path):
         assert fact in text, fact
 
 
+@pytest.mark.deep
 def test_without_mpi4py_training_cannot_work(tmp_path):
     done = command("-m", "mpi_impl.doctor", env=without(tmp_path, "mpi4py"))
     text = " ".join(done.stdout.split())

@@ -196,6 +196,7 @@ def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     assert job.stderr.startswith("error: The folder in which this was started has been removed.")
 
 
+@pytest.mark.deep
 def test_pictures_do_not_depend_on_a_backend(tmp_path):
     """A backend that does not exist would be found out when the work is done: matplotlib is imported then."""
     nonsense = {"MPLBACKEND": "nonsense"}

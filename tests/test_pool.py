@@ -140,7 +140,7 @@ def test_a_closed_pool_leaves_no_process_and_can_run_again():
     assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
 def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     program = textwrap.dedent("""
         from mpi_impl.launch.pool import Pool

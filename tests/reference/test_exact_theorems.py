@@ -37,9 +37,11 @@ EXACT = theorems_of(exact=True) | {
                  cases(sizes=st.just(1), exact=True), DATA),
     "attention by its definition": (attention_is_its_definition, DATA, COUNT, COUNT, COUNT, EACH, COUNT, BOOL),
 }
+LONG = "ZeRO with experts", "a pipeline with experts"
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", [*(name for name in EXACT if name not in LONG),
+                                  *(pytest.param(name, marks=pytest.mark.deep) for name in LONG)])
 @settings(max_examples=max(3, settings().max_examples // 10))
 @given(data=DATA)
 def test_holds_exactly(name, data):

@@ -1,15 +1,17 @@
 """Experts: ties, capacities, and wrong ways to train. test_theorems.py proves the rest."""
 import numpy as np
+import pytest
 
 from reference.config import ExpertsConfig, ModelConfig
-from reference.layer_context import LayerContext
+from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.dispatch import combine, order_of
 from reference.layers.experts import (averaged_gradients, dealt_experts_backward, dealt_experts_forward,
-                                      experts_backward, experts_forward, experts_tensors, sharded_experts_backward,
-                                      sharded_experts_forward)
-from reference.layers.router import balance_of_microbatches, route, top_k
+                                      experts_backward, experts_forward, experts_tensors, losses_of_whole,
+                                      sharded_experts_backward, sharded_experts_forward)
+from reference.layers.router import balance_of_microbatches, route, route_backward, router_losses_backward, top_k
 from reference.params import deal, split
 from tests.cases import Case, close
+from tests.reference.test_ops import gradient_is_right
 
 MODEL = ModelConfig(1, 4, 2, 5, 8, experts=ExpertsConfig(4, 2, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.1))
 TENSORS, TWO_RANKS = experts_tensors(MODEL), Case(2, MODEL, 2, 4, 7, sequence_parallel=True)
@@ -18,6 +20,24 @@ PARAMS, RNG = TWO_RANKS.params(TENSORS), np.random.default_rng(0)
 
 def test_the_first_of_equal_logits_is_chosen():
     assert top_k(np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2).tolist() == [[1, 2], [0, 1]]
+
+
+@pytest.mark.parametrize("pre_softmax", [False, True])
+def test_the_routers_gradient_is_a_derivative(pre_softmax):
+    """The weights of the chosen experts, and both losses, as functions of the logits."""
+    c = ExpertsConfig(4, 2, pre_softmax, moe_aux_loss_coeff=0.3, moe_z_loss_coeff=0.2)
+    context = LayerContext(auxiliary=AuxiliaryLosses(2, 6))
+    logits, dweights = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(2, 3, 2))
+
+    def value(logits):
+        routing = route(logits, c)
+        losses = losses_of_whole(logits, routing, c, context)
+        return np.stack([(routing.weights * dweights).sum() + losses.values @ [0.3, 0.2]])
+
+    routing = route(logits, c)
+    dlogits = route_backward(dweights, routing, c) + router_losses_backward(
+        routing.probs, losses_of_whole(logits, routing, c, context), c)
+    gradient_is_right(dlogits, value, logits, 1.0)
 
 
 def test_a_capacity_drops_the_last_copies_of_an_expert():
