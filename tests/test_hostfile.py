@@ -36,7 +36,8 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     """The i-th rank is on the host of the i-th slot; a host that gets no rank is not named."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     ranks = data.draw(st.integers(1, len(slots)))
-    assert [host.name for host in fill_hosts(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
+    filled = fill_hosts(hosts, ranks, "hosts")
+    assert [host.name for host in filled for _ in range(host.slots)] == slots[:ranks] and all(n for _, n in filled)
 
 
 @pytest.mark.parametrize("text, sentence", [

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from reference.layers.context_attention import WAYS, averaged_attention
 from reference.online_softmax import Partial, block_attention, finish, merge
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
-from reference.positions import collect, deal, in_order, work_of_ranks, zigzag
+from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
 from tests.context_theorems import ContextCase, dealt, one_go, targets_are_the_next_tokens
 from tests.strategies import ANY_MODEL, cases, close
 
@@ -47,6 +47,20 @@ def test_zigzag_gives_every_rank_the_same_work(c, n):
         assert sum(work) == s * (s + 1) // 2 and work == sorted(work)
     assert (work[0], work[-1]) == (blocks / 2 + half, (2 * c - 1) * blocks / 2 + half)
     assert len(set(work_of_ranks(zigzag(c, s)))) == len(set(work_of_ranks(zigzag(c, s), causal=False))) == 1
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
+def test_runs_say_where_a_ranks_positions_are(c, n, t):
+    """Whatever sequence parallelism leaves of them: one slice, or two of one length."""
+    s, x = 2 * c * n * t, np.arange(2 * c * n * t)
+    for rank, mine in enumerate(deal(x, zigzag(c, s), 0)):
+        part = SequencePart(rank, zigzag(c, s))
+        assert part.has_first_position == (0 in mine)
+        for i in range(t):
+            held = slice(i * len(mine) // t, (i + 1) * len(mine) // t)
+            runs = part.runs(held)
+            assert (np.concatenate([x[run] for run in runs]) == mine[held]).all()
+            assert len({run.stop - run.start for run in runs}) == 1 and len(runs) <= 2
 
 
 def test_partials_of_no_key_and_of_large_scores():

@@ -1,7 +1,9 @@
 """Experts: ties, capacities, and wrong ways to train. test_theorems.py proves the rest."""
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
+from reference.comm.expert_parallel import return_from_experts, send_to_experts
 from reference.config import ExpertsConfig, ModelConfig
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.dispatch import combine, order_of
@@ -38,6 +40,18 @@ def test_the_routers_gradient_is_a_derivative(pre_softmax):
     dlogits = route_backward(dweights, routing, c) + router_losses_backward(
         routing.probs, losses_of_whole(logits, routing, c, context), c)
     gradient_is_right(dlogits, value, logits, 1.0)
+
+
+@given(st.integers(1, 4), st.integers(1, 2), st.data())
+def test_what_travels_to_experts_comes_back(e, each, data):
+    """Copies arrive in the order of their experts."""
+    counts = [np.array(data.draw(st.lists(st.integers(0, 3), min_size=e * each, max_size=e * each))) for _ in range(e)]
+    labels = [np.repeat(np.arange(e * each), own) for own in counts]
+    arrived = send_to_experts(labels, counts)
+    for rank, found in enumerate(arrived):
+        assert found.tolist() == sorted(found.tolist()) and (found // each == rank).all()
+    for sent, back in zip(labels, return_from_experts(arrived, counts), strict=True):
+        assert (sent == back).all()
 
 
 def test_a_capacity_drops_the_last_copies_of_an_expert():

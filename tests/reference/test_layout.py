@@ -154,7 +154,7 @@ def test_an_overlap_has_the_elements_of_both_boxes(shape, data):
     one, other, array = data.draw(boxes(shape)), data.draw(boxes(shape)), np.arange(prod(shape)).reshape(shape)
     common = overlap(one, other)
     found = set() if common is None else set(array[common].flat)
-    assert found == set(array[one].flat) & set(array[other].flat)
+    assert found == set(array[one].flat) & set(array[other].flat) and (common is None) == (not found)
     if common is not None:
         for box in (one, other):
             assert (array[box][inside(common, box)] == array[common]).all()
