@@ -58,7 +58,7 @@ def losses_by_definition(x, p, c, context):
     return np.stack([balance / context.auxiliary.sequences, z / context.auxiliary.tokens])
 
 
-def experts_equal_whole(case: Case, tolerance=1e-11):
+def experts_equal_whole(case: Case):
     """Check experts of which each is sharded over t ranks: output, losses and all gradients."""
     c, tensors = case.model, experts_tensors(case.model)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
@@ -69,13 +69,13 @@ def experts_equal_whole(case: Case, tolerance=1e-11):
     shards = split(p, tensors, case.t)
     ys, caches = sharded_experts_forward(spread(x, case), shards, c, case.region, sharded)
     dxs, shard_grads = sharded_experts_backward(spread(dy, case), shards, caches, c, case.region)
-    close(collect(ys, case), y, tolerance)
-    close(sharded.auxiliary.total, whole.auxiliary.total, tolerance)
-    close(collect(dxs, case), dx, tolerance)
-    gradients_equal(shard_grads, grads, tensors, case, tolerance)
+    close(collect(ys, case), y)
+    close(sharded.auxiliary.total, whole.auxiliary.total)
+    close(collect(dxs, case), dx)
+    gradients_equal(shard_grads, grads, tensors, case)
 
 
-def dealt_experts_equal_whole(case: Case, e: int, tolerance=1e-11):
+def dealt_experts_equal_whole(case: Case, e: int):
     """Check experts that are dealt out to e ranks, each with samples of its own, of any lengths."""
     c, tensors = case.model, experts_tensors(case.model)
     p, (x, dy) = case.params(tensors), (case.array(name, e * case.b, case.s, c.hidden_size) for name in ("x", "dy"))
@@ -88,15 +88,8 @@ def dealt_experts_equal_whole(case: Case, e: int, tolerance=1e-11):
     shards = deal(p, tensors, e)
     ys, caches = dealt_experts_forward(np.split(x, e), shards, c, contexts)
     dxs, dealt_grads = dealt_experts_backward(np.split(dy, e), shards, caches, c)
-    close(np.concatenate(ys), y, tolerance)
-    close(sum(context.auxiliary.total for context in contexts), whole.auxiliary.total, tolerance)
-    close(np.concatenate(dxs), dx, tolerance)
-    trees_close(join_experts(dealt_grads, tensors), grads, tolerance)
+    close(np.concatenate(ys), y)
+    close(sum(context.auxiliary.total for context in contexts), whole.auxiliary.total)
+    close(np.concatenate(dxs), dx)
+    trees_close(join_experts(dealt_grads, tensors), grads)
     assert_identical([grad.router for grad in dealt_grads])
-
-
-def one_at(place, shape):
-    """Return zeros, with a one at a place."""
-    x = np.zeros(shape)
-    x[place] = 1
-    return x

@@ -63,10 +63,6 @@ def die(group, how):
     group.all_reduce(np.ones(1), "test")
 
 
-def fail_from(group, n, limit):
-    assert group.size < n or limit < 17, "too large"
-
-
 def give_a_lambda(group):
     return lambda: None
 

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import hostfile
-from mpi_impl.launch.hostfile import (OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here, parse_line,
-                                      read_hosts)
+from mpi_impl.launch.hostfile import OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here, read_hosts
 from mpi_impl.launch.launcher import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program
@@ -37,24 +36,16 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     """The i-th rank is on the host of the i-th slot; a host that gets no rank is not named."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     ranks = data.draw(st.integers(1, len(slots)))
-    assert [host.name for host in fill_hosts(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
+    filled = fill_hosts(hosts, ranks, "hosts")
+    assert [host.name for host in filled for _ in range(host.slots)] == slots[:ranks] and all(n for _, n in filled)
 
 
 @pytest.mark.parametrize("text, sentence", [
-    (None, "cannot be read: No such file or directory. Name a file"),
-    ("", "names no host. Write a host a line"),
-    ("# node1:4\n\n", "names no host."),
-    ("node1:2\nnode2\n", "line 2 does not say how many ranks node2 takes. Write, say, `node2 slots=4`."),
-    ("node1 slots=0\n", "line 1 gives node1 0 slots, but a host takes a whole number of ranks, 1 or more."),
-    ("node1:-1\n", "gives node1 -1 slots, but"),
-    ("node1:two\n", "gives node1 two slots, but"),
-    ("node1 slots=1.5\n", "gives node1 1.5 slots, but"),
-    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4', but a line has only a host and its slots"),
-    ("-Fevil:4\n", "line 1 is '-Fevil:4', but a line"),      # which ssh would take for an option
-    ("me@node1:4\n", "line 1 is 'me@node1:4', but a line"),
-    ("node1:2\nnode2:2\nnode1:2\n", "names the host node1 2 times. Give it one line, with all of its slots."),
-    ("node1:2\nnode2:1\n", "have 3 slots in all. Start fewer ranks, or give the hosts more slots."),
-])
+    (None, "cannot be read"), ("# node1:4\n\n", "names no host"), ("node1:2\nnode2\n", "line 2"),
+    ("node1 slots=0\n", "line 1"), ("node1:-1\n", "-1 slots"), ("node1 slots=1.5\n", "1.5 slots"),
+    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4'"),
+    ("-Fevil:4\n", "line 1 is '-Fevil:4'"),      # which ssh would take for an option
+    ("node1:2\nnode2:2\nnode1:2\n", "node1 2 times"), ("node1:2\nnode2:1\n", "3 slots in all")])
 def test_nonsense_is_a_sentence(tmp_path, text, sentence):
     path = tmp_path / "hosts"
     if text is not None:
@@ -79,17 +70,9 @@ def test_it_is_said_before_anything_starts(tmp_path):
     assert job.stderr.startswith(f"error: --hostfile {tmp_path / 'hosts'} cannot be read")
 
 
-def test_a_line_is_named_where_it_is_wrong():
-    with pytest.raises(UserError, match=r"^here is 'node1 4', but a line has only a host"):
-        parse_line("node1 4", "here")
-
-
 @pytest.mark.parametrize("status, words, sentence", [
-    (255, "ssh: Could not resolve hostname node2.", "The host node2 of --hostfile cannot be reached: Could not resolve "
-     "hostname node2. `ssh node2 true` must work from here without a question"),
-    (255, "", "cannot be reached: its status is 255."),
-    (1, "", f"The host node2 of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from which"),
-])
+    (255, "ssh: Could not resolve hostname node2.", "node2 of --hostfile cannot be reached: Could not resolve"),
+    (255, "", "cannot be reached: its status is 255."), (1, "", f"node2 of --hostfile has no {sys.executable}")])
 def test_a_host_that_cannot_be_used_is_a_sentence(tmp_path, monkeypatch, status, words, sentence):
     """Whatever ssh says; and hosts that answer are not spoken of."""
     use_ssh(tmp_path, monkeypatch, f'case "$*" in *" node2 "*) echo "{words}" >&2; exit {status};; esac')

@@ -93,18 +93,6 @@ def test_a_run_on_two_hosts_is_the_run_on_one(two, on_one_host):
     assert "inside hosts  between hosts" in output
 
 
-def test_a_split_tensor_group_is_warned_of(two, on_one_host):
-    """All four ranks share every layer, and half of their ring's edges cross. It is slow, not wrong."""
-    ledger = two.folder / "split.json"
-    output = trained(two, "--train-iters", 3, "--tensor-model-parallel-size", 4, "--ledger", ledger)
-    (sentence,) = (line for line in output.splitlines() if line.startswith("warning"))
-    assert "1 of 1 tensor-parallel groups of 4 ranks split" in sentence
-    assert "Choose --tensor-model-parallel-size 2, with which none is" in sentence
-    assert losses(output) == losses(on_one_host)
-    line = next(line for line in json.loads(ledger.read_text()) if line["operation"] == "all_reduce")
-    assert line["ring_bytes_between_hosts"] == line["ring_bytes"] / 2 > 0
-
-
 def test_ranks_are_placed_in_blocks_and_get_the_variables(two, tmp_path):
     """Those that launch sets, and the user's."""
     names = [*THREAD_VARIABLES, "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE", "PYTHONPATH", "SHARDLAB_TEST"]

@@ -48,11 +48,6 @@ def test_options_after_the_program_are_the_programs(tmp_path):
     assert launch(2, program, "-n", "7", "--timeout", "0").stdout == "2 ['-n', '7', '--timeout', '0']\n"
 
 
-def test_a_module_is_run_too():
-    job = launch(2, "-m", "mpi_impl.launch", "--help")
-    assert (job.returncode, job.stdout.count("usage:")) == (0, 1)
-
-
 THREADS = f"print(*(os.environ.get(name) for name in {THREAD_VARIABLES[:2]}))"
 
 
@@ -62,22 +57,15 @@ def threads_unset(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_rank_has_one_blas_thread(tmp_path, threads_unset):
-    assert launch(2, write_program(tmp_path, THREADS)).stdout == "1 1\n" * 2
-
-
-def test_so_has_a_rank_of_a_bare_mpirun(tmp_path, threads_unset):
-    line = [Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable, write_program(tmp_path, THREADS)]
+def test_a_rank_has_one_blas_thread_unless_the_user_says_otherwise(tmp_path, threads_unset):
+    """With a bare mpirun, too; a program that is started by itself keeps all."""
+    program = write_program(tmp_path, THREADS)
+    assert launch(2, program).stdout == "1 1\n" * 2
+    assert launch(2, program, env={"OMP_NUM_THREADS": "3"}).stdout == "None 3\n" * 2
+    assert command(program).stdout == "None None\n"
+    line = [Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable, program]
     job = subprocess.run(line, env=environment(OPEN_MPI_SETTINGS), capture_output=True, text=True, timeout=SOON)
     assert job.stdout == "1 1\n" * 2
-
-
-def test_the_users_number_of_threads_is_kept(tmp_path, threads_unset):
-    assert launch(2, write_program(tmp_path, THREADS), env={"OMP_NUM_THREADS": "3"}).stdout == "None 3\n" * 2
-
-
-def test_a_program_started_by_itself_keeps_all_threads(tmp_path, threads_unset):
-    assert command(write_program(tmp_path, THREADS)).stdout == "None None\n"
 
 
 def test_lines_are_seen_when_they_are_printed(tmp_path):
@@ -117,7 +105,7 @@ def family(tmp_path):
 
 
 @pytest.mark.parametrize("number, status, with_children", [
-    (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, False),
+    (signal.SIGINT, 130, False), pytest.param(signal.SIGTERM, 143, False, marks=pytest.mark.deep),
     pytest.param(signal.SIGKILL, -9, True, marks=LINUX),
     pytest.param(signal.SIGINT, 130, True, marks=[LINUX, pytest.mark.deep])])
 def test_an_interrupted_launch_leaves_no_process(family, number, status, with_children):
@@ -137,13 +125,12 @@ def test_a_launch_in_the_background_goes_on_until_it_is_asked_to_end(family):
         assert job.wait(SOON) == 143
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_shell_that_ignores_its_children_gets_the_status(tmp_path, status):
+def test_a_shell_that_ignores_its_children_gets_the_status(tmp_path):
     """The signal's disposition is inherited, and the system keeps no status of a child that nobody wants to hear of."""
     ignoring = "import os, sys; from signal import *; signal(SIGCHLD, SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
-    program = write_program(tmp_path, f"sys.exit({status})")
+    program = write_program(tmp_path, "sys.exit(3)")
     job = command("-c", ignoring, sys.executable, "-m", "mpi_impl.launch", "-n", 2, program)
-    assert (job.returncode, job.stderr) == (status, "")
+    assert (job.returncode, job.stderr) == (3, "")
 
 
 SIGNAL_WHILE_LOCKED = """
@@ -174,9 +161,8 @@ def test_a_signal_that_comes_while_a_wait_holds_its_lock_ends_the_job():
 
 @LINUX
 @pytest.mark.parametrize("depth, sentence", [
-    (1, "error: the process that guards the job died by signal 9, and the job ended with it."),
-    (2, "which died by signal 9 (SIGKILL)"), (3, "error: a process of the launcher"),
-])
+    (1, "error: the process that guards the job died by signal 9"), (2, "which died by signal 9 (SIGKILL)"),
+    pytest.param(3, "error: a process of the launcher", marks=pytest.mark.deep)])
 def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
     """It is launch's guard, the MPI's mpiexec below it, or the process that starts the ranks."""
     if mpi_vendor() != "MPICH" and depth == 3:
@@ -219,22 +205,12 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    (["program.py"], "the following arguments are required: -n"),
-    (["-n", "0", "program.py"], "-n is 0, but a job needs at least 1 rank."),
-    (["-n", "2", "--timeout", "-1", "program.py"], "--timeout is -1, but"),
-    (["-n", "2", "--timeout", "nan", "program.py"], "--timeout: nan is not a finite number"),
-    (["-n", "2", "--timeout", "inf", "program.py"], "--timeout: inf is not a finite number"),
-    (["-n", "2", "--timeout", "1e300", "program.py"], "--timeout is 1e+300, but"),
-    (["-n", str(10**12), "program.py"], f"-n is {10**12}, but a job has at most 100,000 ranks."),
-    (["-n", "1001", "program.py"], "-n is 1001, but at most 1,000 ranks start on one machine."),
-    (["-n", "2"], "There is nothing to run."),
-    (["-n", "2", "nosuch.py"], "There is no script nosuch.py to run."),
-    (["-n", "2", "/dev/zero"], "/dev/zero cannot be read: it is a pipe or a device"),
-    (["-n", "2", "-m", "nosuch"], "There is no module nosuch to run."),
-    (["-n", "2", "-m", "mpi_impl.nosuch"], "There is no module mpi_impl.nosuch to run."),
-    (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "There is no module mpi_impl.launch.nosuch to run."),
-    (["-n", "2", "-m", "mpi_impl..launch"], "There is no module mpi_impl..launch to run."),
-    (["-n", "2", "--timout", "9", "program.py"], "Did you mean --timeout?"),
+    (["-n", "0", "program.py"], "-n is 0"), (["-n", "1001", "program.py"], "-n is 1001"),
+    (["-n", "2", "--timeout", "nan", "program.py"], "--timeout"),
+    (["-n", "2", "--timeout", "1e300", "program.py"], "--timeout is 1e+300"), (["-n", "2"], "nothing to run"),
+    (["-n", "2", "nosuch.py"], "no script nosuch.py"), (["-n", "2", "/dev/zero"], "/dev/zero cannot be read"),
+    (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "no module mpi_impl.launch.nosuch"),
+    (["-n", "2", "-m", "mpi_impl..launch"], "no module mpi_impl..launch"),
 ])
 def test_an_option_that_is_wrong_is_a_sentence(monkeypatch, arguments, sentence):
     monkeypatch.setattr(sys, "argv", ["mpi_impl.launch", *arguments])
@@ -249,18 +225,13 @@ def keep_handlers(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 3, 124, 130])
-def test_launch_has_nothing_to_add_to_a_status_that_was_asked_for(capsys, keep_handlers, status):
+@pytest.mark.parametrize("status, said", [
+    (3, ""), (9, "signal 9 (SIGKILL)"), (139, "signal 11 (SIGSEGV)"), (255, "failed with status 255")])
+def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, status, said):
+    """It has nothing to add to a status that was asked for, and does not end without a word where a launcher fails."""
     assert supervise([sys.executable, "-c", f"raise SystemExit({status})"], dict(os.environ), None) == status
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("status", [9, 137, 139])
-def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, status):
-    assert supervise([sys.executable, "-c", f"raise SystemExit({status})"], dict(os.environ), None) == status
-    name = "SIGSEGV" if status == 139 else "SIGKILL"
-    assert f"error: the launcher's status {status} says that a rank died by signal {status % 128} ({name})" in (
-        capsys.readouterr().err)
+    told = capsys.readouterr().err
+    assert said in told and bool(said) == bool(told)
 
 
 def test_no_banner_comes_before_the_sentence(tmp_path):
@@ -278,6 +249,7 @@ def test_what_comes_before_the_banner_is_passed_on_in_whatever_blocks_it_comes(l
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     blocks = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert b"".join(without_banner(blocks)) == before
+    assert list(without_banner([b"a bar: ===", b"==\n"])) == [b"a bar: ===", b"==\n", b""], "not passed on immediately"
 
 
 def test_a_signal_that_ends_a_job_is_for_the_main_thread():
@@ -293,22 +265,6 @@ def test_a_signal_that_ends_a_job_is_for_the_main_thread():
     assert output.blocked >= set(ENDS) and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_the_beginning_of_a_line_is_passed_on_at_once():
-    assert list(without_banner([b"a bar: ===", b"==\n"])) == [b"a bar: ===", b"==\n", b""]
-
-
-def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
-    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    assert supervise([sys.executable, "-c", program], dict(os.environ), None) == 137
-    said = f"error: the job ended with its launcher {sys.executable}, which died by signal 9 (SIGKILL)"
-    assert said in capsys.readouterr().err
-
-
-def test_a_launcher_that_fails_itself_does_not_end_a_job_without_a_word(capsys, keep_handlers):
-    assert supervise([sys.executable, "-c", "raise SystemExit(255)"], dict(os.environ), None) == 255
-    assert f"error: the launcher {sys.executable} failed with status 255" in capsys.readouterr().err
-
-
 def write_script(path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -322,15 +278,8 @@ def test_a_launcher_of_another_mpi_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert find_mpiexec("MPICH") == str(tmp_path / "b" / "mpiexec")
     assert find_mpiexec("Open MPI") == str(tmp_path / "a" / "mpiexec")
-    with pytest.raises(UserError, match=r"mpi4py uses Intel MPI, .* found only .*, of another MPI"):
+    with pytest.raises(UserError, match="of another MPI"):
         find_mpiexec("Intel MPI")
-
-
-def test_a_missing_launcher_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(UserError, match="found none at all"):
-        find_mpiexec("MPICH")
 
 
 def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
@@ -350,12 +299,6 @@ def test_a_status_of_srun_is_not_taken_for_a_lack_of_memory(tmp_path, capfd):
     assert supervise([str(tmp_path / "srun")], dict(os.environ), None) == 137
     said = capfd.readouterr().err
     assert "srun could not start one" in said and "memory" not in said
-
-
-def test_a_number_of_nodes_that_is_none_is_a_sentence(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "abc")
-    with pytest.raises(UserError, match="^The environment variable SLURM_JOB_NUM_NODES is 'abc', but must be a whole"):
-        launcher("MPICH", 16)
 
 
 SBATCH = ROOT / "docs" / "pretrain_gpt.sbatch"

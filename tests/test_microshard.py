@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from mpi4py import MPI
 
 from reference.batches import GPTBatch
@@ -71,33 +71,26 @@ def largest_difference(group, c, text, whole):
 
 
 @st.composite
-def runs(draw, count):
-    """Draw a topology of this many ranks, and sizes of a model and of a batch that fit it."""
+def runs(draw):
+    """Draw the number of ranks, a topology, and sizes of a model and of a batch that fit it."""
+    count = draw(st.sampled_from([1, 2, 4, 8]))
     t, p = draw(st.sampled_from([(t, p) for t in (1, 2, 4, 8) for p in range(1, 9) if count % (t * p) == 0]))
     a, b = t * draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    return Namespace(t=t, p=p, L=p * draw(st.integers(1, 2)), a=a, h=a * draw(st.integers(1, 3)),
-                     s=draw(st.integers(1, 7)), b=b, B=b * count // (t * p) * draw(st.integers(1, 5)), steps=3, lr=0.01)
+    return count, Namespace(t=t, p=p, L=p * draw(st.integers(1, 2)), a=a, h=a * draw(st.integers(1, 3)),
+                            s=draw(st.integers(1, 7)), b=b, B=b * count // (t * p) * draw(st.integers(1, 5)), steps=3,
+                            lr=0.01)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_the_weights_after_three_steps_are_the_textbooks(ranks, count):
-    @settings(max_examples=settings().max_examples // 2)
-    @given(runs(count), st.integers(0, 1000))
-    def theorem(c, seed):
-        text = np.random.default_rng(seed).integers(0, microshard.V, 200)
-        assert max(ranks.run(count, largest_difference, c, text, textbook_weights(c, text))) < 1e-10
-
-    theorem()
+@given(runs(), st.integers(0, 1000))
+def test_the_weights_after_three_steps_are_the_textbooks(ranks, drawn, seed):
+    (count, c), text = drawn, np.random.default_rng(seed).integers(0, microshard.V, 200)
+    assert max(ranks.run(count, largest_difference, c, text, textbook_weights(c, text))) < 1e-10
 
 
 FAULTS = {
     "no g after the MLP": ('out = all_reduce(out, tensor) + w["b"]', 'out = out + w["b"]'),
     "the bias t times": ('out = all_reduce(out, tensor) + w["b"]', 'out = all_reduce(out + w["b"], tensor)'),
-    "no f before attention": ('dqkv, w["qkv"])     # [b, s, h]\n        return all_reduce(dx, tensor)',
-                              'dqkv, w["qkv"])     # [b, s, h]\n        return dx'),
-    "no maximum over the vocabulary": ("all_reduce(logits.max(-1), tensor, MPI.MAX)", "logits.max(-1)"),
     "one table counted once": ('all_reduce(dw["embedding", "word"], ends)', 'dw["embedding", "word"]'),
-    "replicas apart": ("all_reduce(dw[key], data)", "dw[key]"),
     "last in, first out": ("waiting.popleft()", "waiting.pop()"),
 }
 
@@ -141,9 +134,7 @@ def test_a_run_proves_itself_and_writes():
 
 @pytest.mark.parametrize(("options", "sentence"), [
     (("--t", 2), "the number of ranks is 1, but must be a multiple of t p, which is 2"),
-    (("--p", 0), "every size must be at least 1"),
-    *(((option, size), "each of L h h, B s and b a s s at most") for option, size in (
-        ("--h", 1 << 31), ("--L", 10**9), ("--B", 10**15))),
+    (("--p", 0), "every size must be at least 1"), (("--h", 1 << 31), "each of L h h, B s and b a s s at most"),
     (("--B", 15), "B is 15, but must be a multiple of b d, which is 2"),
     (("nofile",), "nofile is not a file of more than"),
     (("--steps", "x"), "argument --steps: invalid int value: 'x'")])

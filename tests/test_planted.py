@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from mpi_impl.launch.pool import RankFailure
 from tests.planted import Bug, StaleBug, assert_caught, planted, planted_run
 
 MODULE = '''"""A module to plant bugs in."""
@@ -60,16 +59,10 @@ def victim(tmp_path, monkeypatch):
 
 def test_every_importer_has_the_bug_within_the_block_alone(victim):
     double = victim.double
-    with planted(victim.__name__, "2 * x", "3 * x"):
-        assert double(5) == victim.double(5) == 15
-        assert double(5, offset=1) == 16
-    assert double(5) == 10
-
-
-def test_the_bug_leaves_after_an_exception_too(victim):
     with pytest.raises(KeyError), planted(victim.__name__, "2 * x", "3 * x"):
+        assert double(5) == victim.double(5) == 15
         raise KeyError
-    assert victim.double(5) == 10
+    assert double(5) == 10
 
 
 def test_methods_properties_and_decorated_functions_can_have_bugs(victim):
@@ -85,34 +78,11 @@ def test_methods_properties_and_decorated_functions_can_have_bugs(victim):
         assert not look()
 
 
-def test_a_traceback_shows_the_wrong_line(victim):
-    import traceback
-    with planted(victim.__name__, "2 * x", "2 / 0 * x"), pytest.raises(ZeroDivisionError) as error:
-        victim.double(1)
-    assert "return 2 / 0 * x + offset" in "".join(traceback.format_exception(error.value))
-
-
 @pytest.mark.parametrize("right, wrong, said", [
-    ("5 * x", "3 * x", "occurs 0 times"),
-    ("self.x", "self.y", "occurs 3 times"),
-    ("offset=0", "offset=1", "more .* than the bodies"),
-    ("SCALE = 3", "SCALE = 4", "more .* than the bodies"),
-    ("    @property\n", "", "more .* than the bodies"),
-    ("not three times", "three times", "changes nothing"),
-])
+    ("5 * x", "3 * x", "0 times"), ("self.x", "self.y", "3 times"), ("SCALE = 3", "SCALE = 4", "more"),
+    ("not three times", "three times", "nothing"), ("super().__init__()", "pass", "enclosing function")])
 def test_a_bug_that_cannot_be_planted_is_an_error(victim, right, wrong, said):
     with pytest.raises(StaleBug, match=said), planted(victim.__name__, right, wrong):
-        pass
-
-
-def test_a_bug_in_other_variables_of_a_closure_is_an_error(victim):
-    with pytest.raises(StaleBug, match="enclosing function"), planted(victim.__name__, "super().__init__()", "pass"):
-        pass
-    assert victim.Box(1).x == 1
-
-
-def test_a_missing_module_is_an_error():
-    with pytest.raises(StaleBug, match="no module"), planted("tests.no_such_module", "x", "y"):
         pass
 
 
@@ -138,11 +108,3 @@ def test_assert_caught_wants_a_pass_without_the_bug_and_a_failure_with_it(ranks)
     assert_caught(ranks, 2, TITLE, check_phase)
     with pytest.raises(AssertionError, match="phase_of_a_new_ledger did not catch"):
         assert_caught(ranks, 2, TITLE, phase_of_a_new_ledger)
-
-
-def test_a_stale_bug_does_not_count_as_caught(ranks):
-    stale = TITLE._replace(right="no such text")
-    with pytest.raises(StaleBug):
-        assert_caught(ranks, 2, stale, check_phase)
-    with pytest.raises(RankFailure, match="StaleBug"):
-        ranks.run(2, planted_run, stale, check_phase)

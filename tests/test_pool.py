@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, find, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.launching import in_foreground
-from tests.pool_functions import (broadcast_seven, die, divide_by_zero, fail_from, give_a_lambda,
-                                  leave_a_message_behind, process_id, raise_on, skip_an_all_reduce,
-                                  sleep_in_native_code, speak, split_and_free, sum_of_ranks, the_environment,
-                                  where_and_what)
+from tests.pool_functions import (broadcast_seven, die, divide_by_zero, give_a_lambda, leave_a_message_behind,
+                                  process_id, raise_on, skip_an_all_reduce, sleep_in_native_code, speak, split_and_free,
+                                  sum_of_ranks, the_environment, where_and_what)
 
 
 @given(n=st.integers(1, 8), numbers=st.lists(st.integers(), max_size=3))
@@ -26,14 +25,6 @@ def test_every_rank_gets_the_same_arguments_and_the_results_come_in_rank_order(r
 @given(n=st.integers(1, 8))
 def test_the_group_is_made_of_those_ranks_and_its_ledger_is_new(ranks, n):
     assert ranks.run(n, sum_of_ranks) == [(n * (n - 1) / 2, 1)] * n
-
-
-def test_a_run_costs_milliseconds(ranks):
-    ranks.run(8, where_and_what)
-    start = time.monotonic()
-    for i in range(200):
-        ranks.run(i % 8 + 1, where_and_what)
-    assert time.monotonic() - start < 5     # 0.2 s on two idle cores
 
 
 def test_what_ranks_print_is_printed_in_rank_order(ranks, capsys):
@@ -107,50 +98,27 @@ def test_a_rank_that_cannot_answer_is_told_and_ended():
     assert_ended(pids)
 
 
-@pytest.mark.parametrize("how, told", [("exit", "exit status 3"), ("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV")])
+@pytest.mark.parametrize("how, told", [("exit", "exit status 3"), ("SIGSEGV", "SIGSEGV")])
 def test_a_rank_that_dies_is_told_with_its_end(small_pools, how, told):
     with pytest.raises(RankFailure, match=f"rank 1: died\n.*{told}(?s:.)*rank 0: stuck"):
         small_pools.run(2, die, how)
     assert small_pools.run(2, sum_of_ranks) == [(1, 1)] * 2
 
 
-def test_hypothesis_shrinks_a_failing_rank_to_the_smallest_example(ranks):
-    def fails(example):
-        try:
-            ranks.run(example[0], fail_from, 3, example[1])
-        except AssertionError:
-            return True
-        return False
 
-    examples = st.tuples(st.integers(1, 8), st.integers(0, 1000))
-    quick = settings(max_examples=200, database=None, phases=[Phase.generate, Phase.shrink])
-    assert find(examples, fails, settings=quick) == (3, 17)
-
-
-# --- what cannot be run
-
-def test_a_function_that_the_ranks_cannot_import_is_refused(ranks):
-    with pytest.raises(TypeError, match="must stand at the top level of a module"):
+def test_what_cannot_be_run_is_refused(ranks):
+    with pytest.raises(TypeError, match="top level"):
         ranks.run(2, lambda group: None)
-
-
-def test_more_ranks_than_the_pool_has_are_refused(ranks):
-    with pytest.raises(ValueError, match="9 ranks was asked of a pool of 8"):
+    with pytest.raises(ValueError, match="9 ranks"):
         ranks.run(9, where_and_what)
-
-
-def test_a_result_that_cannot_travel_is_a_failure(ranks):
     with pytest.raises(RankFailure, match="pickle"):
         ranks.run(1, give_a_lambda)
 
 
 # --- resources
 
-@pytest.mark.parametrize("how", [(1, 3000), pytest.param((3000, 1), marks=pytest.mark.deep)])
-def test_communicators_that_are_freed_do_not_run_out(ranks, how):
-    runs, times = how
-    for _ in range(runs):       # MPI has about 2000
-        assert ranks.run(2, split_and_free, times) == [2, 2]
+def test_communicators_that_are_freed_do_not_run_out(ranks):
+    assert ranks.run(2, split_and_free, 3000) == [2, 2]       # MPI has about 2000
 
 
 def assert_ended(pids):
@@ -172,7 +140,7 @@ def test_a_closed_pool_leaves_no_process_and_can_run_again():
     assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
 def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     program = textwrap.dedent("""
         from mpi_impl.launch.pool import Pool

@@ -10,7 +10,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from reference.exact.array import as_exact, random_array
+from reference.exact.array import random_array
 from reference.exact.degree import P
 from tools.notebooks import FOLDER, text_of
 
@@ -56,12 +56,6 @@ def test_a_factor_of_a_bias_is_seen_by_floats_or_by_exact_numbers(factor, floats
     assert (abs(found - expected).max() / abs(expected).max() > 1e-11) == floats_see
     found, expected = differences(random_array((9,), "x"), random_array((9,), "bias"))
     assert (found != expected).all() == (found != expected).any() == exact_numbers_see
-
-
-def test_sine_and_cosine_of_exact_numbers_know_no_law():
-    """The answer to an exercise about proofs. The law holds for floats."""
-    x = random_array((9,), "x")
-    assert not (np.sin(x)**2 + np.cos(x)**2 == as_exact(np.ones(9))).any()
 
 
 # ---- numbers in prose ----

@@ -1,30 +1,25 @@
 """The numbers and claims behind the walkthroughs' pictures. (Their looks are not tested; a run draws all.)"""
-from math import isclose
 
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
-from matplotlib.colors import to_hex
 
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.notebook.pictures.blocks import EDGES, STEPS
-from mpi_impl.notebook.pictures.buffers import draw_stages
-from mpi_impl.notebook.pictures.formats import draw_fates, fates_of, may_err, numbers_between
-from mpi_impl.notebook.pictures.groups import KINDS, crosses, groups_of
+from mpi_impl.notebook.pictures.formats import fates_of, may_err, numbers_between
+from mpi_impl.notebook.pictures.groups import KINDS, groups_of
 from mpi_impl.notebook.pictures.pipelines import held, play
 from mpi_impl.notebook.pictures.positions import ring_steps, score_owners
 from mpi_impl.notebook.pictures.ring import ring_all_reduce
 from mpi_impl.notebook.pictures.shards import stretches
 from mpi_impl.notebook.sliders.schedules import TRAINING
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.report.charts import MEMORY
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
 from reference.config import ModelConfig, ParallelConfig
 from reference.layers.block import block_tensors
-from reference.parallel.model_states import model_states
 from reference.params import initialize_shard, tree_map
 from reference.positions import in_order, work_of_ranks, zigzag
 from reference.precision import FORMATS, rounded
@@ -45,9 +40,8 @@ def test_stretches_tile_a_matrix_and_have_one_owner_each(owners):
     assert (times == 1).all()
 
 
-@pytest.mark.parametrize("t, p, d", [(2, 2, 2), (1, 2, 3)])
-def test_groups_are_those_that_ranks_form(ranks, t, p, d):
-    c = ParallelConfig(t, p, d)
+def test_groups_are_those_that_ranks_form(ranks):
+    c = ParallelConfig(2, 2, 2)
     shown = groups_of(c)
     for rank, formed in enumerate(ranks.run(c.world_size, members, c)):
         assert {kind: [group for group in shown[kind] if rank in group] for kind in KINDS} == formed
@@ -59,23 +53,6 @@ def members(group, c: ParallelConfig) -> dict[str, list[list[int]]]:
     found = {kind: [list(getattr(topology, kind).ranks)] for kind in KINDS}
     disconnect(topology)
     return found
-
-
-def test_pipelines_cross_servers_of_four():
-    groups = groups_of(ParallelConfig(2, 2, 2))
-    assert {kind for kind in groups for group in groups[kind] if crosses(group, 4)} == {"pipeline"}
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_the_filled_area_of_zero_is_the_memory_of_the_formula(n):
-    whole = sum(model_states(1, n, 0))
-    for stage, axes in enumerate(draw_stages(n).axes):
-        for kind, size in model_states(1, n, stage)._asdict().items():
-            filled = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) == MEMORY[kind].lower()]
-            assert len(filled) == n
-            for rank, patch in enumerate(filled):
-                assert isclose(patch.get_width() * patch.get_height() * whole / 0.92, size)
-                assert isclose(patch.get_y(), rank / n if patch.get_height() < 1 else 0, abs_tol=1e-12), "its own part"
 
 
 # ---- what moves -----------------------------------------------------------------------------------------------------
@@ -114,9 +91,9 @@ def collectives_of_a_block(group, kind):
              if entry.phase == phase and not entry.reason.endswith("again")] for phase in ("forward", "backward")]
 
 
-@pytest.mark.parametrize("c", [1, 2, 3])
 @pytest.mark.parametrize("deal", [in_order, zigzag])
-def test_scores_are_computed_by_the_querys_rank_in_the_step_that_brings_the_key(deal, c):
+def test_scores_are_computed_by_the_querys_rank_in_the_step_that_brings_the_key(deal):
+    c = 3
     chunks = deal(c, 4 * c)
     owners, steps = score_owners(chunks), ring_steps(chunks)
     assert [int((owners == rank).sum()) for rank in range(c)] == work_of_ranks(chunks)
@@ -149,8 +126,7 @@ def test_a_rank_holds_at_most_what_is_in_flight_and_works_as_long_with_any_numbe
 HALVES = [FORMATS["float16"], FORMATS["bfloat16"]]
 
 
-@pytest.mark.parametrize("form", HALVES, ids=lambda form: form.name)
-@pytest.mark.parametrize("start, stop", [(0.0, 1e-6), (63_000.0, 68_000.0), (-0.01, 0.0)])
+@pytest.mark.parametrize("form, start, stop", [(HALVES[0], 63_000.0, 68_000.0), (HALVES[1], -0.01, 0.0)])
 def test_the_numbers_between_are_those_of_the_dtype(form, start, stop):
     """Of all 65,536, those between, but for some that lie too close to be told apart."""
     with np.errstate(invalid="ignore"):
@@ -167,11 +143,6 @@ def test_rounding_errs_by_no_more_than_is_drawn(form, power, between):
     assert abs(rounded(x, form) - x) / x <= may_err(form, x) * (1 + 1e-12)
 
 
-def test_the_largest_error_at_both_ends_of_a_format():
-    np.testing.assert_array_equal(may_err(FORMATS["float16"], np.array([2.0**-26, 1, 65_504, 65_505])),
-                                  [1, 2**-11, 16 / 65_504, np.nan])
-
-
 @given(st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=20))
 def test_the_fates_of_numbers_are_what_rounding_does(values):
     x = np.array(values)
@@ -181,10 +152,3 @@ def test_the_fates_of_numbers_are_what_rounding_does(values):
     np.testing.assert_array_equal(fates == "lost", half == 0)
     np.testing.assert_array_equal(fates == "infinite", np.isinf(half))
     np.testing.assert_array_equal(fates == "short of digits", (half != 0) & (x < 2.0**-14))
-
-
-def test_shares_of_fates_are_of_the_values_that_are_not_0():
-    values = np.array([0.0, 2.0**-30, -2.0**-20, 1.0, 1.5])
-    panels = draw_fates(values, [1.0, 2.0**20], FORMATS["float16"]).axes
-    assert [panel.get_title("left") for panel in panels] == [
-        "times $2^{0}$: 25% lost, 25% short of digits", "times $2^{20}$: 50% infinite"]

@@ -1,5 +1,5 @@
 """Predictions: a reader commits to a number before a cell shows it, in JupyterLab and on the site."""
-from math import inf, nan
+from math import nan
 
 import jupytext
 import pytest
@@ -31,9 +31,7 @@ def test_a_number_is_asked_for_before_it_is_shown(source):
 
 @pytest.mark.parametrize("guess, measured, line", [
     (..., 768, "measured: 768 bytes"), (768, 768, "measured: 768 bytes; predicted: exactly that"),
-    (384, 768, "measured: 768 bytes; predicted: 384, 0.5 times as much"),
     (1000, 1234.56, "measured: 1,235 bytes; predicted: 1,000, 0.81 times as much"),
-    (inf, 2, "measured: 2 bytes; predicted: inf, inf times as much"),
     (nan, 0, "measured: 0 bytes; predicted: nan")])
 def test_a_guess_stands_beside_what_was_measured(guess, measured, line):
     assert compare(guess, measured, "bytes") == line

@@ -2,7 +2,6 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from reference.batches import GPTBatch
 from reference.models.model import batch_type
 from reference.parallel.data_parallel import samples_of
 from tests.strategies import cases
@@ -20,12 +19,6 @@ def test_a_sample_is_a_row(case):
     for unpacked in (kind.unpack(rows), kind(*(None if x[0] is None else np.concatenate(x) for x in one_by_one))):
         for one, other in zip(unpacked, batch, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_gpt_predicts_the_next_token():
-    rows = np.arange(2 * GPTBatch.width(3)).reshape(2, -1)
-    assert GPTBatch.unpack(rows).tokens.tolist() == [[0, 1, 2], [4, 5, 6]]
-    assert GPTBatch.unpack(rows).targets.tolist() == [[1, 2, 3], [5, 6, 7]]
 
 
 @given(COUNT, COUNT, COUNT)

@@ -1,4 +1,4 @@
-"""Experts: the router, its gradient, journeys, capacities, wrong ways to train. test_theorems.py proves the rest."""
+"""Experts: ties, capacities, and wrong ways to train. test_theorems.py proves the rest."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -10,11 +10,10 @@ from reference.layers.dispatch import combine, order_of
 from reference.layers.experts import (averaged_gradients, dealt_experts_backward, dealt_experts_forward,
                                       experts_backward, experts_forward, experts_tensors, losses_of_whole,
                                       sharded_experts_backward, sharded_experts_forward)
-from reference.layers.router import (balance_of_microbatches, overwritten_counts, route, route_backward,
-                                     router_losses_backward, top_k)
+from reference.layers.router import balance_of_microbatches, route, route_backward, router_losses_backward, top_k
 from reference.params import deal, split
 from tests.cases import Case, close
-from tests.experts_theorems import one_at
+from tests.reference.test_ops import gradient_is_right
 
 MODEL = ModelConfig(1, 4, 2, 5, 8, experts=ExpertsConfig(4, 2, moe_aux_loss_coeff=0.1, moe_z_loss_coeff=0.1))
 TENSORS, TWO_RANKS = experts_tensors(MODEL), Case(2, MODEL, 2, 4, 7, sequence_parallel=True)
@@ -30,32 +29,29 @@ def test_the_routers_gradient_is_a_derivative(pre_softmax):
     """The weights of the chosen experts, and both losses, as functions of the logits."""
     c = ExpertsConfig(4, 2, pre_softmax, moe_aux_loss_coeff=0.3, moe_z_loss_coeff=0.2)
     context = LayerContext(auxiliary=AuxiliaryLosses(2, 6))
-    logits, dweights, step = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(2, 3, 2)), 1e-6
+    logits, dweights = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(2, 3, 2))
 
     def value(logits):
         routing = route(logits, c)
         losses = losses_of_whole(logits, routing, c, context)
-        return (routing.weights * dweights).sum() + losses.values @ [0.3, 0.2]
+        return np.stack([(routing.weights * dweights).sum() + losses.values @ [0.3, 0.2]])
 
     routing = route(logits, c)
     dlogits = route_backward(dweights, routing, c) + router_losses_backward(
         routing.probs, losses_of_whole(logits, routing, c, context), c)
-    for place in np.ndindex(logits.shape):
-        beside = step * one_at(place, logits.shape)
-        assert abs((value(logits + beside) - value(logits - beside)) / (2 * step) - dlogits[place]) < 1e-8
+    gradient_is_right(dlogits, value, logits, 1.0)
 
 
 @given(st.integers(1, 4), st.integers(1, 2), st.data())
 def test_what_travels_to_experts_comes_back(e, each, data):
+    """Copies arrive in the order of their experts."""
     counts = [np.array(data.draw(st.lists(st.integers(0, 3), min_size=e * each, max_size=e * each))) for _ in range(e)]
-    copies = [RNG.normal(size=(own.sum(), 2)) for own in counts]
-    arrived = send_to_experts(copies, counts)
-    for x, back in zip(copies, return_from_experts(arrived, counts), strict=True):
-        assert (x == back).all()
-    labels = send_to_experts([np.repeat(np.arange(e * each), own) for own in counts], counts)
-    for rank, found in enumerate(labels):
-        assert found.tolist() == sorted(found.tolist())
-        assert all(expert // each == rank for expert in found)
+    labels = [np.repeat(np.arange(e * each), own) for own in counts]
+    arrived = send_to_experts(labels, counts)
+    for rank, found in enumerate(arrived):
+        assert found.tolist() == sorted(found.tolist()) and (found // each == rank).all()
+    for sent, back in zip(labels, return_from_experts(arrived, counts), strict=True):
+        assert (sent == back).all()
 
 
 def test_a_capacity_drops_the_last_copies_of_an_expert():
@@ -101,9 +97,3 @@ def test_the_routers_gradient_is_partial_under_sequence_parallelism():
     assert abs(grads[0].router - whole.router).max() > 0.1
     close(grads[0].router + grads[1].router, whole.router)
     close(region.complete(grads, TENSORS)[1].router, whole.router)
-
-
-def test_an_all_reduce_in_place_loses_the_own_count():
-    """Each rank has 3 tokens, and both 6: the own count is 6 as well, and a loss that is multiplied by it doubles."""
-    totals, own = overwritten_counts([np.array([3.0]), np.array([3.0])])
-    assert [x.item() for x in totals] == [6, 6] and [x.item() for x in own] == [6, 6]

@@ -76,7 +76,6 @@ MINIATURE = 8 * 4 + 4 + 4 * 16 + 16 + 16 * 4 + 4      # elements of Linear 8-4, 
 
 
 @pytest.mark.parametrize("n, reshard, sent, held", [
-    (1, True, 2 * MINIATURE * 3 / 4, 2 * MINIATURE),          # NO_SHARD, as DDP: parameters and gradients, whole
     (4, False, 2 * MINIATURE * 3 / 4, 2 * MINIATURE / 4),     # SHARD_GRAD_OP
     (4, True, 3 * MINIATURE * 3 / 4, 2 * MINIATURE / 4),      # FULL_SHARD
     (2, True, 3 * MINIATURE / 2 + 2 * MINIATURE / 2 / 2, 2 * MINIATURE / 2)])      # HYBRID_SHARD: inside, and across

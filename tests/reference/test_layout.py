@@ -25,7 +25,9 @@ def layouts(draw):
 
 @given(layouts())
 def test_views_cover_the_buffer_without_overlap(layout):
-    """Every element belongs to one tensor, or is padding at the end of a bucket, just enough for it to divide."""
+    """Every element belongs to one tensor, or is padding at the end of a bucket, just enough for it to divide. Tensors
+    lie in the order of the backward.
+    """
     flat = np.zeros(layout.size)
     tree_map(lambda view: np.add(view, 1, out=view), layout.views(flat))
     for bucket in layout.buckets:
@@ -34,15 +36,7 @@ def test_views_cover_the_buffer_without_overlap(layout):
         assert (inside[:elements] == 1).all() and (inside[elements:] == 0).all()
         assert bucket.size % layout.parts == 0 and 0 <= bucket.size - elements < layout.parts
     assert flat.sum() == sum(prod(s.shape) for s in layout.segments)
-
-
-@given(layouts())
-def test_tensors_lie_in_backward_order(layout):
     assert [s.name for s in layout.segments] == [name for name, _ in leaves(layout.tensors)][::-1]
-    assert [s.offset for s in layout.segments] == sorted(s.offset for s in layout.segments)
-    assert {s.name: (s.shape, s.tensor) for s in layout.segments} == {
-        name: (view.shape, tensor) for (name, view), (_, tensor) in zip(
-            leaves(layout.views(np.empty(layout.size))), leaves(layout.tensors), strict=True)}
 
 
 @given(st.booleans().flatmap(lambda shared: cases(share_layers=shared)), BUCKET, PARTS)
@@ -86,12 +80,6 @@ def test_copies_on_two_stages_have_the_same_owners(case, size, parts):
         owned.append([[(piece.of.name, piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
                        for piece in layout.pieces(rank) if unit_of(piece.of.name) in ALONE] for rank in range(parts)])
     assert owned[0] == owned[1] and {unit_of(name) for of_rank in owned[0] for name, *_ in of_rank} == set(ALONE)
-
-
-def test_units_are_tensors_that_are_used_together():
-    assert [unit_of(name) for name in ("blocks.3.mlp.w_in", "blocks.12.input_layernorm.bias", "embedding.word",
-                                       "embedding.position", "final_layernorm.bias", "output")] == [
-        "blocks.3", "blocks.12", "embedding.word", "embedding.position", "final_layernorm", "output"]
 
 
 # ---- boxes ----------------------------------------------------------------------------------------------------------
@@ -160,18 +148,13 @@ def test_all_that_ranks_own_is_the_model_once(case, bucket_size, parts):
         assert (owned[name] == tensor.copies(case.t)).all(), name
 
 
-def test_boxes_that_touch_have_nothing_in_common():
-    left, right, below = (slice(0, 2), slice(0, 3)), (slice(0, 2), slice(3, 5)), (slice(2, 4), slice(0, 5))
-    assert overlap(left, right) is overlap(right, left) is overlap(left, below) is overlap(below, right) is None
-
-
 @given(SHAPES, st.data())
 def test_an_overlap_has_the_elements_of_both_boxes(shape, data):
     """`inside` finds the overlap in either box."""
     one, other, array = data.draw(boxes(shape)), data.draw(boxes(shape)), np.arange(prod(shape)).reshape(shape)
     common = overlap(one, other)
     found = set() if common is None else set(array[common].flat)
-    assert found == set(array[one].flat) & set(array[other].flat)
+    assert found == set(array[one].flat) & set(array[other].flat) and (common is None) == (not found)
     if common is not None:
         for box in (one, other):
             assert (array[box][inside(common, box)] == array[common]).all()

@@ -179,16 +179,6 @@ def test_cached_attention(b, n, before, g, each, d, seed):
     close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
 
 
-@given(st.integers(2, 5), st.integers(1, 3), SEEDS)
-def test_rope_scores_depend_on_the_distance_alone(s, half, seed):
-    """q at position i and k at position j give the same score wherever the pair stands."""
-    q, k = draw(seed, 1, 1, 1, 2 * half), draw(seed + 1, 1, 1, 1, 2 * half)
-    angles = rope.rotary_cos_sin(s, 2 * half, q)
-    q, k = (rope.rotate(np.repeat(x, s, 1), angles)[0, :, 0] for x in (q, k))
-    scores = q @ k.T
-    close(scores[1:, 1:], scores[:-1, :-1])
-
-
 def test_rope_turns_by_the_angles_of_the_paper():
     """Su et al. 2021, equation 15: pair i of a head of 4, which is i and i + 2, turns by n / 10000^(i/2) at n."""
     x = np.zeros((1, 4, 1, 4))

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference import counter_rng
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.models.gpt import gpt_tensors
@@ -27,15 +26,6 @@ def test_initial_weights_do_not_depend_on_the_stage(case, seed):
     for layer in range(case.model.num_layers):
         for name, x in leaves(initialize(gpt_tensors(case.model, range(layer, layer + 1)), seed, np.float64)):
             assert (x == whole[name]).all()
-
-
-def test_a_weights_draw_has_the_number_of_its_place_in_the_whole_tensor():
-    """Row by row, without the padding, which would be different with another t."""
-    tensors = gpt_tensors(ModelConfig(1, 4, 2, 5, 3))
-    for (name, x), (_, tensor) in zip(leaves(initialize(tensors, 1, np.float64)), leaves(tensors), strict=True):
-        if tensor.std:
-            draws = counter_rng.normal(counter_rng.key(1, "weights", name), np.arange(x.size, dtype=np.uint64))
-            assert (x.reshape(-1) == tensor.std * draws).all()
 
 
 def test_initial_weights_have_the_declared_spread():

@@ -20,7 +20,6 @@ from tests.strategies import cases, close, trees_close
 
 RATE = 0.1
 UNTIED = ModelConfig(4, 8, 2, 11, 5, hidden_dropout=0, attention_dropout=0, untie_embeddings_and_output_weights=True)
-FOUR_STAGES = Case(1, UNTIED, 2, 5, seed=7), 4, 6
 
 
 @st.composite
@@ -42,25 +41,18 @@ def trained(drawn, stash, rate=RATE):
 
 
 @given(pipelines())
-def test_a_stage_lacks_the_updates_of_the_stages_behind_it(drawn):
-    """A forward on stage i of p lacks p - 1 - i updates, or all there have been; so each needs p - i versions."""
-    _, p, m = drawn
-    _, _, (_, late, _) = trained(drawn, stash=True)
-    for stage in range(p):
-        for i in range(m):
-            assert late_updates(late, stage, i) == min(i, p - 1 - stage)
-            assert late[stage, i].backward.updates == late[stage, i].forward.updates
-    schedule = make("1f1b", p, 2 * p)
-    assert versions_kept(schedule) == [p - stage for stage in range(p)]
-
-
-@given(pipelines())
 def test_stashed_weights_give_the_gradient_of_a_model_of_many_ages(drawn):
-    """Loss and gradients of each microbatch are those of one process, with each stage's weights as its forward met."""
+    """A forward on stage i of p lacks p - 1 - i updates, or all there have been; so each needs p - i versions. Loss and
+    gradients of each microbatch are those of one process, with each stage's weights as its forward met.
+    """
     case, p, m = drawn
     batches, _, (losses, late, _) = trained(drawn, stash=True)
+    assert versions_kept(make("1f1b", p, 2 * p)) == [p - stage for stage in range(p)]
     for i, batch in enumerate(batches):
         ways = [late[stage, i] for stage in range(p)]
+        for stage, way in enumerate(ways):
+            assert late_updates(late, stage, i) == min(i, p - 1 - stage)
+            assert way.backward.updates == way.forward.updates
         loss, grads = loss_and_gradients(batch, join_stages([way.forward.params for way in ways]), case.model)
         close(np.stack([losses[i]]), np.stack([loss]))
         trees_close(join_stages([way.grads for way in ways]), grads, 1e-10)
@@ -83,17 +75,6 @@ def test_the_newest_weights_give_the_gradient_of_no_model(drawn):
             close(grad, expected[name], 1e-10)
 
 
-def test_the_error_of_the_newest_weights_is_proportional_to_the_rate():
-    """At a hundredth of the rate it is a hundredth; at none the gradients are equal."""
-    errors = []
-    for rate in (0, 1e-5, 1e-3):
-        (_, _, (_, new, _)), (_, _, (_, kept, _)) = (trained(FOUR_STAGES, stash, rate) for stash in (False, True))
-        right = dict(leaves(kept[0, 1].grads))
-        errors.append(max(np.abs(grad - right[name]).max() for name, grad in leaves(new[0, 1].grads)))
-    assert errors[0] == 0 and errors[2] > 1e-6
-    assert errors[2] / errors[1] == pytest.approx(100, rel=0.2)
-
-
 @given(pipelines(), st.booleans())
 def test_one_stage_is_gradient_descent(drawn, stash):
     """With nobody to wait for, both ways train as one process does."""
@@ -107,9 +88,7 @@ def test_one_stage_is_gradient_descent(drawn, stash):
 
 
 @pytest.mark.parametrize("choice, said", [
-    ({"untie_embeddings_and_output_weights": False}, "copies of a tied word table"),
-    ({"share_layers": True}, "copies of a block that all layers share")])
+    ({"untie_embeddings_and_output_weights": False}, "tied"), ({"share_layers": True}, "share")])
 def test_copies_that_would_move_apart_are_refused(choice, said):
-    tied = replace(UNTIED, **choice)
     with pytest.raises(UserError, match=said):
-        trained((Case(1, tied, 2, 5, seed=7), 4, 6), stash=True)
+        trained((Case(1, replace(UNTIED, **choice), 2, 5, seed=7), 4, 6), stash=True)

@@ -48,11 +48,6 @@ def block(case, selective):
     theorems.block_equals_whole(case, Recompute("selective" if selective else "none"))
 
 
-def stages(case, cuts):
-    """Stages may begin at any layer; the last stage of a model without a head for tokens has no table."""
-    theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
-
-
 def joined_parts(case, data):
     """However layers are dealt out to ranks, in whatever order the parts come, every tensor is back in its place.
 
@@ -223,19 +218,13 @@ def theorems_of(exact: bool) -> dict[str, tuple]:
         "attention": (attention, some(**ANY), BOOL, BOOL),
         "block": (block, some(**ANY), BOOL),
         "embedding": (theorems.embedding_equals_whole, some(**ANY)),
-        "logits": (theorems.logits_equal_whole, some()),
-        "head for masked tokens": (theorems.masked_lm_equals_whole, some()),
         "cross-entropy, also of logits in the thousands": (theorems.losses_agree, some(), st.sampled_from([1.0, 1e3])),
         "rows first, and one more sum": (body(test_layers.test_rows_first_needs_a_second_synchronisation),
                                          some(sizes=st.sampled_from([2, 3, 4]), num_layers=1, llama=False)),
-        "GPT": (theorems.model_equals_whole, some(), recomputes()),
-        "BERT": (theorems.model_equals_whole, some(**BERT), recomputes()),
+        "a model": (theorems.model_equals_whole, some(**ANY), recomputes()),
         "shared layers": (theorems.model_equals_whole, shared_layers(), recomputes()),
         "shared and unshared layers": (theorems.shared_equals_unshared, shared_layers(**ANY), recomputes()),
-        "recompute in a GPT": (theorems.recompute_changes_nothing, one(), recomputes()),
-        "recompute in a BERT": (theorems.recompute_changes_nothing, one(**BERT), recomputes()),
-        "stages of a GPT": (stages, one(), st.sets(st.integers(1, 2))),
-        "stages of a BERT": (stages, one(**BERT), st.sets(st.integers(1, 2))),
+        "recompute": (theorems.recompute_changes_nothing, one(**ANY), recomputes()),
         "joined parts": (joined_parts, one(num_layers=5, **ANY), DATA),
         "split and joined": (split_and_joined, some()),
         "the future is hidden": (the_future_is_hidden, one()),
@@ -273,8 +262,8 @@ def test_holds(name, data):
     check(data, *FLOATS[name])
 
 
-@pytest.mark.parametrize("choices", [{}, BERT, EXPERTS], ids=["GPT", "BERT", "a model with experts"])
-@settings(max_examples=settings().max_examples // 2)
+@pytest.mark.parametrize("choices", [ANY, EXPERTS], ids=["a model", "a model with experts"])
+@settings(max_examples=max(4, settings().max_examples // 5))
 @given(data=DATA)
 def test_gradients_agree_with_central_differences(choices, data):
     theorems.gradients_are_derivatives(data.draw(cases(sizes=st.just(1), **choices)))
