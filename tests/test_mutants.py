@@ -1,6 +1,9 @@
 """Mutation testing plants mistakes, on ranks too, and reports those that no test sees."""
+import shutil
+
 import pytest
 
+from tests.launching import ROOT
 from tools.mutants.__main__ import equivalents, latest, report, work
 from tools.mutants.operators import mutants
 
