@@ -105,21 +105,12 @@ def test_a_kernel_for_halves_is_that_for_float32_rounded_once(name, data, form):
 
 
 @FAST
-@pytest.mark.parametrize("name", ["attention_core", "attention_core_backward"])
-@settings(max_examples=3)
-@given(data=st.data())
+@settings(max_examples=2)
+@given(data=st.data(), name=st.sampled_from(["attention_core", "attention_core_backward"]))
 def test_attention_in_blocks_of_real_size(monkeypatch, index, name, data):
     monkeypatch.undo()
     positions = st.sampled_from([127, 129, 300])
     is_the_textbooks(name, Drawing(data, "float64", column(index), positions=positions))
-
-
-def test_no_site_is_no_mask():
-    """Nothing is copied."""
-    for index in (kernels.NUMPY, kernels.COMPILED, kernels.HALF):
-        x, fast = np.ones((3, 4)), column(index)
-        y, mask = fast.dropout(x, None)
-        assert y is x and mask is None and fast.dropout_backward(x, None) is x
 
 
 # ---- numbers that are rarely drawn ----------------------------------------------------------------------------------
