@@ -1,5 +1,4 @@
 """The table of kernels is complete, and every function of a core is its textbook twin, also off its tiles."""
-import inspect
 import math
 
 import numpy as np
@@ -39,16 +38,6 @@ def small_tiles(monkeypatch):
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_every_column_takes_the_arguments_of_the_textbook(name):
-    """In their order; what a function takes besides has a default."""
-    twin = list(inspect.signature(TABLE[name].textbook).parameters.values())
-    for where, function in TABLE[name]._asdict().items():
-        mine = list(inspect.signature(function).parameters.values())
-        assert [(p.name, p.default) for p in mine[:len(twin)]] == [(p.name, p.default) for p in twin], where
-        assert all(p.default is not p.empty for p in mine[len(twin):]), where
 
 
 def test_the_table_names_functions_by_its_rows():

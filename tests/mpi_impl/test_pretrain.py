@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 
-from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.programs.arguments import parse
@@ -214,12 +212,7 @@ def test_a_refused_run_loses_nothing(ranks, corpus, tmp_path):
     assert "The tokenizer is not that of " in found and (tmp_path / "S" / "tokenizer.json").read_bytes() == before
 
 
-def test_data_and_tokenizers_must_fit(ranks, corpus, tmp_path):
-    """Tokens made with a larger vocabulary are refused, and so is a blend for which two tokenizers would be trained."""
-    write_indexed(tmp_path / "tokens", [np.arange(2000) % 90], 100)
-    options = [*SMALL, "--tokenizer-type", "NullTokenizer", "--data-path", str(tmp_path / "tokens")]
-    assert "outside the vocabulary of 51 tokens" in ranks.run(
-        2, refusal, pretrain, [*options, "--vocab-size", "50"])[0]
+def test_a_blend_for_which_two_tokenizers_would_be_trained_is_refused(ranks, corpus, tmp_path):
     (tmp_path / "b.txt").write_text("Another text. " * 2000)
     blend = [*SMALL, *corpus, "--data-path", "1", corpus[1], "1", str(tmp_path / "b.txt")]
     assert "--tokenizer-model" in ranks.run(1, refusal, pretrain_bert, blend)[0]

@@ -1,5 +1,4 @@
 """`mpi_impl.prove` proves what is right, on every topology, and names the tensor, the rank and the place of a bug."""
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +6,7 @@ import pytest
 from mpi_impl.launch.pool import RankFailure
 from mpi_impl.programs.arguments import parse as parse_run
 from mpi_impl.prove import proof
-from mpi_impl.prove.options import WITHOUT_EFFECT, parse
+from mpi_impl.prove.options import parse
 from mpi_impl.prove.proof import describe_difference
 from mpi_impl.prove.sizes import shrink
 from reference.errors import UserError
@@ -230,13 +229,3 @@ def test_a_bug_ends_every_rank_with_status_1(tmp_path):
     done = launch(2, program)
     assert done.returncode == 1 and done.stdout.count("not proved: iteration 1, forward: blocks.0.") == 1
     assert done.stderr == ""
-
-
-def test_options_without_effect_change_nothing():
-    """They are options of the program, and of those of the model and its parallelism there is none."""
-    line = "--data-path x --report r --save s --verify --train-iters 9 --vocab-file v"
-    settings, ignored = parse(line.split(), 1)
-    assert ignored == line.replace(" x", "").replace(" r ", " ").replace(" s ", " ").replace(" 9", "").replace(
-        " v", "").split()
-    assert shrink(settings) == replace(sizes_of("", 1), optimizer=settings.optimizer)
-    assert "vocab_size" not in WITHOUT_EFFECT and "dtype" in WITHOUT_EFFECT
