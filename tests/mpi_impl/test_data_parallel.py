@@ -1,5 +1,5 @@
 """Replicas: every bucket of gradients is summed as soon as it is complete; each replica has its part of the batch."""
-from unittest import mock
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
-from mpi_impl.training.batches import Batches, whole_batch
-from reference.config import ModelConfig, ParallelConfig
+from mpi_impl.training.batches import whole_batch
+from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.parallel.layout import Layout
 from reference.params import leaves
@@ -17,88 +17,42 @@ from tests.deep import one_fast_of
 from tests.memory_theorems import order_of_a_step, rindex, sums_overlap_with_computing
 from tests.mpi_impl.test_training import places
 from tests.strategies import ANY_MODEL, Case, cases
-from tests.training_theorems import ONE_LAYER, Numbers, Plan, batch_is_dealt_out, connected, training_equals_one_process
+from tests.training_theorems import ONE_LAYER, Numbers, Plan, batch_is_dealt_out, training_equals_one_process
 
 MODELS, COUNT = cases(sizes=st.just(1), architectures=ANY_MODEL), st.integers(1, 3)
-BUCKETS = st.sampled_from([1, 5, 60, 300, 1 << 30])
-USES = st.integers(1, 2).map(lambda uses: {"embedding.word": uses})     # of a tied table on one rank: 2 a microbatch
 STAGES = {0: Gradients, 1: ScatteredGradients, 2: ShardedGradients}     # 3 is like 2
 RUNS = [(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "interleaved", 2), (2, "zb-v", None)]
 
 
 class Posting:
-    """Stands for a group of two, of which the other rank has zeros: keeps the sums that are posted."""
+    """Stands for a group of two, of which the other rank has zeros: a sum that is posted is over when it is waited for.
+    """
 
-    size, rank = 2, 1
+    size, rank, polls = 2, 1, 0
 
     def __init__(self):
-        self.ledger, self.sums = Ledger(), list[PostedSum]()
+        self.ledger = Ledger()
 
     def post_all_reduce(self, x, reason):
-        self.sums.append(PostedSum(x, x, x))
-        return self.sums[-1]
+        return SimpleNamespace(x=x, poll=self.poll, wait=lambda: x)
 
     def post_reduce_scatter(self, x, out, reason):
-        self.sums.append(PostedSum(x, out, x.reshape(self.size, -1)[self.rank]))
-        return self.sums[-1]
-
-
-class PostedSum:
-    """Stands for a Pending: counts polls and waits, and sees that nobody changes what is summed before."""
-
-    def __init__(self, flat, x, total):
-        self.flat, self.x, self.total, self.posted, self.polled, self.waited = flat, x, total, flat.copy(), 0, 0
+        return SimpleNamespace(x=out, poll=self.poll, wait=lambda: out)
 
     def poll(self):
-        self.polled += 1
+        self.polls += 1
         return False
-
-    def wait(self):
-        assert np.array_equal(self.flat, self.posted), "an array was changed while it was summed"
-        self.waited += 1
-        self.x[...] = self.total
-        return self.x
-
-
-def gradients_of(case, stage, bucket_size, uses, group):
-    """Return the gradients of a whole model under a ZeRO stage, and their units by name."""
-    tensors = model_tensors(case.model)
-    layout = Layout(tensors, 1, bucket_size, group.size if stage else 1)
-    ours = STAGES[stage](layout, group, uses, np.empty(0))
-    return ours, dict((unit.name, unit) for _, unit in leaves(ours.units(tensors)))
-
-
-@pytest.mark.parametrize("stage", [0, 1])
-@given(MODELS, BUCKETS, st.integers(1, 4), USES, st.randoms(use_true_random=False))
-def test_a_bucket_begins_with_its_last_contribution(stage, case, size, m, uses, random):
-    """In whatever order they come, and however often in a microbatch: not before, not later, and once a step.
-
-    Each contribution polls what is under way: MPI makes little progress unless it is asked.
-    """
-    group = Posting()
-    ours, units = gradients_of(case, stage, size, uses, group)
-    for _ in range(2):
-        group.sums.clear()
-        ours.expect(m)
-        left, begun = [name for name in units for _ in range(m * uses.get(name, 1))], []
-        random.shuffle(left)
-        while left:
-            polled = [one.polled for one in group.sums]
-            ours.contributed(units[left.pop()])
-            assert all(one.polled > before for one, before in zip(group.sums, polled))
-            begun += [b for b in ours.layout.buckets if b not in begun and not set(b.units) & set(left)]
-            assert len(group.sums) == len(begun) and not any(one.waited for one in group.sums)
-        ours.finish()
-        assert [one.waited for one in group.sums] == [1] * len(ours.layout.buckets)
-        for one, bucket in zip(group.sums, begun, strict=True):
-            assert one.flat.__array_interface__ == ours.own.flat[bucket.slice].__array_interface__
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@given(MODELS, BUCKETS, st.integers(1, 3), st.data())
+@given(MODELS, st.sampled_from([1, 60, 1 << 30]), st.integers(1, 3), st.data())
 def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, data):
-    """Never a sum without a word that lacks something."""
-    ours, units = gradients_of(case, stage, size, {}, Posting())
+    """Never a sum without a word that lacks something. Each contribution polls what is under way: MPI makes little
+    progress unless it is asked.
+    """
+    group, tensors = Posting(), model_tensors(case.model)
+    ours = STAGES[stage](Layout(tensors, 1, size, group.size if stage else 1), group, {}, np.empty(0))
+    units = {unit.name: unit for _, unit in leaves(ours.units(tensors))}
     ours.expect(m)
     every = [name for name in units for _ in range(m)]
     wrong = data.draw(st.sampled_from(sorted(units)))
@@ -106,6 +60,7 @@ def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, da
     for name in every:
         units[name].wait()
         ours.contributed(units[name])
+    assert group.polls or len(ours.layout.buckets) == 1
     with pytest.raises(AssertionError, match="contributions are missing"):
         ours.finish()
 
@@ -132,8 +87,8 @@ def test_replicas_that_have_nothing_to_predict(ranks, kind):
     ranks.run(6, training_equals_one_process, kind(2, model, 1, 4, seed=1), 2, 2, 0.05, Plan(zero_stage=1))
 
 
-@pytest.mark.parametrize("p, schedule, v, tied, stage", one_fast_of(7, (
-    (*run, tied, stage) for run in RUNS for tied in (True, False) for stage in (0, 1, 2))))
+@pytest.mark.parametrize("p, schedule, v, tied, stage", one_fast_of(5, (
+    (*run, i % 2 == 0, stage) for i, run in enumerate(RUNS) for stage in (0, 1, 2))))
 def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stage):
     """On every rank, whether the last weight gradients come in a B or in a W. In one bucket it cannot begin earlier."""
     model = ModelConfig(8, 4, 1, 11, 3, untie_embeddings_and_output_weights=not tied)
@@ -156,16 +111,3 @@ def test_a_batch_is_dealt_out(ranks, place, b, m, s, step):
     assert tokens[:, 0].tolist() == list(range(step * m * d * b, (step + 1) * m * d * b))
     assert (targets == tokens + 1).all()
     ranks.run(t * p * d, batch_is_dealt_out, t, p, b, m, s, step)
-
-
-def test_ranks_in_the_middle_read_nothing(ranks):
-    """Not even where there is a data set."""
-    assert ranks.run(4, reads_of_ranks) == [3, 0, 0, 3]
-
-
-def reads_of_ranks(group):
-    with connected(group, ParallelConfig(1, 4)) as topology:
-        dataset = Numbers(5)
-        with mock.patch.object(dataset, "batch", wraps=dataset.batch) as batch:
-            Batches(dataset, ONE_LAYER, topology, 5, 2, 3).microbatches_of("train", 0)
-        return batch.call_count

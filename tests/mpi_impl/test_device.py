@@ -8,13 +8,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.comm.device import Device, Memory, RankDevice, backend_of, describe, device_of, gpus_here, path_of
+from mpi_impl.comm.device import Device, Memory, RankDevice, backend_of, device_of, gpus_here, path_of
 from mpi_impl.comm.mpi_library import library, reads_devices
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import PinnedStaging
 from mpi_impl.programs import program
 from mpi_impl.runtime import pinned
-from reference.errors import UserError
 from reference.params import HOST
 from tests.fake_cuda import fake_cuda
 from tests.program import pretrain, refusal
@@ -27,9 +26,7 @@ SMALL = """--num-layers 3 --hidden-size 16 --num-attention-heads 2 --seq-length 
 
 @pytest.mark.parametrize("n, count, sentence", [
     (3, 2, "computing on 2 GPUs (A GPU), which 3 ranks share; messages go through pinned host memory"),
-    (4, 1, "computing on 1 GPU (A GPU), which 4 ranks share; messages go through pinned host memory"),
-    (2, 4, "computing on 2 GPUs (A GPU); collectives go by NCCL, messages through pinned host memory"),
-    (1, 1, "computing on 1 GPU (A GPU)")])
+    (2, 4, "computing on 2 GPUs (A GPU); collectives go by NCCL, messages through pinned host memory")])
 def test_a_rank_takes_the_gpu_of_its_number(ranks, n, count, sentence):
     ways = PinnedStaging, NCCL if n <= count else type(None)
     assert ranks.run(n, gpu_of, count) == [(rank % count, sentence, ways) for rank in range(n)]
@@ -47,17 +44,13 @@ def devices(*gpus, nccl=True, mpi=False):
     return [RankDevice(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
 
 
-@pytest.mark.parametrize("nccl, mpi, asked, chosen, ways", [
-    (True, False, None, "nccl", "collectives go by NCCL, messages through pinned host memory"),
-    (True, True, None, "nccl", "collectives go by NCCL, messages by MPI, from GPU to GPU"),
-    (False, True, None, "mpi", "messages go by MPI, from GPU to GPU"),
-    (False, False, None, "staged", "messages go through pinned host memory"),
-    (True, True, "mpi", "mpi", "messages go by MPI, from GPU to GPU"),
-    (True, True, "staged", "staged", "messages go through pinned host memory")])
-def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen, ways):
+@pytest.mark.parametrize("nccl, mpi, asked, chosen", [
+    (True, False, None, "nccl"), (True, True, None, "nccl"), (False, True, None, "mpi"), (False, False, None, "staged"),
+    (True, True, "mpi", "mpi"), (True, True, "staged", "staged")])
+def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen):
     """One rank is enough without NCCL, with another MPI, or without a GPU of its own."""
     found = devices("one 0", "two 0", nccl=nccl, mpi=mpi)
-    assert backend_of(found, asked) == chosen and describe(found, chosen).endswith(f"(A100, H100); {ways}")
+    assert backend_of(found, asked) == chosen
     with fake_cuda():
         path = path_of(found, chosen)
     assert (path.nccl is not None) == (chosen == "nccl") and (path.staging is None) == (mpi and chosen != "staged")
@@ -79,16 +72,11 @@ def device_on(group, asked, machine):
         device_of("cuda", group, asked)
 
 
-def test_the_mpi_of_the_wheels_does_not_read_devices():
-    assert reads_devices() is False
-
-
 @pytest.mark.parametrize("functions, aware", [
-    ({}, False), ({"MPIX_Query_cuda_support": 0}, False), ({"MPIX_Query_cuda_support": 1}, True),
-    ({"MPIX_GPU_query_support": 1}, True),
-    ({"MPIX_GPU_query_support": 0, "MPIX_Query_cuda_support": 1}, True)])
+    ({"MPIX_Query_cuda_support": 0}, False), ({"MPIX_GPU_query_support": 0, "MPIX_Query_cuda_support": 1}, True)])
 def test_an_mpi_is_asked_in_its_own_way(monkeypatch, functions, aware):
-    """MPICH's answer comes by a pointer, and is one about CUDA."""
+    """MPICH's answer comes by a pointer, and is one about CUDA. That of the wheels does not read devices."""
+    assert reads_devices() is False
     calls = {"MPIX_Query_cuda_support": ctypes.CFUNCTYPE(ctypes.c_int)(lambda: functions["MPIX_Query_cuda_support"]),
              "MPIX_GPU_query_support": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int))(
                  lambda kind, out: write_answer(out, kind == 0 and functions["MPIX_GPU_query_support"]))}
@@ -115,15 +103,6 @@ def on_machines(group, boots, names):
         return type(device_of("cuda", group).path.nccl)
 
 
-def test_cores_need_no_cupy(ranks):
-    ranks.run(2, on_cores)
-
-
-def on_cores(group):
-    with mock.patch.dict(sys.modules, cupy=None):
-        assert device_of("cpu", group) == Device(HOST, "")
-
-
 @pytest.mark.parametrize("cupy, sentence", [
     (False, "--device is cuda, which needs CuPy, and that is not installed"),
     (True, "--device is cuda, but CUDA finds no GPU on this machine (cudaErrorNoDevice")])
@@ -137,14 +116,8 @@ def without_gpu(group, cupy):
         with fake_cuda(gpus=int(group.rank == 0)):
             device_of("cuda", group)
     with mock.patch.dict(sys.modules, cupy=None):
+        assert device_of("cpu", group) == Device(HOST, "")
         device_of("cuda", group)
-
-
-def test_a_cupy_that_cannot_be_loaded_says_why(monkeypatch):
-    broken = ImportError("libnvrtc.so.12: cannot open shared object file")
-    monkeypatch.setattr("builtins.__import__", mock.Mock(side_effect=broken))
-    with pytest.raises(UserError, match="cannot be loaded .libnvrtc.so.12: cannot open"):
-        gpus_here()
 
 
 @pytest.fixture(scope="module")

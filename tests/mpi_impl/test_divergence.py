@@ -28,8 +28,7 @@ def check_of(compute: str, scaling: LossScaling = UNSCALED) -> DivergenceCheck:
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16"])
-@pytest.mark.parametrize("loss, norm, named", [(2.0, 1.0, ""), (nan, 1.0, "loss"), (inf, nan, "loss"),
-                                               (2.0, inf, "gradient's norm"), (2.0, nan, "gradient's norm")])
+@pytest.mark.parametrize("loss, norm, named", [(2.0, 1.0, ""), (inf, nan, "loss"), (2.0, nan, "gradient's norm")])
 def test_what_ends_a_run(compute, loss, norm, named):
     """A loss in any format; a gradient, but for float16's. It is looked into if no weight has moved."""
     check, result = check_of(compute), StepResult((loss,), norm, 0.1)
@@ -37,7 +36,8 @@ def test_what_ends_a_run(compute, loss, norm, named):
         if not named or (compute == "float16" and named != "loss"):
             check.step(7, result, [], 4)
         else:
-            with pytest.raises(UserError, match=f"The {named} of iteration 7 is .* --lr, now 0.5") as error:
+            check.last_checkpoint = "runs/iter_0000002"
+            with pytest.raises(UserError, match=f"The {named} of iteration 7 is .* --lr.* runs/iter_0000002") as error:
                 check.step(7, result, [], 4)
             assert ("It begins here." in str(error.value)) == result.skipped == (look.call_count == 1)
 
@@ -62,14 +62,6 @@ def test_the_lowest_scale_is_tried_before_a_run_ends():
             scaler.update(True)
             check.step(len(tried), StepResult((2.0,), inf, 0.1, tried[-1]), [], 4)
     assert tried.count(2.0**8) == ENOUGH
-
-
-def test_the_last_checkpoint_is_named():
-    check = check_of("float32")
-    check.evaluation(3, 1.0)
-    check.last_checkpoint = "runs/iter_0000002"
-    with pytest.raises(UserError, match="loss of iteration 3 is nan: .* The last checkpoint is runs/iter_00"):
-        check.evaluation(3, nan)
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16"])

@@ -156,13 +156,6 @@ def test_a_rank_that_dies_ends_the_job(job, rank, fate, status, message):
     assert ended.stderr.count("Traceback") == ("missing" in fate)
 
 
-@pytest.mark.deep
-def test_a_rank_that_is_slow_but_within_the_limit_harms_nobody(job):
-    """It computes for half the time that there is; then it ends the job in its own way."""
-    ended = job(4, P4, 2, "time.sleep(3); os._exit(5)", limit=6.0)
-    assert ended.returncode == 5 and "left the program by os._exit(5)" in ended.stderr
-
-
 CHECKPOINT, FILES = "mpi_impl.checkpoints.checkpoint", "mpi_impl.checkpoints.on_disk"
 
 

@@ -40,7 +40,7 @@ def replace_by_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-DAMAGES = {"truncated": lambda path: os.truncate(path, 9), "empty": lambda path: os.truncate(path, 0),
+DAMAGES = {"truncated": lambda path: os.truncate(path, 9),
            "another byte": lambda path: path.write_bytes(WHOLE.replace(b"k", b"K")), "missing": Path.unlink,
            "a pipe": replace_by_pipe, "others may write it": lambda path: path.chmod(0o777)}
 

@@ -1,5 +1,4 @@
 """The table of kernels is complete, and every function of a core is its textbook twin, also off its tiles."""
-import inspect
 import math
 
 import numpy as np
@@ -39,16 +38,6 @@ def small_tiles(monkeypatch):
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_every_column_takes_the_arguments_of_the_textbook(name):
-    """In their order; what a function takes besides has a default."""
-    twin = list(inspect.signature(TABLE[name].textbook).parameters.values())
-    for where, function in TABLE[name]._asdict().items():
-        mine = list(inspect.signature(function).parameters.values())
-        assert [(p.name, p.default) for p in mine[:len(twin)]] == [(p.name, p.default) for p in twin], where
-        assert all(p.default is not p.empty for p in mine[len(twin):]), where
 
 
 def test_the_table_names_functions_by_its_rows():
@@ -105,21 +94,12 @@ def test_a_kernel_for_halves_is_that_for_float32_rounded_once(name, data, form):
 
 
 @FAST
-@pytest.mark.parametrize("name", ["attention_core", "attention_core_backward"])
-@settings(max_examples=3)
-@given(data=st.data())
+@settings(max_examples=2)
+@given(data=st.data(), name=st.sampled_from(["attention_core", "attention_core_backward"]))
 def test_attention_in_blocks_of_real_size(monkeypatch, index, name, data):
     monkeypatch.undo()
     positions = st.sampled_from([127, 129, 300])
     is_the_textbooks(name, Drawing(data, "float64", column(index), positions=positions))
-
-
-def test_no_site_is_no_mask():
-    """Nothing is copied."""
-    for index in (kernels.NUMPY, kernels.COMPILED, kernels.HALF):
-        x, fast = np.ones((3, 4)), column(index)
-        y, mask = fast.dropout(x, None)
-        assert y is x and mask is None and fast.dropout_backward(x, None) is x
 
 
 # ---- numbers that are rarely drawn ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.mpi_impl.test_training import WITHOUT_V, places
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who is a rank is read in /proc")
 
-ITERATIONS = 12
+ITERATIONS = 8
 SOON = 10           # seconds from a kill to the end of the job
 PATIENCE = 60       # seconds for a whole job, on a busy machine
 ENOUGH = 30         # kills: the next job comes to its end

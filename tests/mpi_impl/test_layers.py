@@ -39,19 +39,6 @@ def test_exact_numbers(ranks, theorem, choices, case, data):
     ranks.run(case.t, proved, theorem, case, *map(data.draw, choices), timeout=120.0)
 
 
-@given(cases(integers=True, activation="relu", hidden_dropout=0.5), st.booleans())
-def test_linear_parts_agree_exactly_on_integers(ranks, case, gather_output):
-    """Sums and products of small whole numbers are exact in any order, so there is nothing left to forgive."""
-    ranks.run(case.t, integers_agree_exactly, case, gather_output)
-
-
-def integers_agree_exactly(group, case, gather_output):
-    theorems.column_parallel_equals_whole(group, case, gather_output, tolerance=0.0)
-    for theorem in (theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.embedding_equals_whole,
-                    theorems.logits_equal_whole):
-        theorem(group, case, tolerance=0.0)
-
-
 @pytest.mark.parametrize("architecture", ANY_MODEL)
 def test_padding_in_the_vocabulary_stays_0(ranks, architecture):
     """Exactly, in weights and moments, when the model is trained: rows of the table, and BERT's bias for words."""

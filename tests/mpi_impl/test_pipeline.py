@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.parallel.pipeline import Pipeline, tag
 from reference.config import ParallelConfig
@@ -12,7 +12,6 @@ from reference.errors import UserError
 from reference.schedules.actions import Action, Receive, Schedule, needs, result
 from reference.schedules.generators import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.schedules.validate import validate
-from tests.spy import SpyArray
 from tests.training_theorems import connected, every_message_arrives
 
 
@@ -117,13 +116,6 @@ def messages_at_each_action(group, schedule):
 
         pipeline.play(dict.fromkeys("FB", act), np.empty(0), (10,))
     return seen
-
-
-@settings(max_examples=10)
-@given(plays())
-def test_on_a_device(ranks, play):
-    schedule, config, shape, dtype = play
-    ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype, SpyArray, SpyArray.get)
 
 
 @given(shuffled_schedules(8))

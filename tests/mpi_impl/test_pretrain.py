@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 
-from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.programs.arguments import parse
@@ -18,7 +16,6 @@ from mpi_impl.programs.gpt import PretrainingGPT
 from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
-from reference.errors import UserError
 from tests.planted import Bug, planted_run
 from tests.program import pretrain, pretrain_bert, refusal
 
@@ -46,14 +43,12 @@ def rows_of(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("program, n, more", [
-    (pretrain, 1, "--sample-tokens 20"),
     (pretrain, 8, f"{T2} {P2} --num-layers 5 --num-layers-per-virtual-pipeline-stage 2 --global-batch-size 16 "
                   "--ddp-bucket-size 5000 --sample-tokens 20"),
     (pretrain, 4, "--pipeline-model-parallel-size 4 --pipeline-schedule zb-h2 --num-layers 5 --micro-batch-size 1 "
                   "--position-embedding-type rope --rotary-percent 0.5 --untie-embeddings-and-output-weights"),
-    (pretrain_bert, 1, "--apply-residual-connection-post-layernorm --activation gelu_exact --bert-no-binary-head"),
     (pretrain_bert, 8, f"{T2} {P2} --sequence-parallel --zero-stage 3 --recompute-granularity full"),
-    (pretrain_bert, 2, "--zero-stage 1 --dtype float32 --bf16")])
+    (pretrain_bert, 2, "--bert-no-binary-head --zero-stage 1 --dtype float32 --bf16")])
 def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, program, n, more):
     """It agrees with one process, learns, and every number that it sent, and byte that it held, is predicted."""
     files = {name: tmp_path / f"{name}.png" for name in ("metrics-file", "ledger", "plot")}
@@ -105,7 +100,6 @@ STEP = "return StepResult(losses, norm, rate, scale, auxiliary)"
 
 
 @pytest.mark.parametrize("part, module, right, wrong", [
-    ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("losses", "(losses[0] * (1 + 1e-9),)")),
     ("gradient", "mpi_impl.training.optimizer",
      'np.sqrt(everyone.all_reduce(to_host(squares), "gradient norm")[0])', "np.sqrt(to_host(squares)[0])"),
     *((part, "mpi_impl.training.trainer", STEP,
@@ -118,13 +112,6 @@ def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wr
         ranks.run(8, planted_run, Bug(module, right, wrong), pretrain, options)
 
 
-def test_verify_stands_a_loss_of_zero(ranks, tmp_path):
-    """A corpus of one word is learnt until nothing is left to learn."""
-    write_indexed(tmp_path / "zeros", [np.zeros(5000, np.int64)], 4)
-    train(ranks, 1, [*SMALL, "--data-path", str(tmp_path / "zeros"), "--tokenizer-type", "NullTokenizer",
-                     "--vocab-size", "3", "--lr", "0.1", "--train-iters", "30", "--verify"])
-
-
 def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
     """Without training, the loss over 4 batches is the mean of their losses; training data differ."""
     def validation(*options):
@@ -133,10 +120,9 @@ def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
                          *options])
         return rows_of(path)[0]["lm_loss"], rows_of(path)[-1]["validation_loss"]
 
-    _, one = validation("--eval-iters", "1")
     training, two = validation("--eval-iters", "2")
     _, larger = validation("--eval-iters", "1", "--global-batch-size", "16")
-    assert two != one and two == pytest.approx(larger, rel=1e-12) and training not in (one, two)
+    assert two == pytest.approx(larger, rel=1e-12) and training != two
 
 
 def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
@@ -148,12 +134,6 @@ def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
                      "--fp16-lm-cross-entropy"])
     printed = capfd.readouterr().out
     assert " skipped |" in printed and "iteration     20/20" in printed and "NOT" not in printed
-
-
-def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd):
-    train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", "--loss-scale", "1e25", "--train-iters", "3"])
-    printed = capfd.readouterr().out
-    assert "every iteration was skipped" in printed and "hoose a smaller --loss-scale." in printed
 
 
 def test_a_run_gives_its_groups_back(ranks, corpus):
@@ -178,13 +158,12 @@ def groups_after(group, options) -> bool:
     (pretrain, "--num-layers 10000 --hidden-size 1000000", "Choose a smaller --num-layers"),
     (pretrain, f"--trace {__file__} --data-path no/such", f"{__file__} is a file, where a folder is needed"),
     (pretrain, f"--zero-stage 1 --cpu-offload --offload-folder {__file__} --data-path no/such", f"{__file__} is"),
-    (pretrain, "--trace /dev/null/trace --data-path no/such", "/dev/null/trace cannot be written"),
     (pretrain, "--metrics-file no/such/folder/file", "no/such/folder/file cannot be written"),
     (pretrain, "--seq-length 100000", "too few for one sample of --seq-length 100000"),
     (pretrain, "--split 1,0,0", "--split"), (pretrain, "--vocab-size 256 --data-path no/such", "256 is too small"),
+    (pretrain, "--preset bert-336m", "bert-336m"),
     (pretrain_bert, "--tokenizer-type ByteLevelBPETokenizer", "has no [CLS], [SEP] and [MASK]"),
-    (pretrain_bert, "--mask-prob 1.5", "--mask-prob 1.5"), (pretrain_bert, "--seq-length 4", "--seq-length 4 is too"),
-    (pretrain_bert, "--sample-tokens 5", "no option --sample-tokens")])
+    (pretrain_bert, "--mask-prob 1.5", "--mask-prob 1.5"), (pretrain_bert, "--seq-length 4", "--seq-length 4 is too")])
 def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, program, options, said):
     assert ranks.run(2, refusal, program, [*SMALL, *corpus, *options.split()], timeout=60)[0].count(said) == 1
 
@@ -233,12 +212,7 @@ def test_a_refused_run_loses_nothing(ranks, corpus, tmp_path):
     assert "The tokenizer is not that of " in found and (tmp_path / "S" / "tokenizer.json").read_bytes() == before
 
 
-def test_data_and_tokenizers_must_fit(ranks, corpus, tmp_path):
-    """Tokens made with a larger vocabulary are refused, and so is a blend for which two tokenizers would be trained."""
-    write_indexed(tmp_path / "tokens", [np.arange(2000) % 90], 100)
-    options = [*SMALL, "--tokenizer-type", "NullTokenizer", "--data-path", str(tmp_path / "tokens")]
-    assert "outside the vocabulary of 51 tokens" in ranks.run(
-        2, refusal, pretrain, [*options, "--vocab-size", "50"])[0]
+def test_a_blend_for_which_two_tokenizers_would_be_trained_is_refused(ranks, corpus, tmp_path):
     (tmp_path / "b.txt").write_text("Another text. " * 2000)
     blend = [*SMALL, *corpus, "--data-path", "1", corpus[1], "1", str(tmp_path / "b.txt")]
     assert "--tokenizer-model" in ranks.run(1, refusal, pretrain_bert, blend)[0]
@@ -278,19 +252,12 @@ def test_a_preset_is_the_published_model(architecture, name):
         12 * B * s * L * h**2 * (attention + mlp + c.vocab_size / (2 * L * h)) + heads, rel=1e-12)
 
 
-@pytest.mark.parametrize("preset, options, found", [
-    ("gpt2-355m", "--num-layers 2", (2, "float16", 3_000, "full")),
-    ("qwen3-0.6b", "--fp16", (28, "float16", 0, "none")),
-    ("gpt2-355m", "--dtype float32", (24, "float32", 3_000, "full")),
-    ("gpt2-355m", "--bf16 --recompute-activations", (24, "bfloat16", 3_000, "selective")),
-    ("gpt2-355m", "--lr-warmup-fraction 0.5 --train-iters 8 --recompute-granularity none", (24, "float16", 4, "none"))])
-def test_an_option_has_the_last_word(preset, options, found):
+@pytest.mark.parametrize("options, found", [
+    ("--num-layers 2 --dtype float32", (2, "float32", 3_000, "full")),
+    ("--bf16 --recompute-activations", (24, "bfloat16", 3_000, "selective")),
+    ("--lr-warmup-fraction 0.5 --train-iters 8 --recompute-granularity none", (24, "float16", 4, "none"))])
+def test_an_option_has_the_last_word(options, found):
     """Also one in other words, which is not said to be given twice."""
-    settings = parse(["--preset", preset, *options.split()], 1)
+    settings = parse(["--preset", "gpt2-355m", *options.split()], 1)
     assert (settings.args.num_layers, settings.precision.compute, settings.optimizer.lr_warmup_iters,
             settings.parallel.recompute.granularity) == found
-
-
-def test_the_other_programs_preset_is_refused():
-    with pytest.raises(UserError, match="gpt2-355m"):
-        parse(["--preset", "bert-336m"], 1)

@@ -1,5 +1,6 @@
 """Observing a step changes nothing in it; a recording says where its parts lie; the finder finds what was changed."""
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,6 @@ CHOICE = replace(MODEL, architecture="bert", heads=("choice",), apply_residual_c
 PLANS = {
     "sequence": (2, case(2, cut=True), Plan(recompute=Recompute("full", "uniform", 3))),
     "selective": (4, case(4), Plan(recompute=Recompute("selective"))),
-    "interleaved": (4, case(2), Plan(2, "interleaved", 2)),
     "a V, split backward": (2, case(), Plan(2, "zb-v")),
     "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
@@ -54,25 +54,11 @@ def observing_changes_nothing(group, of, plan):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name, model", every_other_deep([
-    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, offloaded", BERT)]))
+@pytest.mark.parametrize("name, model", one_fast_of(3, [
+    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL)]))
 def test_observing_changes_nothing(ranks, name, model):
     n, of, plan = PLANS[name]
     ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)
-
-
-def test_the_report_of_a_step_is_recorded_under_its_names(ranks):
-    ranks.run(1, report_is_recorded, case())
-
-
-def report_is_recorded(group, of):
-    with connected(group, Plan().parallel(1, of)) as topology:
-        trainer, batches = trainer_of(of, topology), batches_of(of, topology)
-        recorder = Recorder(trainer.state)
-        result = trainer.step(batches.microbatches_of("train", 0), BATCH, recorder)
-        found = {key.name: values.tolist() for key, _, values in recorder.pop_parts() if key.phase == "step"}
-    assert found == {"loss of each replica": [result.loss], "mean loss": [result.loss],
-                     "gradient norm": [result.grad_norm], "learning rate": [result.learning_rate]}
 
 
 @pytest.fixture(scope="module")
@@ -97,29 +83,24 @@ OF_BERT = {"pooler": {"lm_head", "pooler", "binary_head"}, "choice": {"pooler", 
 SHARDED = 2, case(2, cut=True), Plan()
 
 
-@pytest.mark.parametrize("model, unseen", [
-    (MODEL, "mlp.entered attention.qkv"),
-    (QWEN, "mlp.entered attention.queries attention.keys_values attention.q_norm.output attention.k_norm.output "
-           "attention.b_out")])
-def test_all_that_the_layers_of_a_block_list_is_seen(ranks, model, unseen):
+def test_all_that_the_layers_of_a_block_list_is_seen(ranks):
     """Only the input of a layer within another has two names, results of products are not kept, and Qwen has no b_out.
     """
-    parts = record(ranks, 1, case(model=model), steps=1).parts
+    parts = record(ranks, 1, case(model=QWEN), steps=1).parts
     seen = {key.name.removeprefix("blocks.0.") for key in parts if key.phase in ("parameters", "forward")}
-    listed = {f"{path}.{name}" for path, layer in layers_in(block_tensors(model)) for name in layer.order.split()
+    listed = {f"{path}.{name}" for path, layer in layers_in(block_tensors(QWEN)) for name in layer.order.split()
               if ":" not in name}
-    assert listed - seen == set(unseen.split())
+    attention = "queries keys_values q_norm.output k_norm.output b_out".split()
+    assert listed - seen == {"mlp.entered", *(f"attention.{name}" for name in attention)}
 
 
 @pytest.mark.parametrize("model, n, of, plan, form, strain, names", one_fast_of(3, [
     (QWEN, 4, case(4), Plan(zero_stage=1), "float64", 0.01, OF_QWEN),
-    (ROPE, *SHARDED, "float64", 0.5, set()),
-    (replace(MODEL, activation="gelu_exact"), *SHARDED, "float16", 0.5, set()),
-    (MODEL, *SHARDED, "float32", 0.5, set()),
-    (replace(MODEL, hidden_dropout=0.0, attention_dropout=0.0), *SHARDED, "bfloat16", 0.5, set()),
-    (BERT, *PLANS["sequence"], "float64", 0.5, OF_BERT["pooler"]),
+    (replace(ROPE, activation="gelu_exact"), *SHARDED, "float16", 0.5, set()),
     (replace(QWEN, qk_layernorm=False), *PLANS["sequence"], "float64", 0.01, OF_QWEN),
+    (replace(MODEL, hidden_dropout=0.0, attention_dropout=0.0), *SHARDED, "bfloat16", 0.5, set()),
     (CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), "float64", 0.5, OF_BERT["choice"]),
+    (MODEL, *SHARDED, "float32", 0.5, set()),
     (BERT, 2, case(), Plan(c=2), "float64", 0.5, OF_BERT["pooler"])]))
 def test_every_model_computes_the_same_tensors(ranks, model, n, of, plan, form, strain, names):
     """Gradients of copies are sums over the ranks that have them; what reads the first position is told by the ranks
@@ -136,24 +117,21 @@ def test_every_model_computes_the_same_tensors(ranks, model, n, of, plan, form, 
     assert names <= {key.name for key in one.parts} | {name.split(".")[0] for name in seen}
 
 
-@pytest.mark.parametrize("form", one_fast_of(3, ("bfloat16", "float16", "float32")))
-def test_another_format_is_no_other_run(ranks, one_rank, form):
-    """Its rounding is allowed for, also in the weights with which the model computes."""
-    found = compare(one_rank, record(ranks, 2, case(2), form=form))
-    assert not found.differences and found.worst.strain < 0.7
-
-
 def test_what_is_seen_is_what_is_there(one_rank):
-    """The weights after the first step are those that the second begins with; one rank's gradients are all there are.
+    """The weights after the first step are those that the second begins with; one rank's gradients are all there are;
+    and a step has its report.
     """
     run = one_rank
     for key, parts in run.parts.items():
         if key.phase == "optimizer parameters" and key.iteration == 1:
-            again = run.parts[Key(2, "parameters", key.name)]
-            assert bits_of(run, parts) == bits_of(run, again)
+            assert bits_of(run, parts) == bits_of(run, run.parts[Key(2, "parameters", key.name)])
         if key.phase == "gradients":
             assert bits_of(run, parts) == bits_of(run, run.parts[key._replace(phase="reduction")])
     assert {key.phase for key in run.parts} == set(PHASES) - {"recompute"}
+    report = {key.name: run.load(*parts).item() for key, parts in run.parts.items()
+              if key.phase == "step" and key.iteration == 2}
+    assert report["loss of each replica"] == report["mean loss"] != report["gradient norm"] > 0.05
+    assert report["learning rate"] == 1e-2 and len(report) == 4
 
 
 def test_what_is_seen_has_its_place_and_its_phase(ranks):
@@ -166,8 +144,7 @@ def test_what_is_seen_has_its_place_and_its_phase(ranks):
     again = {key.layer for key in run.parts if key.phase == "recompute"}
     kept = {key.layer for key in run.parts if key.phase == "forward" and key.name.endswith("attention.probs")}
     assert again == {0, 2} and kept == {1, 3}
-    for phase, name, axis in (("forward", "probabilities", 2), ("backward", "logits", 2),
-                              *((phase, "embedding.word", 0) for phase in ("parameters", "gradients", "reduction"))):
+    for phase, name, axis in (("backward", "logits", 2), ("gradients", "embedding.word", 0)):
         assert max(part.box[axis].stop for part in run.parts[Key(1, phase, name)]) == MODEL.vocab_size
 
 
@@ -219,13 +196,6 @@ def test_one_wrong_element_is_found(cut, data):
     assert part.summed or [holder.ranks for holder in difference.holders] == [(part.rank,)]
 
 
-def test_a_bias_that_all_answers_share_is_left_out():
-    """Its gradient is rounding, and Adam makes steps of that."""
-    part = TensorPart(0, (0,), (1,), False)
-    a, b = (recording_of([(part, np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
-    assert not compare(a, b).differences
-
-
 def test_ranks_of_one_run_that_disagree_are_named():
     """The first rank's values are the expected ones, and the rank that differs most is named first."""
     copies = [(TensorPart(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
@@ -253,45 +223,19 @@ def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
     assert (differs(unfelt), differs(felt), differs(unfelt, "rope")) == (False, True, True)
 
 
-ORDERED = [Key(1, "parameters", "blocks.0.mlp.w_in"), Key(1, "forward", "embedding.output"),
-           Key(1, "forward", "blocks.0.attention.q"), Key(1, "forward", "blocks.9.mlp.output"),
-           Key(1, "forward", "blocks.10.input"), Key(1, "forward", "loss"), Key(1, "recompute", "blocks.0.mlp.hidden"),
-           Key(1, "kept", "blocks.2.mlp.hidden"), Key(1, "backward", "logits"),
-           Key(1, "backward", "blocks.10.mlp.output"), Key(1, "backward", "blocks.10.mlp.input"),
-           Key(1, "backward", "blocks.9.attention.output"), Key(1, "backward", "embedding.output"),
-           Key(1, "gradients", "blocks.1.mlp.w_in"), Key(1, "gradients", "blocks.0.mlp.w_in"),
-           Key(1, "step", "mean loss"), Key(1, "optimizer m", "blocks.0.mlp.w_in"), Key(2, "batch", "tokens")]
+DROPPING = replace(MODEL, experts=ExpertsConfig(4, 2, moe_expert_capacity_factor=1.0))
 
 
-@given(st.permutations(ORDERED))
-def test_the_order_of_computation(shuffled):
-    """Forward from the embedding to the loss, backward from there to the embedding; layers by number."""
-    assert sorted(shuffled, key=lambda key: key.order) == ORDERED
-
-
-@pytest.mark.parametrize("name, other, told", [
-    ("model", replace(MODEL, position_embedding_type="learned_absolute"),
-     "the model's position_embedding_type is rope in A, but learned_absolute in B"),
-    ("seed", 3, "the seed is 2 in A, but 3 in B")])
-def test_other_runs_are_not_compared(name, other, told):
-    a, b = recording_of([]), recording_of([])
-    b.about = replace(b.about, **{name: other})
-    with pytest.raises(UserError, match=told):
-        compare(a, b)
-
-
-def test_experts_that_drop_tokens_are_compared_on_one_topology_only():
-    """On another one a microbatch has other tokens on a rank, so that others are dropped."""
-    dropping = replace(MODEL, experts=ExpertsConfig(4, 2, moe_expert_capacity_factor=1.0))
-    a, b, other = recording_of([]), recording_of([]), recording_of([])
-    for one, c in ((a, 1), (b, 1), (other, 2)):
-        one.about = replace(one.about, model=dropping, parallel=ParallelConfig(context_parallel_size=c))
-    check_comparable(a, b)
-    with pytest.raises(UserError, match="Run A has --moe-expert-capacity-factor: its experts drop tokens by their num"):
-        check_comparable(a, other)
-    b.about = replace(b.about, model=replace(dropping, experts=ExpertsConfig(4, 1, True)))
-    with pytest.raises(UserError, match="the model's experts' moe_router_topk is 2 in A, but 1 in B"):
-        check_comparable(a, b)
+@pytest.mark.parametrize("model, other, told", [
+    (MODEL, dict(model=replace(MODEL, position_embedding_type="rope")), "position_embedding_type"),
+    (MODEL, dict(seed=3), "the seed is 2 in A, but 3 in B"), (DROPPING, {}, ""),
+    (DROPPING, dict(model=replace(DROPPING, experts=ExpertsConfig(4, 1, True))), "moe_router_topk is 2 in A, but 1"),
+    (DROPPING, dict(parallel=ParallelConfig(context_parallel_size=2)), "--moe-expert-capacity-factor")])
+def test_other_runs_are_not_compared(model, other, told):
+    """Nor experts that drop tokens on another topology: a rank has other tokens there, so that others are dropped."""
+    a = replace(ABOUT, model=model)
+    with pytest.raises(UserError, match=told) if told else nullcontext():
+        check_comparable(in_memory(a, []), in_memory(replace(a, **other), []))
 
 
 def test_steps_that_both_have_skipped_prove_nothing():
@@ -302,10 +246,9 @@ def test_steps_that_both_have_skipped_prove_nothing():
     part = TensorPart(0, (0,), (1,), False)
     wide, half = ("float32", "float16")
     for one, other, formats, said in (
-            (np.inf, np.nan, (wide, wide), "are not finite in either: .* a smaller --lr"),
-            (np.inf, np.nan, (half, half), "overflow float16 and say nothing.*smaller loss scale"),
-            (1.0, np.inf, (wide, half), "overflow float16 and say nothing"), (np.inf, 1.0, (wide, half), ""),
-            (np.inf, 1.0, (half, half), ""), (np.inf, 1.0, (wide, wide), ""), (1.0, 1.0, (wide, wide), "")):
+            (np.inf, np.nan, (wide, wide), "are not finite in either"),
+            (np.inf, np.nan, (half, half), "overflow float16"), (1.0, np.inf, (wide, half), "overflow float16"),
+            (np.inf, 1.0, (wide, half), ""), (np.inf, 1.0, (wide, wide), "")):
         a, b = (in_memory(replace(ABOUT, format=form), [
             (Key(1, "step", "gradient norm"), part, np.array([norm])),
             (Key(1, "optimizer m", "embedding.word"), part, np.array([float(form == half)]))])
@@ -330,38 +273,32 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path):
     assert ["B, in" in line for line in found[0][2]] == [True] * 2 and not found[1][2]
 
 
-def change_index(change):
-    """Return a function that changes the list of parts in a folder."""
-    def spoil(folder):
-        content = json.loads((folder / INDEX).read_text())
-        change(content)
-        (folder / INDEX).write_text(json.dumps(content))
-    return spoil
+def test_what_is_no_recording_is_refused(ranks, tmp_path):
+    """Whatever of its index is no part of one, and whatever file is missing."""
+    folder, data = str(tmp_path), "iteration-1.rank-0.safetensors"
+    ranks.run(1, written, case(), Plan(), folder, 1, "float64")
+    whole = json.loads((tmp_path / INDEX).read_text())
 
+    def refused(told, **changed):
+        (tmp_path / INDEX).write_text(json.dumps(whole | changed))
+        with pytest.raises(UserError, match=told):
+            compare(read(folder), read(folder))
 
-def put(content, i, value):
-    """Replace the i-th field of the first part's TensorPart; or with i < 0 a field of its Key."""
-    key, part = content["parts"][0]
-    (part if i >= 0 else key)[i] = value
-
-
-@pytest.mark.parametrize("spoil, told", [
-    (lambda folder: (folder / INDEX).unlink(), "holds no recording"),
-    (lambda folder: (folder / INDEX).write_text("[]"), "got `array`"),
-    (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold"),
-    (change_index(lambda content: content["parts"].clear()), "lists no tensor"),
-    (change_index(lambda content: content["about"].update(format="int8")), "no format int8"),
-    (change_index(lambda content: put(content, -1, "no.such.tensor")), "--record"),
-    (change_index(lambda content: put(content, 1, [10**25])), "`int` <= 9007199254740992"),
-    (change_index(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
-    (change_index(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file"),
-    (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
-def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
-    folder = tmp_path / "run"
-    ranks.run(1, written, case(), Plan(), str(folder), 1, "float64")
-    spoil(folder)
-    with pytest.raises(UserError, match=told):
-        compare(read(str(folder)), read(str(folder)))
+    refused("lists no tensor", parts=[])
+    refused("no format int8", about=whole["about"] | {"format": "int8"})
+    (key, part), *others = whole["parts"]
+    refused("--record", parts=[[[*key[:-1], "no.such.tensor"], part], *others])
+    for i, value, told in ((1, [10**25], "<="), (1, [0] * 5, "no part of"), (4, f"../run/{data}", "names the file")):
+        refused(told, parts=[[key, [*part[:i], value, *part[i + 1:]]], *others])
+    (tmp_path / data).unlink()
+    refused("rank-0.*cannot be read")
+    for text, told in (("[]", "got `array`"), ("[" * 100_000, "nested too deeply|does not hold")):
+        (tmp_path / INDEX).write_text(text)
+        with pytest.raises(UserError, match=told):
+            read(folder)
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(UserError, match="holds no recording"):
+        read(folder)
 
 
 def test_half_a_recording_is_refused(ranks):
@@ -372,22 +309,17 @@ def test_half_a_recording_is_refused(ranks):
     assert len({part.first for part in other.parts[key]}) > 1
     far = [part._replace(first=(10**9,) * len(part.first)) for part in other.parts[key]]
     for fewer, told in (
-            ({k: v for k, v in other.parts.items() if k.iteration == 1}, "A has recorded iterations 1 and 2, but B it"),
-            ({k: v for k, v in other.parts.items() if k != key}, f"B lacks a tensor that the other run has, {key}"),
+            ({k: v for k, v in other.parts.items() if k.iteration == 1}, "iterations 1 and 2, but B"),
+            ({k: v for k, v in other.parts.items() if k != key}, f"B lacks a tensor .*{key}"),
             (other.parts | {key: other.parts[key][:1]}, f"B lacks a part of {key}"),
             (other.parts | {key: far}, "lacks a part of")):
         with pytest.raises(UserError, match=told):
             check_whole(one, replace(other, parts=fewer))
     with pytest.raises(UserError, match="A lacks a tensor"):
         check_whole(replace(one, parts={k: v for k, v in one.parts.items() if k != key}), other)
-
-
-def test_what_a_topology_need_not_have():
-    recording = in_memory(replace(ABOUT, parallel=ParallelConfig(zero_stage=2)), [])
-    assert [may_lack(recording, Key(1, phase, f"blocks.0.{site}")) for phase, site in (
-        ("gradients", "mlp.w_in"), ("forward", "attention.probs"), ("backward", "input"), ("recompute", "mlp.hidden"),
-        ("forward", "mlp.hidden"), ("backward", "attention.probs"), ("reduction", "mlp.w_in"))] == 4 * [True] + 3 * [
-        False]
+    lean = in_memory(replace(ABOUT, parallel=ParallelConfig(zero_stage=2)), [])      # need not have all of its tensors
+    needless = {phase: may_lack(lean, Key(1, phase, "blocks.0.mlp.w_in")) for phase in ("gradients", "reduction")}
+    assert needless == {"gradients": True, "reduction": False}
 
 
 # ---- not finite -----------------------------------------------------------------------------------------------------
@@ -415,22 +347,19 @@ def step_that_fails(group, of, plan, spoiled=""):
 SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone, and what is said then
     "forward": (Bug("mpi_impl.layers.mlp", "    y = region.leave(linear(a",
                     "    a[0, 1, 2] = 1e999 if region.rank else a[0, 1, 2]\n    y = region.leave(linear(a"),
-                "appears first in blocks.0.mlp.hidden, phase forward, layer 0, on rank 1: 1 of its 64 elements there, "
+                "first in blocks.0.mlp.hidden, phase forward, layer 0, on rank 1: 1 of its 64 elements there, "
                 "the first at [0, 1, 18], which is inf"),
     "backward": (Bug("mpi_impl.layers.mlp", "    sink(grads.w_in,",
                      "    dz[0, 3, 0] += 1e999 if region.rank else 0\n    sink(grads.w_in,"),
-                 "appears first in the gradient of blocks.3.mlp.pre_activation, phase backward, layer 3, on rank 1: "
-                 "1 of its 64 "),
+                 "first in the gradient of blocks.3.mlp.pre_activation, phase backward, layer 3, on rank 1: 1 of its "),
     "gradients": (Bug("mpi_impl.layers.mlp", "grads.b_in[...] += total(rows(dz))",
                       "grads.b_in[...] += total(rows(dz)) * (1e999 if region.rank else 1)"),
-                  "appears first in the gradient of blocks.3.mlp.b_in, phase gradients, layer 3, on rank 1: "
-                  "16 of its 16"),
+                  "first in the gradient of blocks.3.mlp.b_in, phase gradients, layer 3, on rank 1: 16 of its 16"),
 }
 
 
 @pytest.mark.parametrize("name, plan, model", [
-    ("forward", Plan(), MODEL), ("forward", Plan(2, "zb-h1"), BERT), ("backward", Plan(2, "zb-h1"), BERT),
-    ("gradients", Plan(), MODEL)])
+    ("forward", Plan(), MODEL), ("backward", Plan(2, "zb-h1"), BERT), ("gradients", Plan(), MODEL)])
 def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
     """Its rank is named, too, and all ranks agree."""
     bug, told = SPOILED[name]
@@ -441,5 +370,4 @@ def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
 
 def test_weights_that_were_not_finite_are_named(ranks):
     found, *_ = ranks.run(2, step_that_fails, case(2), Plan(), "blocks.2.mlp.w_in")
-    assert found == ("The weights were not finite when the step began: blocks.2.mlp.w_in, phase parameters, layer 2, "
-                     "on rank 1: 1 of its 128 elements there, the first at [0, 16], which is inf.")
+    assert "when the step began: blocks.2.mlp.w_in" in found and "the first at [0, 16], which is inf" in found

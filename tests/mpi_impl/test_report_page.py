@@ -70,16 +70,6 @@ def test_the_page_shows_the_runs_numbers(page):
     assert page.locator("#text").text_content() == data["text"]
 
 
-def test_the_ledger_sorts(page):
-    """By a number from the most down, then up; and screen readers are told."""
-    ring = page.locator("#ledger th").nth(6)
-    for order, reverse in (("descending", True), ("ascending", False)):
-        ring.locator("button").click()
-        cells = page.locator("#ledger tbody td:nth-child(7)").all_inner_texts()
-        found = [float(cell.replace(",", "")) for cell in cells]
-        assert ring.get_attribute("aria-sort") == order and found == sorted(found, reverse=reverse)
-
-
 def test_the_step_is_played_and_scrubbed(page):
     """Play moves the time on, and pause stops it. The slider goes anywhere, and the cards say what each rank does."""
     data = data_of(page)["player"]
@@ -141,18 +131,6 @@ def test_an_action_is_explained_by_a_click_and_by_the_keyboard(page):
     assert time_of(page) == pytest.approx(data_of(page)["player"]["end"] / 1e3, abs=0.01)
     page.keyboard.press("ArrowLeft")
     assert time_of(page) < data_of(page)["player"]["end"] / 1e3
-
-
-def test_a_square_of_the_traffic_lists_its_reasons(page):
-    """Its bytes are the sum of the data's; one reason alone has fewer squares."""
-    sent = data_of(page)["sent"]
-    squares = page.locator("#matrix button")
-    assert squares.count() == len({tuple(row[:2]) for row in sent["rows"]})
-    page.locator("#matrix button[aria-label^='rank 0 to rank 4']").click()
-    reasons = [sent["reasons"][row[2]] for row in sent["rows"] if row[:2] == [0, 4]]
-    assert page.locator("#pair li").count() == len(reasons)
-    page.select_option("#reason", "pipeline")
-    assert 0 < squares.count() < len({tuple(row[:2]) for row in sent["rows"]})
 
 
 def test_every_control_has_a_name(page):

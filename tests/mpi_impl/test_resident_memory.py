@@ -10,13 +10,10 @@ import pytest
 
 from mpi_impl.launch.entry import keep_freed_memory
 from mpi_impl.report import resident_memory
-from mpi_impl.report.forecast import Forecast
-from mpi_impl.report.resident_memory import ResidentMemory, describe
+from mpi_impl.report.resident_memory import ResidentMemory
 from reference.params import HOST
 from tests.deep import every_other_deep
-from tests.fake_cuda import fake_cuda
 from tests.program import pretrain
-from tests.spy import SpyArray
 
 MB = 10**6
 NEAR = 5 * MB       # pages may be huge
@@ -67,20 +64,6 @@ def on_another_system(group):
         counted = ResidentMemory(HOST)
         with touch(60 * MB):
             return counted.bytes
-
-
-def test_the_fullest_rank_is_named_on_all(ranks):
-    """In theory it is the rank that holds most; in fact the one that took most. A GPU's is what CuPy's pool has."""
-    said, = set(ranks.run(3, describe_ranks))
-    assert "3 MB of parameters" in said and "4 MB of activations, 7 MB in all" in said
-    assert "at most 9 MB (CuPy's pool, the textbook of --verify included)" in said
-
-
-def describe_ranks(group):
-    with fake_cuda() as cupy:
-        cupy.pool = (8 * MB, 9 * MB, 2 * MB)[group.rank]
-        resident = ResidentMemory(SpyArray(np.empty(0)))
-        return describe(group, resident, [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
 
 
 @linux

@@ -25,14 +25,9 @@ def sample_tokens(group, model, count, seed, choices):
 
 
 @pytest.mark.parametrize("n, model, choices", [
-    (1, MODEL, dict()), (4, MODEL, dict(t=4)), (3, ROPE, dict(p=3)),
-    (4, ROPE, dict(t=2, p=2, pipeline_schedule="gpipe")),
-    (8, MODEL, dict(t=2, p=2, pipeline_schedule="interleaved", virtual_pipeline_size=2)),
-    (6, ROPE, dict(p=3, pipeline_schedule="zb-v")), (4, MODEL, dict(p=2, pipeline_schedule="dualpipe-v")),
-    (4, MODEL, dict(t=2, sequence_parallel=True, zero_stage=3)),
-    (8, ROPE, dict(t=2, p=2, sequence_parallel=True, zero_stage=1, cpu_offload=True)),
+    (1, MODEL, dict()), (8, ROPE, dict(t=2, p=2, pipeline_schedule="interleaved", virtual_pipeline_size=2)),
+    (6, ROPE, dict(p=3, pipeline_schedule="zb-v")),
     (4, MODEL, dict(t=2, sequence_parallel=True, zero_stage=3, cpu_offload=True)),
-    (4, EXPERTS, dict(expert_model_parallel_size=2)),
     (4, EXPERTS, dict(t=2, expert_model_parallel_size=2, zero_stage=3))])
 def test_every_topology_samples_the_textbooks_text(ranks, n, model, choices):
     """On one replica or two, whatever a rank keeps; the context grows, and then slides. The seed decides."""

@@ -10,10 +10,9 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Slice, Trace
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.plot_schedule import TimeOptions, main, times
+from mpi_impl.plot_schedule import main
 from mpi_impl.report.timelines import gantt
 from mpi_impl.report.timelines.chrome_trace import complete_events, write_chrome_trace
 from mpi_impl.report.timelines.gantt import COLORS, Panel, cells_of, draw_timelines, shade, timelines_figure
@@ -30,6 +29,7 @@ from reference.schedules.actions import to_csv
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 from tests.launching import command
+from tests.training_theorems import connected
 
 TIME = st.floats(0.1, 10)
 
@@ -76,20 +76,14 @@ def test_streams_have_their_own_lanes_and_time_starts_at_0():
 
 
 def test_panels_have_one_time_axis():
-    figure = timelines_figure([Panel("measured", simulated("1f1b", 2, 1, 0.01)),
-                               Panel("predicted", simulated("zb-h1", 4, 8, 0.01))])
-    above, below = figure.axes
-    assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 270)) and below.get_xlabel() == "time (ms)"
-    assert above.get_title(loc="left") == "measured:  makespan 60 ms,  bubble fraction 1"
-    assert Counter(text.get_text() for text in below.texts) == {str(i): 4 * 3 for i in range(8)}
-
-
-@pytest.mark.parametrize("shift", [0.0, 1e3])       # a clock that began long ago has coarser numbers
-def test_cells_that_are_equally_long_all_have_their_numbers(shift):
-    """Their ends are sums in another order each, and so differ in the last bits."""
-    ranks = [[s._replace(start=s.start + shift, end=s.end + shift) for s in own]
-             for own in simulated("zb-h1", 4, 24, 0.3)]
-    assert len(timelines_figure([Panel("", ranks)]).axes[0].texts) == sum(map(len, ranks))
+    """Cells that are equally long all have their numbers: their ends are sums in another order each, and so differ in
+    the last bits, more so if a clock began long ago.
+    """
+    later = [[s._replace(start=s.start + 1e3, end=s.end + 1e3) for s in own] for own in simulated("zb-h1", 4, 24, 0.01)]
+    above, below = timelines_figure([Panel("measured", simulated("1f1b", 2, 1, 0.01)), Panel("predicted", later)]).axes
+    assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 750)) and below.get_xlabel() == "time (ms)"
+    assert "makespan 60 ms,  bubble fraction 1" in above.get_title(loc="left")
+    assert Counter(text.get_text() for text in below.texts) == {str(i): 4 * 3 for i in range(24)}
 
 
 # ---- a file for a viewer --------------------------------------------------------------------------------------------
@@ -102,12 +96,9 @@ def test_every_slice_comes_back(tmp_path, schedule, order, start):
     """
     ranks = [[s._replace(start=s.start + start, end=s.end + start) for s in own]
              for own in slices_of(simulate(schedule, Times()))]
-    waits = [Slice("communication", "wait", "communication", start, start + i) for i in range(len(ranks))]
-    for own, wait in zip(ranks, waits):
-        own.insert(order[0], wait)
+    for i, own in enumerate(ranks):
+        own.insert(order[0], Slice("communication", "wait", "communication", start, start + i))
     write_chrome_trace(str(tmp_path / "trace.json"), ranks)
-    write_chrome_trace(str(tmp_path / "other"), [own[::-1] for own in ranks])
-    assert (tmp_path / "other").read_bytes() == (tmp_path / "trace.json").read_bytes()
     names, back = {}, defaultdict(list)
     for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]:
         where = event["pid"], event.get("tid")
@@ -117,14 +108,13 @@ def test_every_slice_comes_back(tmp_path, schedule, order, start):
             back[where].append((event["name"], event["cat"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
             found = "{stage}{cat}{microbatch}".format(**event, **event["args"]) if event["cat"] in "FBIW" else "wait"
             assert event["name"] == found
-    processes = [pid for pid, tid in names if tid is None]
-    threads = {pid: [tid for of, tid in names if of == pid and tid] for pid in processes}
-    assert [names[pid, None] for pid in processes] == [[f"rank {r}", r] for r in range(len(ranks))]
-    assert 0 not in {*processes, *sum(threads.values(), [])} and len({*sum(threads.values(), [])}) == 2 * len(ranks)
-    for pid, own in zip(processes, ranks):
-        for i, (tid, stream) in enumerate(zip(threads[pid], ("compute", "communication"), strict=True)):
-            assert names[pid, tid] == [stream, i]
-            assert sorted(back[pid, tid]) == sorted((s.name, s.kind, s.start, s.end) for s in own if s.stream == stream)
+    threads = [where for where in names if where[1]]
+    assert len({tid for _, tid in threads}) == 2 * len(ranks) and 0 not in {number for one in names for number in one}
+    for r, own in enumerate(ranks):
+        (pid,) = (pid for (pid, tid), named in names.items() if not tid and named == [f"rank {r}", r])
+        for i, stream in enumerate(("compute", "communication")):
+            (where,) = (where for where in threads if where[0] == pid and names[where] == [stream, i])
+            assert sorted(back[where]) == sorted((s.name, s.kind, s.start, s.end) for s in own if s.stream == stream)
 
 
 def test_slices_of_a_stream_must_not_overlap(tmp_path):
@@ -132,11 +122,7 @@ def test_slices_of_a_stream_must_not_overlap(tmp_path):
     two = [Slice("compute", "1F0", "F", 0.0, 1.0), Slice("compute", "1B0", "B", 0.999, 2.0)]
     with pytest.raises(ValueError, match="Rank 1: 1F0 and 1B0 overlap"):
         write_chrome_trace(str(tmp_path / "trace.json"), [[], two])
-    with pytest.raises(ValueError, match="Rank 0: 1F0 ends before"):
-        write_chrome_trace(str(tmp_path / "trace.json"), [[two[0]._replace(end=-1.0)]])
     assert not (tmp_path / "trace.json").exists()
-    with pytest.raises(UserError, match="trace.json cannot be written"):
-        write_chrome_trace(str(tmp_path / "no folder" / "trace.json"), [[]])
 
 
 @given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=50), st.floats(0, 1e5))
@@ -171,10 +157,7 @@ def test_times_are_read_off_a_timeline(schedule, data):
 @pytest.mark.parametrize("clock, t, p, d, steps", [(VirtualClock, 2, 2, 2, 2), (WallClock, 1, 4, 1, KEPT + 2)])
 def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
     """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
-    began, (measured, predicted) = ranks.run(t * p * d, trace_steps, str(tmp_path), clock, t, p, steps)[0]
-    starts = [s.start for slices in measured.ranks for s in slices if s.action]
-    assert measured.name == "measured, last step" and measured.ranks[0][0].start >= began
-    assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
+    ranks.run(t * p * d, trace_steps, str(tmp_path), clock, t, p, steps)
     events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     for rank in range(t * p * d):
         names = Counter(event["name"] for event in events if event["pid"] == rank + 1 and event["cat"] in "FB")
@@ -187,27 +170,29 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
 
 
 def trace_steps(group, folder, clock, t, p, steps):
-    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step.
-
-    Return when the last step began, and the panels of the picture.
+    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step. Check the panels of
+    the picture.
     """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
-    topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
-    trainer = Trainer(ModelState(ModelConfig(4, 8, 2, 16, 8), topology, 1, Precision("float32")),
-                      OptimizerConfig(1e-3, 10))
-    tokens = np.arange(16).reshape(2, 8)
-    batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
-    traced_steps = TracedSteps(topology)
-    for _ in range(steps):
-        began = watched.trace.clock.now()
-        with traced_steps.step():
-            trainer.step(*batch)
-        trainer.evaluate(*batch)
-    panels = []
-    with patch.object(gantt, "draw_timelines", lambda path, found: (panels.extend(found), draw_timelines(path, found))):
-        traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
-    disconnect(topology)
-    return began, panels
+    panels, tokens = [], np.arange(16).reshape(2, 8)
+    with connected(watched, ParallelConfig.for_world(group.size, t, p)) as topology:
+        trainer = Trainer(ModelState(ModelConfig(4, 8, 2, 16, 8), topology, 1, Precision("float32")),
+                          OptimizerConfig(1e-3, 10))
+        batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
+        traced_steps = TracedSteps(topology)
+        for _ in range(steps):
+            began = watched.trace.clock.now()
+            with traced_steps.step():
+                trainer.step(*batch)
+            trainer.evaluate(*batch)
+        with patch.object(gantt, "draw_timelines", lambda path, found: (panels.extend(found),
+                                                                        draw_timelines(path, found))):
+            traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
+    if group.rank == 0:
+        measured, predicted = panels
+        starts = [s.start for slices in measured.ranks for s in slices if s.action]
+        assert measured.ranks[0][0].start >= began
+        assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
 
 
 def test_a_step_begins_at_one_time_by_its_own_clock(ranks):
@@ -220,18 +205,17 @@ def test_a_step_begins_at_one_time_by_its_own_clock(ranks):
 
 def clocks_of_steps(group):
     """Return when two steps start, and what was traced in the last."""
-    clock, watched = VirtualClock(times=Times()), Group(group.comm, "world", Instruments())
-    topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=3))
-    traced, starts = TracedSteps(topology, clock), []
-    for _ in range(2):
-        clock.reach(clock.now() + 100 * (group.rank == 0))
-        with traced.step():
-            starts.append(clock.now())
-            assert watched.trace.clock is clock
-            topology.pipeline.all_reduce(np.ones(1), "a sum")
-    assert watched.trace.clock is not clock
-    topology.pipeline.all_reduce(np.ones(1), "another sum")
-    disconnect(topology)
+    clock, watched, starts = VirtualClock(times=Times()), Group(group.comm, "world", Instruments()), []
+    with connected(watched, ParallelConfig(pipeline_model_parallel_size=3)) as topology:
+        traced = TracedSteps(topology, clock)
+        for _ in range(2):
+            clock.reach(clock.now() + 100 * (group.rank == 0))
+            with traced.step():
+                starts.append(clock.now())
+                assert watched.trace.clock is clock
+                topology.pipeline.all_reduce(np.ones(1), "a sum")
+        assert watched.trace.clock is not clock
+        topology.pipeline.all_reduce(np.ones(1), "another sum")
     return starts, [one.name for one in traced.steps[-1]]
 
 
@@ -269,40 +253,22 @@ def test_the_printed_numbers_are_the_simulators(plot, tmp_path):
                         " ".join(map(str, activations_in_flight(schedule))))
         assert panel == (name, slices_of(timeline))
     assert plot("")[0] == [("1f1b, p = 4, m = 8", "33", "0.375", "4 3 2 1")]    # (m + p - 1)(F + I + W), (p - 1) / m
-
-
-def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
-    """Three stages on two ranks, 0 and 2 on the first: each of those takes half of what stage 1 takes."""
-    (tmp_path / "uneven.csv").write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")
-    (line,), (panel,) = plot("--csv uneven.csv --forward 2 --input-gradient 4 --weight-gradient 4")
+    (tmp_path / "uneven.csv").write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")         # each of rank 0's two takes half
+    (line,), _ = plot("--csv uneven.csv --forward 2 --input-gradient 4 --weight-gradient 4")
     assert line == ("uneven.csv, p = 2, m = 1", "20", "1", "2 1")
-    assert {s.name: s.end - s.start for slices in panel.ranks for s in slices} == {
-        "0F0": 1, "1F0": 2, "2F0": 1, "2B0": 4, "1B0": 8, "0B0": 4}
-
-
-@given(schedules())
-def test_all_ranks_take_the_time_of_their_layers(schedule):
-    """For any placement a microbatch takes F + I + W on each rank; F alone where there is no backward."""
-    found = times(schedule, TimeOptions(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
-    for actions in schedule.ranks:
-        whole = 10 if any(action.kind != "F" for action in actions) else 2
-        assert sum(map(found.of, actions)) == pytest.approx(2 * len(schedule.ranks) * whole)
 
 
 @pytest.mark.parametrize("arguments, said", {
-    "--schedule 1f1b -v 2": "no choice with 1f1b", "--schedule interleaved": "needs -v", "--forward 0": "--forward",
-    "--schedule interleaved -v 2 -m 7": "m = 7 is no multiple of 4", "-p 0": "p is 0", "-p 100000 -m 8": "p is 100,000",
-    "--input-gradient nan": "nan is not a finite number", "--schedule 2f2b": "invalid choice: '2f2b'",
+    "--schedule 1f1b -v 2": "1f1b", "--schedule interleaved": "-v", "--forward 0": "--forward",
+    "--schedule interleaved -v 2 -m 7": "m = 7", "-p 0": "p is 0", "-p 100000 -m 8": "p is 100,000",
     "--schedule interleaved -v 100000000000000": "p v m = 3,200,000,000,000,000", "--output table.txt": "--output",
-    "--output no/picture.png": "no/picture.png cannot be written", "--csv none.csv": "none.csv cannot be read",
-    "--csv binary.csv": "binary.csv is not UTF-8", "--csv long.csv": "long.csv holds no schedule",
-    "--csv word.csv": "'forward' is not an action", "--csv empty.csv": "empty.csv has an empty line",
-    "--csv gap.csv": "gap.csv has an empty line", "--csv circle.csv": ">1B0< >1F0<"}.items())
+    "--output no/picture.png": "no/picture.png", "--csv none.csv": "none.csv", "--csv binary.csv": "binary.csv",
+    "--csv long.csv": "long.csv", "--csv gap.csv": "gap.csv", "--csv circle.csv": ">1B0< >1F0<"}.items())
 def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
     """Nothing is printed or written besides."""
     monkeypatch.chdir(tmp_path)
-    files = {"binary.csv": b"\xff\xfe\x00", "word.csv": b"0F0,forward\n", "empty.csv": b"\n",
-             "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
+    files = {"binary.csv": b"\xff\xfe\x00", "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n",
+             "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=re.escape(said)):
@@ -311,11 +277,9 @@ def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments
 
 
 def test_the_program(tmp_path):
-    """A process of its own, without MPI: a PNG and status 0, or a sentence and status 2."""
+    """A process of its own, without MPI."""
     program = ("-c", "import runpy, sys; sys.modules['mpi4py'] = None\n"
                      "runpy.run_module('mpi_impl.plot_schedule', None, '__main__')")
     done = command(*program, "-p", "2", "-m", "2", "--output", tmp_path / "picture.png")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1f1b, p = 2, m = 2: makespan 9,")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    wrong = command(*program, "-m", "0")
-    assert (wrong.returncode, wrong.stdout) == (2, "") and wrong.stderr.startswith("error: microbatches m is 0")

@@ -12,11 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from reference.config import ARCHITECTURES, CP_COMM_TYPES, ModelConfig
 from reference.costs.volumes import PassCounts
-from reference.exact.array import as_exact
 from reference.ops import ACTIVATIONS
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
-from tests.deep import one_fast_of
+from tests.deep import every_other_deep, one_fast_of
 from tests.exact_theorems import proved, training_that_clips
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
@@ -90,7 +89,7 @@ def test_floats(ranks, model, number):
     ranks.run(choices.ranks, training_equals_one_process, case, 4, m, 0.05, plan, timeout=120.0)
 
 
-@pytest.mark.parametrize("model, number", one_fast_of(RUNS // 2, SAMPLES))
+@pytest.mark.parametrize("model, number", one_fast_of(RUNS, SAMPLES))
 def test_exact_numbers(ranks, model, number):
     """Two steps and an evaluation; one step of a deep model, since the chance of an error grows with the degree."""
     choices, case, m, plan = sampled_runs(model)[number]
@@ -98,7 +97,7 @@ def test_exact_numbers(ranks, model, number):
     ranks.run(choices.ranks, proved, training_equals_one_process, case.exactly(), steps, m, 0.5, plan, timeout=300.0)
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("clips", every_other_deep([True, False]))
 def test_exact_numbers_are_clipped(ranks, clips):
     """Where the norm is above its bound, and where it is not. (Exact numbers are compared in a random order.)"""
     case = Case(2, ModelConfig(2, 8, 4, 10, 4, make_vocab_size_divisible_by=3), 1, 3, seed=2).exactly()
@@ -124,37 +123,10 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     ranks.run(n, ledger_is_predicted, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
-@pytest.mark.parametrize("model, number", one_fast_of(10, SAMPLES))
-def test_what_sampled_runs_send_is_what_the_formulas_say(ranks, model, number):
-    choices, case, m, plan = sampled_runs(model)[number]
-    ranks.run(choices.ranks, ledger_is_predicted, case, PassCounts(2, 2 * m, 3, 3 * m), plan)
-
-
-def test_exact_numbers_count_as_float64_in_the_ledger(ranks):
-    """In bytes, they are what floats would be."""
-    case, work = Case(2, ModelConfig(2, 8, 2, 10, 4), 1, 3, seed=1), PassCounts(1, 2, 1, 2)
-    (exact, *_), (floats, *_) = (ranks.run(4, ledger_is_predicted, one, work, Plan(2, "zb-h1"), wrap)
-                                 for one, wrap in ((case.exactly(), as_exact), (case, as_is)))
-    assert exact.totals == floats.totals and {entry.dtype for entry in exact.totals} == {"float64", "int64"}
-
-
-def test_scatter_and_gather_send_a_part_of_t(ranks):
-    """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
-    t = 4
-    case, work = Case(t, ModelConfig(2, 4 * t, t, 17, 4), 2, 3, seed=1), PassCounts(1, 3, 1, 3)
-    parts, whole = (ranks.run(2 * t, ledger_is_predicted, case, work, Plan(2, scatter_gather=scatter))[0]
-                    for scatter in (True, False))
-    for phase in ("forward", "backward", "evaluation"):
-        sent = {"operation": "send", "phase": phase}
-        assert whole.elements(**sent) == t * parts.elements(**sent) == 3 * 2 * 3 * 4 * t   # m b s h
-        assert whole.calls(**sent) == parts.calls(**sent) == 3
-        gathered = {"operation": "all_gather", "group": "tensor", "phase": phase}
-        assert parts.elements(**gathered) == whole.elements(**sent) and whole.elements(**gathered) == 0
-
-
 # ---- the samples ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("model", MODELS)
 def test_every_two_choices_meet_that_go_together(model):
     chosen = [run.choices for run in sampled_runs(model)]

@@ -1,11 +1,9 @@
 """Waits for other ranks: each has a time limit, and a virtual clock tells what they would take elsewhere."""
 import math
-import sys
 import threading
 import time
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -13,20 +11,21 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.clock import DeviceClock, Link, VirtualClock
+from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.ending import SPEAKS, elect_speaker
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.heartbeats import Ring, long_work
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.mpi_library import attribute_key
-from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.parallel.pipeline import Pipeline
 from reference.config import ParallelConfig
+from reference.exact.array import random_array
 from reference.schedules.actions import Action
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, simulate
+from tests.training_theorems import connected
 
 SOON = 10   # seconds, on a busy machine
 
@@ -44,27 +43,23 @@ POSTS = {
 
 
 def test_a_wait_that_is_too_long_is_told_once():
-    said, heard = [], threading.Event()
-    dog, began = Watchdog(0.2, lambda words: (said.append(words), heard.set())), time.monotonic()
-    with dog.waiting("pipeline", "receive activation", [3]):
-        assert heard.wait(SOON) and time.monotonic() - began >= 0.2
-        time.sleep(0.5)
-    assert said == ["rank 3 for 0.2 seconds (pipeline group: receive activation)"]
-
-
-def test_what_is_not_a_long_wait_is_not_told():
-    """Neither many short waits, nor what a rank computes after one, though it ended with an error."""
-    said, threads = [], threading.active_count()
+    """And neither many short waits, nor what a rank computes after one, though it ended with an error."""
+    said, heard, threads = [], threading.Event(), threading.active_count()
     Watchdog()
     assert threading.active_count() == threads, "without a limit no thread is started"
-    dog = Watchdog(0.3, said.append)
+    dog = Watchdog(0.3, lambda words: (said.append(words), heard.set()))
     for _ in range(20):
         with dog.waiting("tensor", "mlp output", [1]):
-            time.sleep(0.04)
+            time.sleep(0.02)
     with pytest.raises(ZeroDivisionError), dog.waiting("tensor", "mlp output", [1]):
         raise ZeroDivisionError
-    time.sleep(0.7)
+    time.sleep(0.5)
     assert not said
+    began = time.monotonic()
+    with dog.waiting("pipeline", "receive activation", [3]):
+        assert heard.wait(SOON) and time.monotonic() - began >= 0.3
+        time.sleep(0.5)
+    assert said == ["rank 3 for 0.3 seconds (pipeline group: receive activation)"]
 
 
 class Clock:
@@ -81,9 +76,7 @@ class Clock:
         self.now += seconds + (1000 if stopped else 0)
 
 
-@pytest.mark.parametrize("since, stopped_at, end", [
-    (0, math.inf, 10), (0.25, math.inf, 10.25), (0, 3, 1014), (0, 9.5, 1020),
-])
+@pytest.mark.parametrize("since, stopped_at, end", [(0.25, math.inf, 10.25), (0, 3, 1014), (0, 9.5, 1020)])
 def test_it_is_told_when_the_time_is_up(monkeypatch, since, stopped_at, end):
     """Not at the next of some fixed moments: ranks give up in the order in which they began to wait. And the time in
     which a rank itself was stopped does not count: when a whole job was suspended, nobody is to blame."""
@@ -114,8 +107,7 @@ def speak(group, delays, hosts=None):
 
 
 @pytest.mark.parametrize("hosts, delays, speakers", [
-    (None, [0, 0, 0, 0], [0]), (None, [0.8, 0.8, 0.8, 0], [3]), (None, [0.8, 0, 0, 0.8], [1]),
-    ([0, 0, 1, 1], [0.8, 0, 0.8, 0], [1, 3]), ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]),
+    (None, [0.8, 0.8, 0.8, 0], [3]), (None, [0.8, 0, 0, 0.8], [1]), ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]),
     ([0, 0, 1, 1], [0, 0, 0.8, 0.8], [0, 2])])
 def test_of_all_that_give_up_one_speaks_on_each_host(ranks, hosts, delays, speakers):
     """The first, or the lowest of those that are first together; whoever comes later has heard of it. Between hosts the
@@ -144,10 +136,14 @@ def sum_many(watched, reason):
     assert (watched.all_reduce(np.ones(5000), reason) == 2).all()
 
 
-@pytest.mark.parametrize("act, shares", [(post_sum, False), (sum_many, False), (sum_many, True)])
+def sum_exact(watched, reason):
+    watched.all_reduce(random_array((3,), 1), reason)
+
+
+@pytest.mark.parametrize("act, shares", [(post_sum, False), (sum_many, False), (sum_many, True), (sum_exact, False)])
 def test_a_rank_that_does_not_come_is_told_of(ranks, act, shares):
-    """Rank 1 does not take part until rank 0 has given up: to a posted sum, or to shared memory that there is already,
-    or that is about to be made.
+    """Rank 1 does not take part until rank 0 has given up: to a posted sum, to shared memory that there is already, or
+    that is about to be made, or to the messages of exact numbers.
     """
     assert ranks.run(2, one_comes, act, "a sum", shares)[0] == ["rank 1 for 0.2 seconds (world group: a sum)"]
 
@@ -216,34 +212,14 @@ def work_on(group, works):
 
 
 def test_every_wait_is_watched(ranks):
-    """Each thing that a group of two does names its reason and the other rank; nothing waits unseen."""
-    for rank, heard in enumerate(ranks.run(2, everything)):
-        words = [*CALLS, "one's own", *(f"a posted {operation}" for operation in POSTS), "send a message"]
-        expected = words if rank == 0 else [*words[:-1], "receive a message"]
-        assert heard == [(word, [1 - rank]) for word in [*expected, "every rank's word", "the half groups"]] + [
-            ("the both group", [0, 1])]
-
-
-def test_what_takes_what_time_it_takes_has_a_limit_only_with_a_reason(ranks):
-    """To prepare data may take hours, and the others wait for it: no watchdog hears of that. With a reason it does: who
-    waits for the first rank, and for all others.
+    """Each thing that a group of two does names its reason and the other rank; nothing waits unseen. But what the first
+    rank, or each, finds out may take hours: there is no limit to that without a reason.
     """
-    for rank, heard in enumerate(ranks.run(3, wait_for_words)):
-        others = [r for r in (2, 1, 0) if r != rank]
-        assert heard == [("a file", others[:1]), ("all files", others)]
-
-
-def wait_for_words(group):
-    """Return what the watchdog heard in a group of three whose first rank is rank 2 of the world."""
-    listener = Listener()
-    turned = group.subgroup([2, 1, 0], "turned")
-    watched = Group(turned.comm, "turned", Instruments(watchdog=listener))
-    for reason in ((), ("a file",)):
-        assert watched.broadcast_object(lambda: group.rank, *reason) == 2
-    for reason in ((), ("all files",)):
-        assert watched.collect_objects(lambda: group.rank, *reason) == [2, 1, 0]
-    turned.free()
-    return listener.heard
+    for rank, heard in enumerate(ranks.run(2, everything)):
+        words = [*CALLS, "one's own", *(f"a posted {operation}" for operation in POSTS),
+                 "send a message" if rank == 0 else "receive a message", "every rank's word", "a file", "all files",
+                 "the half groups"]
+        assert heard == [*((word, [1 - rank]) for word in words), ("the both group", [0, 1])]
 
 
 def everything(group):
@@ -258,6 +234,10 @@ def everything(group):
     post = watched.post_send if group.rank == 0 else watched.post_receive
     post(np.ones(2), 1 - group.rank, 0, "a message").wait()
     watched.allgather_objects(None)
+    for reasons in ((), ("a file",)):
+        watched.broadcast_object(lambda: None, *reasons)
+    for reasons in ((), ("all files",)):
+        watched.collect_objects(lambda: None, *reasons)
     watched.split(group.rank, "half").free()
     watched.subgroup([0, 1], "both").free()
     return listener.heard
@@ -268,17 +248,14 @@ def everything(group):
 TIME = st.floats(0.01, 10)
 
 
-def spans(group, schedule, times, steps):
+def spans(group, schedule, times):
     """Return the times of this rank's clock around each action, when nothing is computed."""
     clock = VirtualClock(Link(times.communication, np.inf), times)
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True)))
-    topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=group.size))
-    clock.seconds = 0.0
-    pipeline = Pipeline(schedule, topology)
-    for _ in range(steps):
-        pipeline.play(dict.fromkeys("FBI", lambda action, x: np.zeros(1)) | {"W": lambda action, x: None},
-                      np.zeros(1), (1,))
-    disconnect(topology)
+    with connected(watched, ParallelConfig(pipeline_model_parallel_size=group.size)) as topology:
+        clock.seconds = 0.0
+        Pipeline(schedule, topology).play(
+            dict.fromkeys("FBI", lambda action, x: np.zeros(1)) | {"W": lambda action, x: None}, np.zeros(1), (1,))
     return [(s.name, s.start, s.end) for s in watched.trace.slices if s.stream == "compute"]
 
 
@@ -291,15 +268,13 @@ def test_it_reads_what_the_simulator_says(ranks, data):
     schedule = make(name, p, m, v)
     by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
     times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), data.draw(st.floats(0, 5)))
-    measured = ranks.run(p, spans, schedule, times, 1)
+    measured = ranks.run(p, spans, schedule, times)
     predicted = [[(str(s.action), s.start, s.end) for s in rank] for rank in simulate(schedule, times).ranks]
     assert measured == predicted
 
 
 @pytest.mark.parametrize("operation, takes", [
-    ("all_reduce", 6 * 0.5 + 1.5 * 160 / 16), ("all_gather", 3 * 0.5 + 0.75 * 160 / 16),
-    ("reduce_scatter", 3 * 0.5 + 0.75 * 160 / 16),
-])
+    ("all_reduce", 6 * 0.5 + 1.5 * 160 / 16), ("reduce_scatter", 3 * 0.5 + 0.75 * 160 / 16)])
 def test_a_collective_sets_its_members_to_the_latest(ranks, operation, takes):
     """Plus what a ring takes: of 4 ranks, 6 turns and 3/2 of the bytes for an all-reduce, half of both for others."""
     for readings, slices in ranks.run(4, after_collectives, operation):
@@ -363,16 +338,12 @@ def burn(seconds):
         pass
 
 
-@pytest.fixture
-def cpu(monkeypatch):
-    """Return the seconds of CPU time, in a list."""
-    seconds = [0.0]
-    monkeypatch.setattr("mpi_impl.comm.clock.time.thread_time", lambda: seconds[0])
-    return seconds
-
-
-def test_an_action_takes_what_it_usually_takes(cpu):
-    """One that takes five times as long, for a reason of the machine's, takes the median on the clock."""
+def test_an_action_takes_what_it_usually_takes(monkeypatch):
+    """One that takes five times as long, for a reason of the machine's, takes the median on the clock; but it does not
+    go back behind what it has heard: a message came at 6 seconds, in an action that took 7 instead of 1.
+    """
+    cpu = [0.0]
+    monkeypatch.setattr("mpi_impl.comm.clock.time.thread_time", lambda: cpu[0])
     clock, ends = VirtualClock(), []
     for took in (1.0, 1.0, 5.0, 1.0):
         with clock.computing(Action(0, "F", 0)):
@@ -380,14 +351,6 @@ def test_an_action_takes_what_it_usually_takes(cpu):
         ends.append(clock.now())
     cpu[0] += 0.5                         # not an action: it counts as it is
     assert [*ends, clock.now()] == [1.0, 2.0, 3.0, 4.0, 4.5]
-
-
-def test_it_does_not_go_back_behind_what_it_has_heard(cpu):
-    """A message came at 6 seconds, in an action that took 7 instead of 2: it ends when the message was there."""
-    clock = VirtualClock()
-    for took in (2.0, 2.0):
-        with clock.computing(Action(0, "F", 0)):
-            cpu[0] += took
     clock.restart()
     with clock.computing(Action(0, "F", 0)):
         cpu[0] += 5.0
@@ -396,16 +359,3 @@ def test_it_does_not_go_back_behind_what_it_has_heard(cpu):
         clock.resume()
         cpu[0] += 2.0
     assert clock.now() == 6.0
-
-
-def test_a_devices_clock_is_read_when_its_work_is_done(monkeypatch):
-    """A stream with half a second of work: the clock tells the time after it."""
-    wall = [0.0]
-
-    def finish():
-        wall[0] += 0.5
-
-    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=finish))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr("mpi_impl.comm.clock.time.perf_counter", lambda: wall[0])
-    assert DeviceClock().now() == 0.5

@@ -5,7 +5,6 @@ test_memory.py).
 """
 import gc
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from unittest import mock
@@ -15,22 +14,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.parallel import tiles as tiles_module
-from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
-from mpi_impl.parallel.tiles import tiles
+from mpi_impl.parallel.buffers import OffloadedShard, Whole
 from mpi_impl.parallel.zero import Parameters
-from mpi_impl.runtime import pinned
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
-from reference.errors import UserError
-from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.parallel.layout import Layout, Piece
-from reference.params import HOST, Tensor
+from reference.params import Tensor
 from tests.cases import Case
 from tests.deep import every_other_deep, one_fast_of
-from tests.fake_cuda import fake_cuda
 from tests.memory_theorems import no_gradient_outlives_its_use, units_come_and_go
-from tests.spy import QUEUE, SpyArray
-from tests.strategies import cases, recomputes
+from tests.strategies import recomputes
 from tests.training_theorems import FLOAT64, Plan, batch_of, trainer_on, training_equals_one_process
 
 MAPS = Path("/proc/self/maps")
@@ -71,33 +64,31 @@ def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, mod
 
 
 class Replica:
-    """The first of two replicas, whose gathering is under way until it is waited for."""
+    """The first of two replicas, whose gathering is in flight until it is waited for."""
 
-    rank = under_way = most = 0
+    rank = in_flight = most = 0
 
     def post_all_gather(self, x, out, reason):
-        assert out.size == 2 * x.size
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
         return self
 
     def wait(self):
-        self.under_way -= 1
+        self.in_flight -= 1
 
 
-def test_two_buckets_of_parameters_are_under_way_at_a_time():
+def test_two_buckets_of_parameters_are_in_flight_at_a_time():
     """While one is sent the next is copied; and at last none is left."""
     layout = Layout({f"unit {size}": Tensor((size,)) for size in (12, 40, 20, 8)}, bucket_size=1, parts=2)
     group = Replica()
     Parameters(layout, group, Whole(np.zeros(layout.size))).gather_updated()
-    assert group.most == 2 and group.under_way == 0
+    assert group.most == 2 and group.in_flight == 0
 
 
 # ---- replicas and offloading, to the bit ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("t, p, d, stage", one_fast_of(3, [
-    (2, 1, 3, 1), (1, 2, 3, 0), (1, 1, 5, 2), (1, 2, 3, 2), (2, 1, 3, 0), (1, 1, 5, 1)]))
+@pytest.mark.parametrize("t, p, d, stage", one_fast_of(3, [(2, 1, 3, 1), (1, 2, 3, 0), (1, 1, 5, 2)]))
 def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
     """After every step: each moved its own part, and got the others' as they are."""
     case = Case(t, model(), 1, 4, seed=2)
@@ -118,7 +109,7 @@ def parameters_of_steps(group, case, plan):
     return found
 
 
-@pytest.mark.parametrize("t, p, d, stage", every_other_deep([(1, 2, 2, 3), (2, 1, 2, 2), (2, 1, 2, 1)]))
+@pytest.mark.parametrize("t, p, d, stage", every_other_deep([(1, 2, 2, 3), (2, 1, 2, 1)]))
 def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
     """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
     case = Case(t, model(), 1, 4, seed=4)
@@ -171,133 +162,19 @@ def files_in_use(folder) -> tuple[int, int]:
     return found, MAPS.read_text().count(folder)
 
 
-def test_a_folder_that_takes_no_file_is_a_sentence(ranks, tmp_path):
-    """Before anything is trained."""
-    for error in ranks.run(2, error_of_a_trainer, str(tmp_path / "nowhere")):
-        assert "nowhere cannot be written: No such file or directory" in error
-
-
-def error_of_a_trainer(group, folder):
-    with (pytest.raises(UserError) as failure,
-          trainer_on(group, SMALL, Plan(zero_stage=1, cpu_offload=True), offload_folder=folder)):
-        pass
-    return str(failure.value)
-
-
-# ---- buffers --------------------------------------------------------------------------------------------------------
-
-BUFFERS: dict[str, Callable] = {
-    "whole": lambda layout, folder: Whole(np.zeros(layout.size)),
-    "on a GPU": lambda layout, folder: Shard(SpyArray(np.zeros(layout.shard_size))),
-    "shard": lambda layout, folder: Shard(np.zeros(layout.shard_size)),
-    "offloaded": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
-    "offloaded by a GPU": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
-    "in a file": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0), folder),
-}
-OF_ANY = pytest.mark.parametrize("kind", BUFFERS)
-LAYOUTS = st.builds(lambda case, size, parts: Layout(gpt_tensors(case.model), 1, size, parts),
-                    cases(sizes=st.just(1)), st.sampled_from([1, 50, 1 << 30]), st.integers(1, 5))
-
-
-def host(x):
-    return x if isinstance(x, np.ndarray) else x.get()
-
-
-@OF_ANY
-@given(LAYOUTS, st.integers(0, 4))
-def test_what_is_stored_is_loaded(tmp_path, kind, layout, rank):
-    """Tensor by tensor, or bucket by bucket; no piece touches another's elements.
-
-    An offloaded piece is loaded as a copy where the rank computes, which changes the shard only once it is stored. Any
-    other is a view.
-    """
-    buffer, rank = BUFFERS[kind](layout, tmp_path), rank % layout.parts
-    offloaded, pieces = isinstance(buffer, OffloadedShard), layout.pieces(rank)
-    values = [np.random.default_rng(i).normal(size=piece.size) for i, piece in enumerate(pieces)]
-    for piece, value in zip(pieces, values):
-        loaded = buffer.load(piece)
-        assert (host(loaded) == 0).all() and loaded.size == len(value)
-        assert isinstance(loaded, SpyArray if "GPU" in kind else np.ndarray)
-        loaded += np.asarray(value, like=loaded)
-        assert (host(buffer.load(piece)) == (0 if offloaded else value)).all()
-        buffer.store(piece, loaded)
-    for piece, value in zip(pieces, values):
-        assert (host(buffer.load(piece)) == value).all()
-    for bucket in layout.buckets:
-        owned = host(buffer.load(layout.owned_piece(bucket, rank)))
-        inside = [value for piece, value in zip(pieces, values) if bucket.start <= piece.in_buffer.start < bucket.stop]
-        assert (owned[:sum(map(len, inside))] == np.concatenate([[], *inside])).all()
-    held = buffer.device_bytes, buffer.offloaded_bytes
-    assert held == ((0, 8 * layout.shard_size) if offloaded else (buffer.flat.nbytes, 0))
-
-
-@OF_ANY
-@given(LAYOUTS, st.integers(0, 4))
-def test_what_is_saved_is_what_is_stored(tmp_path, kind, layout, rank):
-    """A host's elements are not copied; a device's come in parts, while the host works on those before."""
-    buffer, pieces = BUFFERS[kind](layout, tmp_path), layout.pieces(rank % layout.parts)
-    expected = np.arange(float(sum(piece.size for piece in pieces)))
-    for piece, values in zip(pieces, np.split(expected, np.cumsum([piece.size for piece in pieces])[:-1])):
-        buffer.store(piece, np.asarray(values, like=buffer.load(piece)))
-    with fake_cuda(), mock.patch.object(pinned, "PIECE", 32):
-        found, under_way = [], []
-        for piece, values in buffer.on_host(pieces) if pieces else ():
-            assert isinstance(values, np.ndarray) and (kind == "on a GPU" or values.size == piece.size)
-            assert kind == "on a GPU" or np.shares_memory(values, buffer.flat)
-            found.append(values.copy())
-            under_way.append(QUEUE.launched > QUEUE.finished)
-    assert np.concatenate([[], *found]).tolist() == expected.tolist()
-    assert under_way == [kind == "on a GPU"] * (len(found) - 1) + [False] * (len(found) > 0)
+# ---- buffers and tiles ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for room on the disk")
 def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
-    """A disk that is full is found out now, and not when a number is stored. (A file of no bytes cannot be mapped.)"""
+    """A disk that is full is found out now, and not when a number is stored. What is loaded from there is a copy."""
     shard = OffloadedShard(1 << 17, np.float64, np.empty(0), str(tmp_path))
-    found = os.fstat(shard.file.fileno())
-    assert found.st_size == 1 << 20 and 512 * found.st_blocks >= found.st_size
-    assert OffloadedShard(0, np.float64, np.empty(0), str(tmp_path)).offloaded_bytes == 0
+    assert 512 * os.fstat(shard.file.fileno()).st_blocks >= 1 << 20
+    shard.load(Piece(None, slice(0, 2), slice(0, 2)))[...] = 1
+    assert not shard.flat.any()
 
 
-def test_what_is_stored_where_it_is_is_not_moved():
-    """So that it costs nothing: nothing is written. Values from elsewhere are."""
-    buffer, piece = Whole(np.arange(6.0)), Piece(None, slice(2, 5), slice(0, 3))
-    view = buffer.load(piece)
-    buffer.flat.flags.writeable = False
-    buffer.store(piece, view)
-    with pytest.raises(ValueError, match="read-only"):
-        buffer.store(piece, view.copy())
-
-
-# ---- tiles ----------------------------------------------------------------------------------------------------------
-
-
-@given(LAYOUTS, st.sampled_from([5, 40, 1000]))
-def test_tiles_are_the_pieces_in_order(layout, tile):
-    """No element left out or moved twice; all that belong to a tensor with decay decay; neighbours are together."""
-    with mock.patch.object(tiles_module, "TILE", tile):
-        for rank in range(layout.parts):
-            pieces, found = layout.pieces(rank), tiles(layout.pieces(rank), HOST)
-            assert all(0 < each.place.size <= tile for each in found)
-            assert [pair for each in found for pair in elements(each.place)] == [
-                pair for piece in pieces for pair in elements(piece)]
-            runs = [(elements(each.place)[i], decays) for each in found for part, decays in each.runs
-                    for i in range(part.start, part.stop)]
-            assert runs == [(pair, piece.of.tensor.decay) for piece in pieces for pair in elements(piece)]
-            assert all(one[1] != other[1] for each in found for one, other in zip(each.runs, each.runs[1:]))
-            assert all(one.place.size == tile or gap(one.place, other.place) for one, other in zip(found, found[1:]))
-
-
-def elements(place):
-    """Return the index in the buffer and the index in the shard of each element."""
-    return list(zip(*(range(where.start, where.stop) for where in place[1:]), strict=True))
-
-
-def gap(one, other):
-    return one.in_shard.stop != other.in_shard.start or one.in_buffer.stop != other.in_buffer.start
-
-
-@pytest.mark.parametrize("plan", [Plan(), Plan(zero_stage=1), Plan(zero_stage=3, cpu_offload=True)])
+@pytest.mark.parametrize("plan", [Plan(zero_stage=1), Plan(zero_stage=3, cpu_offload=True)])
 def test_small_tiles_train_as_one_process(ranks, plan):
     """Other theorems' models are so small that every run of pieces is one tile."""
     ranks.run(2, with_small_tiles, training_equals_one_process, SMALL, 2, 1, 0.05, plan)

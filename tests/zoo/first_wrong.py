@@ -136,6 +136,8 @@ FOUND = {
     "exchanged heads with the masks of the first": "1 forward: blocks.0.attention.probs_mask",
     "exchanged positions in the order of the ranks": "1 forward: blocks.0.attention.q",
     "the gate's activation on the wrong half": "1 backward: blocks.3.mlp.gate_up",
+    "the square's slope without its 2": "1 backward: blocks.3.mlp.pre_activation",
+    "the cache in the place of its square": "1 kept: blocks.3.mlp.hidden",
     "copies of a head of keys drift apart": "1 reduction: blocks.3.attention.k_norm.weight",
     "copies summed over all ranks": "1 reduction: blocks.3.attention.w_kv",
     "copies counted on every rank in the norm": "1 step: gradient norm",
