@@ -29,7 +29,7 @@ RANKS = 2
 SWEPT = {"buckets": "MB of a bucket", "zero_2": "MB of a bucket, ZeRO-2", "zero_3": "width of a layer, gradients",
          "prefetch": "width of a layer", "ring": "positions of a rank"}
 OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}      # MPICH's variables
-# Run the rest of the command where the loopback device sends so many Gbit/s, of both directions together.
+# Run the rest of the command where the loopback device sends this many Gbit/s, of both directions together.
 LIMITED = 'ip link set lo up && tc qdisc add dev lo root tbf rate "$0"gbit burst 256kb latency 2s && exec "$@"'
 
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(turns: int, wire: int | None) -> list[Overlap]:
-    """Let the ranks take their steps through shared memory, or through a wire of so many Gbit/s. Raises UserError."""
+    """Let the ranks take their steps through shared memory, or through a wire of this many Gbit/s. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "overlap.json")
         command = launched(RANKS, "overlap_ranks", str(turns), str(output))

@@ -103,7 +103,7 @@ def facts() -> Iterator[Fact]:
 
 
 def ask(command: Sequence[str], seconds: float = SECONDS) -> Reply:
-    """Run a command to its end, or for so long, and return what it printed. Its output is a file: a pipe would be held
+    """Run a command with a time limit, and return what it printed. Its output is a file: a pipe would be held
     open by whatever it leaves behind.
     """
     with tempfile.TemporaryFile() as output:
@@ -216,7 +216,7 @@ def two_ranks() -> Fact:
     return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
                    f"All they said is shown by `{typed('python')} {' '.join(command[1:])}`. Where shared memory is "
                    "small, as it is in a container (see below), give it more. Where a firewall keeps processes of one "
-                   f"machine apart, let them talk. Otherwise install MPI anew: {PIP} --force-reinstall mpi4py mpich.")
+                   f"machine apart, let them talk. Otherwise reinstall MPI: {PIP} --force-reinstall mpi4py mpich.")
 
 
 # ---- what makes it faster, or shows it ------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def gpu() -> Fact:
     reply = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"])
     if reply.status != 0:
         return Fact("no", f"NVIDIA's driver does not work: nvidia-smi says that {reply.problem}.",
-                       "Install the driver anew, or start the container with the GPUs (docker run --gpus all).")
+                       "Reinstall the driver, or start the container with the GPUs (docker run --gpus all).")
     return Fact("ok", f"NVIDIA's driver finds {'; '.join(reply.text.strip().splitlines())}.")
 
 

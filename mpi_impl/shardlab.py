@@ -99,7 +99,7 @@ class Command(NamedTuple):
     about: str
     program: Callable[[list[str]], Target]          # that the words behind it name
     completed: Completed
-    folder: str = ""                                # that it saves into, each time anew
+    folder: str = ""                                # that it saves into, each time again
     afterwards: str = ""                            # printed when it has ended well
 
 

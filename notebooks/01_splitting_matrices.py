@@ -257,7 +257,7 @@ assert len(set(sent)) == 1
 # %% [markdown]
 # ### What if one rank does not join in?
 #
-# An all-reduce needs everyone. If one rank does not come, the others wait for ever: most hangs of large training runs
+# An all-reduce needs everyone. If one rank does not come, the others wait forever: most hangs of large training runs
 # have this cause. Here a cell has a time limit, and shows where every rank was:
 
 # %% tags=["raises-exception"]

@@ -192,7 +192,7 @@ reveal(guess, ranks["again"][0] / ranks["sent"][0], "of what f and g send, on to
 # in the forward and computes it again in the backward. *Full recompute* keeps nothing of a block except its input.
 
 #
-# **Predict.** Outside the regions the caches of one of the four ranks have so many bytes. By how much does sequence
+# **Predict.** Outside the regions the caches of one of the four ranks have this many bytes. By how much does sequence
 # parallelism divide them?
 
 # %%

@@ -464,7 +464,7 @@ play_it = Pipeline(wrong, connect(group, configured("1f1b"))).play
 play_it({"F": nothing, "B": nothing}, np.zeros(1), (1,))
 
 # %% [markdown]
-# Both wait in `receive`, for ever. No error, no message: that is how it would look on a cluster. The plan alone shows
+# Both wait in `receive`, forever. No error, no message: that is how it would look on a cluster. The plan alone shows
 # the cycle. `validate` plays the lists without computing anything, and marks where it stops:
 
 # %%

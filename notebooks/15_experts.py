@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15. Experts
 #
-# A larger model learns more, but every token pays for all of it. A *mixture of experts* has many MLPs in the place of
+# A larger model learns more, but every token pays for all of it. A *mixture of experts* has many MLPs in place of
 # one, and a token pays for two of them. Which two, a *router* decides, and it must learn to.
 #
 # **You will** route tokens; sort them by expert and back; deal out experts to four ranks, and watch the tokens travel;
@@ -25,7 +25,7 @@ from reference.config import ExpertsConfig, ModelConfig
 # %% [markdown]
 # ## Parameters grow with the experts, work with those that are used
 #
-# Take a small GPT, and put 2, 4, 8 experts in the place of each MLP, of which every token uses 2. The parameters grow
+# Take a small GPT, and put 2, 4, 8 experts in place of each MLP, of which every token uses 2. The parameters grow
 # with the number of experts. The work of a token grows with the number that it uses:
 #
 # **Predict.** By how much does the *work* of a token grow with 8 experts, of which it uses 2?

@@ -5,7 +5,7 @@
 # collectives, and whose libraries have the same regions under other names. If you know what to look for, you can read
 # them.
 #
-# **You will** write f and g for `torch.distributed`, and get our numbers, to the last digits but rounding; meet an
+# **You will** write f and g for `torch.distributed`, and reproduce our numbers up to rounding; meet an
 # all-reduce whose backward is another one; read the trace of PyTorch's own tensor parallelism, and find the lines of
 # our ledger in it; and see buckets leave while a backward is still at work.
 #
@@ -175,7 +175,7 @@ assert len(set(np.round(ranks["ratio"], 9))) == 1
 reveal(guess, round(ranks["ratio"][0], 9), "times the right dx")
 
 # %% [markdown]
-# No error, and with Adam, which divides by the gradient's size, hardly a difference in the loss. It is no mistake of
+# No error, and with Adam, which divides by the gradient's size, hardly a difference in the loss. It is not a mistake of
 # PyTorch's: it answers another question. When you use a collective that differentiates itself, find out which.
 #
 # ## PyTorch's own tensor parallelism, in a trace
@@ -266,7 +266,7 @@ samples = torch.randn(4, 512)
 def step():
     replica(samples).sum().backward()
 
-step(), step()                                       # after the first step it forms its buckets anew
+step(), step()                                       # after the first step it forms its buckets again
 events = events_of(step)
 order = ["backward of a layer" if event["name"] == "AddmmBackward0" else "an all-reduce begins"
          for event in events if event["name"] in ("AddmmBackward0", "c10d::allreduce_")]

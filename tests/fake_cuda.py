@@ -39,7 +39,7 @@ class FakeCuda:
         pass
 
     def __init__(self, gpus: int = 1, nccl: bool = True, free: int = 10**12):
-        """Imitate a machine with so many GPUs."""
+        """Imitate a machine with this many GPUs."""
         self.gpus, self.free, self.used, self.pool = gpus, free, None, 0
         self.streams: dict[int, FakeStream] = {}
         self.current = FakeStream(self, is_current=True)

@@ -184,7 +184,7 @@ def order_of_a_step(group, case, m, plan):
               mock.patch.object(stage, "block_forward", recorded("layer", stage.block_forward)),
               mock.patch.object(stage, "block_backward", recorded("layer", stage.block_backward)),
               mock.patch.object(sinks, "accumulate", recorded("gradient", sinks.accumulate)),
-              mock.patch.object(tensor, "help_on", recorded("help", tensor.help_on))):
+              mock.patch.object(tensor, "progress", recorded("help", tensor.progress))):
             trainer.step(*batch_of(trainer, case, m))
     return events
 

@@ -10,7 +10,7 @@ from tests.strategies import instances
 
 FREE = Link(latency=0.0, bandwidth=1e40)
 
-# What is no product takes no time: a test turns on the part that it is about.
+# What is not a product takes no time: a test turns on the part that it is about.
 IDEAL = Hardware("ideal", "", peak=1e12, memory=80e9, reserved=0.0, bandwidth=1e12, element_bytes=2,
                  efficiency=((1.0, 1.0),), attention=(1.0, 1.0),
                  passes=Passes((0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)), optimizer=0.0,

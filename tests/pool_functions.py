@@ -68,7 +68,7 @@ def give_a_lambda(group):
 
 
 def split_and_free(group, times):
-    """Split off and free a subgroup so many times; return its size."""
+    """Split off and free a subgroup this many times; return its size."""
     for _ in range(times):
         pair = group.split(group.rank // 2, "pair")
         size = pair.size

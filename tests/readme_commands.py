@@ -70,7 +70,7 @@ def copy_as_cloned(folder: Path) -> Path:
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
                             capture_output=True, text=True)
     if listed.returncode:
-        pytest.skip("This is no clone, so that nobody knows which files are the project's.")
+        pytest.skip("This is not a clone, so that nobody knows which files are the project's.")
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

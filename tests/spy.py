@@ -142,7 +142,7 @@ NONSENSE = 0xFF     # in every byte: of floats, not a number
 
 
 class Pinned(bytearray):
-    """Host memory that the device reads (`x.set`) or writes (an `x.get` that does not block), later. CuPy uses it anew
+    """Host memory that the device reads (`x.set`) or writes (an `x.get` that does not block), later. CuPy uses it again
     when nobody holds it any more.
     """
 

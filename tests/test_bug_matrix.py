@@ -74,9 +74,9 @@ def test_a_bugs_run_has_the_ranks_of_its_theorem(name):
 
 def test_a_sentence_names_no_folder_of_a_machine(tmp_path):
     """A sentence of the results is the same wherever the bugs are planted."""
-    for said in "m.json is no manifest: 1/2 of it", "mpi_impl/comm/group.py, line 3":
+    for said in "m.json is not a manifest: 1/2 of it", "mpi_impl/comm/group.py, line 3":
         assert without_folders(said) == said
-    assert without_folders(f"{tmp_path}/m.json is no manifest: 1/2 of it") == "m.json is no manifest: 1/2 of it"
+    assert without_folders(f"{tmp_path}/m.json is not a manifest: 1/2 of it") == "m.json is not a manifest: 1/2 of it"
     assert without_folders(f'It hangs: File "{zoo.__file__}", line 3') == "It hangs: tests/zoo/__init__.py, line 3"
     for verdicts in results.read().values():
         for verdict in verdicts.values():

@@ -314,7 +314,7 @@ def test_a_launcher_of_another_mpi_is_a_fault_and_so_is_none(machine, script, se
 
 
 def test_ranks_that_never_come_up_are_a_fault_in_time(machine, monkeypatch):
-    """Of a launcher that fits by its name, and waits for ever."""
+    """Of a launcher that fits by its name, and waits forever."""
     write_script(machine / "mpiexec", 'case "$1" in --version) echo HYDRA Open MPI;; *) exec /bin/sleep 1000;; esac')
     monkeypatch.setattr(doctor, "SECONDS", 3)
     found = doctor.two_ranks()

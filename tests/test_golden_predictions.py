@@ -1,6 +1,6 @@
 """Predictions of runs of every kind of model, in every kind of place, as they once were: no change may move a number.
 
-    python -m tests.test_golden_predictions         # writes them anew, after a change that should
+    python -m tests.test_golden_predictions         # rewrites them, after a change that should
 """
 import json
 from pathlib import Path

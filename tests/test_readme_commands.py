@@ -28,7 +28,7 @@ from tests.readme_commands import Command, commands, copy_as_cloned
 
 COMMANDS = commands()
 
-# How a program reads its options, for so many ranks. What is missing here is quick enough to be run.
+# How a program reads its options, for this many ranks. What is missing here is quick enough to be run.
 PARSE = {
     "mpi_impl.pretrain_gpt": training.parse,
     "mpi_impl.pretrain_bert": lambda options, n: training.parse(options, n, "bert"),

@@ -206,7 +206,7 @@ def messages_have_their_size(group, case: Case, m: int, plan: Plan):
 
 
 def travelled_as_counted(topology, found: dict, expected: dict) -> None:
-    """Check the elements of all-to-alls, which depend on the data, and put them in the place of what was expected.
+    """Check the elements of all-to-alls, which depend on the data, and put them in place of what was expected.
 
     What a rank dispatches to others, its gradients come back from; all ranks together get what all of them send.
     """

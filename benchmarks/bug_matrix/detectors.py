@@ -67,7 +67,7 @@ def loss_curve(bug: PlantedBug) -> Verdict:
 
 def step_of_leaving(curve, mean, deviation) -> int:
     """Return the first step, from 1, after which a curve stays two deviations away from the mean; 0 if it is near."""
-    near = np.flatnonzero(abs(curve - mean) <= 2 * deviation)       # a loss that is no number is not near
+    near = np.flatnonzero(abs(curve - mean) <= 2 * deviation)       # a loss that is not a number is not near
     last = near[-1] + 1 if near.size else 0
     return 0 if last == len(curve) else int(last) + 1
 

@@ -4,7 +4,7 @@
     python -m mpi_impl.launch -n 4 -m benchmarks.bug_matrix.hunt alice pretrain_gpt --zero-stage 1 ... --verify
 
 The second line is a run with the bug in it, and with whatever helps to find it: --verify, --ledger, --record. Any
-program of ranks can stand in the place of pretrain_gpt, such as prove. An answer is a file, a line of it, and one of
+program of ranks can stand in place of pretrain_gpt, such as prove. An answer is a file, a line of it, and one of
 the zoo's kinds: `grade` tells which of them are right.
 """
 import hashlib

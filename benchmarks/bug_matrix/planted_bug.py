@@ -28,7 +28,7 @@ class CleanRuns:
     """Runs without a bug, each made once. Learning curves of many seeds are kept in a file."""
 
     def __init__(self, pools: SmallPools, file: Path, steps: int = STEPS, seeds: Sequence[int] = SEEDS):
-        """Let learning curves have so many steps, from these seeds."""
+        """Let learning curves have this many steps, from these seeds."""
         self.pools, self.file, self.steps, self.seeds, self.known = pools, file, steps, seeds, {}
         self.curves = json.loads(file.read_text()) if file.exists() else {}
 

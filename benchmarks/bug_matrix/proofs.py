@@ -68,7 +68,7 @@ def parallel_of(setting: BugSetting):
 
 
 def proof_sizes(setting: BugSetting) -> ProofSizes:
-    """Return the sizes that `prove` takes in the place of the run's."""
+    """Return the sizes that `prove` takes in place of the run's."""
     case = setting.case
     run = SimpleNamespace(args=SimpleNamespace(vocab_size=VOCAB_SIZE, seq_length=case.s, micro_batch_size=case.b),
                           parallel=parallel_of(setting), optimizer=runs.OPTIMIZER, microbatches=setting.m,

@@ -40,7 +40,7 @@ class CharacterSamples:
         return np.concatenate([make(np.random.default_rng(i), i).pack() for i in numbers])
 
     def text(self, start: int, length: int) -> np.ndarray:
-        """Return a piece of the text, which begins anew at its end."""
+        """Return a piece of the text, which starts again at its end."""
         return np.take(characters(), range(start, start + length), mode="wrap")
 
     def pair(self, rng, i: int) -> BERTBatch:

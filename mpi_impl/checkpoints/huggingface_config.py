@@ -128,8 +128,8 @@ def notes(folder: str) -> str:
 def adopt_options(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a folder decides: the model's, and its tokenizer, if it has one.
 
-    Dropout is no part of the model: its option counts, if it is given. Raises UserError for another given option that
-    says something else than the file.
+    Dropout is not a part of the model: its option counts, if it is given. Raises UserError for another given option
+    that says something else than the file.
     """
     config, path = read_config(folder, architecture), os.path.join(folder, CONFIG)
     layout, found = layout_in(folder)

@@ -67,7 +67,7 @@ def place(name: str, tensor: Tensor, transposed: bool = False) -> TensorPlace:
 
 
 def check_type(path: str, name: str, value, kind: type):
-    """Return the value in the right type. An integer may stand for a float; a bool is no number."""
+    """Return the value in the right type. An integer may stand for a float; a bool is not a number."""
     if kind is float and type(value) is int and abs(value) <= 1 << 53:
         value = float(value)
     if type(value) is not kind:

@@ -50,7 +50,7 @@ class StoredTensor:
 
     @cached_property
     def boxes(self) -> list[tuple[Box, int]]:
-        """Return the boxes, each with its rank. Raise ValueError for a text that is no box."""
+        """Return the boxes, each with its rank. Raise ValueError for a text that is not a box."""
         return [(box_of(text), rank) for text, rank in self.ranks_of_boxes.items()]
 
 
@@ -143,7 +143,7 @@ def text_of(box: Box) -> str:
 def box_of(text: str) -> Box:
     """Parse the output of text_of. Raise ValueError for another text."""
     if not re.fullmatch(r"\d{1,15}:\d{1,15}(,\d{1,15}:\d{1,15})*", text, re.ASCII):
-        raise ValueError(f"{text[:40]!r} is no box")
+        raise ValueError(f"{text[:40]!r} is not a box")
     return tuple(slice(*map(int, along.split(":"))) for along in text.split(","))
 
 

@@ -4,8 +4,8 @@ There each expert's gate, up and down are matrices of their own, [out, in]; here
 with the experts as its first axis. The router is [E, h] there. (transformers 5 stacks the experts, too, but only in
 memory: its files are as they always were.)
 
-The coefficient of the load-balancing loss is no part of the model, and is not adopted. Theirs is another loss: over the
-tokens of all layers and sequences of a microbatch together, and it is in their loss only with output_router_logits.
+The coefficient of the load-balancing loss is not a part of the model, and is not adopted. Theirs is another loss: over
+the tokens of all layers and sequences of a microbatch together, and it is in their loss only with output_router_logits.
 """
 from functools import partial
 from typing import Any

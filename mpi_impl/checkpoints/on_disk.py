@@ -49,7 +49,7 @@ def check_free(root: str, iteration: int) -> None:
     last = tracked(root)
     if last is not None and last >= iteration:
         raise UserError(f"--save {root} holds a checkpoint of iteration {last}, which this run, at iteration "
-                        f"{iteration - 1} now, would write again. Add --load {root} to go on from there, or choose "
+                        f"{iteration - 1} now, would write again. Add --load {root} to resume from there, or choose "
                         "another folder.")
 
 

@@ -150,8 +150,8 @@ class Group(ObjectGroup):
         assert x.size == out.size * self.size, f"{x.size} elements are not {out.size} for each of {self.size} ranks"
         return self._post("reduce_scatter", x, out, reason)
 
-    def help_on(self) -> None:
-        """Help on everything that this rank has posted: for long computations, in which MPI is not called."""
+    def progress(self) -> None:
+        """Progress all operations that this rank has posted: for long computations that do not call MPI."""
         self.trace.clock.pause()        # it takes no time of its own
         make_progress()
         self.trace.clock.resume()
@@ -195,7 +195,7 @@ class Group(ObjectGroup):
         A rank alone waits for nobody, but helps on what other groups have posted.
         """
         if self.size == 1:
-            self.help_on()
+            self.progress()
             yield None
             return
         with self.trace.slice("communication", reason, "communication"), \

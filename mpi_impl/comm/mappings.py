@@ -74,7 +74,7 @@ class TensorParallelRegion:
 
 
 class SequenceParallelRegion(TensorParallelRegion):
-    """The region with an all-gather and a reduce-scatter in the place of f and g (Korthikanti et al. 2022, section
+    """The region with an all-gather and a reduce-scatter in place of f and g (Korthikanti et al. 2022, section
     4.2.2, figure 5).
 
     Outside, every rank has its positions, [b, s/t, h].

@@ -1,4 +1,4 @@
-"""The watchdog: a time limit for every wait, so that no rank waits for ever for one that has stopped or hangs.
+"""The watchdog: a time limit for every wait, so that no rank waits forever for one that has stopped or hangs.
 
 Some waits may be long although all is well: rank 0 tokenizes a corpus, and the others wait for it. Then the limit is
 one of silence. Each rank that takes part, at work or waiting, sends the next one a sign of life (a *heartbeat*) now and
@@ -40,7 +40,7 @@ class Watchdog:
     def waiting(self, group: str, reason: str, ranks: Sequence[int], while_silent: bool = False) -> "Watchdog":
         """Limit the waits inside of `with watchdog.waiting(...):`, for one of these `ranks` of the world.
 
-        With `while_silent`, only the time without a heartbeat counts. This is no generator, which would take four
+        With `while_silent`, only the time without a heartbeat counts. This is not a generator, which would take four
         times as long: every message passes here.
         """
         self.wait = time.monotonic(), group, reason, ranks, while_silent

@@ -203,7 +203,7 @@ class ObservedSink(ImmediateSink):
     """A sink that shows the factors of each gradient when they are multiplied, and the gradients that are complete."""
 
     def __init__(self, sink: ImmediateSink, observer: Observer):
-        super().__init__(self.contributed, sink.recomputed, sink.help_on)
+        super().__init__(self.contributed, sink.recomputed, sink.progress)
         self.sink, self.observer = sink, observer
 
     def __call__(self, grad, x, dy) -> None:

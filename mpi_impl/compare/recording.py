@@ -2,7 +2,7 @@
 
 A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which describes the run and lists
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
-the values: a folder without one is no recording. 16-bit formats are stored as float32.
+the values: a folder without one is not a recording. 16-bit formats are stored as float32.
 """
 import os
 from collections.abc import Callable, Iterable
@@ -105,7 +105,7 @@ def read(folder: str) -> Recording:
     try:
         for key, part in found.parts:
             if key.phase not in PHASES or len(part.first) != len(part.shape):
-                raise ValueError(f"{key} is no part of a tensor")
+                raise ValueError(f"{key} is not a part of a tensor")
             place_of(key.name)      # raises ValueError for a name that no tensor has
             recording.parts.setdefault(key, []).append(part)
     except ValueError as error:

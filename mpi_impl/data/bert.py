@@ -24,7 +24,7 @@ class BERTDataset(Dataset):
     loses tokens at one end, the longer piece first. (Megatron tosses a coin for each token, so that the middle
     remains.) Then masked_lm_prob of the tokens are chosen for prediction, as masking.py says.
 
-    The spans are the same in every epoch. The division, the order and the masks are drawn anew in each epoch of
+    The spans are the same in every epoch. The division, the order and the masks are drawn again in each epoch of
     training, while validation and test always see the same. Every draw is a function of (seed, part, purpose, number of
     the sample, position), so any rank can make any sample.
 

@@ -173,7 +173,7 @@ def text_of_line(line: bytes) -> str:
     """Return the string under the key "text" of a JSON object. Raise BadText if there is none."""
     try:
         text = json.loads(line.decode("utf-8-sig"))["text"]
-        text.encode("utf-8")  # JSON can spell half a surrogate pair, which is no text
+        text.encode("utf-8")  # JSON can spell half a surrogate pair, which is not text
         return text
     except UnicodeDecodeError as error:
         raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error

@@ -33,12 +33,12 @@ PATIENCE = 1.0      # seconds in one wait, until the other threads look where th
 SAMPLES = 2
 
 ALONE = """\
-A deadlock is ranks that wait for one another for ever. A single rank has nobody to wait for, so there is nothing to
+A deadlock is a cycle of ranks that wait for one another. A single rank has nobody to wait for, so there is nothing to
 see. Start more: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.deadlock`.
 """
 
 INTRODUCTION = """\
-Ranks that send one another messages can end up waiting for one another for ever: a deadlock. Nothing fails, nothing is
+Ranks that send one another messages can end up waiting for one another forever: a deadlock. Nothing fails, nothing is
 printed, nothing moves, and no rank does anything visibly wrong. Here is one, made on purpose.
 
 {ranks} hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
@@ -53,9 +53,9 @@ They start, and are silent. After {patience:g} s of that, another thread of each
 """
 
 READING = """\
-How to read that. A rank's last line is where it is stuck. A wait alone is no error: the other rank may just be slow. So
-follow the waits from rank to rank. If you come to a rank that works, look there. If you come back to where you began,
-that cycle never ends, since each rank would send what the next one waits for only after its own wait.
+How to read that. A rank's last line is where it is stuck. A wait alone is not an error: the other rank may be slow.
+So follow the waits from rank to rank. If you come to a rank that works, look there. If you come back to where you
+began, that cycle never ends, since each rank would send what the next one waits for only after its own wait.
 
 How to break it. In the cycle look for an action that waits for nobody, and that comes after a wait. In rank 0's list
 that is 0F0. Rank 0's other thread does that now, and sends the result; then all ranks go on.
@@ -144,7 +144,7 @@ class Witness:
         self.watched = Group(ranks.comm, ranks.name, Instruments(watchdog=self.watchdog))
 
     def look(self, _: str) -> None:
-        """Report where the rank is stuck, and mend it in any case: otherwise the rank would wait for ever."""
+        """Report where the rank is stuck, and mend it in any case: otherwise the rank would wait forever."""
         try:
             assert self.watchdog.wait is not None
             since, _group, what, (whom,), _while_silent = self.watchdog.wait

@@ -19,7 +19,7 @@ PER_RANK = Size("--experts-per-rank", "experts", "N", least=2,
                 numbers=lambda n, each: 2 * (n + 1) * n * each * 4 * HIDDEN_SIZE**2)      # weights and gradients
 
 INTRODUCTION = """\
-A mixture of experts has several MLPs in the place of one, here {E}, and a router that chooses {k} of them for each
+A mixture of experts has several MLPs in place of one, here {E}, and a router that chooses {k} of them for each
 token: {E} times the parameters, and {k} times the work. Here {ranks} share the experts, {each} each. Everything else,
 the router too, is on every rank, and every rank has samples of its own, as in data parallelism.
 

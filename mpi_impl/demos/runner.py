@@ -157,7 +157,7 @@ class Size:
 
 
 def check_size(name: str, value: int, numbers: int) -> None:
-    """Raise UserError for a size below 1, or one for which the ranks' arrays, of so many numbers, would fill the
+    """Raise UserError for a size below 1, or one for which the ranks' arrays, of this many numbers, would fill the
     machine.
 
     The formulas for `numbers` are rough: they count the terms that grow fastest, at the demo's peak.

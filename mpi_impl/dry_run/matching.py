@@ -1,4 +1,4 @@
-"""The events of several ranks, matched: every message has a receiver, and no rank waits for ever.
+"""The events of several ranks, matched: every message has a receiver, and no rank waits forever.
 
 Each rank goes through its events as far as it can. A rank that is not among them is taken to be ready. A wait for a
 send is over when its receive has been posted: MPI need not buffer (a *rendezvous*), though it does for small messages,
@@ -95,14 +95,14 @@ class Matching:
         self.first = self.first or f"The ranks do not match: {sentence}."
 
     def describe_stuck(self) -> str:
-        """Say who waits for whom, if ranks wait for ever."""
+        """Say who waits for whom, if ranks wait forever."""
         stuck = {rank: events[self.at[rank]] for rank, events in self.events.items() if self.at[rank] < len(events)}
         if not stuck:
             return ""
         circle = self.circle(stuck)
         story = "; ".join(f"rank {rank} waits for rank {self.missing(rank, stuck[rank])} in {stuck[rank]}"
                           for rank in circle)
-        return f"The ranks wait for one another for ever: {story}."
+        return f"The ranks deadlock: {story}."
 
     def missing(self, rank: int, event: Event) -> int:
         """Return a rank that an event waits for."""

@@ -92,7 +92,7 @@ def messages_table(run: RankRun) -> str:
 
 def matched(ranks: Sequence[int]) -> str:
     return (f"the messages of {len(ranks)} ranks match: every one is received, in the order in which it is expected, "
-            "and no rank waits for ever")
+            "and no rank waits forever")
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------

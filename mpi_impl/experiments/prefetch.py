@@ -148,7 +148,7 @@ class WatchedUnit(Unit):
 
 
 def train(ranks: Group, args: PrefetchOptions, early: bool, seconds: float) -> list[TracedStep]:
-    """Return this rank's steps, after one that nobody watches. To gather a block takes so many `seconds`."""
+    """Return this rank's steps, after one that nobody watches. Gathering a block takes `seconds`."""
     model = narrow_model(args.num_layers, args.hidden_size, HEADS, NUMBERS, POSITIONS,
                          untie_embeddings_and_output_weights=True)
     topology = connect(ranks, ParallelConfig(data_parallel_size=ranks.size, zero_stage=3))

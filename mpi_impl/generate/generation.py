@@ -102,7 +102,7 @@ def read_prompts(args) -> list[str]:
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
-    """Return a prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
+    """Return a prompt's tokens. Raises UserError if it is not text, or longer than the model can see."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:      # bytes of the command line that are not

@@ -40,7 +40,7 @@ def column(x) -> int:
 
 
 def describe() -> str:
-    """Say what computes the element-wise work on CPU cores."""
+    """Describe the kernels in use for element-wise work on CPU cores."""
     return "element-wise work is done by " + (
         "kernels compiled for this machine" if core.works() else
         "NumPy; with a C++ compiler and a writable cache folder, it would be several times as fast")

@@ -345,7 +345,7 @@ class ArgumentParser(OptionParser):
 def short_integer(text: str) -> int:
     """Parse an option's integer. No size, count or seed needs more digits, and with more some formulas would fail."""
     if sum(map(str.isdigit, text)) > MOST_DIGITS:
-        raise argparse.ArgumentTypeError(f"{text[:40]} has more than {MOST_DIGITS} digits, and no option takes so many")
+        raise argparse.ArgumentTypeError(f"{text[:40]} has more than {MOST_DIGITS} digits, which no option takes")
     return int(text)
 
 

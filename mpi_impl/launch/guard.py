@@ -102,7 +102,7 @@ def stopped_below(ancestor: int) -> set[int]:
 def wait(process: subprocess.Popen, seconds: float) -> int:
     """Wait for a process as `Popen.wait` does, but let signals interrupt the sleep alone.
 
-    Where `Popen` holds its lock, a handler's exception would leave it locked, and every later wait for ever.
+    Where `Popen` holds its lock, a handler's exception would leave it locked, and every later wait forever.
     """
     deadline, nap = time.monotonic() + seconds, 5e-4
     while True:

@@ -52,7 +52,7 @@ def read_hosts(path: str) -> list[Host]:
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     hosts = [parse_line(line, f"--hostfile {path}, line {number}") for number, line in enumerate(lines, 1) if line]
     if not hosts:
-        raise UserError(f"--hostfile {path} names no host. Write a host a line, as in `node1 slots=4`.")
+        raise UserError(f"--hostfile {path} lists no hosts. Write one per line, as in `node1 slots=4`.")
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:

@@ -1,7 +1,7 @@
 """Attention on one context-parallel rank, which has its own positions of every sequence: three ways. Its textbook twin
 is reference/layers/context_attention.py.
 
-Messages are posted before the blocks that are computed while they are on their way, and helped on after each block.
+Messages are posted before the blocks that are computed while they are on their way, and progressed after each block.
 """
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -50,7 +50,7 @@ class PartCache(NamedTuple):
 
 
 def part_of(group: Group | None, way: str, length: int) -> ContextPart | None:
-    """Return this rank's part of sequences of which it holds so many positions; None without context parallelism."""
+    """Return this rank's part of sequences of which it holds this many positions; None without context parallelism."""
     if group is None:
         return None
     return ContextPart(group.rank, zigzag(group.size, length * group.size), group, way)
@@ -70,7 +70,7 @@ def attend(inputs, kv, queries, keys, found, group):
                                   *at_block(inputs, block))
         before = found[block.chunk]
         found[block.chunk] = partial if before is None else merge(before, partial)
-        group.help_on()
+        group.progress()
 
 
 def attend_backward(dattended, cache, kv, queries, keys, group):
@@ -88,7 +88,7 @@ def attend_backward(dattended, cache, kv, queries, keys, group):
         dq[:, rows] += dq_block
         dk[:, block.keys] += dk_block
         dv[:, block.keys] += dv_block
-        group.help_on()
+        group.progress()
     return dq, dk, dv
 
 

@@ -29,7 +29,7 @@ def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
 def bert_backward(dy, p: BERT, cache, c, grads: BERT, sink, region):
     """Map the gradients of the losses, or dx of the next stage, to dx [b, s, h], or None for tokens.
 
-    `sink.done(...)` is called with the units that have got all that this microbatch gives them.
+    `sink.done(...)` is called with the units whose gradients are complete for this microbatch.
     """
     if has_head(p, c):
         dy = heads_backward(dy, p, cache.head, c, grads, sink, region)

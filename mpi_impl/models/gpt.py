@@ -25,7 +25,7 @@ def gpt_forward(x, p: GPT, c, targets, region, context=TRAINING):
 def gpt_backward(dy, p: GPT, cache, c, grads: GPT, sink, region):
     """Map dloss [b, s], or dx of the next stage [b, s, h], to dx [b, s, h], or None for tokens.
 
-    `sink.done(...)` is called with the units that have got all that this microbatch gives them.
+    `sink.done(...)` is called with the units whose gradients are complete for this microbatch.
     """
     if has_head(p, c):
         dy = head_backward(dy, p, cache.head, grads, sink, region)

@@ -1,6 +1,6 @@
 """Units: tensors that a stage uses together, such as a block, the final layer norm or a table.
 
-A stage is a tree with a unit in the place of each (reference/parallel/layout.py). Its loop materializes a unit for as
+A stage is a tree with a unit in place of each (reference/parallel/layout.py). Its loop materializes a unit for as
 long as it uses the tensors. Neither the loop nor the layers know whether the tensors were there all the time (`Unit`)
 or had to be gathered (ZeRO-3, parallel/zero.py).
 """

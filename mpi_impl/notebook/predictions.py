@@ -19,7 +19,7 @@ def reveal(guess: float | EllipsisType, measured: float, what: str) -> None:
 
 
 def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
-    """Return a line with the measured number and the guess. Raise UserError for a guess that is no number."""
+    """Return a line with the measured number and the guess. Raise UserError for a guess that is not a number."""
     line = f"measured: {shown(measured)} {what}"
     if guess is ...:
         return line

@@ -143,7 +143,7 @@ class ModelState:
     # ---- gradients ----
 
     def reduce_gradients(self) -> None:
-        """Wait for the sums over the replicas, and sum what other ranks have a part of, though each holds the tensor.
+        """Wait for the sums over the replicas, and sum partial gradients of tensors that several ranks hold.
 
         Two stages use the tied word table, and all stages a shared block. With sequence parallelism every
         tensor-parallel rank has applied norms, routers, biases of row-parallel layers and positions to its own part of

@@ -28,7 +28,7 @@ class ForwardPass:
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.totals = microbatches, totals
         self.contexts: Sequence[LayerContext] = [context] * len(microbatches)
-        # The heads' weighted sums, where the last stage is. They stay where they are computed: to look is to wait.
+        # The heads' weighted sums, where the last stage is. They stay where they are computed: reading synchronizes.
         self.losses = np.zeros_like(like, shape=len(totals), dtype=np.float64)
         self.dtypes: list = []                         # of the heads' losses
         self.compute: dict[str, Callable] = {"F": self.forward}
@@ -71,7 +71,7 @@ class TrainingPass(ForwardPass):
         """
         super().__init__(state.model, state.region, state.stage_params, microbatches, totals, state.device_prototype)
         self.grads, self.contexts, self.scale = state.stage_grads, contexts, scale
-        self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed, state.region.group.help_on)
+        self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed, state.region.group.progress)
         self.measured, self.peaks = measured, Peaks()
         self.caches: dict[tuple[int, int], StageCache] = {}       # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W

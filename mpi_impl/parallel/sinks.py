@@ -1,7 +1,7 @@
 """Sinks: where a backward hands its weight gradients, to be added immediately or later.
 
 A sink is called with the two factors of a gradient, sink(grad, x, dy), and means grad += x^T dy. By sink.done(...) the
-backward says which units have got all that the microbatch gives them. Gradients that cost little (of biases, norms and
+backward says which units are complete for this microbatch. Gradients that cost little (of biases, norms and
 embeddings) do not pass through here: the backward adds them itself.
 """
 from collections import deque
@@ -18,15 +18,15 @@ def ignore(*units) -> None:
 class ImmediateSink:
     """Adds each gradient immediately: with it a backward is a schedule's B."""
 
-    def __init__(self, contributed: Callable = ignore, recomputed: Callable = ignore, help_on: Callable = ignore):
+    def __init__(self, contributed: Callable = ignore, recomputed: Callable = ignore, progress: Callable = ignore):
         """Call `contributed` with the units that are done, `recomputed` with the caches that a backward has computed
-        again and still holds, and `help_on` after each gradient: what is under way goes on while MPI is called.
+        again and still holds, and `progress` after each gradient: what is under way goes on while MPI is called.
         """
-        self.done, self.recomputed, self.help_on = contributed, recomputed, help_on
+        self.done, self.recomputed, self.progress = contributed, recomputed, progress
 
     def __call__(self, grad, x, dy) -> None:
         accumulate(grad, x, dy)
-        self.help_on()
+        self.progress()
 
 
 class DeferredSink:

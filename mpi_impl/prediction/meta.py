@@ -176,7 +176,7 @@ def is_meta(x) -> bool:
 
 
 def made(x: MetaArray, shape, dtype, like=None, device: MetaDevice | None = None, passes: float = 0) -> MetaArray:
-    """Make an array on the device of x, laid out like another one, in so many passes through memory."""
+    """Make an array on the device of x, laid out like another one, in this many passes through memory."""
     device, shape = device or x.device, (shape,) if isinstance(shape, int) else tuple(shape)
     gaps = like is not None and len(shape) == like.ndim and not like.flags.c_contiguous
     frame = frame_of(shape, np.dtype(dtype), like.strides if gaps else None)

@@ -82,7 +82,7 @@ class MetaDevice:
     # ---- time ----
 
     def multiply(self, n: int, k: int, m: int, times: int = 1) -> None:
-        """Take the time of [n, k] @ [k, m], so many times."""
+        """Take the time of [n, k] @ [k, m], this many times."""
         if self.hardware and n * k * m:
             self.seconds += times * self.hardware.product(n, k, m)
 
@@ -92,7 +92,7 @@ class MetaDevice:
             self.seconds += flops / (self.hardware.peak * self.hardware.attention[backward])
 
     def stream(self, size: float) -> None:
-        """Take the time in which so many bytes go through memory."""
+        """Take the time in which this many bytes go through memory."""
         if self.hardware:
             self.seconds += size / self.hardware.bandwidth
 

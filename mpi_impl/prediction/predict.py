@@ -34,7 +34,7 @@ class Predicted(NamedTuple):
 
 
 def added(*parts: tuple[Totals, int]) -> Totals:
-    """Add up totals, each taken so many times."""
+    """Add up totals, each taken this many times."""
     found: Totals = defaultdict(Total)
     for totals, times in parts:
         for entry, (calls, elements) in totals.items():
@@ -110,7 +110,7 @@ def observe(rank: ImaginedRank) -> Predicted:
 
 
 def taken(ledger: Ledger) -> Totals:
-    """Return what the ledger has, and begin it anew."""
+    """Return what the ledger has, and start it again."""
     totals = dict(ledger.totals)
     ledger.totals.clear()
     return totals

@@ -92,7 +92,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
     check_files(args)
     check_device(args)
     if args.load_hf is not None:
-        found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
+        found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is not an option
         args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
     check_partners(given, args)
     parallel = parallel_config(args, world_size, args.num_layers)

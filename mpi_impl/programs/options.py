@@ -219,7 +219,7 @@ class StateOptions:
     save_interval: int | None = option_field(
         None, "with --save: after every N-th iteration, too", "N", check=require_positive)
     load: str | None = option_field(
-        None, "go on from the last checkpoint in this folder, on any number of ranks", "DIR")
+        None, "resume from the last checkpoint in this folder, on any number of ranks", "DIR")
     load_hf: str | None = option_field(
         None, "begin with the weights of a model in Hugging Face's layout", "DIR")
     save_hf: str | None = option_field(None, "write the weights in that layout at the end", "DIR")

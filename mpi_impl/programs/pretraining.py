@@ -117,7 +117,7 @@ class Pretraining(Program):
     # ---- before the first step ----
 
     def check_files(self) -> Manifest | None:
-        """Check, on rank 0, all outputs and inputs. Return the manifest of the checkpoint to go on from, if any."""
+        """Check, on rank 0, all outputs and inputs. Return the manifest of the checkpoint to resume from, if any."""
         a, manifest = self.args, None
         check_outputs(a)
         if a.load:

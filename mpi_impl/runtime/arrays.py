@@ -28,7 +28,7 @@ def widened(x):
 def narrowed(x, dtype: np.dtype):
     """Round x of float32 to a format of two bytes: to the nearest number, or to infinity beyond the largest.
 
-    x as it is, if it is in that format already.
+    Return x unchanged if it is in that format already.
 
     On a CPU, NumPy needs 20 times as long for what becomes one of float16's numbers below 2^-14, and gradients are full
     of them. They are 2^-24 apart, as float32's are from 0.5 to 1: so a sum there rounds as float16 does.

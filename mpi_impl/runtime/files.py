@@ -1,6 +1,6 @@
 """The files of a run. Whatever can be wrong with one is found out before the work, and said in a sentence.
 
-Only regular files are read and written: a pipe can be read once, and a program that opens one may wait for ever; a
+Only regular files are read and written: a pipe can be read once, and a program that opens one may wait forever; a
 device such as /dev/zero never ends.
 """
 import fcntl

@@ -1,6 +1,6 @@
 """Files in formats that hold data and cannot run as a program, as a pickle can: JSON, TOML and safetensors.
 
-A type says what a file must hold, and `msgspec` compares the two: a number in the place of a text, a field that is
+A type says what a file must hold, and `msgspec` compares the two: a number in place of a text, a field that is
 missing, a list where there should be an object, an integer beyond 64 bits, or 100,000 brackets in one another are all
 one UserError, which names the file and the place in it.
 """

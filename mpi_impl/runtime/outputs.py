@@ -37,7 +37,7 @@ class OptionPath(NamedTuple):
         return inside.split(os.sep)[0] != os.pardir and re.fullmatch(self.files, inside) is not None
 
     def found(self) -> list["OptionPath"]:
-        """List the files of this folder that are there, and would be written anew."""
+        """List the files of this folder that are there, and would be rewritten."""
         if self.files is None or not os.path.isdir(self.path):
             return []
         names = [name for name in os.listdir(self.path) if re.fullmatch(self.files, name)]

@@ -102,7 +102,7 @@ def keep_freed_memory() -> None:
     """Let the process keep the memory of freed arrays, where malloc is glibc's.
 
     By default a big array goes back to the system when it is freed, and the next one of its size has every page
-    faulted in anew. A training step makes and frees the same sizes again and again, and gets 6 to 25 % faster.
+    faulted in again. A training step makes and frees the same sizes again and again, and gets 6 to 25 % faster.
     """
     with contextlib.suppress(AttributeError, OSError):  # another C library, which has no mallopt
         mallopt = ctypes.CDLL(None).mallopt
@@ -115,7 +115,7 @@ def forget_shared_memory() -> None:
     """Take the names from the memory that MPICH's ranks on one machine share, once all of them have it.
 
     It is a file of 4 MiB or more in /dev/shm, which is memory, too. Ranks that are killed would leave it there until
-    the machine is started anew, job after job. A file without a name is gone with the last of those who have it.
+    the machine is restarted, job after job. A file without a name is gone with the last of those who have it.
     """
     remove(mapped_by("self"))
 

@@ -1,6 +1,6 @@
 """--verify: the textbook trains beside the ranks, in one process on the same batches, and must agree at every step.
 
-How far apart they are, relative to what they are made of. The loss: the difference / the loss (or 1, if the loss is
+How far apart they are, relative to their magnitude. The loss: the difference / the loss (or 1, if the loss is
 below 1: logits are of order 1 however small it gets). The gradient: the largest difference of an element / the largest
 element (or 0.001, likewise), or that of the norms / the norm if it is larger. The weights: of each tensor the root mean
 square of the differences, the worst of them / the learning rate, which is about how far Adam moves a weight (plus
@@ -31,7 +31,7 @@ from reference.params import assign, leaves, tree_map
 from reference.precision import FORMATS
 from reference.training import trainer as training
 
-SMALL = 256     # elements: of fewer a single one whose gradient has the other sign would count too much, in 16 bits
+SMALL = 256     # elements: in smaller tensors one sign flip dominates, in 16 bits
 
 
 class StepDifference(NamedTuple):

@@ -54,7 +54,7 @@ class TensorParallelRegion:
         return dys
 
     def parts_of_a_sum(self, xs):
-        """Return the ranks' results whose sum is that over all positions: any one's, for all are the same."""
+        """Return the ranks' results whose sum is that over all positions: any rank's: all are identical."""
         return xs[:1]
 
     def complete(self, grads, tensors):

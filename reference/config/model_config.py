@@ -122,7 +122,7 @@ class ModelConfig:
         return "lm" in self.heads and not self.untie_embeddings_and_output_weights
 
     def has_experts(self, layer: int) -> bool:
-        """Report whether a layer has experts in the place of its MLP."""
+        """Report whether a layer has experts in place of its MLP."""
         return self.experts is not None and layer % self.experts.moe_layer_freq == 0
 
     def with_own_blocks(self, layers: Sequence[int]) -> Sequence[int]:

@@ -189,10 +189,10 @@ FSDP = tuple(FullyShardedRun(*row) for row in (
     ("3", 16, 10, 3, False, 43.73), ("1", 64, 20, 1, False, 40.85), ("1", 32, 20, 1, False, 41.52),
     ("1", 16, 20, 1, False, 42.36), ("1", 8, 14, 1, False, 41.82)))
 
-# Megatron-Core's README: GPT-3 with s = 4096, V = 131,072 and B = 1152 on so many H100s; percent of the peak. It gives
-# no t, p or v.
+# Megatron-Core's README: GPT-3 with s = 4096, V = 131,072 and B = 1152 on this many H100s; percent of the peak. It
+# gives no t, p or v.
 MEGATRON_CORE = {96: 47, 4608: 42}
 
-# torchtitan's benchmarks of December 2024: Llama 3.1 8B by FSDP, b = 2, s = 8192, on so many H100s; tokens a second on
-# each, without and with torch.compile.
+# torchtitan's benchmarks of December 2024: Llama 3.1 8B by FSDP, b = 2, s = 8192, on this many H100s; tokens a second
+# on each, without and with torch.compile.
 TORCHTITAN = {8: (5762, 6667), 128: (5605, 6514)}

@@ -101,6 +101,6 @@ def number(x):
     if x == -np.inf:
         return MINUS_INFINITY
     if not np.isfinite(x):
-        raise ArithmeticError(f"{x} is no number modulo a prime.")
+        raise ArithmeticError(f"{x} is not a number modulo a prime.")
     numerator, denominator = float(x).as_integer_ratio()
     return numerator * pow(denominator, -1, P) % P

@@ -108,7 +108,7 @@ def continuation(prompts, count, longest, kv_cache, follow):
 
     `follow(tokens, position)` returns each text's token at this position. Its `tokens` are the earlier ones of each
     text that `kv_cache`, which has room for `longest` positions, has not seen. When no position is left, the last half
-    of the tokens are read anew, from position 0, and so on: keys depend on their positions, and cannot be moved.
+    of the tokens are recomputed, from position 0, and so on: keys depend on their positions, and cannot be moved.
     """
     texts, lengths = [list(prompt) for prompt in prompts], [len(prompt) for prompt in prompts]
     start = seen = 0         # positions in the texts: that of the first token in the cache, and of the first not in it

@@ -197,7 +197,7 @@ def biased_once(p, rank):
 
 
 def dealt_experts_forward(xs, shards, c, contexts):
-    """Map each rank's x [b, s, h], of its own samples, to y. Of each stacked tensor a rank has its own E/e experts."""
+    """Map each rank's x [b, s, h], of its own samples, to y. Of each stacked tensor a rank holds its E/e experts."""
     logits = [linear(x, p.router) for x, p in zip(xs, shards)]
     routings = [route(each, c.experts) for each in logits]
     losses = [losses_of_whole(each, routing, c.experts, context)

@@ -126,7 +126,7 @@ class FullySharded:
         return dys
 
     def descend(self, lr: float) -> None:
-        """Do a step of gradient descent: each rank on its own shards. The gradients start anew."""
+        """Do a step of gradient descent: each rank on its own shards. The gradients are reset."""
         for unit in self.units:
             for shard, grad in zip(unit.shards, unit.grads):
                 shard -= lr * grad

@@ -16,7 +16,7 @@ class ModelStates(NamedTuple):
 
 
 def states_with_experts(psi: int, of_experts: int, d: int, e: int, *choices) -> ModelStates:
-    """Return the bytes of psi parameters, of which so many are of experts that are dealt out to e of d replicas.
+    """Return the bytes of psi parameters, of which this many are of experts that are dealt out to e of d replicas.
 
     All of a rank's are counted, but experts have only d/e copies to shard over. The choices are those of model_states.
     """

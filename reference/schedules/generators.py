@@ -1,8 +1,8 @@
 """Pipeline schedules. Each function lists the actions (actions.py) of every rank.
 
 `python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. The cost of a schedule: simulate.py. Ranks
-that start later often end later, too: this slant of the timeline is no idle time, unless something makes all ranks wait
-for one another between two steps.
+that start later often end later, too: this slant of the timeline is not idle time, unless something makes all ranks
+wait for one another between two steps.
 
 Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
 """
@@ -148,11 +148,11 @@ def takes_v(name: str) -> bool:
 def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
     """Return the schedule of that name. Raise UserError if it takes no v and gets one, or needs one and gets none."""
     if name not in SCHEDULES:
-        raise UserError(f"{name!r} is no schedule. There are {', '.join(SCHEDULES)}.")
+        raise UserError(f"{name!r} is not a schedule. There are {', '.join(SCHEDULES)}.")
     if v is not None:
         if not takes_v(name):
-            raise UserError(f"-v is {v}, but the number of stages on a rank is no choice with {name}. Leave it out, or "
-                            "choose interleaved.")
+            raise UserError(f"-v is {v}, but the number of stages on a rank is not a choice with {name}. Leave it out, "
+                            "or choose interleaved.")
         return SCHEDULES[name](p, m, v)
     if name == "interleaved":
         raise UserError("The interleaved schedule needs -v, the number of stages on each rank.")
@@ -227,8 +227,8 @@ def check_microbatches(name: str, p: int, m: int) -> None:
     """Raise UserError if the schedule of that name does not take m microbatches. Only `interleaved` is restricted."""
     require_sizes(p, m)
     if name == "interleaved" and m % p:
-        raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is no multiple "
-                        f"of {p}. The nearest that is: {max(1, round(m / p)) * p}.")
+        raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is not a "
+                        f"multiple of {p}. The nearest that is: {max(1, round(m / p)) * p}.")
 
 
 def require_sizes(p: int, m: int, v: int = 1) -> None:

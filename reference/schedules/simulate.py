@@ -74,7 +74,7 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:
-    """Play the schedule. Raise ValueError if it stops for ever; validate.py says why."""
+    """Play the schedule. Raise ValueError if it stops forever; validate.py says why."""
     rank_of, stages = schedule.rank_of(), schedule.stages
     length = {(stage, kind): times.of(Action(stage, kind, 0)) for stage in range(stages) for kind in KINDS}
     ended: dict[Action, float] = {}                   # B and I of a stage give the same gradient: both stand here as B

@@ -16,7 +16,7 @@ class ScheduleError(UserError):
 
 
 def validate(schedule: Schedule, blocking: bool = False) -> None:
-    """Raise ScheduleError if an action is missing, repeated or out of order, or if the ranks would wait for ever."""
+    """Raise ScheduleError if an action is missing, repeated or out of order, or if the ranks would wait forever."""
     places = places_of_actions(schedule)
     check_complete(schedule, places)
     check_order_on_ranks(schedule, places)
@@ -72,7 +72,7 @@ def check_it_ends(schedule: Schedule, places, blocking: bool) -> None:
     circle = wait_cycle(stuck)
     how = "with blocking sends" if blocking else "even with nonblocking sends"
     story = "; ".join(f"rank {r} waits {what(stuck[r])}" for r in circle)
-    complain(schedule, f"The ranks wait for one another for ever, {how}: {story}.",
+    complain(schedule, f"The ranks deadlock, {how}: {story}.",
              *(places[cell(stuck[r], places)] for r in circle))
 
 

@@ -21,7 +21,7 @@ DOUBLE = Precision("float64")
 
 
 class Run(NamedTuple):
-    """A case on some ranks, with so many samples in a batch."""
+    """A case on some ranks, with this many samples in a batch."""
 
     n: int
     case: Case

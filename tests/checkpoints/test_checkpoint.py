@@ -117,7 +117,7 @@ def test_a_resumed_run_is_the_run(ranks, run, steps):
 
 @pytest.mark.parametrize("before, after", [("bfloat16", "float64"), ("float32", "float16")])
 def test_another_precision_goes_on(ranks, tmp_path, before, after):
-    """The numbers are the same, rounded to the new format. A scale that follows the gradients begins anew."""
+    """The numbers are the same, rounded to the new format. A scale that follows the gradients starts over."""
     one, other = SMALL._replace(precision=Precision(before)), SMALL._replace(precision=Precision(after, LossScaling()))
     saved = ranks.run(2, train_and_save, one, tmp_path)
     loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)

@@ -157,7 +157,7 @@ def test_what_transformers_cannot_express_is_refused(tmp_path, program, given, w
 
 @pytest.mark.parametrize("kind", ["tied"])
 def test_a_misspelt_field_gets_a_note(folder, golden):
-    """It means nothing to transformers either, so it is no error; but what it was meant for has its default."""
+    """It means nothing to transformers either, so it is not an error; but what it was meant for has its default."""
     write_config(folder, without("attn_pdrop")(golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}))
     assert notes(str(folder)).count("note") == 1 and "has atun_pdrop" in notes(str(folder))
     write_config(folder, golden["config"])

@@ -56,7 +56,7 @@ def boxes(*texts):
     (["files", "../../secret.safetensors"], {"bytes": 1, "xxh128": 32 * "0"}, "the file ../../secret"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,8:24"), "overlap"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:32", "3:3,0:32"), "is empty"),
-    (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is no box"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is not a box"),
     (["tensors", NAME, "ranks_of_boxes"], boxes("0:8"), "another number of axes"),
     (["tensors", NAME, "ranks_of_boxes"], {"0:8,0:32": -1}, "expected `int` >= 0"),
     (["model", "num_layers"], 10**9, "a model of 1,000,000,000 layers|--num-layers is 1"),

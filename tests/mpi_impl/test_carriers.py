@@ -147,11 +147,11 @@ BUGS = {
     "device memory in a posted collective of MPI": (
         Bug(f"{TRANSPORTS}.choice", "StagedPosts(PinnedStaging(), self.choose), *self.by_mpi", "*self.by_mpi"),
         "posted by MPI"),
-    "pinned memory used anew": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
+    "pinned memory reused": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
     "arrays of any size pinned": (
         Bug(f"{TRANSPORTS}.staging", "pinned.pinned_like(x) if x.nbytes <= pinned.PIECE else super().like(x)",
             "pinned.pinned_like(x)"), "in pieces"),
-    "a pinned piece used anew": (Bug(PINNED, "        end.synchronize()    ", "        pass    "), "in pieces"),
+    "a pinned piece reused": (Bug(PINNED, "        end.synchronize()    ", "        pass    "), "in pieces"),
     "a piece written before it was read": (Bug(PINNED, "cycle(both)", "cycle(both[:1])"), "in pieces"),
 }
 ACTS = {

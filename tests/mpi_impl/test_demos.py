@@ -194,7 +194,7 @@ def test_the_check_can_fail(ranks, capsys, tmp_path, name, said, bug):
     ("pipeline", "--schedule forward-only", "invalid choice: 'forward-only'"),
     ("pipeline", "--microbatches 1000000", "at most 250,000"),
     ("pipeline", "--microbatches 0", "--microbatches is 0"),
-    ("pipeline", "--schedule interleaved --microbatches 4", "m = 4 is no multiple of 3"),
+    ("pipeline", "--schedule interleaved --microbatches 4", "m = 4 is not a multiple of 3"),
     ("zero", "--microbatches 1000000", "at most 250,000"),
     ("train", "--tensor-model-parallel-size 2", "must be a multiple of 2, but it is 3"),
     ("train", "--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0"),

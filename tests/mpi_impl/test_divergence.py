@@ -1,4 +1,4 @@
-"""A run that diverges ends in a sentence, and a gradient that overflows float16 is no divergence yet."""
+"""A run that diverges ends in a sentence, and a gradient that overflows float16 is not a divergence yet."""
 from math import inf, nan
 from types import SimpleNamespace
 from unittest import mock

@@ -175,7 +175,7 @@ def peak_on_a_gpu(group, case, plan, m, precision) -> tuple[int, int]:
 @settings(max_examples=settings().max_examples // 3)
 @given(RUNS)
 def test_ranks_match(run):
-    """All ranks of a world: every message is received, and nobody waits for ever."""
+    """All ranks of a world: every message is received, and nobody waits forever."""
     size, case, m, plan = run
     all_ranks_match(world_of(case, plan, size, m))
 
@@ -238,6 +238,6 @@ def test_a_send_waits_for_its_receive():
     programs = {rank: [event("send", "message 1", ranks=(rank, 1 - rank)),
                        event("wait", "message 1", ranks=(rank, 1 - rank)),
                        event("receive", "message 1", ranks=(1 - rank, rank), number=1)] for rank in range(2)}
-    assert match(programs) == ("The ranks wait for one another for ever: rank 0 waits for rank 1 in message 1 of 4 "
+    assert match(programs) == ("The ranks deadlock: rank 0 waits for rank 1 in message 1 of 4 "
                                "float32 (test); rank 1 waits for rank 0 in message 1 of 4 float32 (test).")
     assert match({rank: [*program[::2], program[1]] for rank, program in programs.items()}) == ""

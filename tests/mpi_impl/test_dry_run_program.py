@@ -40,7 +40,7 @@ def test_a_mismatch_ends_with_status_1(capsys):
     with planted("mpi_impl.parallel.model_state", "if self.embedding_group:",
                  "if self.embedding_group and self.embedding_group.rank == 0:"), pytest.raises(SystemExit, match="1"):
         main(["--world-size", "8", *SMALL])
-    assert "The ranks wait for one another for ever: rank 0 waits for rank 6" in capsys.readouterr().out
+    assert "The ranks deadlock: rank 0 waits for rank 6" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv, told", [

@@ -87,7 +87,7 @@ class Job:
         return found
 
     def kill(self, draw: random.Random, iteration: int, seconds: float) -> int:
-        """Kill a rank, or two, so many seconds after this iteration was saved -> by which signal; 0 if it is over."""
+        """Kill a rank, or two, this many seconds after this iteration was saved -> by which signal; 0 if it is over."""
         while self.launcher.poll() is None and last_saved_iteration(self.root) < iteration:
             time.sleep(0.005)
         time.sleep(seconds)

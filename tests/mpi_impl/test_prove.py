@@ -176,7 +176,7 @@ def test_heads_are_as_small_as_rope_allows(options, head, rotated):
     assert (model.head_size, model.rotary_size) == (head, rotated) and model.num_attention_heads == 2
 
 
-def test_what_a_run_has_several_of_its_proof_has_two_of():
+def test_proof_keeps_two_of_each():
     """As many buckets stay, and a run that has one of something keeps it."""
     line = "--num-attention-heads 8 --seq-length 64 --global-batch-size 64 --sequence-parallel " + T2
     sizes = sizes_of(f"{line} --ddp-bucket-size 100000 --max-position-embeddings 99", 4)

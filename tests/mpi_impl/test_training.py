@@ -27,7 +27,7 @@ WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
 
 def places(ranks=8):
-    """Return all (t, p, d) that fit on so many ranks."""
+    """Return all (t, p, d) that fit on this many ranks."""
     return [(t, p, d) for t in range(1, ranks + 1) for p in range(1, ranks // t + 1)
             for d in range(1, ranks // (t * p) + 1)]
 

@@ -57,7 +57,7 @@ class Mutant(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A text in the place of some adjacent nodes."""
+    """A text in place of some adjacent nodes."""
 
     operator: str
     first: ast.AST

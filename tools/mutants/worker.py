@@ -160,7 +160,7 @@ def has_fixtures_of_file(item) -> bool:
 
 @contextmanager
 def alarm(seconds: float):
-    """Raise OutOfTime in this thread after so many seconds."""
+    """Raise OutOfTime in this thread after this many seconds."""
     def ring(*_):
         raise OutOfTime
     old = signal.signal(signal.SIGALRM, ring)

@@ -153,7 +153,7 @@ class Preparation:
 
     def check_plan(self, begun: PlanFile) -> None:
         """Raise UserError if the work folder is another preparation's."""
-        plan, advice = self.plan_of(), f"Undo that to continue it, or remove {self.work} to begin anew."
+        plan, advice = self.plan_of(), f"Undo that to continue it, or remove {self.work} to start over."
         for name, value in plan["options"].items():
             if (before := begun["options"].get(name)) != value:
                 raise UserError(f"{self.work} was begun with {option(name)} {before}, and now it is {value}. {advice}")

@@ -71,7 +71,7 @@ def blocks_for(x, most: int) -> int:
 
 
 def threads_for(width: int, dtype, is_packed: bool) -> int:
-    """Return how many threads have one pack of a row each, if a block can have so many."""
+    """Return how many threads have one pack of a row each, if a block can have that many."""
     packs = width * dtype.itemsize // 16 if is_packed else width
     return min(-(-packs // THREADS) * THREADS, 1024)
 

@@ -109,7 +109,7 @@ extern "C" __global__ void exp_and_sum(element *logits, const number *highest, n
     if (threadIdx.x == 0) total[row] = sum;
 }
 
-// (probability - one at the target) * dloss, in the place of what was kept, exponentials or (AGAIN) the logits.
+// (probability - one at the target) * dloss, in place of what was kept, exponentials or (AGAIN) the logits.
 template <bool AGAIN> __device__ number exponential(element kept, number highest) {
     return AGAIN ? exp(widen(kept) - highest) : widen(kept);
 }
