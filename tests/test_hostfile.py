@@ -41,7 +41,7 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
 
 
 @pytest.mark.parametrize("text, sentence", [
-    (None, "cannot be read"), ("# node1:4\n\n", "names no host"), ("node1:2\nnode2\n", "line 2"),
+    (None, "cannot be read"), ("# node1:4\n\n", "lists no hosts"), ("node1:2\nnode2\n", "line 2"),
     ("node1 slots=0\n", "line 1"), ("node1:-1\n", "-1 slots"), ("node1 slots=1.5\n", "1.5 slots"),
     ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4'"),
     ("-Fevil:4\n", "line 1 is '-Fevil:4'"),      # which ssh would take for an option

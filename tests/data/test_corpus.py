@@ -115,6 +115,7 @@ def test_a_folder_that_cannot_be_read_is_refused(mode):
         closed = Path(root, "closed")
         closed.mkdir()
         (closed / "b.txt").write_text("2")
+        (closed / "b.txt").chmod(0o644)        # whatever the umask is
         Path(root, "a.txt").write_text("1")
         closed.chmod(mode)
         with without_privileges():

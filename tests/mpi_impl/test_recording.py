@@ -288,7 +288,7 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path):
     refused("no format int8", about=whole["about"] | {"format": "int8"})
     (key, part), *others = whole["parts"]
     refused("--record", parts=[[[*key[:-1], "no.such.tensor"], part], *others])
-    for i, value, told in ((1, [10**25], "<="), (1, [0] * 5, "no part of"), (4, f"../run/{data}", "names the file")):
+    for i, value, told in ((1, [10**25], "<="), (1, [0] * 5, "not a part of"), (4, f"../run/{data}", "names the file")):
         refused(told, parts=[[key, [*part[:i], value, *part[i + 1:]]], *others])
     (tmp_path / data).unlink()
     refused("rank-0.*cannot be read")
