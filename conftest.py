@@ -13,7 +13,7 @@ from mpi_impl.launch.pool import Pool
 from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("fast", max_examples=8, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("fast", max_examples=30, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 # On a GPU time is short: the first example that fails will do.
 settings.register_profile("cuda", settings.get_profile("fast"), phases=[Phase.explicit, Phase.generate])
 settings.register_profile("deep", settings.get_profile("fast"), max_examples=100)
