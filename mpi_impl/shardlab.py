@@ -277,7 +277,7 @@ COMMANDS = {
                        Completed("mpi_impl.data.prepare.options:PreparationOptions")),
     "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "mpi_impl.plan"),
                     Completed("mpi_impl.plan.options")),
-    "dry_run": Command("--world-size N ...", "run single ranks of a world that is not there", partial(
+    "dry_run": Command("--world-size N ...", "run single ranks of an imagined world", partial(
         Module, "mpi_impl.dry_run"), Completed("mpi_impl.dry_run.options:GPTDryRunOptions")),
     "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "mpi_impl.plot_schedule"),
                              Completed("mpi_impl.plot_schedule")),

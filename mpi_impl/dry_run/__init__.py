@@ -1,1 +1,1 @@
-"""The program as a rank of a world that is not there: on arrays without data, among groups that answer immediately."""
+"""The program as a rank of an imagined world: on arrays without data, among groups that answer immediately."""

@@ -1,4 +1,4 @@
-"""A rank of a world that is not there: `python -m mpi_impl.dry_run --world-size 3072 --rank 0 --rank 511 ...`.
+"""A rank of an imagined world: `python -m mpi_impl.dry_run --world-size 3072 --rank 0 --rank 511 ...`.
 
 It takes pretrain_gpt's options, or pretrain_bert's with --model bert. The trainer, the schedule and ZeRO are the
 program's own; only arrays have no data, and groups answer immediately. One process, no GPU, seconds for each rank.

@@ -24,7 +24,7 @@ from reference.errors import UserError
 class DryRunOptions:
     """The dry run."""
 
-    world_size: int = option_field(help="ranks of the world that is not there", metavar="N", check=require_positive)
+    world_size: int = option_field(help="ranks of the imagined world", metavar="N", check=require_positive)
     rank: tuple[int, ...] = option_field(
         (), "run this rank; may be repeated (default: the first rank of each kind, and a match of all kinds' messages)",
         "R", repeated=True)
@@ -46,7 +46,7 @@ class BERTDryRunOptions(DryRunOptions, BERTPretrainingOptions):
 
 
 KINDS: dict[str, Any] = {"gpt": GPTDryRunOptions, "bert": BERTDryRunOptions}
-DESCRIPTION = ("Run the training program as single ranks of a world that is not there, on arrays without data: its "
+DESCRIPTION = ("Run the training program as single ranks of an imagined world, on arrays without data: its "
                "memory, its messages and its time on GPUs. The other options are those of the run, pretrain_gpt's or, "
                "with --model bert, pretrain_bert's.")
 WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(TokenizerFileOptions),

@@ -1,4 +1,4 @@
-"""A world that is not there: its kinds of ranks, all of them in one step, and the messages that they exchange."""
+"""An imagined world: its kinds of ranks, all of them in one step, and the messages that they exchange."""
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""A rank of a world that is not there does what the same rank of a real one does: it holds, sends and awaits the same.
+"""A rank of an imagined world does what the same rank of a real one does: it holds, sends and awaits the same.
 """
 import gc
 import weakref
