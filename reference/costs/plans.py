@@ -98,12 +98,16 @@ class Plan:
         return max((self.memory_of(rank) for rank in {0, last}), key=sum)
 
     def memory_of(self, rank: int) -> PlanMemory:
-        """Return the memory of the first or the last rank of a pipeline, with one recomputed layer at a time."""
+        """Return the memory of the first or the last rank of a pipeline, with one recomputed layer at a time.
+
+        Where its stages have different numbers of layers, it counts as if those in flight were the largest.
+        """
         c, p, s = self.model, self.parallel, self.positions
         t, v, last = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1, p.pipeline_model_parallel_size - 1
         held = self.pipeline.last if rank else self.pipeline.first
         in_flight = most_in_flight(p.pipeline_schedule, last + 1, self.m, rank, v)
-        layers = sum(self.layer_bytes(p.recompute.granularity, c.has_experts(layer)) for layer in held)
+        largest = max(sum(self.layer_bytes(p.recompute.granularity, c.has_experts(layer)) for layer in layers)
+                      for layers in self.pipeline.stages[rank].values())
         experts = any(map(c.has_experts, held))
         again = self.layer_bytes("none", experts) - self.layer_bytes(p.recompute.granularity, experts)
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
@@ -111,7 +115,7 @@ class Plan:
         e = p.expert_model_parallel_size
         states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e),
                                      p.instance_size, e, p.zero_stage)
-        return PlanMemory(*states, activations=in_flight / v * layers + again + outside)
+        return PlanMemory(*states, activations=in_flight * largest + again + outside)
 
     def layer_bytes(self, recompute: str, experts: bool) -> float:
         """Return the bytes of a layer's activations. With context parallelism, blocks of scores are never kept; only

@@ -55,12 +55,13 @@ def held(plan, rank: int) -> float:
     """Return the bytes of a rank of the pipeline, found by walking through its schedule."""
     c, p, s = plan.model, plan.parallel, plan.model.max_position_embeddings
     t, last = p.tensor_model_parallel_size, p.pipeline_model_parallel_size - 1
-    layers = layers_of_rank(stages_of_ranks(c, p)[rank])
+    stages = stages_of_ranks(c, p)[rank]
+    layers, largest = layers_of_rank(stages), max(map(len, stages.values()))
     kept, whole = (sum(layer_activations(c, plan.b, s, t, p.sequence_parallel, one))
                    for one in (p.recompute.granularity, "none"))
-    stages = activations_in_flight(schedule_of(p, plan.m))[rank]
+    in_flight = activations_in_flight(schedule_of(p, plan.m))[rank]
     found = sum(model_states(parameters_of_stage(c, t, layers), p.instance_size, p.zero_stage))
-    found += stages * len(layers) / (p.virtual_pipeline_size or 1) * kept + whole - kept
+    found += in_flight * largest * kept + whole - kept
     if rank == 0:
         found += (last + 1) * plan.b * s * c.hidden_size / t          # dropout's masks after the embedding
     if rank == last:
