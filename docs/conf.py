@@ -39,7 +39,8 @@ myst_url_schemes = {"http": None, "https": None, "built": "{{path}}"}     # buil
 
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", rf"(?!(?:{'|'.join(PACKAGES)})\.).*"),     # other projects' names,
-                        ("py:class", r".*\.(Config|Content|Item|Key)")]                # and variables of types
+                        ("py:class", r".*\.(Config|Content|Item|Key)"),               # variables of types,
+                        ("py:class", r".*\.Annotated\[.*")]                          # and fields with a place
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource",
                            "ignore-module-all": True}    # a name is described where it is defined
 autodoc_preserve_defaults = True     # as they are written: `PTD_P`, and not a page of numbers

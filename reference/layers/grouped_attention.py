@@ -48,7 +48,7 @@ class GroupedAttentionCache(NamedTuple):
 
     x: Any                                        # [b, s, h]
     q_norm: Annotated[Any, Nested("q_norm", NormCache, OF_HEADS)]                                # or None
-    k_norm: Annotated[Any, Nested("k_norm", NormCache, {**OF_HEADS, "of_keys": True})]           # or None
+    k_norm: Annotated[Any, Nested("k_norm", NormCache, OF_HEADS | {"of_keys": True})]             # or None
     core: Annotated[Any, Nested()]                # of core_attention; None in generation
     context: Annotated[Any, Activation(axis=2)]   # [b, s, a/t d]
     rotary: Any                                   # cos and sin of the angles that q and k were turned by, or None
