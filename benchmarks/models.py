@@ -1,4 +1,4 @@
-"""What the benchmarks train: GPTs without dropout, in float32, on random tokens."""
+"""The models that benchmarks train: GPTs without dropout, in float32, on random tokens."""
 import numpy as np
 
 from mpi_impl.comm.topology import Topology

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: options that are counts, and rows of tables."""
+"""Shared parts of the benchmarks' programs: options that are counts, and rows of tables."""
 from argparse import Namespace
 from collections.abc import Sequence
 

@@ -28,7 +28,7 @@ def bundle(tmp_path_factory):
 
 @pytest.mark.deep
 def test_the_first_page_has_notebooks_and_no_questions(bundle, tmp_path):
-    """As `run.sh notebook` opens it."""
+    """Start a server as `run.sh notebook` does."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     environment |= {"HOME": str(tmp_path), "JUPYTER_CONFIG_PATH": str(bundle / "notebooks" / ".jupyter")}
     server = subprocess.Popen(

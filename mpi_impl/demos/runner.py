@@ -1,4 +1,4 @@
-"""What all demos have: options, an introduction, and a check at the end.
+"""The frame of a demo: options, an introduction, and a check at the end.
 
     @program(HIDDEN_SIZE.parse)
     def show(demo, h): ...

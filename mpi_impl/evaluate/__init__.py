@@ -1,4 +1,4 @@
-"""Evaluation on published data sets, which are read in their own formats. The program is mpi_impl/evaluate/__main__.py.
+"""Evaluation on published data sets, which are read in their own formats. The program is `__main__.py`.
 
 scored.py         rows for a GPT: text of which some tokens count
 wikitext103.py    perplexity on WikiText-103, for each of its own words

@@ -1,4 +1,4 @@
-"""The options of mpi_impl/generate/__main__.py, checked against one another, and made into configs."""
+"""The options of `generate`, checked against one another, and made into configs."""
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class ForwardParallelismOptions:
 @option_group
 class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, SamplingOptions, ForwardParallelismOptions,
                         DeviceOptions):
-    """The options of mpi_impl/generate/__main__.py."""
+    """The options of `generate`."""
 
 
 class GenerationSettings(NamedTuple):

@@ -39,7 +39,7 @@ class SavedArray(NamedTuple):
 
 
 class LayerMemory(NamedTuple):
-    """What one layer keeps of a microbatch."""
+    """The arrays that one layer keeps of a microbatch."""
 
     kept: list[SavedArray]     # from F until B, or until I
     deferred: int              # bytes from I until W

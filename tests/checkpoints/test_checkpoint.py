@@ -80,8 +80,8 @@ ROUNDS = {MODEL: [
 @pytest.mark.parametrize("model, i", one_fast_of(3, [(model, i) for model, places in ROUNDS.items()
                                                      for i in range(len(places))]))
 def test_one_topology_after_the_other(ranks, model, i):
-    """Where ranks share a sequence or a layer's experts, which are split over t, dealt out to e, and stored by the
-    replicas that have them.
+    """Ranks share a sequence, or a layer's experts, which are split over t, dealt out to e, and stored by the replicas
+    that have them.
     """
     one, other = (Run(t * plan.p * plan.c * d, Case(t, model, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
                   for t, cut, d, plan in (ROUNDS[model][i - 1], ROUNDS[model][i]))

@@ -265,7 +265,7 @@ def test_sentences_keep_their_borders(corpus, model, prepare):
 @pytest.mark.parametrize("change, said", [
     (["--min-tokens", 64], "--min-tokens 128, and now it is 64"), ("touch", r"b50\.txt was"), ("version", "version")])
 def test_other_options_and_other_texts_do_not_go_on_with_a_run(prepare, tmp_path, monkeypatch, change, said):
-    """What has changed is named; without the folder the run starts over."""
+    """The refusal names what has changed; without the folder the run starts over."""
     texts = tmp_path / "in"
     texts.mkdir()
     (texts / "b50.txt").write_text(prose(50))

@@ -33,7 +33,7 @@ def test_a_worker_that_is_ended_from_outside_is_reported():
 
 
 def test_there_may_be_nothing_to_do():
-    """Where every chunk was done before."""
+    """The bar of a preparation whose chunks are all done says 100 %."""
     out = io.StringIO()
     out.isatty = lambda: True
     with Progress("encoding", 0, out) as bar:
