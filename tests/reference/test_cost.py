@@ -15,7 +15,7 @@ from reference.comm import mappings
 from reference.comm.ring import ring_all_gather, ring_all_reduce
 from reference.config import LARGEST, ModelConfig, Recompute
 from reference.costs.flops import forward_flops, iteration_flops, training_seconds, utilization
-from reference.costs.parameters import parameters, parameters_of_stage, published_parameters
+from reference.costs.parameters import dealt_parameters, parameters, parameters_of_stage, published_parameters
 from reference.costs.published import (A100_PEAK, FSDP, KORTHIKANTI, MEGATRON, MPT, PTD_P, STRONG_SCALING, TABLE_2,
                                        V100_REACHED)
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
@@ -25,7 +25,7 @@ from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import stage_rotary
 from reference.parallel.layout import Layout
-from reference.params import leaves, split, tree_map
+from reference.params import deal, leaves, split, tree_map
 from reference.schedules.actions import Send, lower
 from reference.schedules.generators import interleaved, one_f_one_b, zero_bubble_h1
 from tests.strategies import ANY_MODEL, cases
@@ -57,6 +57,17 @@ def test_parameters_are_the_elements_of_the_tensors(case, data):
     first = data.draw(st.integers(0, c.num_layers - 1))
     layers = range(first, data.draw(st.integers(first + 1, c.num_layers)))
     assert parameters_of_stage(c, t, layers) == Layout(model_tensors(c, layers), t).size
+
+
+@given(cases(architectures=ANY_MODEL, experts=2))
+def test_dealt_parameters_are_the_elements_of_a_ranks_experts(case):
+    """Counted in the arrays that a rank gets, where two ranks share the experts."""
+    c, layers, tensors = case.model, range(case.model.num_layers), model_tensors(case.model)
+    mine = deal(split(case.params(tensors), tensors, case.t)[0], tensors, 2)[0]
+    sizes = {name: x.size for name, x in leaves(mine)}
+    assert parameters_of_stage(c, case.t, layers, 2) == sum(sizes.values())
+    assert dealt_parameters(c, layers, case.t, 2) == sum(n for name, n in sizes.items() if ".mlp.experts." in name)
+    assert dealt_parameters(c, layers, case.t, 1) == 0
 
 
 @given(cases(position_embedding_type="learned_absolute", untie_embeddings_and_output_weights=False, llama=False))
