@@ -55,7 +55,9 @@ def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Hel
     with trainer_on(group, case, plan, precision) as trainer:
         trainer.measured, topology = True, trainer.topology
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b, m)
-        trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size)
+        if trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size).skipped:
+            with trainer.ledger.phase("optimizer"):
+                trainer.state.zero.finish_update()      # as after a step whose gradients are finite
         return trainer.held(), dict(group.ledger.totals)
 
 
