@@ -14,8 +14,7 @@ def world_of(case: Case, plan: Plan, size: int, m: int, precision: str = "float6
 
 def all_ranks_match(world: ImaginedWorld) -> None:
     """Assert that the messages of all ranks match."""
-    colors = world.colors()
-    mistake = match({rank: run_rank(world, rank, colors).events for rank in range(world.parallel.world_size)})
+    mistake = match({rank: run_rank(world, rank).events for rank in range(world.parallel.world_size)})
     assert not mistake, mistake
 
 

@@ -184,7 +184,7 @@ def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan):
             trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
         imagined = ImaginedWorld(case.model, topology.config, Precision("float64"), case.b, case.s,
                                  batches.microbatches)
-        mine = predict(imagined, group.rank, imagined.colors()).sent(work)
+        mine = predict(imagined, group.rank).sent(work)
         for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)
         found, expected = ({(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in totals.items()}

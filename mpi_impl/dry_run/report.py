@@ -6,6 +6,7 @@ from mpi_impl.comm.ledger import bytes_between_hosts, ring_bytes
 from mpi_impl.prediction.meta_device import MemoryPeak, Origin
 from mpi_impl.prediction.rank import ImaginedWorld, RankRun
 from mpi_impl.runtime.tables import aligned, bytes_of
+from reference.config.description import describe
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
 
@@ -17,14 +18,9 @@ BY_FILE = {"mpi_impl/parallel/zero.py": "gathered parameters, unsent gradients",
 
 def introduction(world: ImaginedWorld) -> str:
     c, p = world.model, world.parallel
-    sizes = {"t": p.tensor_model_parallel_size, "c": p.context_parallel_size, "p": p.pipeline_model_parallel_size,
-             "d": p.data_parallel_size, "e": p.expert_model_parallel_size}
-    shape = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name in "tpd")
-    n = p.num_distributed_optimizer_instances
-    zero = f"ZeRO {p.zero_stage}" + (f" in {n} instances" if n > 1 else "")
-    return (f"{parameters(c):,} parameters in {world.precision.compute} on {p.world_size:,} ranks that are not there: "
-            f"{shape}, {p.pipeline_schedule}, {zero}, recompute {p.recompute.granularity}; a step is "
-            f"{world.microbatches:,} x {world.micro_batch_size} samples of {world.seq_length:,} tokens on each replica")
+    return (f"{parameters(c):,} parameters in {world.precision.compute} on {p.world_size:,} imagined ranks: "
+            f"{describe(p)}; a step is {world.microbatches:,} x {world.micro_batch_size} samples of "
+            f"{world.seq_length:,} tokens on each replica")
 
 
 def describe_rank(run: RankRun, world: ImaginedWorld) -> str:

@@ -53,7 +53,7 @@ class DryRun:
     """The ranks of a world, each of which runs alone."""
 
     def __init__(self, world: ImaginedWorld):
-        self.world, self.colors = world, world.colors()
+        self.world = world
 
     def of_pipeline_rank(self, stage: int) -> int:
         return rank_at(Place(0, 0, 0, stage), self.world.parallel)
@@ -70,13 +70,13 @@ class DryRun:
         a sentence about the first mistake, or "".
         """
         ranks = sorted({*ranks_to_match(self.world.parallel), *others})
-        return ranks, match({rank: run_rank(self.short, rank, self.colors).events for rank in ranks})
+        return ranks, match({rank: run_rank(self.short, rank).events for rank in ranks})
 
     @cached_property
     def timeline(self) -> Timeline:
         """Simulate the schedule with the times that actions take on each kind of rank."""
         kinds = kinds_of_ranks(self.world)
-        short = [run_rank(self.short, self.of_pipeline_rank(kind.pipeline_ranks[0]), self.colors) for kind in kinds]
+        short = [run_rank(self.short, self.of_pipeline_rank(kind.pipeline_ranks[0])) for kind in kinds]
         placement = stages_of_ranks(self.world.model, self.world.parallel)
         slices = [[on_stages(run.slices, list(placement[kind.pipeline_ranks[0]]), list(placement[stage]))]
                   for kind, run in zip(kinds, short) for stage in kind.pipeline_ranks]
@@ -86,11 +86,11 @@ class DryRun:
     def run(self, rank: int) -> RankRun:
         """Run a rank's whole step. With a profile of hardware, messages arrive when the simulated ranks send them."""
         if self.world.hardware is None:
-            return run_rank(self.world, rank, self.colors)
+            return run_rank(self.world, rank)
         stages = 1 + max(span.action.stage for span in chain(*self.timeline.ranks))
         arrivals = {f"message {tag(result(span.action), stages)}": span.end + self.world.sending
                     for span in chain(*self.timeline.ranks) if span.action.kind != "W"}
-        return run_rank(self.world, rank, self.colors, arrivals)
+        return run_rank(self.world, rank, arrivals)
 
 
 def on_stages(slices: Sequence[Slice], stages: Sequence[int], others: Sequence[int]) -> list[Slice]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mpi_impl.plan.confirmation import precision_of
 from reference.config import (LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               require_positive)
+from reference.config.description import describe
 from reference.costs.hardware import Hardware
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan, PlanMemory
@@ -225,7 +226,7 @@ def check(job: PlanSearch) -> None:
         least = sum(job.needs(leanest))
         raise UserError(
             f"No plan fits: of {len(job.plans):,} the leanest holds {least / 1e9:,.1f} GB on a device "
-            f"({describe(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
+            f"({in_words(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
             f"{remedy(job)}")
     if not job.best:
         raise UserError(f"By the papers' formulas {len(job.fitting):,} plans fit into {job.memory / 1e9:,.0f} GB, but "
@@ -256,19 +257,6 @@ def leanest_plan(job: PlanSearch, t: int, p: int, d: int, c: int) -> Plan:
         context_parallel_size=c, expert_model_parallel_size=expert_sizes(job.model, d * c)[-1]), job.B // d)
 
 
-def describe(plan: Plan) -> str:
-    """Describe a plan: `t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
-    p = plan.parallel
-    found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}"]
-    found += [f"c = {p.context_parallel_size} ({p.cp_comm_type})"] if p.context_parallel_size > 1 else []
-    found += [f"e = {p.expert_model_parallel_size}"] if plan.model.experts else []
-    found += [f"b = {plan.b}, m = {plan.m}"]
-    found += [f"v = {p.virtual_pipeline_size}"] if p.virtual_pipeline_size else []
-    return ", ".join(found + savings(p))
-
-
-def savings(p: ParallelConfig) -> list[str]:
-    """Return the plan's ways to save memory."""
-    found = {f"ZeRO-{p.zero_stage}": p.zero_stage, "sequence parallel": p.sequence_parallel,
-             f"{p.recompute.granularity} recompute": p.recompute.granularity != "none"}
-    return [name for name, there in found.items() if there]
+def in_words(plan: Plan) -> str:
+    """Describe a plan: `t 8, p 4, d 16, v 2, interleaved, ZeRO-1, full recompute, b 1, m 32`."""
+    return f"{describe(plan.parallel)}, b {plan.b}, m {plan.m}"

@@ -28,6 +28,5 @@ def predicted_bytes(plan: Plan, hardware: Hardware) -> int:
     world = ImaginedWorld(no_capacity(plan.model), parallel, precision_of(hardware), plan.b,
                           plan.model.max_position_embeddings,
                           shrink_microbatches(plan.m, parallel.pipeline_schedule, p))
-    colors = world.colors()
-    return max(sum(run_rank(world, rank_at(Place(0, 0, 0, stage), parallel), colors, measured=True).held)
+    return max(sum(run_rank(world, rank_at(Place(0, 0, 0, stage), parallel), measured=True).held)
                for stage in fullest)

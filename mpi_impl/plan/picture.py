@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.plan.candidates import PlanSearch, Timed, savings
+from mpi_impl.plan.candidates import PlanSearch, Timed
 from mpi_impl.report.charts import MEMORY, finish
+from reference.config.description import describe_savings, describe_sizes
 
 TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "context": "#009E73",
         "experts": "#882255", "idle": "#D8D8D8", "replicas": "#AA4499", "optimizer": "#F0C842"}
@@ -51,9 +52,5 @@ def stack(axes, y: int, parts: Sequence[tuple[float, str]], annotation: str) -> 
 def label(one: Timed) -> str:
     """Return a plan's label, in two lines."""
     p = one.plan.parallel
-    t, stages, d, c = one.shape
-    shape = f"t {t}, p {stages}, d {d}" + (f", c {c}" if c > 1 else "")
-    shape += f", e {p.expert_model_parallel_size}" if one.plan.model.experts else ""
-    v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""
-    saved = ", ".join(savings(p)).replace("sequence", "seq.")
-    return f"{shape}, b {one.plan.b}{v}\n{saved or 'nothing saved'}"
+    saved = describe_savings(p).replace("sequence", "seq.")
+    return f"{describe_sizes(p)}, b {one.plan.b}\n{saved or 'nothing saved'}"

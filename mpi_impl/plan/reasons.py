@@ -9,7 +9,7 @@ A rule that holds is reported with the cost of its neighbours; one that is beate
 import math
 from collections.abc import Callable
 
-from mpi_impl.plan.candidates import PlanSearch, Timed, describe, shape_of
+from mpi_impl.plan.candidates import PlanSearch, Timed, in_words, shape_of
 from reference.costs.step_time import StepTime
 
 AS_FAST = 0.006     # a smaller relative difference is none, and would not show in percent
@@ -155,8 +155,8 @@ def compare(where: str, other: Timed | None, best: Timed) -> str:
         return ""
     longer = other.seconds / best.seconds - 1
     if longer < AS_FAST:
-        return f"{where} the best plan ({describe(other.plan)}) is as fast."
-    return f"{where} the best plan ({describe(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
+        return f"{where} the best plan ({in_words(other.plan)}) is as fast."
+    return f"{where} the best plan ({in_words(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
 
 
 def cause(other: StepTime, best: StepTime) -> str:

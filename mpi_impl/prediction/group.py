@@ -4,37 +4,39 @@ Who is in which group only all ranks together can say: `split` asks each of them
 forms the groups is first run as every rank in turn (`survey`), which takes a few microseconds each.
 """
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.instruments import Instruments
+from mpi_impl.comm.topology import connect
 from mpi_impl.prediction.transport import Diary, RecordingTransport
+from reference.config import ParallelConfig
 
-Colors = list[tuple[int, ...]]      # of each call of the world's `split`: every rank's
+Colors = dict[str, tuple[int, ...]]     # of the groups that the world's `split` forms, by name: every rank's
 
 
 class Survey:
     """The world as a rank that only tells its colors."""
 
     def __init__(self, rank: int, size: int):
-        self.rank, self.size, self.colors = rank, size, list[int]()
+        self.rank, self.size, self.colors = rank, size, dict[str, int]()
 
     def split(self, color: int, name: str) -> "Survey":
-        self.colors.append(color)
+        self.colors[name] = color
         return self
 
     def subgroup(self, ranks: Sequence[int], name: str) -> None:
         """Say nothing: the members know one another."""
 
 
-def survey(size: int, connect: Callable[[Any], object]) -> Colors:
-    """Return the colors that all ranks of a world give in `connect(world)`."""
-    found = [Survey(rank, size) for rank in range(size)]
+def survey(parallel: ParallelConfig) -> Colors:
+    """Return the colors that all ranks of a world give when they form a topology's groups."""
+    found: list[Any] = [Survey(rank, parallel.world_size) for rank in range(parallel.world_size)]
     for world in found:
-        connect(world)
-    return list(zip(*(world.colors for world in found)))
+        connect(world, parallel)
+    return {name: tuple(world.colors[name] for world in found) for name in found[0].colors}
 
 
 @cache
@@ -58,15 +60,15 @@ class ImaginedGroup(Group):
         self.size, self.rank, self.ranks = len(ranks), rank, list(ranks)
         self.others = [r for r in ranks if r != ranks[rank]]
         self.ledger, self.trace, self.largest_tag = instruments.ledger, instruments.trace, 1 << 62
-        self.diary, self.colors = diary, iter(colors)
+        self.diary, self.colors = diary, colors
         self.transports = RecordingTransport(diary, name, tuple(ranks), rank)
 
     def split(self, color, name):
-        return self.subgroup(members_by_color(next(self.colors))[color], name)
+        return self.subgroup(members_by_color(self.colors[name])[color], name)
 
     def subgroup(self, ranks, name):
         own = [self.ranks[rank] for rank in ranks]
-        return ImaginedGroup(own, own.index(self.ranks[self.rank]), name, self.instruments, self.diary, [])
+        return ImaginedGroup(own, own.index(self.ranks[self.rank]), name, self.instruments, self.diary, {})
 
     def free(self):
         pass

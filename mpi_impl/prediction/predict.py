@@ -8,7 +8,6 @@ from typing import NamedTuple
 from mpi_impl.comm.ledger import Entry, Ledger, Total
 from mpi_impl.comm.topology import Place, Topology, rank_at
 from mpi_impl.parallel.model_state import Held
-from mpi_impl.prediction.group import Colors
 from mpi_impl.prediction.rank import ImaginedRank, ImaginedWorld, imagine_rank
 from reference.config import ModelConfig
 from reference.costs.volumes import PassCounts
@@ -56,36 +55,36 @@ def predict_pipeline(topology: Topology, world: ImaginedWorld) -> list[Predicted
     place, parallel = topology.place, world.parallel
     first = place == Place(0, 0, 0, place.pipeline)
     found = topology.world.collect_objects(
-        lambda: predict(world, topology.world.rank, world.colors()) if first else None, "the prediction of the run")
+        lambda: predict(world, topology.world.rank) if first else None, "the prediction of the run")
     return [found[rank_at(Place(0, 0, 0, stage), parallel)] for stage in range(parallel.pipeline_model_parallel_size)]
 
 
 def predict_alone(world: ImaginedWorld) -> list[Predicted]:
     """Predict the same in one process."""
-    colors, stages = world.colors(), range(world.parallel.pipeline_model_parallel_size)
-    return [predict(world, rank_at(Place(0, 0, 0, stage), world.parallel), colors) for stage in stages]
+    stages = range(world.parallel.pipeline_model_parallel_size)
+    return [predict(world, rank_at(Place(0, 0, 0, stage), world.parallel)) for stage in stages]
 
 
-def predict(world: ImaginedWorld, rank: int, colors: Colors) -> Predicted:
+def predict(world: ImaginedWorld, rank: int) -> Predicted:
     """Predict one rank. Once the pipeline is full, every p microbatches add the same, and so does every sample of many:
     a large step is predicted from two small ones.
     """
     if world.micro_batch_size > MANY:
-        one, other = (predict(replace(world, micro_batch_size=b), rank, colors) for b in (MANY // 2, MANY))
+        one, other = (predict(replace(world, micro_batch_size=b), rank) for b in (MANY // 2, MANY))
         return extrapolated(one, other, Fraction(world.micro_batch_size - MANY // 2, MANY // 2))
     p, m, schedule = world.parallel.pipeline_model_parallel_size, world.microbatches, world.parallel.pipeline_schedule
     world = replace(world, model=no_capacity(world.model))
     few = shrink_microbatches(m, schedule, p)
     few += (m - few) % p
     if m <= few + p:
-        return observe(imagine_rank(world, rank, colors))
-    one, other = (observe(imagine_rank(replace(world, microbatches=n), rank, colors)) for n in (few, few + p))
+        return observe(imagine_rank(world, rank))
+    one, other = (observe(imagine_rank(replace(world, microbatches=n), rank)) for n in (few, few + p))
     return extrapolated(one, other, (m - few) // p)
 
 
 def layer_bytes(world: ImaginedWorld) -> int:
     """Predict the activations that a layer more keeps of a microbatch, on the first rank."""
-    one, two = (predict(replace(world, model=replace(world.model, num_layers=layers)), 0, world.colors())
+    one, two = (predict(replace(world, model=replace(world.model, num_layers=layers)), 0)
                 for layers in (1, 2))
     return two.held.activations - one.held.activations
 

@@ -1,6 +1,7 @@
 """One step of one rank in an imagined world: the trainer itself, on arrays without data."""
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -58,8 +59,9 @@ class ImaginedWorld:
         return slowest_link(self.hardware, neighbours).seconds(
             "send", 2, elements * FORMATS[self.precision.compute].bytes)
 
+    @cached_property
     def colors(self) -> Colors:
-        return survey(self.parallel.world_size, lambda world: connect(world, self.parallel))
+        return survey(self.parallel)
 
     def hosts(self) -> Hosts:
         """Return the servers, which are filled one after the other."""
@@ -116,13 +118,12 @@ class ImaginedRank:
         self.trainer.step(self.batches.microbatches_of("train", 0), self.batches.global_batch_size)
 
 
-def imagine_rank(world: ImaginedWorld, rank: int, colors: Colors,
-                 arrivals: Mapping[str, float] = NO_ARRIVALS) -> ImaginedRank:
+def imagine_rank(world: ImaginedWorld, rank: int, arrivals: Mapping[str, float] = NO_ARRIVALS) -> ImaginedRank:
     """Make a rank's model."""
     device = MetaDevice(world.hardware, world.cudnn)
     diary, instruments = Diary(device, world.parallel.world_size, arrivals), Instruments(
         trace=Trace(MetaClock(device), recording=True), hosts=world.hosts())
-    everyone = ImaginedGroup(range(world.parallel.world_size), rank, "world", instruments, diary, colors)
+    everyone = ImaginedGroup(range(world.parallel.world_size), rank, "world", instruments, diary, world.colors)
     topology = connect(everyone, world.parallel)
     state = ModelState(world.model, topology, 1234, world.precision, prototype(device))
     name_buffers(state)
@@ -131,10 +132,10 @@ def imagine_rank(world: ImaginedWorld, rank: int, colors: Colors,
     return ImaginedRank(device, diary, topology, Trainer(state, world.optimizer), batches)
 
 
-def run_rank(world: ImaginedWorld, rank: int, colors: Colors, arrivals: Mapping[str, float] = NO_ARRIVALS,
+def run_rank(world: ImaginedWorld, rank: int, arrivals: Mapping[str, float] = NO_ARRIVALS,
              measured: bool = False) -> RankRun:
     """Make a rank's model, and run its first step. `measured` counts the bytes of caches, too, which takes time."""
-    one = imagine_rank(world, rank, colors, arrivals)
+    one = imagine_rank(world, rank, arrivals)
     device, diary, trainer, instruments = one.device, one.diary, one.trainer, one.topology.world.instruments
     trainer.measured = measured
     setup = device.most()

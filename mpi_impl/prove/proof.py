@@ -16,6 +16,7 @@ from mpi_impl.prove.comparison import Comparison, OtherFormula, Parts, PlayedRun
 from mpi_impl.prove.runs import STEPS, play_in_textbook, play_on_ranks
 from mpi_impl.prove.sizes import ProofSizes, count, shrink
 from reference.config import ParallelConfig
+from reference.config.description import describe
 from reference.errors import UserError
 from reference.exact.degree import TALLY, Tally, power_of_ten
 
@@ -160,21 +161,9 @@ def statement(proofs: list[Proof], parallel: ParallelConfig) -> str:
     times = f", in each of {len(proofs)} proofs with fresh numbers" if len(proofs) > 1 else ""
     product = " (the product of theirs)" if times else ""
     return (f"proved: {one.compared:,} tensors of {STEPS} steps are the same formulas on "
-            f"{count(parallel.world_size, 'rank')} ({describe_parallelism(parallel)}) as in one process, and "
+            f"{count(parallel.world_size, 'rank')} ({describe(parallel)}) as in one process, and "
             f"{one.in_first:,} of them as in the textbook{times}; chance of error below "
             f"{power_of_ten(sum(proof.chance for proof in proofs))}{product}")
-
-
-def describe_parallelism(c: ParallelConfig) -> str:
-    """Describe a topology in a few words: 't 2, p 2, d 2, zb-h1, ZeRO 2, sequence parallel'."""
-    t, p, d = c.tensor_model_parallel_size, c.pipeline_model_parallel_size, c.data_parallel_size
-    words = [f"t {t}, p {p}, d {d}"] + [f"c {c.context_parallel_size}"] * (c.context_parallel_size > 1)
-    words += [f"e {c.expert_model_parallel_size}"] * (c.expert_model_parallel_size > 1)
-    words += [c.pipeline_schedule] * (p > 1) + [f"ZeRO {c.zero_stage}"] * (c.zero_stage > 0)
-    words += [f"{c.num_distributed_optimizer_instances} instances"] * (c.num_distributed_optimizer_instances > 1)
-    words += ["offloaded"] * c.cpu_offload + ["sequence parallel"] * c.sequence_parallel
-    words += [f"{c.recompute.granularity} recompute"] * (c.recompute.granularity != "none")
-    return ", ".join(words)
 
 
 def describe_difference(comparison: Comparison, parallel: ParallelConfig) -> str:

@@ -43,9 +43,8 @@ def test_a_dry_run_is_a_real_run(ranks, run, precision):
     """Every rank's bytes of states and activations, and every line of its ledger, whatever the topology."""
     size, case, m, plan = run
     world = world_of(case, plan, size, m, precision)
-    colors = world.colors()
     for rank, (held, sent) in enumerate(ranks.run(size, real_run, case, plan, m, world.precision)):
-        found = run_rank(world, rank, colors, measured=True)
+        found = run_rank(world, rank, measured=True)
         assert known(found.held, world) == known(held, world), f"rank {rank} holds something else"
         assert elements(found.ledger.totals) == elements(sent), f"rank {rank} sends something else"
 
@@ -79,7 +78,7 @@ def test_an_instance_in_a_server_sends_its_shards_alone_to_others():
     model = ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=1)
     parallel = ParallelConfig(1, 1, 8, zero_stage=2, num_distributed_optimizer_instances=2)
     world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, 3, replace(REAL, server=4), cudnn=False)
-    ledger = run_rank(world, 0, world.colors()).ledger
+    ledger = run_rank(world, 0).ledger
     (layout,) = layouts_of_ranks(model, parallel)
     sent = Counter[str]()
     for entry in ledger.totals:
@@ -97,7 +96,7 @@ def test_all_scores_of_attention_take_time(monkeypatch, causal):
                         heads=("lm",))
     b, s, m = 2, 16, 3
     world = ImaginedWorld(model, ParallelConfig(2, 1, 1), Precision("bfloat16"), b, s, m, REAL, cudnn=True)
-    run_rank(world, 0, world.colors())
+    run_rank(world, 0)
     forward = 3 * m * 4 * b * s * s * 64 // 2
     assert done == {False: forward, True: 2 * forward}
 
@@ -152,9 +151,8 @@ def test_the_peak_is_a_gpus(ranks, model, t, plan, d, precision):
     case = Case(t, model, 2, 8, seed=1, sequence_parallel=t > 1)
     size = t * plan.p * d
     world = world_of(case, plan, size, 2 * plan.p, precision)
-    colors = world.colors()
     for rank, (setup, peak) in enumerate(ranks.run(size, peak_on_a_gpu, case, plan, 2 * plan.p, precision)):
-        found = run_rank(world, rank, colors)
+        found = run_rank(world, rank)
         assert (found.setup.size, found.peak.size) == (setup, peak)
 
 

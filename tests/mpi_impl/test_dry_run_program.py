@@ -24,7 +24,7 @@ def test_the_report(capsys, tmp_path):
     main(["--world-size", "32", *SMALL, "--trace", str(tmp_path), "--save", str(tmp_path / "none")])
     text = capsys.readouterr().out
     assert not (tmp_path / "none").exists()
-    assert "t 2, p 4, d 4, 1f1b, ZeRO 0" in text and "without effect on a dry run: --save" in text
+    assert "t 2, p 4, d 4, 1f1b;" in text and "without effect on a dry run: --save" in text
     assert [line.split()[1] for line in text.splitlines() if line.startswith("rank ")] == ["0", "8", "24"]
     for words in ("  gradients ", "  optimizer: m ", "  saved for the backward ", "  mpi_impl/layers/", "  tensor x2 ",
                   "  pipeline x4 ", "  data x4 ", "a step takes ", "ranks match"):
@@ -76,7 +76,7 @@ def test_formulas_and_dry_runs_agree(ranks, argv):
         parallel = replace(parallel, recompute=Recompute("selective"))
     plan = Plan(world.model, parallel, world.microbatches)
     for stage in (0, parallel.pipeline_model_parallel_size - 1):
-        run = run_rank(world, dry.of_pipeline_rank(stage), dry.colors, measured=True)
+        run = run_rank(world, dry.of_pipeline_rank(stage), measured=True)
         peak = run.peak.size
         assert 0.9 * peak < forecast_of(run.held).total < peak
         planned = plan.memory_of(stage)

@@ -99,7 +99,7 @@ def predicted(trainer, case, m):
     """Return the prediction of this rank."""
     world, config = trainer.topology.world, trainer.topology.config
     imagined = ImaginedWorld(case.model, config, trainer.state.precision, case.b, case.s, m)
-    return predict(imagined, world.rank, imagined.colors())
+    return predict(imagined, world.rank)
 
 
 @contextmanager

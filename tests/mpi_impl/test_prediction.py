@@ -98,7 +98,7 @@ def test_a_rank_holds_as_many_microbatches_as_the_papers_say(schedule, p, v, gro
     world = ImaginedWorld(ModelConfig((p + 2) * v, 4, 1, 11, 4), parallel, Precision("float32"), 1, 4, m)
     layer = layer_bytes(replace(world, parallel=ParallelConfig(), microbatches=1))
     for rank in range(1, p + 1):
-        held = predict(world, rank, world.colors()).held
+        held = predict(world, rank).held
         assert held.activations == layer * most_in_flight(schedule, p + 2, m, rank, v)
 
 
@@ -111,7 +111,7 @@ def test_many_microbatches_add_what_few_add(parallel, times, stage):
     model = ModelConfig(schedule_of(parallel, p).stages, 4, 1, 11, 4)
     world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, times * p)
     for rank in {rank_at(Place(0, 0, 0, at), parallel) for at in (0, p - 1)}:
-        assert predict(world, rank, world.colors()) == observe(imagine_rank(world, rank, world.colors()))
+        assert predict(world, rank) == observe(imagine_rank(world, rank))
 
 
 @pytest.mark.parametrize("form, options", one_fast_of(2, [
@@ -121,4 +121,4 @@ def test_many_samples_add_what_few_add(form, options):
     parallel = ParallelConfig(2, 2, 2, zero_stage=1)
     world = ImaginedWorld(ModelConfig(3, 8, 2, 11, 4, **options), parallel, Precision(form), 70, 4, 3)
     for rank in (0, 4):     # of both stages
-        assert predict(world, rank, world.colors()) == observe(imagine_rank(world, rank, world.colors()))
+        assert predict(world, rank) == observe(imagine_rank(world, rank))

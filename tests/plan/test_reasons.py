@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from mpi_impl.plan.candidates import PlanSearch, Timed, describe, shape_of
+from mpi_impl.plan.candidates import PlanSearch, Timed, in_words, shape_of
 from mpi_impl.plan.reasons import AS_FAST, NAMES, reasons
 from reference.costs.hardware import Link
 from reference.costs.plans import Plan
@@ -36,7 +36,7 @@ def compared(job: PlanSearch, text: str) -> list[Plan]:
     """Return the plans that a text compares with the best one. Check its numbers: how much longer each takes, and which
     part of a step makes most of the difference.
     """
-    plans, best, found = {describe(plan): plan for plan in job.plans}, job.best[0], []
+    plans, best, found = {in_words(plan): plan for plan in job.plans}, job.best[0], []
     for description, percent, part, there, here in COMPARED.findall(text):
         found.append(plans[description])
         time = step_time(found[-1], job.hardware)

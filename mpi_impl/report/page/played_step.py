@@ -11,6 +11,7 @@ from typing import Any
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.topology import place
 from mpi_impl.comm.trace import Slice
+from mpi_impl.prediction.group import survey
 from mpi_impl.report.page.senders import members
 from mpi_impl.report.timelines.tracing import TracedSteps
 from reference.config import ParallelConfig
@@ -30,8 +31,8 @@ def played_step(traced: TracedSteps, ranks: Sequence[Sequence[Slice]], schedule:
     began, shown = min(s.start for slices in ranks for s in slices), ranks[:MOST_RANKS]
     until = last_microbatch(schedule, len(shown))
     actions = [actions_of(slices, began, until) for slices in shown]
-    lowered = lower(schedule)
-    waits = [waits_of(slices, lowered[place(r, c).pipeline], members(r, "pipeline", c), began)
+    lowered, colors = lower(schedule), survey(c)
+    waits = [waits_of(slices, lowered[place(r, c).pipeline], members(r, "pipeline", colors), began)
              for r, slices in enumerate(shown)]
     end = max(a["end"] for own in actions for a in own) if until < schedule.microbatches else microseconds(
         max(s.end for slices in shown for s in slices) - began)
@@ -92,11 +93,11 @@ def outside(own: list[tuple], actions: Sequence[dict[str, Any]]) -> list[tuple]:
 def messages(actions: Sequence[Sequence[dict[str, Any]]], shown: Sequence[Sequence[Slice]], schedule: Schedule,
              c: ParallelConfig, began: float, sending: float | None) -> list[list]:
     """Return [from, to, result, sent, arrived, used] of each message between stages, in the order of sending."""
-    lowered, found = lower(schedule), []
+    lowered, found, colors = lower(schedule), [], survey(c)
     spans = [{a["name"]: a for a in own} for own in actions]
     arrivals = [arrivals_of(slices, lowered[place(r, c).pipeline], began) for r, slices in enumerate(shown)]
     for rank, own in enumerate(spans):
-        pipeline = members(rank, "pipeline", c)
+        pipeline = members(rank, "pipeline", colors)
         source: dict[Action, Action] = {}
         for step in lowered[place(rank, c).pipeline]:
             if isinstance(step, Action):

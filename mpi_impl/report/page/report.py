@@ -11,6 +11,7 @@ from typing import Any
 from mpi_impl.comm.clock import Clock, DeviceClock, VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Topology, place
+from mpi_impl.prediction.group import survey
 from mpi_impl.prediction.predict import Predicted, sent_by_pipeline
 from mpi_impl.report import memory, traffic
 from mpi_impl.report.charts import AXES, COLORS, MEMORY, WORDS
@@ -31,6 +32,7 @@ from reference.parallel.stages import schedule_of, stages_of_ranks
 from reference.precision import Precision
 
 MOST_LOSSES = 1_000       # on the page: of a longer run, every n-th, and the last
+GROUPS = "tensor", "pipeline", "data", "context", "replicas", "shards", "instances", "expert", "expert replicas"
 MOST_SENT = 10_000        # rows of who sends what to whom; beyond that, all reasons of a group together
 
 
@@ -156,7 +158,7 @@ def losses(run: ReportedRun) -> dict[str, Any]:
 def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """Return each rank's place, what it holds, and its groups."""
     c, p, found = run.model, run.parallel, []
-    stages = stages_of_ranks(c, p)
+    stages, colors = stages_of_ranks(c, p), survey(p)
     for rank, one in enumerate(everyone):
         at = place(rank, p)
         held = stages[at.pipeline]
@@ -164,10 +166,7 @@ def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str,
         found.append({"rank": rank, **at._asdict(), "parameters": one.psi,
                       "stages": {str(stage): [own[0], own[-1]] for stage, own in held.items()},
                       "embedding": 0 in layers, "head": c.num_layers - 1 in layers,
-                      "groups": {name: members(rank, name, p) for name in (
-                          "tensor", "pipeline", "data", *["context", "replicas"] * (p.context_parallel_size > 1),
-                          *["shards", "instances"] * (p.num_distributed_optimizer_instances > 1),
-                          *["expert", "expert replicas"] * (p.expert_model_parallel_size > 1))}})
+                      "groups": {name: members(rank, name, colors) for name in GROUPS if name in colors}})
     return found
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.comm.topology import Place, place, rank_at
+from mpi_impl.comm.topology import place
+from mpi_impl.prediction.group import Colors, members_by_color, survey
 from reference.config import ParallelConfig
 from reference.parallel.stages import schedule_of
 from reference.schedules.actions import Send, lower
@@ -27,55 +28,25 @@ class Sent(NamedTuple):
     bytes: float
 
 
-def in_replica(at: Place, replica: int, c: ParallelConfig) -> int:
-    """Return the rank at the same place in another copy of the dense parameters."""
-    data, context = divmod(replica, c.context_parallel_size)
-    return rank_at(at._replace(context=context, data=data), c)
-
-
-def members(rank: int, group: str, c: ParallelConfig) -> list[int]:
+def members(rank: int, group: str, colors: Colors) -> Sequence[int]:
     """Return the ranks of a rank's group of this name, in order."""
-    at, p, e = place(rank, c), c.pipeline_model_parallel_size, c.expert_model_parallel_size
-    replica = at.context + c.context_parallel_size * at.data
-    match group:
-        case "tensor":
-            return [rank_at(at._replace(tensor=i), c) for i in range(c.tensor_model_parallel_size)]
-        case "context":
-            return [rank_at(at._replace(context=i), c) for i in range(c.context_parallel_size)]
-        case "data":
-            return [rank_at(at._replace(data=i), c) for i in range(c.data_parallel_size)]
-        case "replicas":
-            return [in_replica(at, i, c) for i in range(c.replicas)]
-        case "shards":
-            n = c.instance_size
-            return [in_replica(at, i, c) for i in range(replica // n * n, replica // n * n + n)]
-        case "instances":
-            return [in_replica(at, i, c) for i in range(replica % c.instance_size, c.replicas, c.instance_size)]
-        case "expert":
-            return [in_replica(at, i, c) for i in range(replica // e * e, replica // e * e + e)]
-        case "expert replicas":
-            return [in_replica(at, i, c) for i in range(replica % e, c.replicas, e)]
-        case "holders":
-            return [other for other in range(c.world_size) if (rest := place(other, c)).context
-                    + c.context_parallel_size * rest.data in range(replica // e * e, replica // e * e + e)]
-        case "copies":      # some neighbours of these, how many depends on the model
-            return members(rank, "tensor", c)
-        case "pipeline":
-            return [rank_at(at._replace(pipeline=i), c) for i in range(p)]
-        case "embedding":
-            return [rank_at(at._replace(pipeline=i), c) for i in (0, p - 1)]
-        case "model":
-            return [other for other in range(c.world_size) if place(other, c).replica == at.replica]
-    return list(range(c.world_size))
+    if group == "embedding":
+        pipeline = members(rank, "pipeline", colors)
+        return [pipeline[0], pipeline[-1]]
+    if group == "copies":       # some neighbours of the tensor group, how many depends on the model
+        group = "tensor"
+    if group not in colors:
+        return range(len(colors["data"]))       # the world
+    return members_by_color(colors[group])[colors[group][rank]]
 
 
 def sent_by_all(ledgers: Sequence[Ledger], c: ParallelConfig, m: int) -> list[Sent]:
     """Give the bytes of every rank's ledger to pairs of ranks. A step has m microbatches."""
-    shares = [destinations(c, m, rank) for rank in range(c.pipeline_model_parallel_size)]
+    colors, shares = survey(c), [destinations(c, m, rank) for rank in range(c.pipeline_model_parallel_size)]
     found: dict[tuple[tuple[int, int], tuple[str, str, str]], float] = defaultdict(float)
     for rank, ledger in enumerate(ledgers):
         for entry, total in ledger.totals.items():
-            ranks = members(rank, entry.group, c)
+            ranks = members(rank, entry.group, colors)
             following = ranks[(ranks.index(rank) + 1) % len(ranks)]
             if entry.operation.startswith("all_to_all"):
                 to = {other: 1 / (len(ranks) - 1) for other in ranks if other != rank}
