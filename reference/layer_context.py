@@ -1,4 +1,4 @@
-"""The arguments that all layers of one forward pass share, beside their input and their parameters."""
+"""The arguments that all layers of one forward pass share, besides their input and their parameters."""
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

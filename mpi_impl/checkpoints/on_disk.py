@@ -80,7 +80,7 @@ def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], ele
 
 
 def publish(root: str, aside: str, manifest: Manifest) -> None:
-    """Write the manifest beside the shards, which are complete, rename the folder, and update the tracker.
+    """Write the manifest next to the shards, which are complete, rename the folder, and update the tracker.
 
     Each is on the disk before the next begins. Raises UserError if one fails: the tracker then names the last good one.
     """
@@ -174,7 +174,7 @@ def read_manifest(root: str) -> Manifest:
                         f"{others(root)}")
     text = read_bytes(path)
     if read_bytes(os.path.join(folder, SEAL), 1000) != seal_of(text):
-        raise UserError(f"{path} is damaged, or {SEAL} beside it: that is not its checksum.{others(root)}")
+        raise UserError(f"{path} is damaged, or {SEAL} next to it: that is not its checksum.{others(root)}")
     try:
         manifest = Manifest.from_text(text)
     except (ValueError, RecursionError) as error:

@@ -37,7 +37,7 @@ class Memory(NamedTuple):
 
 
 class RankDevice(NamedTuple):
-    """The GPU of a rank, and the libraries beside it."""
+    """The GPU of a rank, and the libraries next to it."""
 
     gpu: str                # its address
     name: str               # its model
@@ -142,7 +142,7 @@ def without_mpi(devices: Sequence[RankDevice]) -> str:
 
 
 def path_of(devices: Sequence[RankDevice], backend: str) -> DevicePath:
-    """Return the path of this rank's arrays, once it has chosen its GPU. Beside NCCL, MPI has the rank's messages."""
+    """Return the path of this rank's arrays, once it has chosen its GPU. Next to NCCL, MPI has the rank's messages."""
     direct = backend != "staged" and not without_mpi(devices)
     return DevicePath(None if direct else PinnedStaging(), NCCL() if backend == "nccl" else None)
 

@@ -1,6 +1,6 @@
 """f, g and their siblings on one rank: the edges of a layer's tensor-parallel region.
 
-Each forward stands beside its backward, which is its adjoint. The textbook twin is reference/comm/mappings.py, over a
+Each forward stands next to its backward, which is its adjoint. The textbook twin is reference/comm/mappings.py, over a
 list with one array per rank.
 """
 import numpy as np

@@ -89,7 +89,7 @@ def show_blocks(observer: Observer, phase: str, caches: dict[int, BlockCache]) -
 
 
 def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
-    """Show the caches of the heads. A GPT has one head, whose caches lie beside that of the final norm."""
+    """Show the caches of the heads. A GPT has one head, whose caches lie next to that of the final norm."""
     norm, *rest = cache
     show(observer, "forward", "final_layernorm", norm, NormCache)
     caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
@@ -173,8 +173,8 @@ class ObservedRegion:
         unit = self.observer.unit
         if layer == "experts":
             return f"{unit}.mlp.experts"
-        beside = layer == "mlp" and self.observer.state.model.has_experts(int(unit.split(".")[1]))
-        return f"{unit}.mlp.shared" if beside else f"{unit}.{layer}"
+        is_shared = layer == "mlp" and self.observer.state.model.has_experts(int(unit.split(".")[1]))
+        return f"{unit}.mlp.shared" if is_shared else f"{unit}.{layer}"
 
 
 class ObservedUnit:

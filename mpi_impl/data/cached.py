@@ -47,7 +47,7 @@ def prepare(data_path: str | None, choice: TokenizerChoice, split_sentences: boo
         if tokenizer is None:
             raise UserError(f"--data-path {data_path} is already tokenized, so {choice.tokenizer_type} cannot be "
                             "trained on it. Give the tokenizer it was made with: --tokenizer-model with what was saved "
-                            "beside it, --tokenizer-type GPT2BPETokenizer with --vocab-file and --merge-file, or "
+                            "next to it, --tokenizer-type GPT2BPETokenizer with --vocab-file and --merge-file, or "
                             "--tokenizer-type NullTokenizer with --vocab-size.")
         return open_tokens(prefix, tokenizer, report)
     root = cache_folder(cache)

@@ -1,7 +1,7 @@
 """A tokenizer from the tokenizer.json of a model in Hugging Face's layout, such as a Llama's.
 
 The file does not say which token ends a document, nor how many rows the model's table has, which may be more than
-tokens: both stand in files beside it, tokenizer_config.json and config.json. What is saved here has all in one file.
+tokens: both stand in files next to it, tokenizer_config.json and config.json. What is saved here has all in one file.
 """
 import json
 import os
@@ -30,7 +30,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, path: str | Path) -> "HuggingFaceTokenizer":
-        """Read a tokenizer.json, with the files beside it, or what `save` wrote. Raise UserError if that fails."""
+        """Read a tokenizer.json, with the files next to it, or what `save` wrote. Raise UserError if that fails."""
         check_file("--tokenizer-model", str(path), "a tokenizer.json")
         content: Any = read_json(str(path), Object, LARGEST)
         try:

@@ -60,7 +60,7 @@ def write_indexed(prefix: str | Path, documents: Iterable[Document], vocab_size:
                 bounds.append(len(lengths))
         with open(aside / "idx", "wb") as file:
             write_index(file, np.array(lengths, "<i4"), np.array(bounds, "<i8"), dtype)
-        idx_path.unlink(missing_ok=True)  # an old index must not stay beside new tokens
+        idx_path.unlink(missing_ok=True)  # an old index must not stay with new tokens
         os.replace(aside / "bin", bin_path)
         os.replace(aside / "idx", idx_path)
 

@@ -54,7 +54,7 @@ def given_tokenizer(choice: TokenizerChoice) -> Tokenizer | None:
         return NullTokenizer(choice.vocab_size)
     if choice.tokenizer_type == HuggingFaceTokenizer.name and not paths:
         raise UserError("--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model: a model's tokenizer.json, with "
-                        "its tokenizer_config.json beside it.")
+                        "its tokenizer_config.json next to it.")
     if not paths:
         TRAINED[choice.tokenizer_type].check_size(choice.size_to_train)
         return None

@@ -162,9 +162,9 @@ class FineTuning(Program):
         return accuracy
 
     def save(self) -> None:
-        """Save the tuned model, with its tokenizer beside it."""
+        """Save the tuned model, with its tokenizer next to it."""
         tokenizer = self.pretrained.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
         self.say(checkpoint.save(self.trainer, self.args.save, settings))
-        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")
+        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer next to it")

@@ -17,7 +17,7 @@ from reference.precision import FORMATS
 class TokenizerOptions(TokenizerFileOptions):
     """The tokenizer."""
 
-    tokenizer_type: str | None = option_field(None, "where none was saved beside the weights", choices=TOKENIZER_TYPES)
+    tokenizer_type: str | None = option_field(None, "where none was saved with the weights", choices=TOKENIZER_TYPES)
 
 
 @option_group

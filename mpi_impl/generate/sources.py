@@ -103,7 +103,7 @@ class Checkpoint(NamedTuple):
     def tokenizer(self, args) -> Tokenizer:
         trained_with = self.manifest.settings.get("tokenizer_type", ByteLevelBPETokenizer.name)
         found = named_tokenizer(args, self.model, trained_with) or self.own_tokenizer()
-        advice = f"{GIVE} Without these options it is the one that was saved beside the model."
+        advice = f"{GIVE} Without these options it is the one that was saved with the model."
         checkpoint.check_tokenizer(self.root, self.manifest, found, advice)
         return found
 

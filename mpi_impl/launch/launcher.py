@@ -210,7 +210,7 @@ def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def find_mpiexec(vendor: str) -> str:
-    """Find the mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
+    """Find the mpiexec of this MPI library: the one next to this Python if it fits, else the first such on PATH."""
     folders = dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()])
     others = []
     for name in LAUNCHER_NAMES:
@@ -221,7 +221,7 @@ def find_mpiexec(vendor: str) -> str:
             others += [path] if path else []
     found = f"found only {', '.join(dict.fromkeys(others))}, of another MPI" if others else "found none at all"
     raise UserError(
-        f"mpi4py uses {vendor}, and its mpiexec is neither beside {sys.executable} nor on PATH: {found}. "
+        f"mpi4py uses {vendor}, and its mpiexec is neither next to {sys.executable} nor on PATH: {found}. "
         f"Put {vendor}'s on PATH, or install it into this environment, as in `{typed('pip')} install mpich`."
     )
 

@@ -1,6 +1,6 @@
 """One rank of a pool (`mpi_impl/launch/pool.py`), and its guard.
 
-The guard is the process that mpiexec starts. It forks the rank and stays beside it, for two things that a process
+The guard is the process that mpiexec starts. It forks the rank and stays next to it, for two things that a process
 cannot do itself: tell how it died, and end when it is stuck in native code and the pool has gone. As long as the
 guard lives, mpiexec notices nothing and lets the other ranks report where they are.
 """

@@ -42,8 +42,8 @@ def experts_forward(x, p: Experts, c, region, context=TRAINING):
         counts = everyone
     y, shared = region.leave(combine(outputs, weights, order), OUTPUT), None                         # g
     if p.shared is not None:
-        beside, shared = layer_forward(x, p.shared, c, region)
-        y += beside
+        y_shared, shared = layer_forward(x, p.shared, c, region)
+        y += y_shared
     return y, ExpertsCache(x, routing, losses, order._replace(counts=counts), weights, outputs, experts, shared)
 
 

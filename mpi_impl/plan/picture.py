@@ -1,4 +1,4 @@
-"""A picture of the best plans beside one another: the use of a device's memory, and the time of a step."""
+"""A picture of the best plans next to one another: the use of a device's memory, and the time of a step."""
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
 
 
 def stack(axes, y: int, parts: Sequence[tuple[float, str]], annotation: str) -> None:
-    """Draw a bar of parts, with their sum beside it."""
+    """Draw a bar of parts, with their sum next to it."""
     left = 0.0
     for size, color in parts:
         axes.barh(y, size, 0.66, left, color=color)

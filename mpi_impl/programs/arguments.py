@@ -20,7 +20,7 @@ from reference.schedules.generators import MOST_ACTIONS
 
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 
-# Options on which a step depends, beside those of the optimizer.
+# Options on which a step depends, besides those of the optimizer.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")

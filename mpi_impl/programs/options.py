@@ -54,7 +54,7 @@ class ExpertsOptions:
     moe_ffn_hidden_size: int | None = option_field(None, "columns of each expert (default: those of the MLP)", "N")
     moe_layer_freq: int = option_field(ExpertsConfig.moe_layer_freq, "every N-th layer has experts", "N")
     moe_shared_expert_intermediate_size: int | None = option_field(
-        None, "columns of an MLP that computes all tokens, beside the experts (default: none)", "N")
+        None, "columns of an MLP that computes all tokens, in addition to the experts (default: none)", "N")
     moe_aux_loss_coeff: float = option_field(
         ExpertsConfig.moe_aux_loss_coeff, "of the load-balancing loss, which is taken over each sequence", "C")
     moe_z_loss_coeff: float = option_field(
@@ -242,7 +242,7 @@ class ReportOptions:
     report: str | None = option_field(
         None, "write a page for a browser: losses, ranks, traffic, memory, and a step to play, action by action", "F")
     verbose: bool = option_field(
-        False, "end with every line of the ledger and of the ranks' memory, each beside its formula")
+        False, "end with every line of the ledger and of the ranks' memory, each next to its formula")
     record: str | None = option_field(
         None, "write every tensor of the first two iterations, for mpi_impl.compare", "DIR")
     trace: str | None = option_field(None, "write a timeline of each rank's work, for Perfetto, and draw it", "DIR")

@@ -314,7 +314,7 @@ class Pretraining(Program):
         traced.write(folder, schedule_of(parallel, self.settings.microbatches),
                      elements * self.settings.precision.form.bytes)
         self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
-                 "and timeline.png shows the very last one beside its prediction")
+                 "and timeline.png shows the very last one next to its prediction")
 
     def report_outcome(self) -> None:
         if self.verifier:

@@ -84,7 +84,7 @@ def shrink_layers(layers: int, stages: int, recompute: Recompute) -> tuple[int, 
     """Return the number of layers, and how they are recomputed.
 
     A stage gets two layers if the run has a stage with several; three if it has groups of several recomputed layers
-    beside others.
+    and others.
     """
     each, more = divmod(layers, stages)
     largest, n = each + (more > 0), recompute.num_layers

@@ -25,7 +25,7 @@ from reference.parallel.model_states import model_states
 
 
 class Forecast(NamedTuple):
-    """Bytes of one rank, without the temporary ones of operations, which are few beside these."""
+    """Bytes of one rank, without the temporary ones of operations, which are few compared with these."""
 
     states: float        # parameters, gradients, and what Adam keeps of them
     activations: int     # the peak, with recompute

@@ -1,4 +1,4 @@
-"""The arrays that one layer keeps of a microbatch, found in the caches of a real one, beside the papers' formulas.
+"""The arrays that one layer keeps of a microbatch, found in the caches of a real one, next to the papers' formulas.
 
 The formulas are those of Korthikanti et al. 2022 (2205.05198) and, for a backward in two parts, Qi et al. 2023
 (2401.10241), in bytes of a GPT in 16 bits. Letters as in reference/config.

@@ -1,4 +1,4 @@
-"""The resident memory of a rank, as the system or the GPU's pool reports it, beside the forecast."""
+"""The resident memory of a rank, as the system or the GPU's pool reports it, next to the forecast."""
 import contextlib
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""The end of a run in three lines: its loss, its traffic and its memory, the last two beside what was predicted."""
+"""The end of a run in three lines: its loss, its traffic and its memory, the last two next to what was predicted."""
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The ledger as a table, each line beside its prediction, and as JSON; and the papers' formulas beside its sums.
+"""The ledger as a table, each line next to its prediction, and as JSON; and the papers' formulas next to its sums.
 
 On several hosts both also split the ring's bytes into those inside hosts and those between hosts.
 """
@@ -126,7 +126,7 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
 
 
 def between_replicas(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, work: PassCounts) -> str:
-    """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
+    """Describe the traffic of gradients and parameters, counted unit by unit, next to the formula of the ZeRO paper."""
     d, m, psi = p.replicas, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
     instances, reasons = p.num_distributed_optimizer_instances, ("gradients", "gradients of experts", "parameters")
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")

@@ -103,7 +103,7 @@ def path_inside(folder: str, name: str, source: str) -> str:
     Raises UserError for a name that could lead out of the folder.
     """
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-        raise UserError(f"{source} names the file {name!r}, but a file beside it has a name without a folder.")
+        raise UserError(f"{source} names the file {name!r}, but a file next to it has a name without a folder.")
     return os.path.join(folder, name)
 
 

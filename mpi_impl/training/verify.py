@@ -1,4 +1,4 @@
-"""--verify: the textbook trains beside the ranks, in one process on the same batches, and must agree at every step.
+"""--verify: the textbook trains along with the ranks, in one process on the same batches, and must agree at every step.
 
 How far apart they are, relative to their magnitude. The loss: the difference / the loss (or 1, if the loss is
 below 1: logits are of order 1 however small it gets). The gradient: the largest difference of an element / the largest

@@ -14,7 +14,7 @@ class ExpertsConfig:
     moe_router_pre_softmax: bool = False                 # whether weights are softmax over all, or over the k chosen
     moe_ffn_hidden_size: int | None = None               # of each expert; None: as the MLP's
     moe_layer_freq: int = 1                              # every n-th layer has experts, layer 0 first
-    moe_shared_expert_intermediate_size: int | None = None   # of an MLP that computes all tokens beside the experts
+    moe_shared_expert_intermediate_size: int | None = None   # of an MLP that computes all tokens, too
     moe_aux_loss_coeff: float = 0.0                      # of the load-balancing loss
     moe_z_loss_coeff: float = 0.0                        # of the loss that keeps logits small
     moe_expert_capacity_factor: float | None = None      # None: no token is dropped

@@ -140,7 +140,7 @@ def groups_of(plan: Plan) -> Groups:
 def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
     """Time forward and backward of one layer and microbatch.
 
-    Blocks of keys from other ranks keep no probabilities: whatever is recomputed beside, the backward computes their
+    Blocks of keys from other ranks keep no probabilities: whatever is recomputed besides, the backward computes their
     scores again, the first of the core's two products.
     """
     forward, backward = (one_pass(sizes, hardware, backward) for backward in (False, True))

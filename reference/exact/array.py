@@ -26,7 +26,7 @@ class Bound:
 
 
 class ExactArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of numbers modulo P, in place of one of float64. Indices and masks beside it are NumPy's.
+    """An array of numbers modulo P, in place of one of float64. Indices and masks next to it are NumPy's.
 
     It raises TypeError where its elements would become floats, and ZeroDivisionError where a divisor is 0 modulo P.
     """

@@ -9,7 +9,7 @@ Three ways to split them, which go together:
 
 - *over t tensor-parallel ranks*, each expert as any MLP is: columns of A, rows of B. The router computes outside the
   region, like a norm, on what is identical on every rank or, with sequence parallelism, on each rank's own positions.
-  Its choices enter the region beside x (f), and the weighted sum of the experts' partial sums leaves it (g).
+  Its choices enter the region together with x (f), and the weighted sum of the experts' partial sums leaves it (g).
 - *over e ranks*, each expert whole on one of them: expert parallelism, `dealt_experts_forward`. The ranks have
   different samples, and copies of everything else.
 - *over replicas*, which hold copies.
@@ -76,8 +76,8 @@ def experts_forward(x, p, c, context=TRAINING):
     outputs, experts = each_expert_forward(dispatch(x, order), p.experts, order.counts, c)
     y, shared = combine(outputs, routing.weights, order), None
     if p.shared is not None:
-        beside, shared = layer_forward(x, p.shared, c)
-        y = y + beside
+        y_shared, shared = layer_forward(x, p.shared, c)
+        y = y + y_shared
     return y, ExpertsCache(x, routing, losses, order, routing.weights, outputs, experts, shared)
 
 
@@ -96,8 +96,8 @@ def experts_backward(dy, p, cache, c):
     dx, router = router_backward(dweights, p.router, cache, c)
     dx, shared = dx + dispatch_backward(dcopies, cache.order), None
     if p.shared is not None:
-        beside, shared = layer_backward(dy, p.shared, cache.shared, c)
-        dx = dx + beside
+        dx_shared, shared = layer_backward(dy, p.shared, cache.shared, c)
+        dx = dx + dx_shared
     return dx, Experts(router, experts, shared)
 
 
@@ -155,8 +155,8 @@ def sharded_experts_forward(xs, shards, c, region, context=TRAINING):
     context.note_losses(region.parts_of_a_sum([cache.losses for cache in caches]))
     ys, shared = region.leave(partial), None                                                         # g
     if shards[0].shared is not None:
-        beside, shared = sharded_layer_forward(xs, [p.shared for p in shards], c, region)
-        ys = [y + more for y, more in zip(ys, beside)]
+        ys_shared, shared = sharded_layer_forward(xs, [p.shared for p in shards], c, region)
+        ys = [y + more for y, more in zip(ys, ys_shared)]
     return ys, (caches, shared)
 
 
@@ -175,8 +175,8 @@ def sharded_experts_backward(dys, shards, cache, c, region):
     dxs = [dx + more for dx, (more, _) in zip(region.enter_backward(partial), routed)]
     dshared = [None] * len(shards)
     if shared is not None:
-        beside, dshared = sharded_layer_backward(dys, [p.shared for p in shards], shared, c, region)
-        dxs = [dx + more for dx, more in zip(dxs, beside)]
+        dxs_shared, dshared = sharded_layer_backward(dys, [p.shared for p in shards], shared, c, region)
+        dxs = [dx + more for dx, more in zip(dxs, dxs_shared)]
     return dxs, [Experts(router, *grads) for (_, router), *grads in zip(routed, experts, dshared)]
 
 
@@ -212,8 +212,8 @@ def dealt_experts_forward(xs, shards, c, contexts):
         contexts[rank].note_losses([losses[rank]])
         y, shared = combine(outputs[rank], routing.weights, order), None
         if p.shared is not None:
-            beside, shared = layer_forward(x, p.shared, c)
-            y = y + beside
+            y_shared, shared = layer_forward(x, p.shared, c)
+            y = y + y_shared
         ys.append(y)
         caches.append(ExpertsCache(x, routing, losses[rank], order, routing.weights, outputs[rank], experts[rank],
                                    shared))
@@ -233,8 +233,8 @@ def dealt_experts_backward(dys, shards, caches, c):
         dx, router = router_backward(dweights[rank], p.router, cache, c)
         dx, shared = dx + dispatch_backward(dcopies[rank], cache.order), None
         if p.shared is not None:
-            beside, shared = layer_backward(dy, p.shared, cache.shared, c)
-            dx = dx + beside
+            dx_shared, shared = layer_backward(dy, p.shared, cache.shared, c)
+            dx = dx + dx_shared
         dxs.append(dx)
         grads.append(Experts(router, experts[rank], shared))
     return dxs, sum_of_copies(grads)

@@ -16,7 +16,7 @@ would need all forwards before the first backward. So it is taken over each *seq
 and the loss of the batch is the mean over all sequences of the global batch: no topology divides a sequence without a
 way to sum up its E counts of choices. The z-loss is a mean over all tokens of the global batch. Padding has no part in
 either. Both are multiplied by their coefficients and added to what is differentiated, but not to the loss of the
-language model, beside which they are reported.
+language model, next to which they are reported.
 """
 from typing import Annotated, Any, NamedTuple
 
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 
 
 class RouterLosses(NamedTuple):
-    """Both losses of some positions, and what their backward needs beside the probabilities."""
+    """Both losses of some positions, and what their backward needs besides the probabilities."""
 
     shares: Any     # [b, s or 1, E]: E f_e of each sequence, times the weight of each of its tokens in the global batch
     size: Any       # [b, s, 1]: log sum exp(logits), times the weight of each token

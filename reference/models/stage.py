@@ -21,7 +21,7 @@ from reference.rope import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):
-    """The part of a batch that a stage reads, beside the x of the stage before."""
+    """The part of a batch that a stage reads, besides the x of the stage before."""
 
     tokens: Any              # [b, s]
     token_types: Any = None  # [b, s], for BERT

@@ -2,7 +2,8 @@
 
 NCCL does not know the host: a call puts work on a stream, and returns. The work begins when everything before it on
 that stream is done, so code that stays on one stream need not wait for anything. *Posted* collectives go on a second
-stream, beside the computation; events say there when they may begin, and on the first stream when they are over.
+stream, overlapped with the computation; events say there when they may begin, and on the first stream when they are
+over.
 
 Two collectives, of two groups, may then be on a device at the same time. NCCL promises that only for kernels that fit
 there side by side, as Megatron's do, too, and wants all ranks to launch them in the same order, as they do here.

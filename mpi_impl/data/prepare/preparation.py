@@ -238,7 +238,7 @@ class Preparation:
             bar.advance(sum(sequence.nbytes for sequence in document))
 
     def publish(self, suffix: str, write: Callable[[TextIO], object]) -> None:
-        """Write a file beside the tokens, which appears when it is complete."""
+        """Write a file next to the tokens, which appears when it is complete."""
         with replacing(f"{self.prefix}.{suffix}") as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
             write(file)
 

@@ -525,7 +525,7 @@ $("reason").addEventListener("change", drawMatrix);
 drawMatrix();
 
 $("ledger-say").textContent = `Every kind of call ${p > 1 ? `of the ${p} ranks of rank 0's pipeline, added up` : "of rank 0"}, ` +
-  `beside its prediction, if it has one: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
+  `next to its prediction, if it has one: ${plural(data.ledger.length, "line")}, which scroll. Ring bytes are what a rank sends if the call runs as ` +
   "a ring. The titles sort.";
 (function () {
   const columns = [["group", r => `${r.group} ×${r.group_size}`], ["phase", r => r.phase], ["reason", r => r.reason],

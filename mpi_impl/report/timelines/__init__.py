@@ -1,1 +1,1 @@
-"""Timelines of ranks: recorded by a trace, written for a viewer, drawn beside their prediction."""
+"""Timelines of ranks: recorded by a trace, written for a viewer, drawn next to their prediction."""

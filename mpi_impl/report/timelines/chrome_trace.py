@@ -57,5 +57,5 @@ def nanoseconds(seconds: float) -> int:
 
 
 def arguments(s: Slice) -> dict:
-    """Return the details that a viewer shows beside the name."""
+    """Return the details that a viewer shows next to the name."""
     return {"stage": s.action.stage, "microbatch": s.action.microbatch} if s.action else {}
