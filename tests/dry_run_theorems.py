@@ -9,7 +9,7 @@ from tests.cases import Case, Plan
 
 def world_of(case: Case, plan: Plan, size: int, m: int, precision: str = "float64") -> ImaginedWorld:
     """Return the world of a case's training, with steps of m microbatches."""
-    return ImaginedWorld(case.model, plan.parallel(size, case), Precision(precision), case.b, case.s, m, cudnn=False)
+    return ImaginedWorld(case.model, plan.parallel(size, case), Precision(precision), case.b, case.s, m)
 
 
 def all_ranks_match(world: ImaginedWorld) -> None:

@@ -80,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     words = usual if a.vocab_size is None else a.vocab_size
     world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
                           a.seq_length, settings.microbatches, profiles.load(a.hardware),
-                          optimizer=settings.optimizer)
+                          cudnn=True, optimizer=settings.optimizer)
     return DryRunRequest(world, a.rank, a.trace, [option(name) for name in given if name in WITHOUT_EFFECT])
 
 

@@ -60,7 +60,7 @@ class FineTuning(Program):
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
-                                 self.microbatches)
+                                 self.microbatches, cudnn=self.has_cudnn)
         in_memory = args.offload_folder is None and self.device.memory is None      # what is offloaded
         forecast.check_one_rank(self.hosts, imagined, in_memory)
         predicted = predict_pipeline(self.topology, imagined)

@@ -27,6 +27,6 @@ def predicted_bytes(plan: Plan, hardware: Hardware) -> int:
     fullest = [stage for stage, size in expected.items() if size > CLOSE * max(expected.values())]
     world = ImaginedWorld(no_capacity(plan.model), parallel, precision_of(hardware), plan.b,
                           plan.model.max_position_embeddings,
-                          shrink_microbatches(plan.m, parallel.pipeline_schedule, p))
+                          shrink_microbatches(plan.m, parallel.pipeline_schedule, p), cudnn=True)
     return max(sum(run_rank(world, rank_at(Place(0, 0, 0, stage), parallel), measured=True).held)
                for stage in fullest)

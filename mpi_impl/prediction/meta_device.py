@@ -35,7 +35,7 @@ class MemoryPeak(NamedTuple):
 class MetaDevice:
     """A device of which there are only the figures."""
 
-    def __init__(self, hardware: Hardware | None = None, cudnn: bool = True):
+    def __init__(self, hardware: Hardware | None = None, cudnn: bool = False):
         """Take no time without a profile. `cudnn` says whether attention is cuDNN's where it can be."""
         self.hardware, self.cudnn = hardware, cudnn
         self.seconds = 0.0              # of work so far

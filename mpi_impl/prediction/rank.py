@@ -40,7 +40,7 @@ class ImaginedWorld:
     seq_length: int
     microbatches: int           # of each replica
     hardware: Hardware | None = None
-    cudnn: bool = True
+    cudnn: bool = False         # whether attention in 16 bits is cuDNN's, where it can be
     optimizer: OptimizerConfig = OptimizerConfig(1e-4, 10)
 
     @property

@@ -87,7 +87,7 @@ class Pretraining(Program):
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
         self.imagined = ImaginedWorld(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
-                                      self.args.seq_length, settings.microbatches)
+                                      self.args.seq_length, settings.microbatches, cudnn=self.has_cudnn)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         in_memory = self.args.offload_folder is None and self.device.memory is None      # what is offloaded
         forecast.check_one_rank(self.hosts, self.imagined, in_memory)

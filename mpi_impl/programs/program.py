@@ -10,6 +10,7 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.kernels.cuda import flash
 from mpi_impl.launch.entry import give_up, leave_within
 from reference.config import ParallelConfig
 
@@ -24,6 +25,11 @@ class Program(ABC):
         ranks.instruments.device_path = self.device.path
         ranks.instruments.hosts = ranks.hosts()
         self.at_the_end = ExitStack()
+
+    @property
+    def has_cudnn(self) -> bool:
+        """Report whether cuDNN computes attention in 16 bits, where it can."""
+        return self.args.device != "cpu" and flash.is_available()
 
     def connect(self, parallel: ParallelConfig) -> Topology:
         """Form the groups of the program's ranks. `run` gives them back to MPI."""

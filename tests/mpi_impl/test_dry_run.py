@@ -77,7 +77,7 @@ def test_an_instance_in_a_server_sends_its_shards_alone_to_others():
     """Two servers of four: each rank's shard is all-reduced between them once a step, and little else leaves."""
     model = ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=1)
     parallel = ParallelConfig(1, 1, 8, zero_stage=2, num_distributed_optimizer_instances=2)
-    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, 3, replace(REAL, server=4), cudnn=False)
+    world = ImaginedWorld(model, parallel, Precision("float32"), 1, 4, 3, replace(REAL, server=4))
     ledger = run_rank(world, 0).ledger
     (layout,) = layouts_of_ranks(model, parallel)
     sent = Counter[str]()
