@@ -19,6 +19,7 @@ import numpy as np
 
 from mpi_impl.compare.names import FROM_THE_LOSS, Key
 from mpi_impl.compare.recording import COMMON, Recording, TensorPart, whole_shape
+from mpi_impl.training.verify import inert_rows
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
 
@@ -223,14 +224,12 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
 
 def significant_values(key: Key, part: TensorPart, recording: Recording):
     """Return a part's values in float64, without components that the loss ignores."""
-    values = np.asarray(recording.load(part), np.float64)
-    if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
-        return np.zeros_like(values)
-    if recording.about.model.position_embedding_type == "rope" or recording.about.model.qk_layernorm:
-        return values
-    if key.name.endswith(("attention.b_qkv", "attention.b_kv")):      # [3, a, d], [2, g, d]
-        is_key = part.first[0] + np.arange(len(values)) == (1 if key.name.endswith("qkv") else 0)
-        values = np.where(is_key[:, None, None], 0, values)
+    values, c, rows = np.array(recording.load(part), np.float64), recording.about.model, inert_rows(key.name)
+    rotated = c.position_embedding_type == "rope" and "attention" in key.name
+    normed = c.qk_layernorm and key.name.endswith(("b_qkv", "b_kv"))
+    if rows is not None and not rotated and not normed:
+        start, stop, _ = rows.indices(part.first[0] + len(values))
+        values[max(start - part.first[0], 0):max(stop - part.first[0], 0)] = 0
     return values
 
 

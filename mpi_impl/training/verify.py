@@ -6,10 +6,10 @@ element (or 0.001, likewise), or that of the norms / the norm if it is larger. T
 square of the differences, the worst of them / the learning rate, which is about how far Adam moves a weight (plus
 what a weight is rounded to).
 
-The key bias is left out of the weights. Its gradient is zero, for softmax does not feel a constant added to all
-scores, so what is computed for it is rounding alone. Adam divides rounding by the root of its square and takes whole
-steps in directions that mean nothing, and that no loss feels. Elsewhere the same happens to single elements, so in
-float32 the weights are a coarse check: float64 is the strict one.
+What adds a constant to all scores is left out of the weights: the bias of keys, and that of their norm. Its gradient is
+zero, for softmax does not feel it, so what is computed for it is rounding alone. Adam divides rounding by the root of
+its square and takes whole steps in directions that mean nothing, and that no loss feels. Elsewhere the same happens to
+single elements, so in float32 the weights are a coarse check: float64 is the strict one.
 
 Why the textbook then takes over the ranks' weights: every step is proven from the same weights, so the whole run is.
 Left alone the two would part, and nothing would be wrong: training at a high rate is chaotic, and has been seen to
@@ -31,6 +31,9 @@ from reference.params import assign, leaves, tree_map
 from reference.precision import FORMATS
 from reference.training import trainer as training
 
+# Parameters that add the same to all scores of a softmax, and their rows that do.
+INERT = {"attention.b_qkv": slice(1, 2), "attention.b_kv": slice(0, 1),         # [3, a, d]: q, k, v; [2, g, d]: k, v
+         "attention.k_norm.bias": slice(None), "multichoice_head.b": slice(None)}
 SMALL = 256     # elements: in smaller tensors one sign flip dominates, in 16 bits
 
 
@@ -146,10 +149,14 @@ def largest(tree) -> float:
 
 
 def root_mean_square(tree, least: int) -> float:
-    """Return that of the tensor where it is largest, without key biases; tensors count as having `least` elements."""
-    parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x[1:] if name.endswith("attention.b_kv") else x
-             for name, x in leaves(tree)]               # [3, a, d]: q, k, v; [2, g, d]: k, v
+    """Return that of the tensor where it is largest, without inert rows; tensors count as having `least` elements."""
+    parts = [x if (rows := inert_rows(name)) is None else np.delete(x, rows, 0) for name, x in leaves(tree)]
     return worst(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)
+
+
+def inert_rows(name: str) -> slice | None:
+    """Return the rows of a parameter whose gradient is rounding alone, if there are any."""
+    return next((rows for ending, rows in INERT.items() if name.endswith(ending)), None)
 
 
 def worst(values: Iterable[float]) -> float:

@@ -205,22 +205,21 @@ def test_ranks_of_one_run_that_disagree_are_named():
     assert (str(difference.expected), difference.values) == ("A, rank 0", (3.0, 3.01))
 
 
-@pytest.mark.parametrize("name, shape, unfelt, felt", [
-    ("blocks.0.attention.b_qkv", (3, 2, 4), np.s_[1, 1, 2], np.s_[0, 1, 2]),      # the key bias, and the query bias
-    ("blocks.0.attention.k", (1, 3, 2, 4), np.s_[0, :, 1, 2], np.s_[0, 1, 1, 2])])    # all positions, and one of them
-def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
+@pytest.mark.parametrize("name, shape, changed, inert", [
+    ("b_qkv", (3, 2, 4), np.s_[1, 1, 2], True), ("b_qkv", (3, 2, 4), np.s_[0, 1, 2], False),    # of keys, of queries
+    ("k", (1, 3, 2, 4), np.s_[0, :, 1, 2], True), ("k", (1, 3, 2, 4), np.s_[0, 1, 1, 2], False),    # all positions, one
+    ("k_norm.bias", (4,), np.s_[2], True), ("q_norm.bias", (4,), np.s_[2], False)])
+def test_a_constant_added_to_all_scores_is_left_out(name, shape, changed, inert):
     """This is without rope, which rotates an addition to a key by the key's position."""
-    def differs(where, positions="learned_absolute"):
-        x = np.random.default_rng(1).normal(size=shape)
-        y = x.copy()
-        y[where] += 1
-        a, b = (recording_of([(TensorPart(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
-                              for i in range(len(x))], name) for values in (x, y))
+    x = np.random.default_rng(1).normal(size=shape)
+    y = x.copy()
+    y[changed] += 1
+    a, b = (recording_of([(TensorPart(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
+                          for i in range(len(x))], f"blocks.0.attention.{name}") for values in (x, y))
+    for positions, ignored in {"learned_absolute": inert, "rope": False}.items():
         for run in (a, b):
             run.about = replace(run.about, model=replace(MODEL, position_embedding_type=positions))
-        return bool(compare(a, b).differences)
-
-    assert (differs(unfelt), differs(felt), differs(unfelt, "rope")) == (False, True, True)
+        assert bool(compare(a, b).differences) != ignored
 
 
 DROPPING = replace(MODEL, experts=ExpertsConfig(4, 2, moe_expert_capacity_factor=1.0))

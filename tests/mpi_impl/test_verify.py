@@ -26,11 +26,13 @@ class OneProcess(Verifier):
 
 def params():
     """Return parameters of which one, b_qkv [3, a, d], has the queries', the keys' and the values' biases."""
-    return {"w": np.full((4, 5), 0.5), "attention.b_qkv": np.full((3, 1, 2), 0.5)}
+    return {"w": np.full((4, 5), 0.5), "attention.b_qkv": np.full((3, 1, 2), 0.5),
+            "attention.k_norm.bias": np.full(2, 0.5)}
 
 
 def grads():
-    return {"w": np.full((4, 5), -4.0), "attention.b_qkv": np.full((3, 1, 2), 0.25)}
+    return {"w": np.full((4, 5), -4.0), "attention.b_qkv": np.full((3, 1, 2), 0.25),
+            "attention.k_norm.bias": np.full(2, 0.25)}
 
 
 def perturb(tree, name: str, at, by: float):
@@ -50,7 +52,7 @@ def differences(loss=(2.0, 2.0), norm=(3.0, 3.0), gradient=(), weight=(), skippe
                             [params(), perturb(params(), *weight) if weight else params()])
 
 
-BIAS = "attention.b_qkv"
+BIAS, OF_NORM = "attention.b_qkv", "attention.k_norm.bias"
 
 
 @pytest.mark.parametrize("expected, found", [
@@ -60,7 +62,7 @@ BIAS = "attention.b_qkv"
     ((0, 0, 0.2 / sqrt(20)), {"weight": ("w", (1, 2), 0.002)}),     # the root of the mean of squares
     ((0, 0, 0.2 / sqrt(SMALL)), {"weight": ("w", (1, 2), 0.002), "compute": "bfloat16"}),   # as if it had more elements
     ((0, 0, 0.3 / sqrt(4)), {"weight": (BIAS, (2, 0, 0), 0.003)}),
-    ((0, 0, 0), {"weight": (BIAS, (1, 0, 0), 1.0)}),                # the keys' bias moves nothing
+    ((0, 0, 0), {"weight": (BIAS, (1, 0, 0), 1.0)}), ((0, 0, 0), {"weight": (OF_NORM, 1, 1.0)}),    # move nothing
     ((0, 0, 0), {"gradient": ("w", (0, 0), nan), "skipped": True}), ((nan, 0, 0), {"loss": (nan, 2.0)}),
     ((0, nan, 0), {"gradient": ("w", (3, 4), nan)}), ((0, nan, 0), {"gradient": (BIAS, (2, 0, 1), nan)}),
     ((0, 0, nan), {"weight": ("w", (3, 4), nan)}), ((0, 0, nan), {"weight": (BIAS, (2, 0, 1), nan)})])
