@@ -26,8 +26,8 @@ def whole_axes(width: float, height: float):
     return figure, axes
 
 
-def draw_box(axes, x: float, y: float, width: float, height: float, color: ColorType, label: str = "", size: float = BIG,
-             **style: Any) -> None:
+def draw_box(axes, x: float, y: float, width: float, height: float, color: ColorType, label: str = "",
+             size: float = BIG, **style: Any) -> None:
     """Draw a box, and in its middle a label that can be read on its color; where that is white, the label is pale."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=color, **style))
     if label:
