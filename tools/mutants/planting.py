@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from mpi_impl.launch.pool import Pool, RankFailure
-from tests.planted import Bug, changed_codes, planted_codes, source_of
+from tests.planted import Bug, changed_codes, planted_codes
 from tools.mutants.operators import ROOT, Mutant, mutated
 
 HANGS = 8.0                 # seconds, after which a run on ranks counts as hanging
@@ -25,8 +25,7 @@ class OutOfTime(BaseException):
 
 @lru_cache(2)
 def codes_of(mutant: Mutant) -> dict:
-    source = source_of(mutant.module)
-    return changed_codes(Bug(mutant.module, mutant.before, mutant.after), source, mutated(mutant, source))
+    return changed_codes(Bug(mutant.module, mutant.before, mutant.after), *mutated(mutant))
 
 
 @contextmanager
