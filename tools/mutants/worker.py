@@ -88,7 +88,7 @@ class Worker:
         """Run the tests of a mutant until one fails, note the result, and describe it."""
         begin, tests = time.monotonic(), self.tests_of(mutant)
         answers, answer = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=self.run_tests, args=(mutant, tests, answer))
+        process = FORK.Process(target=self.run_tests, args=(mutant, tests, answer), daemon=True)
         process.start()
         answer.close()
         result, test = "survived" if tests else "not run", ""
