@@ -105,9 +105,9 @@ class TorchBlock(nn.Module):
         return x + row_parallel(F.gelu(y, approximate="tanh"), self.w_out)
 
 
-def rope_of(s, size, base=10_000.0):
+def rope_of(s, size):
     """Return cos and sin [s, size/2] of rope's angles."""
-    frequency = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    frequency = 10_000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.outer(torch.arange(s, dtype=torch.float64), frequency).to(torch.get_default_dtype())
     return angle.cos(), angle.sin()
 

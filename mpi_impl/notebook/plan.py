@@ -13,6 +13,7 @@ from reference.costs.plans import Plan
 from reference.costs.published import PTD_P
 from reference.errors import UserError
 
+MOST = 16                   # stages that are drawn, twice as many as replicas; and numbers of ranks in a row
 SHOWN_MICROBATCHES = 24     # more do not fit into the picture of a pipeline
 
 MODELS = {f"{run.billions}B": run.model for run in PTD_P}
@@ -52,14 +53,14 @@ def draw_plan(plan: Plan) -> Figure:
     return figure
 
 
-def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
+def draw_grid(axes, p: ParallelConfig) -> None:
     """Draw a row for each replica, and in it a box for each stage with its t ranks. Of many, draw the first."""
     t, stages, d = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size
-    columns, rows = min(stages, most), min(d, most // 2)
+    columns, rows = min(stages, MOST), min(d, MOST // 2)
     for row in range(rows):
         for column in range(columns):
             for i in range(t):
-                number = f"{i + t * (row + d * column)}" if t * columns <= 16 else ""
+                number = f"{i + t * (row + d * column)}" if t * columns <= MOST else ""
                 draw_box(axes, column + 0.06 + 0.88 * i / t, row + 0.1, 0.88 / t, 0.8, color_of(i), number, 8,
                          edgecolor="white", linewidth=0.5)
     axes.set(xlim=(0, columns), xticks=[i + 0.5 for i in range(columns)], xticklabels=range(columns))

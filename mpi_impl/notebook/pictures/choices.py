@@ -18,6 +18,7 @@ from reference.errors import UserError
 
 SHADES = LinearSegmentedColormap.from_list("blues", ["#EAF3FA", OWNERS[0]])
 TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]
+MOST_T = 8      # the GPUs of a server
 
 
 class Machine(NamedTuple):
@@ -58,13 +59,13 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
                    sent(plan.messages.data, t * d))
 
 
-def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none", zero_stage: int = 0,
-            most_t: int = 8) -> dict[tuple[int, int], Plan | None]:
+def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none",
+            zero_stage: int = 0) -> dict[tuple[int, int], Plan | None]:
     """Return by (t, p), powers of two, the plan with d = n/(t p) replicas and a batch of B; None if it does not divide.
     """
     found: dict[tuple[int, int], Plan | None] = {}
     powers = [2**i for i in range(n.bit_length())]
-    for t in (t for t in powers if t <= most_t):
+    for t in (t for t in powers if t <= MOST_T):
         for p in (p for p in powers if t * p <= n):
             try:
                 parallel = ParallelConfig.for_world(n, t, p, recompute=Recompute(recompute), zero_stage=zero_stage,
