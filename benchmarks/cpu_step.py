@@ -80,7 +80,7 @@ def warm_up(contender: Contender, seconds: float) -> int:
 def contenders(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
     """Start the contenders for a work."""
     environment, sizes, divided = thread_settings({}), WORKS[name].argument, WORKS[name].s % ranks == 0
-    peer = "pytorch_llama" if WORKS[name].g else "pytorch_bert" if WORKS[name].bert else "pytorch_gpt"
+    peer = "pytorch_bert" if WORKS[name].bert else "pytorch_gpt"
     for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 and divided else ([],)):
         yield Contender(who, [launched(ranks, "shardlab_gpt", sizes, "1", *more)], environment, ranks)
     if not options.no_peer:

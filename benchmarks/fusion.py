@@ -20,10 +20,10 @@ TURNS = 15
 Variants = Mapping[str, Callable[[], object]]
 
 
-def milliseconds(variants: Variants, turns: int = TURNS) -> dict[str, float]:
+def milliseconds(variants: Variants) -> dict[str, float]:
     """Return the median time of each variant. They take turns, after one turn that does not count."""
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(turns + 1):
+    for turn in range(TURNS + 1):
         for name, function in variants.items():
             began = time.perf_counter()
             function()

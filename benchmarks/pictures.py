@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import name_rows, one_panel
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 OVERLAPS = "gradients", "gradients, ZeRO-2", "gradients, ZeRO-3", "ZeRO-3's prefetch", "ring attention"
@@ -14,13 +15,12 @@ NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 def draw_predictions(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> Figure:
     """Draw a row for each topology, the slowest on top: a bar for the measured time, a stroke for the predicted one."""
     order = sorted(range(len(names)), key=lambda i: -measured[i])
-    figure = Figure((8.5, 0.32 * len(names) + 1.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(8.5, 0.32 * len(names) + 1.2)
     axes.barh(range(len(names)), [1e3 * measured[i] for i in order], 0.66, color="#9CC7E4", label="measured")
     axes.plot([1e3 * predicted[i] for i in order], range(len(names)), "|", markersize=14, markeredgewidth=2.5,
               color="#D55E00", label="predicted")
-    axes.set(yticks=range(len(names)), yticklabels=[names[i] for i in order], ylim=(len(names) - 0.5, -0.5),
-             xlim=(0, None))
+    name_rows(axes, [names[i] for i in order], 0)
+    axes.set_xlim(0)
     axes.legend(frameon=False, loc="lower right")
     finish(axes, "ms of a step", "", "x")
     return figure

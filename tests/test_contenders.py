@@ -26,13 +26,13 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_llama", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times",
+    for name in {"works", "pytorch_gpt", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times",
                  "turns", "texts", "shardlab_texts", "transformers_texts"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
 @pytest.mark.parametrize("name, kind, more", [("pytorch_gpt", "TorchGPT", {}),
-                                              ("pytorch_llama", "TorchLlama", {"g": 2}),
+                                              ("pytorch_gpt", "TorchGPT", {"g": 2}),
                                               ("pytorch_bert", "TorchBERT", {"bert": 1})])
 def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
     work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, **more)
@@ -95,8 +95,8 @@ def as_torch(weights, work) -> dict[str, np.ndarray]:
         found[f"{at}out.weight"] = attention.w_out.T
         if work.g:
             qkv = np.concatenate([attention.w_q, *np.moveaxis(attention.w_kv, 1, 0)], 1)     # heads of Q, of K, of V
-            found |= {f"{at}qkv.weight": matrix(qkv), f"{at}gate_up.weight": matrix(mlp.w_in),
-                      f"{at}down.weight": mlp.w_out.T}
+            found |= {f"{at}qkv.weight": matrix(qkv), f"{at}w_in.weight": matrix(mlp.w_in),
+                      f"{at}w_out.weight": mlp.w_out.T}
         else:
             found |= {f"{at}qkv.weight": matrix(attention.w_qkv), f"{at}qkv.bias": attention.b_qkv.reshape(-1),
                       f"{at}out.bias": attention.b_out, f"{at}w_in.weight": mlp.w_in.T, f"{at}w_in.bias": mlp.b_in,

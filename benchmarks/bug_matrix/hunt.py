@@ -19,17 +19,16 @@ from typing import NamedTuple
 from benchmarks.bug_matrix import results
 from benchmarks.bug_matrix.settings import BugSetting, setting_of
 from benchmarks.bug_matrix.verdict import SEEN
+from mpi_impl.plan import launch_line
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.options import GPTPretrainingOptions
-from reference.config import option
 from reference.errors import UserError
 from tests import zoo
 from tests.planted import planted, source_of
 from tests.zoo.entry import Entry
 
 TOOLS = ("verify", "compare")       # one of them must see a bug that is hunted
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 301,
-         "make_vocab_size_divisible_by": 4, "train_iters": 20}
+CORPUS = {"vocab_size": 301, "make_vocab_size_divisible_by": 4, "train_iters": 20}
 
 
 class Hunt(NamedTuple):
@@ -83,34 +82,18 @@ def has_options(setting: BugSetting) -> bool:
 
 def options_of(setting: BugSetting) -> list[str]:
     """Return the options of pretrain_gpt that differ from what they are by default."""
-    case, plan, model = setting.case, setting.plan, setting.case.model
-    default = vars(GPTPretrainingOptions())
-    values = {"num_layers": model.num_layers, **SIZES, "micro_batch_size": case.b, "global_batch_size": setting.batch,
-              "position_embedding_type": model.position_embedding_type, "rotary_percent": model.rotary_percent,
-              "activation": model.activation, "hidden_dropout": model.hidden_dropout,
-              "attention_dropout": model.attention_dropout,
-              "untie_embeddings_and_output_weights": model.untie_embeddings_and_output_weights,
-              "tensor_model_parallel_size": case.t, "pipeline_model_parallel_size": plan.p,
-              "sequence_parallel": case.sequence_parallel, "keep_gathered_inputs": case.keep_gathered_inputs,
-              "cpu_offload": plan.cpu_offload}
-    if plan.zero_stage:
-        values["zero_stage"] = plan.zero_stage
-    if plan.instances > 1:
-        values["num_distributed_optimizer_instances"] = plan.instances
-    if plan.recompute.granularity != "none":
-        values["recompute_granularity"] = plan.recompute.granularity
-    if plan.recompute.granularity == "full":
-        values |= {"recompute_method": plan.recompute.method, "recompute_num_layers": plan.recompute.num_layers}
-    if plan.zero_stage < 3:         # which sums block by block
-        values["ddp_bucket_size"] = plan.bucket_size
-    if plan.schedule == "interleaved":
-        values["num_layers_per_virtual_pipeline_stage"] = 1
-    elif plan.p > 1:
-        values["pipeline_schedule"] = plan.schedule
-    if not plan.scatter_gather:
-        values["no_scatter_gather_tensors_in_pipeline"] = True
-    return [word for name, value in values.items() if value != default.get(name)
-            for word in ([option(name)] if value is True else [option(name), str(value)])]
+    plan, parallel, default = setting.plan, setting.plan.parallel(setting.ranks, setting.case), GPTPretrainingOptions()
+    shown = launch_line.Plan(setting.case.model, parallel, setting.m, setting.case.b)
+    full = plan.recompute.granularity == "full"
+    others = CORPUS | {
+        "recompute_method": plan.recompute.method if full else default.recompute_method,
+        "recompute_num_layers": plan.recompute.num_layers if full else default.recompute_num_layers,
+        "ddp_bucket_size": plan.bucket_size if plan.zero_stage < 3 else default.ddp_bucket_size,     # 3: block by block
+        "pipeline_schedule": default.pipeline_schedule if plan.p == 1 or plan.chunks else plan.schedule,
+        "keep_gathered_inputs": setting.case.keep_gathered_inputs, "cpu_offload": plan.cpu_offload,
+        "no_scatter_gather_tensors_in_pipeline": not plan.scatter_gather}
+    return [*launch_line.model_options(shown, None), *launch_line.plan_options(shown, None), *launch_line.arguments(
+        {name: value for name, value in others.items() if value != getattr(default, name)})]
 
 
 def grade(student: str, file: str, line: int, kind: str) -> Marks:

@@ -3,9 +3,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from benchmarks.bug_matrix.verdict import SEEN, SILENT, Verdict
+from mpi_impl.report.drawing import draw_legend
 from tests import zoo
 from tests.zoo.entry import KINDS
 
@@ -31,8 +31,7 @@ def draw(results: Mapping[str, Mapping[str, Verdict]], names: Sequence[str]) -> 
         axes.set(xticks=[], yticks=range(len(names)), yticklabels=names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    figure.legend([Patch(color=one) for one in COLORS.values()], COLORS, loc="outside lower center", ncols=4,
-                  frameon=False, fontsize=8.5)
+    draw_legend(figure, COLORS, "outside lower center", fontsize=8.5)
     return figure
 
 

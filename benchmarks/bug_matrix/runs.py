@@ -9,11 +9,12 @@ from typing import NamedTuple
 from benchmarks.bug_matrix.settings import BugSetting
 from benchmarks.bug_matrix.texts import CharacterSamples
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.comm.ledger import Entry, Ledger, Total
+from mpi_impl.comm.ledger import Entry, Total
 from mpi_impl.comm.topology import Topology
 from mpi_impl.compare.recorder import Recorder, facts_of
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.report.traffic import pipeline_ledger
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -137,11 +138,9 @@ def keep_accounts(group, setting: BugSetting) -> Accounts:
             for _ in range(2):
                 run.step()
             run.evaluate()
-            peaks, topology, together = run.trainer.peaks.caches, run.trainer.topology, Ledger()
-            for ledger in topology.pipeline.allgather_objects(run.trainer.ledger):
-                together.add(ledger)
+            peaks, topology = run.trainer.peaks.caches, run.trainer.topology
             expected = activations_in_flight(run.order)[topology.pipeline.rank]
-            return Accounts(bool(called), dict(together.totals),
+            return Accounts(bool(called), dict(pipeline_ledger(topology).totals),
                             "" if peaks == expected else f"{peaks} caches in flight, where {expected} were simulated",
                             run.trainer.held())
     finally:

@@ -1,14 +1,16 @@
 """One rank of PyTorch's side of cpu_step.py and cuda_step.py: the same step, with fused attention and AdamW.
 
-The Llama is in pytorch_llama.py, the BERT in pytorch_bert.py.
+A work with `g` is a Llama; the BERT is in pytorch_bert.py.
 
 Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
-AdamW, gloo between ranks; with `--compile`, `torch.compile` over the whole model. With `--cuda` on a GPU, products in
-bfloat16 by `torch.autocast`, weights and AdamW in float32.
+AdamW, gloo between ranks; in a Llama gate and up in one product, keys and values repeated for the heads of their group
+as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model. With `--cuda` on a
+GPU, products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
 """
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -77,21 +79,43 @@ class ParallelCrossEntropy(torch.autograd.Function):
 class TorchBlock(nn.Module):
     def __init__(self, work):
         super().__init__()
-        h = work.h
-        self.heads, self.head_size = work.a // SIZE, h // work.a
-        self.norm_1, self.norm_2 = nn.LayerNorm(h), nn.LayerNorm(h)
-        self.qkv, self.w_in = nn.Linear(h, 3 * h // SIZE), nn.Linear(h, 4 * h // SIZE)
-        self.out, self.w_out = nn.Linear(h // SIZE, h), nn.Linear(4 * h // SIZE, h)
+        h, norm = work.h, partial(nn.RMSNorm, eps=1e-5) if work.g else nn.LayerNorm
+        linear = partial(nn.Linear, bias=not work.g)
+        self.gated = work.g > 0
+        self.heads, self.groups, self.head_size = work.a // SIZE, (work.g or work.a) // SIZE, h // work.a
+        self.norm_1, self.norm_2 = norm(h), norm(h)
+        self.qkv = linear(h, (self.heads + 2 * self.groups) * self.head_size)
+        self.w_in = linear(h, (1 + self.gated) * work.f // SIZE)        # of a Llama gate and up
+        self.out, self.w_out = linear(h // SIZE, h), linear(work.f // SIZE, h)
 
-    def forward(self, x, seen=None):
+    def forward(self, x, seen=None, rope=None):
         """Map x [b, s, h] to y. A BERT's `seen`, bool [b, 1, 1, s], are the keys that are no padding."""
         b, s, _ = x.shape
-        qkv = self.qkv(Enter.apply(self.norm_1(x))).view(b, s, 3, self.heads, self.head_size)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(Enter.apply(self.norm_1(x))).view(b, s, -1, self.head_size).transpose(1, 2)
+        q, k, v = qkv.split((self.heads, self.groups, self.groups), 1)
+        if rope:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+            k, v = (one.repeat_interleave(self.heads // self.groups, 1) for one in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None).transpose(1, 2).reshape(b, s, -1)
         x = x + row_parallel(y, self.out)
-        y = F.gelu(self.w_in(Enter.apply(self.norm_2(x))), approximate="tanh")
-        return x + row_parallel(y, self.w_out)
+        y = self.w_in(Enter.apply(self.norm_2(x)))
+        if self.gated:
+            gate, up = y.chunk(2, -1)
+            return x + row_parallel(F.silu(gate) * up, self.w_out)
+        return x + row_parallel(F.gelu(y, approximate="tanh"), self.w_out)
+
+
+def rope_of(s, size):
+    """Return cos and sin [s, size/2] of rope's angles."""
+    frequency = 10_000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.outer(torch.arange(s, dtype=torch.float64), frequency).to(torch.get_default_dtype())
+    return angle.cos(), angle.sin()
+
+
+def rotate(x, cos, sin):
+    """Rotate the pairs (i, i + size/2) of x [b, a, s, size]."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 def row_parallel(x, linear):
@@ -122,19 +146,26 @@ class TorchGPT(nn.Module):
     def __init__(self, work):
         super().__init__()
         self.word = nn.Parameter(0.02 * torch.randn(work.V // SIZE, work.h))
-        self.position = nn.Parameter(0.02 * torch.randn(work.s, work.h))
+        if work.g:
+            self.head = nn.Parameter(0.02 * torch.randn(work.V // SIZE, work.h))
+            self.cos, self.sin = map(nn.Buffer, rope_of(work.s, work.h // work.a))
+        else:
+            self.position = nn.Parameter(0.02 * torch.randn(work.s, work.h))
         self.blocks = nn.ModuleList(TorchBlock(work) for _ in range(work.L))
-        self.norm = nn.LayerNorm(work.h)
+        self.norm = nn.RMSNorm(work.h, 1e-5) if work.g else nn.LayerNorm(work.h)
+        self.llama = work.g > 0
 
     @staticmethod
     def batch(work, data):
         return torch.randint(work.V, (2, work.b, work.s), generator=data)
 
     def forward(self, tokens, targets):
-        x = embed(tokens, self.word) + self.position
+        x, rope = embed(tokens, self.word), (self.cos, self.sin) if self.llama else None
+        if not self.llama:
+            x = x + self.position
         for block in self.blocks:
-            x = block(x)
-        return loss_of_logits(F.linear(Enter.apply(self.norm(x)), self.word), targets)
+            x = block(x, rope=rope)
+        return loss_of_logits(F.linear(Enter.apply(self.norm(x)), self.head if self.llama else self.word), targets)
 
 
 def main(kind=TorchGPT):

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -37,10 +36,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 
 MICROBATCHES = 2      # of each replica, a step
-
-PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
-PALE = 0.7            # of white, under the hatches
-DPI = 150
+DPI = 150             # of the picture
 
 INTRODUCTION = """\
 A rank that trains holds four things. Parameters: the numbers of the model. Gradients: for each of them, the direction
@@ -202,20 +198,20 @@ def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
 
 
 def runs_table(panel: Panel) -> str:
-    """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
+    """Return a table with a line for each run and each kind of rank in it."""
     used = [name for name in MEMORY if any(parts(fullest(everyone).held)[name] for everyone in panel.values())]
     names, offloaded = [name for name in used if name != "offloaded"], ["offloaded"] * ("offloaded" in used)
     kinds = {run_name: distinct(everyone) for run_name, everyone in panel.items()}
     who = ["ranks"] * any(len(each) > 1 for each in kinds.values())
-    rows = [["", *who, "", *names, "sum", *offloaded]]
+    rows = [["", *who, *names, "sum", *offloaded, ""]]
     for run_name, each in kinds.items():
         for ranks, one in each:
-            predicted = "= predicted" if one.as_predicted else "NOT predicted"
-            for first, sizes, what in ((run_name, parts(one.held), "measured"), ("", parts(one.expected), predicted)):
-                resident = [sizes[name] for name in names]
-                cells = [*resident, sum(resident), *(sizes[name] for name in offloaded)]
-                rows.append([first, *([ranks if first else ""] if who else []), what, *(f"{n:,}" for n in cells)])
-    return aligned(rows, left=(0, 1, 2) if who else (0, 1))
+            sizes = parts(one.held)
+            cells = [*(sizes[name] for name in names), sum(sizes[name] for name in names),
+                     *(sizes[name] for name in offloaded)]
+            rows.append([run_name, *([ranks] if who else []), *(f"{n:,}" for n in cells),
+                         "= predicted" if one.as_predicted else "NOT predicted"])
+    return aligned(rows, left=(0, 1, len(rows[0]) - 1) if who else (0, len(rows[0]) - 1))
 
 
 def parts(states: Held) -> dict[str, int]:
@@ -262,55 +258,36 @@ def conclude(ranks: Group, runs: Panel, layers: dict[str, Layers]) -> None:
 
 
 def draw(path: str, panels: dict[str, Panel], model: str) -> None:
-    """Draw two bars for each run, of the rank that holds most: measured, and below it predicted, hatched."""
+    """Draw a bar for each run, of the rank that holds most."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from mpi_impl.report.drawing import draw_legend, name_rows
 
     unit, name = unit_for(max(sum(parts(fullest(everyone).held).values())
                               for panel in panels.values() for everyone in panel.values()))
     rows = list(map(len, panels.values()))
-    figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=DPI, layout=ConstrainedLayoutEngine(h_pad=0.08))
+    figure = Figure((10, 0.4 * sum(rows) + 2.2), dpi=DPI, layout="constrained")
     all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=rows)
     for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
         for row, everyone in enumerate(panel.values()):
-            draw_run(axes, row, fullest(everyone), unit, name)
+            draw_run(axes, row, parts(fullest(everyone).held), unit, name)
+        name_rows(axes, list(panel), 0)
         finish(axes, "", title, "x")
-        axes.set(yticks=range(len(panel)), yticklabels=list(panel), ylim=(len(panel) - 0.45, -0.55))
-        axes.tick_params(left=False)
-        axes.spines["left"].set_visible(False)
     all_axes[-1].set_xlabel(f"{name} on a rank, the peak of each kind; without the temporary arrays of operations",
                             fontsize=9)
     figure.suptitle(f"Memory of a rank: {model}", x=0.01, ha="left", fontsize=12)
-    draw_legend(figure)
+    draw_legend(figure, MEMORY)
     save(figure, path, DPI)
 
 
-def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
-    for sizes, middle, hatched in ((parts(one.held), row - 0.19, False), (parts(one.expected), row + 0.19, True)):
-        left = 0.0
-        for what, color in MEMORY.items():
-            style = PREDICTED | {"facecolor": pale(color), "edgecolor": color} if hatched else {"color": color}
-            axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
-            left += sizes[what] / unit
-    offloaded = parts(one.held)["offloaded"] / unit
+def draw_run(axes, row: int, sizes: dict[str, int], unit: float, name: str) -> None:
+    left = 0.0
+    for what, color in MEMORY.items():
+        axes.barh(row, sizes[what] / unit, 0.7, left, color=color)
+        left += sizes[what] / unit
+    offloaded = sizes["offloaded"] / unit
     label = f"{left - offloaded:.2f} {name}" + (f" + {offloaded:.2f} {name} offloaded" if offloaded else "")
     axes.annotate(label, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-
-
-def draw_legend(figure) -> None:
-    from matplotlib.patches import Patch
-
-    entries = {what: Patch(color=color) for what, color in MEMORY.items()}
-    entries |= {"measured": Patch(color="#606060"), "predicted": Patch(facecolor="#DFDFDF", edgecolor="#606060",
-                                                                      **PREDICTED)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower left", ncols=len(entries), frameon=False,
-                  fontsize=8, handlelength=1.2, columnspacing=1.0, handletextpad=0.5)
-
-
-def pale(color: str) -> tuple[float, ...]:
-    from matplotlib.colors import to_rgb
-
-    return tuple((1 - PALE) * part + PALE for part in to_rgb(color))
 
 
 def fullest(everyone: list[RankMemory]) -> RankMemory:

@@ -7,8 +7,6 @@ from argparse import Namespace
 from math import log
 from textwrap import fill
 
-from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.comm.topology import Topology
 from mpi_impl.demos.printing import count, span
 from mpi_impl.demos.runner import Arguments, Demo, parser_of, program, run_demo
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, holds, step_and_compare, textbook_of, tiny_gpt,
@@ -17,9 +15,9 @@ from mpi_impl.prediction.predict import Predicted, predict_pipeline, sent_by_pip
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.report.page.report import ReportedRun, watch, write_report
 from mpi_impl.report.timelines.tracing import TracedSteps
-from mpi_impl.report.traffic import compare, summary
+from mpi_impl.report.traffic import compare, pipeline_ledger, summary, table
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.runtime.tables import WIDTH, aligned, verdict
+from mpi_impl.runtime.tables import WIDTH, aligned
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
@@ -116,18 +114,14 @@ def show_traffic(demo: Demo, trainer: Trainer, options: Namespace, losses: list[
     """Print and check what was sent next to what was predicted, and write the page of --report."""
     state, topology, steps = trainer.state, trainer.topology, options.train_iters
     parallel, p = topology.config, topology.pipeline.size
-    ledger, work = ledger_of_pipeline(topology), PassCounts(steps, steps * MICROBATCHES, 0, 0)
+    ledger, work = pipeline_ledger(topology), PassCounts(steps, steps * MICROBATCHES, 0, 0)
     predicted = predict_run(trainer)
     sent = sent_by_pipeline(predicted, work)
-    rows = [["group", "phase", "operation", "why", "calls", "elements", "predicted", "bytes, as rings"]]
     lines = compare(ledger, sent)
-    rows += [[f"{entry.group} x{entry.group_size}", entry.phase, entry.operation, entry.reason, f"{total.calls:,}",
-              f"{total.elements:,}", verdict(total.elements, expected.elements if expected else 0),
-              f"{ring_bytes(entry, total):,.0f}"] for entry, total, expected, _ in lines]
     papers = summary(ledger, sent, state.model, parallel, 1, POSITIONS, work).splitlines()
     whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
     demo.say(f"\nWhat {whose} sent in {count(steps, 'step')}, next to what was predicted:\n"
-             f"{aligned(rows, left=range(4))}\n\nIn the papers' terms:\n"
+             f"{table(lines)}\n\nIn the papers' terms:\n"
              + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
     if watched:
         write_report(options.report, trainer, watched, ReportedRun(
@@ -145,14 +139,6 @@ def predict_run(trainer: Trainer) -> list[Predicted]:
                                                          MICROBATCHES))
     return [one._replace(step={entry: total for entry, total in one.step.items() if entry.phase != "data"})
             for one in predicted]
-
-
-def ledger_of_pipeline(topology: Topology) -> Ledger:
-    """Add up what the ranks of this rank's pipeline have sent."""
-    together = Ledger()
-    for ledger in topology.pipeline.allgather_objects(topology.world.ledger):
-        together.add(ledger)
-    return together
 
 
 if __name__ == "__main__":

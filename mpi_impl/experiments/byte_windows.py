@@ -1,4 +1,6 @@
-"""Windows of bytes, as batches for a GPT or a BERT. The text is the source of Python's own standard library."""
+"""What the experiments' models learn, as batches for a GPT or a BERT: windows of bytes, from the source of Python's own
+standard library; and sequences of numbers with equal steps.
+"""
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,12 @@ def windows(part: np.ndarray, rng: np.random.Generator, count: int, length: int)
     """Return windows that begin anywhere, int64 [count, length]."""
     first = rng.integers(len(part) - length + 1, size=(count, 1))
     return part[first + np.arange(length)].astype(np.int64)
+
+
+def equal_steps(rng: np.random.Generator, numbers: int, samples: int, length: int) -> np.ndarray:
+    """Make sequences n, n + k, n + 2k, ..., modulo the numbers that there are, int64 [samples, length]."""
+    first, step = rng.integers(numbers, size=(samples, 1)), rng.integers(1, 4, size=(samples, 1))
+    return (first + step * np.arange(length)) % numbers
 
 
 def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> GPTBatch:

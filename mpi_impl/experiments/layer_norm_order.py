@@ -14,7 +14,7 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.data.corpus import format_count
-from mpi_impl.experiments.byte_windows import masked_batch
+from mpi_impl.experiments.byte_windows import equal_steps, masked_batch
 from mpi_impl.experiments.experiment import Experiment, Kind, each, last_tenth, narrow_model
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
@@ -55,11 +55,10 @@ class LayerNormOrder(Experiment):
                 for order, after in ORDERS.items()}
 
     def batches(self, seed: int) -> Iterator[BERTBatch]:
-        """Make sequences of numbers with equal steps, modulo the vocabulary: n, n + k, n + 2k, ...; some are masked."""
+        """Make sequences of numbers with equal steps, of which some are masked."""
         rng = np.random.default_rng(seed)
         while True:
-            first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
-            yield masked_batch((first + step * np.arange(POSITIONS)) % NUMBERS, rng, mask=NUMBERS)
+            yield masked_batch(equal_steps(rng, NUMBERS, SAMPLES, POSITIONS), rng, mask=NUMBERS)
 
     def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:
         return {"not below chance": f"{(self.final(losses) > STUCK).sum()} of {len(losses)}"}

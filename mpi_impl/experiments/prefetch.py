@@ -202,40 +202,37 @@ def hidden_share(steps: Iterable[TracedStep], kind: str) -> float:
 def draw_steps(path: str, steps: dict[str, TracedStep]) -> None:
     """Draw a panel for each step, by its name: what a rank does, above the gathers under way."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
-    from matplotlib.patches import Patch
 
+    from mpi_impl.report.drawing import SMALL, draw_box, draw_legend, name_rows
     from mpi_impl.runtime.pictures import save
 
     figure = Figure(figsize=(10, 1.1 + 1.5 * len(steps)), layout="constrained")
     panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, step) in zip(panels, steps.items()):
         first = min(one.start for one in step.slices)
-        for row, start, end, color in bars(step):
-            axes.barh(row, 1e3 * (end - start), left=1e3 * (start - first), height=0.7, color=color, edgecolor="white",
-                      linewidth=0.8)
-        for gather in step.gathers:
-            if gather.unit.startswith("blocks."):
-                axes.text(1e3 * ((gather.start + gather.end) / 2 - first), 0, gather.unit.removeprefix("blocks."),
-                          ha="center", va="center", fontsize=8)
-        axes.set_yticks([0, 1], ["gathers", "the rank"])
+        for row, start, end, color, label in bars(step):
+            draw_box(axes, 1e3 * (start - first), row + 0.15, 1e3 * (end - start), 0.7, color, label, SMALL,
+                     edgecolor="white", linewidth=0.8)
+        name_rows(axes, ["the rank", "gathers"])
         finish(axes, "", f"{name}: a step of {1e3 * step.seconds:.1f} ms", "x")
+    panels[-1].set(xlim=(0, 1e3 * max(step.seconds for step in steps.values())))
     panels[-1].set_xlabel("time (ms)", fontsize=9)
-    legend = {WORDS["F"]: COLORS["F"], WORDS["B"]: COLORS["B"], "a block is gathered": GATHER,
-              "gradients are waited for": REDUCE}
-    figure.legend([Patch(color=color) for color in legend.values()], legend, loc="outside lower center",
-                  ncols=len(legend), frameon=False, fontsize=9)
+    draw_legend(figure, {WORDS["F"]: COLORS["F"], WORDS["B"]: COLORS["B"], "a block is gathered": GATHER,
+                         "gradients are waited for": REDUCE}, fontsize=9)
     save(figure, path)
 
 
-def bars(step: TracedStep) -> Iterator[tuple[int, float, float, str]]:
-    """List the bars of a step: row, start, end and color. An action is drawn without the waits inside it."""
+def bars(step: TracedStep) -> Iterator[tuple[int, float, float, str, str]]:
+    """List the bars of a step: row, start, end, color and label. An action is drawn without the waits inside it."""
     for kind in "FB":
         action = step.action(kind)
         waits = [one for one in step.waits if action.start <= one.start <= action.end]
         ends = zip([action.start, *(one.end for one in waits)], [*(one.start for one in waits), action.end])
-        yield from ((1, start, end, COLORS[kind]) for start, end in ends)
-    yield from ((0, gather.start, gather.end, GATHER) for gather in step.gathers)
-    yield from ((1, one.start, one.end, REDUCE) for one in step.waits if one.name == "gradients")
+        yield from ((0, start, end, COLORS[kind], "") for start, end in ends)
+    for gather in step.gathers:
+        block = gather.unit.removeprefix("blocks.") if gather.unit.startswith("blocks.") else ""
+        yield 1, gather.start, gather.end, GATHER, block
+    yield from ((0, one.start, one.end, REDUCE, "") for one in step.waits if one.name == "gradients")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ backward on one rank.
 
 The pipeline is simulated in one process; each rank does one run at a time.
 """
-from collections.abc import Iterator
-
 import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
+from mpi_impl.experiments.byte_windows import equal_steps
 from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model, require_above_zero
 from mpi_impl.experiments.panels import Panel
 from mpi_impl.launch.entry import run
@@ -65,7 +64,8 @@ class StaleWeights(Experiment):
                          untie_embeddings_and_output_weights=True)
         stages = split_into_stages(initialize(model_tensors(c), seed, np.float64),
                                    [layers_of_stage(i, args.stages, args.stages) for i in range(args.stages)], c)
-        batches = [batch for batch, _ in zip(sequences(seed), range(args.microbatches))]
+        rng = np.random.default_rng(seed)
+        batches = [GPTBatch.unpack(equal_steps(rng, NUMBERS, SAMPLES, POSITIONS + 1)) for _ in range(args.microbatches)]
         with np.errstate(all="ignore"):
             if way in (STASHED, NEWEST):
                 schedule = make("1f1b", args.stages, args.microbatches)
@@ -111,14 +111,6 @@ def train_with_flush(batches: list[GPTBatch], stages, microbatches: int, c: Mode
         stages = [tree_map(lambda weight, grad: weight - lr * grad, *each) for each in zip(stages, grads)]
         losses += [loss] * len(step)
     return losses
-
-
-def sequences(seed: int) -> Iterator[GPTBatch]:
-    """Make sequences of numbers with equal steps, modulo the vocabulary: n, n + k, n + 2k, ..."""
-    rng = np.random.default_rng(seed)
-    while True:
-        first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
-        yield GPTBatch.unpack((first + step * np.arange(POSITIONS + 1)) % NUMBERS)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 All numbers are the papers' formulas (reference/costs/plans.py); nothing is run.
 """
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS, color_of, hide_frame
-from mpi_impl.report.charts import MEMORY, finish
-from mpi_impl.report.timelines.gantt import COLORS as KIND_COLORS, is_light
+from mpi_impl.notebook.pictures.shards import OWNERS, color_of
+from mpi_impl.report.charts import COLORS, MEMORY, finish
+from mpi_impl.report.drawing import draw_box, hide_frame, name_rows
 from reference.config import ParallelConfig
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
 from reference.costs.published import PTD_P
 from reference.errors import UserError
 
+MOST = 16                   # stages that are drawn, twice as many as replicas; and numbers of ranks in a row
 SHOWN_MICROBATCHES = 24     # more do not fit into the picture of a pipeline
 
 MODELS = {f"{run.billions}B": run.model for run in PTD_P}
@@ -53,21 +53,18 @@ def draw_plan(plan: Plan) -> Figure:
     return figure
 
 
-def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
+def draw_grid(axes, p: ParallelConfig) -> None:
     """Draw a row for each replica, and in it a box for each stage with its t ranks. Of many, draw the first."""
     t, stages, d = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size
-    columns, rows = min(stages, most), min(d, most // 2)
+    columns, rows = min(stages, MOST), min(d, MOST // 2)
     for row in range(rows):
         for column in range(columns):
             for i in range(t):
-                axes.add_patch(Rectangle((column + 0.06 + 0.88 * i / t, row + 0.1), 0.88 / t, 0.8, edgecolor="white",
-                                         facecolor=color_of(i), linewidth=0.5))
-                if t * columns <= 16:
-                    axes.text(column + 0.06 + 0.88 * (i + 0.5) / t, row + 0.5, f"{i + t * (row + d * column)}",
-                              ha="center", va="center", fontsize=8,
-                              color="black" if is_light(color_of(i)) else "white")
-    axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[i + 0.5 for i in range(columns)],
-             xticklabels=range(columns), yticks=[i + 0.5 for i in range(rows)], yticklabels=range(rows))
+                number = f"{i + t * (row + d * column)}" if t * columns <= MOST else ""
+                draw_box(axes, column + 0.06 + 0.88 * i / t, row + 0.1, 0.88 / t, 0.8, color_of(i), number, 8,
+                         edgecolor="white", linewidth=0.5)
+    axes.set(xlim=(0, columns), xticks=[i + 0.5 for i in range(columns)], xticklabels=range(columns))
+    name_rows(axes, range(rows))
     shown = f" (of which {columns} x {rows} are shown)" if (columns, rows) != (stages, d) else ""
     axes.set_title(f"t = {t}, p = {stages}, d = {d}{shown}", loc="left", fontsize=10)
     axes.set_xlabel("stage of the pipeline; a colour for each tensor-parallel rank", fontsize=8)
@@ -97,13 +94,12 @@ def draw_time(axes, plan: Plan) -> None:
     shown = plan.m * len(ranks) <= SHOWN_MICROBATCHES * 16
     for row, spans in enumerate(ranks):
         for span in spans if shown else ():
-            axes.add_patch(Rectangle((span.start, row + 0.08), span.end - span.start, 0.84, edgecolor="white",
-                                     facecolor=KIND_COLORS[span.action.kind], linewidth=0.4))
+            draw_box(axes, span.start, row + 0.08, span.end - span.start, 0.84, COLORS[span.action.kind],
+                     edgecolor="white", linewidth=0.4)
     if not shown:
         axes.text(0.5, 0.5, "too many microbatches to draw", transform=axes.transAxes, ha="center", fontsize=9)
     axes.set(xlim=(0, plan.timeline.makespan), ylim=(len(ranks), 0), yticks=[])
     axes.set_facecolor("#F5F5F5")
     axes.set_xlabel("time; a rank's forward takes 1 (blue), its backward 2 (green)", fontsize=8)
     axes.set_ylabel("stage", fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["left", "top", "right"]].set_visible(False)
+    hide_frame(axes, 8, below=True)

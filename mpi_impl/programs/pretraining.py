@@ -17,7 +17,6 @@ from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, rea
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.heartbeats import long_work
-from mpi_impl.comm.ledger import Ledger
 from mpi_impl.compare.recorder import RecordedSteps, facts_of
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import parse_blend
@@ -279,16 +278,9 @@ class Pretraining(Program):
 
     # ---- reports ----
 
-    def pipeline_ledger(self) -> Ledger:
-        """Return the sum of the ledgers of this rank's pipeline."""
-        together = Ledger()
-        for ledger in self.topology.pipeline.allgather_objects(self.world.ledger):
-            together.add(ledger)
-        return together
-
     def report(self) -> None:
         """Compare what was sent and held with the prediction: in short, and in full for --verbose and --report."""
-        run, ledger = self.facts(), self.pipeline_ledger()
+        run, ledger = self.facts(), traffic.pipeline_ledger(self.topology)
         said = closing(self.trainer, run, ledger)
         self.say(f"\n{said.full if self.args.verbose else summary.describe(said.short)}\n")
         if self.args.ledger and self.first:

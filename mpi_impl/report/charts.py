@@ -15,9 +15,10 @@ AXES = {"tensor": "#0072B2", "pipeline": "#EE7733", "data": "#008F6B", "embeddin
         "instances": "#661100"}      # the groups of ranks
 
 
-def finish(axes, xlabel: str, title: str, grid: str) -> None:
+def finish(axes, xlabel: str, title: str, grid: str, ylabel: str = "") -> None:
     """Label the axes, and leave only a pale grid and the lines at the left and below. `grid`: 'x', 'y' or 'both'."""
     axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_ylabel(ylabel or axes.get_ylabel(), fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
     axes.tick_params(labelsize=9)
     axes.grid(axis=grid, color=GRID, linewidth=0.8)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
+from mpi_impl.comm.topology import Topology
 from mpi_impl.prediction.predict import Totals
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
@@ -33,6 +34,14 @@ class Line(NamedTuple):
         return self.entry.operation == "all_to_all_rows" or self.total.elements == self.predicted.elements
 
 
+def pipeline_ledger(topology: Topology) -> Ledger:
+    """Return the sum of the ledgers of this rank's pipeline; called by all its ranks together."""
+    together = Ledger()
+    for ledger in topology.pipeline.allgather_objects(topology.world.ledger):
+        together.add(ledger)
+    return together
+
+
 def compare(ledger: Ledger, predicted: Totals) -> list[Line]:
     """Return the predictions, in order, with zeros for those that never came; then the ledger's other entries."""
     lines = [Line(entry, ledger.totals.get(entry, Total()), total) for entry, total in predicted.items()]
@@ -49,14 +58,14 @@ def table(lines: list[Line]) -> str:
     ranks.
     """
     several = any(line.between is not None for line in lines)
-    head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",
-            *(("inside hosts", "between hosts") if several else ()), "predicted elements", "")
+    head = ("group", "phase", "reason", "operation", "calls", "elements", "predicted", "", "wire bytes", "ring bytes",
+            *(("inside hosts", "between hosts") if several else ()))
     body = [(f"{e.group} x{e.group_size}", e.phase, e.reason, e.operation, f"{total.calls:,}", f"{total.elements:,}",
+             f"{p.elements:,}" if p else "", ("=" if line.as_predicted else "NOT") if p else "",
              f"{wire_bytes(e, total):,}", f"{ring_bytes(e, total):,.0f}",
-             *(f"{part:,.0f}" for part in inside_and_between(line)),
-             f"{p.elements:,}" if p else "", ("=" if line.as_predicted else "NOT") if p else "")
+             *(f"{part:,.0f}" for part in inside_and_between(line)))
             for line in lines for e, total, p, _ in [line]]
-    return aligned([head, *body], left=(0, 1, 2, 3, len(head) - 1))
+    return aligned([head, *body], left=(0, 1, 2, 3, 7))
 
 
 def inside_and_between(line: Line) -> tuple[float, ...]:

@@ -9,17 +9,17 @@ Results are kept in build/mutants: the same command goes on where it was interru
 anew. `equivalent.txt` lists the mutants that compute the same as the program, each with the reason.
 """
 import argparse
-import json
 import random
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 from mpi_impl.launch.entry import run_alone
 from tools.mutants.operators import ROOT, Mutant, mutants
-from tools.mutants.worker import checksum, results, write
+from tools.mutants.worker import FOUND, checksum, results, write
 
 FOLDERS = ["reference", *(f"mpi_impl/{name}" for name in
                           ("comm", "layers", "models", "parallel", "training", "checkpoints"))]
@@ -33,8 +33,7 @@ LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_pretrain mpi_impl/test_kills mpi
     generate/test_saved_tokenizer checkpoints/test_resumed_runs
     checkpoints/test_program""".split()
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
-FOUND = ("killed", "hung", "crashed")
-STEPS = ("begun", "spoiled")        # no result yet
+WORKED = pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED     # as pytest says where a plugin has run the tests
 OTHER = ("survived", "not run", "equivalent", "not planted")
 
 
@@ -102,56 +101,19 @@ def latest(folder: Path, chosen: list[Mutant]) -> dict[str, dict]:
     sums = {path: checksum(path) for path in {mutant.path for mutant in chosen}}
     wanted, found = {mutant.name for mutant in chosen}, {}
     for result in results(folder):
-        if result["name"] in wanted and result["sum"] == sums[result["path"]] and result["result"] not in STEPS:
+        if result["name"] in wanted and result["sum"] == sums[result["path"]]:
             found[result["name"]] = result
     return found
 
 
 def work(todo: list[Mutant], folder: Path, tests: list[str], minutes: float, budget: float) -> None:
-    """Try all mutants. Where one takes the process with it, the next go on in a new one."""
-    end, left = time.monotonic() + 60 * minutes, todo
-    spoiled: list[str] = []
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tools.mutants.worker", "-p", "no:cacheprovider",
-               "--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "--mutants", folder, "--budget", str(budget), *tests]
-    while left and time.monotonic() < end:
-        write(folder / "queue.json", left)
-        began = len(results(folder))
-        with open(folder / "pytest.log", "w") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            try:
-                watch(process, folder, began, len(left), end)
-            finally:
-                process.terminate()
-                process.wait()
-        new = results(folder)[began:]
-        if not new and time.monotonic() < end:
-            sys.exit(f"error: the tests did not start: see {folder}/pytest.log.")
-        spoiled += [result["name"] for result in new if result["result"] == "spoiled"]
-        if new and time.monotonic() < end and (new[-1]["result"] == "begun" or spoiled.count(new[-1]["name"]) == 2):
-            with open(folder / "results.jsonl", "a") as file:       # it took the process with it
-                file.write(json.dumps(new[-1] | {"result": "crashed"}) + "\n")
-        done = {result["name"] for result in results(folder)[began:] if result["result"] not in STEPS}
-        left = [mutant for mutant in left if mutant.name not in done]
-
-
-def watch(process: subprocess.Popen, folder: Path, began: int, count: int, end: float) -> None:
-    """Show each result as it arrives, until the process ends or the time is over."""
-    shown, progress = began, ""
-    while True:
-        over = process.poll() is not None or time.monotonic() > end
-        new = results(folder)[shown:]
-        done = sum(result["result"] not in STEPS for result in results(folder)[began:])
-        for result in new:
-            if result["result"] not in STEPS:
-                print(f"{done} of {count}  {result['result']:11} {result.get('seconds', 0):6.1f} s  "
-                      f"{result['operator']:18} {result['path']}:{result['line']}", flush=True)
-        shown += len(new)
-        text = (folder / "progress.txt").read_text() if (folder / "progress.txt").exists() else ""
-        if text not in ("", progress):
-            print(progress := text, flush=True)
-        if over:
-            return
-        time.sleep(1)
+    """Try all mutants, in a pytest session."""
+    write(folder / "queue.json", todo)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-n", "0", "-p", "tools.mutants.worker", "-p",
+               "no:cacheprovider", "--rootdir", ROOT, "-c", ROOT / "pyproject.toml", "--mutants", folder,
+               "--budget", str(budget), "--minutes", str(minutes), *tests]
+    if todo and subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode not in WORKED:
+        sys.exit("error: the tests did not start: see above.")
 
 
 def report(chosen: list[Mutant], known: dict[str, dict]) -> str:

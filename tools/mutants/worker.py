@@ -2,15 +2,17 @@
 
 `python -m pytest -p tools.mutants.worker --mutants FOLDER tests...`, as `python -m tools.mutants` starts it: FOLDER has
 `queue.json`, the mutants; `lines.json`, the lines of each test; and `results.jsonl`, to which each result is added.
+A mutant lives in a fork of this process, with ranks of its own: whatever it does ends with that.
 """
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
 import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,18 @@ from hypothesis import Phase, settings
 
 from tests.planted import StaleBug
 from tools.mutants.operators import ROOT, Mutant
-from tools.mutants.planting import OutOfTime, Ranks
+from tools.mutants.planting import observed_everywhere, plant_everywhere
 
 SLOW = 8.0              # seconds: a test that takes longer is left out
+PATIENCE = 15.0         # seconds that a test may take, and 5 times as long as without a mutant
 MEMORY = 6 << 30        # bytes of each process: some mutants ask for all there is
-SPOILED = 3             # exit status: a mutant has left something behind, and the tests need a new process
+FORK = multiprocessing.get_context("fork")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--mutants", help="the folder of the queue and the results")
+    parser.addoption("--mutants", type=Path, help="the folder of the queue and the results")
     parser.addoption("--budget", type=float, help="seconds of tests for one mutant, after which it has survived")
+    parser.addoption("--minutes", type=float, help="after which no mutant is begun")
 
 
 @pytest.hookimpl(trylast=True)
@@ -38,15 +42,16 @@ def pytest_configure(config):
     settings.register_profile("mutants", settings.get_profile("fast"), derandomize=True, database=None,
                               phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)
     settings.load_profile("mutants")
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session):
-    worker = Worker(session, Path(session.config.getoption("mutants")))
+    end, folder = time.monotonic() + 60 * session.config.getoption("minutes"), session.config.getoption("mutants")
+    worker, queue = Worker(session, folder), json.loads((folder / "queue.json").read_text())
     worker.measure()
-    for fields in json.loads((worker.folder / "queue.json").read_text()):
-        worker.try_mutant(Mutant(*fields))
+    for count, fields in enumerate(queue, 1):
+        if time.monotonic() < end:
+            print(f"{count} of {len(queue)}  {worker.try_mutant(Mutant(*fields))}", flush=True)
     return True
 
 
@@ -54,54 +59,74 @@ class Worker:
     """The tests of a session, and what is known of each."""
 
     def __init__(self, session, folder: Path):
-        self.session, self.folder, self.ranks = session, folder, Ranks()
-        self.ranks.install()
-        self.planted: Any = None        # what the fixtures of files were made under
+        self.session, self.folder, self.budget = session, folder, session.config.getoption("budget")
         self.tests = {f"{os.path.relpath(item.path, ROOT)}::{item.nodeid.partition('::')[2]}": item
                       for item in session.items}
         self.known: dict[str, Any] = read(folder / "lines.json")
         self.kills: dict[tuple[str, str], int] = defaultdict(int)       # by test and file
         for result in results(folder):
-            if result.get("test"):
-                self.kills[result["test"], result["path"]] += 1
+            self.kills[result["test"], result["path"]] += 1
 
     def measure(self) -> None:
         """Find out the lines and the time of each test that is new, or whose lines have changed."""
         sums: dict[str, str] = {}
         new = [name for name in self.tests if not still_true(self.known.get(name), sums)]
-        for count, name in enumerate(new):
-            say(self.folder, f"measuring {count + 1} of {len(new)}: {name}")
-            with self.ranks.observed() as lines:
-                passed = self.passes(name, limit=300, planted=name)
+        for count, name in enumerate(new, 1):
+            print(f"measuring {count} of {len(new)}: {name}", flush=True)
+            with observed_everywhere() as lines:
+                passed = self.passes(name)
             begin = time.monotonic()
-            passed = passed and self.passes(name, limit=60)
+            passed = passed and self.passes(name)
             files = {path: sorted(numbers) for path, numbers in lines.items() if numbers}
             self.known[name] = {"passed": passed, "seconds": time.monotonic() - begin, "lines": files,
                                 "sums": {path: checksum(path) for path in [name.split("::")[0], *files]}}
-            if count % 50 == 49 or count == len(new) - 1:
+            if count % 50 == 0 or count == len(new):
                 write(self.folder / "lines.json", self.known)
-        say(self.folder, "")
+        self.session._setupstate.teardown_exact(None)       # which ends the ranks: a fork starts its own
 
-    def try_mutant(self, mutant: Mutant) -> None:
-        """Run the tests of a mutant until one fails, and note the result."""
-        begin = time.monotonic()
-        note(self.folder, mutant, "begun")
-        result, test, tried, tests = "survived", "", 0, self.tests_of(mutant)
+    def try_mutant(self, mutant: Mutant) -> str:
+        """Run the tests of a mutant until one fails, note the result, and describe it."""
+        begin, tests = time.monotonic(), self.tests_of(mutant)
+        answers, answer = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=self.run_tests, args=(mutant, tests, answer), daemon=True)
+        process.start()
+        answer.close()
+        result, test = "survived" if tests else "not run", ""
+        for test in tests:
+            if not answers.poll(PATIENCE + 5 * self.known[test]["seconds"]):
+                result = "hung"
+            else:
+                try:
+                    result = answers.recv()
+                except EOFError:
+                    result = "crashed"
+            if result != "survived" or time.monotonic() - begin > self.budget:
+                break
+        with suppress(ProcessLookupError):      # it has ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        found = {"name": mutant.name, "path": mutant.path, "sum": checksum(mutant.path), "result": result,
+                 "test": test if result in FOUND else "", "seconds": round(time.monotonic() - begin, 2)}
+        self.kills[found["test"], mutant.path] += 1
+        with open(self.folder / "results.jsonl", "a") as file:
+            file.write(json.dumps(found) + "\n")
+        return f"{result:11} {found['seconds']:6.1f} s  {mutant.operator:18} {mutant.path}:{mutant.line}"
+
+    def run_tests(self, mutant: Mutant, tests: list[str], answer) -> None:
+        """Run tests with a mutant, in a process of its own, and answer for each."""
+        os.setpgrp()
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
         try:
+            plant_everywhere(mutant)
             for test in tests:
-                tried += 1
-                result = self.outcome(mutant, test)
-                if result != "survived" or time.monotonic() - begin > self.session.config.getoption("budget"):
-                    break
+                answer.send("survived" if self.passes(test) else "killed")
         except StaleBug:
-            result = "not planted"
-        if result in ("killed", "hung"):
-            if not self.passes(test, limit=60):
-                note(self.folder, mutant, "spoiled")
-                os._exit(SPOILED)
-            self.kills[test, mutant.path] += 1
-        note(self.folder, mutant, result if tests else "not run", test=test if result in ("killed", "hung") else "",
-             tried=tried, tests=len(tests), seconds=round(time.monotonic() - begin, 2))
+            answer.send("not planted")
+        finally:
+            self.session._setupstate.teardown_exact(None)
+            os._exit(0)     # the session is the parent's to end
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests that run the mutant's statement, the most promising first: one of each test function, then
@@ -124,53 +149,14 @@ class Worker:
             turns[function] += 1
         return sorted(names, key=places.__getitem__)
 
-    def outcome(self, mutant: Mutant, test: str) -> str:
-        try:
-            with self.ranks.planted(mutant):
-                limit = max(10.0, 5 * self.known[test]["seconds"])
-                return "survived" if self.passes(test, limit, planted=mutant) else "killed"
-        except OutOfTime:
-            return "hung"
-
-    def passes(self, name: str, limit: float, planted=None) -> bool:
-        """Run a test. Raises OutOfTime at the limit of seconds, wherever it is.
-
-        The pool of ranks stays up from one test to the next, and so do the fixtures of a test's file, but those that
-        were made under another mutant are made again.
-        """
+    def passes(self, name: str) -> bool:
+        """Run a test. Ranks, and the fixtures of its file, stay for the next one."""
         item = self.tests[name]
-        stale = planted != self.planted and has_fixtures_of_file(item)
-        self.session._setupstate.teardown_exact(self.session if stale else item.parent)
-        self.planted = planted
-        hung = []
-        with alarm(limit):
-            for report in runtestprotocol(item, log=False, nextitem=item.parent):
-                if report.failed:
-                    hung.append("OutOfTime" in str(report.longrepr))
-        if any(hung):
-            raise OutOfTime
-        return not hung
+        self.session._setupstate.teardown_exact(item.parent)
+        return not any([report.failed for report in runtestprotocol(item, log=False, nextitem=item.parent)])
 
 
-def has_fixtures_of_file(item) -> bool:
-    """Report whether a test uses a fixture that others of its file share, the small pools excepted."""
-    found = item._fixtureinfo.name2fixturedefs
-    return any(definitions[-1].scope == "module" for name, definitions in found.items() if name != "small_pools")
-
-
-@contextmanager
-def alarm(seconds: float):
-    """Raise OutOfTime in this thread after this many seconds."""
-    def ring(*_):
-        raise OutOfTime
-    old = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-
+FOUND = ("killed", "hung", "crashed")       # results of mutants that a test has noticed
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
@@ -201,14 +187,3 @@ def results(folder: Path) -> list[dict]:
     """Return all that was noted, from the oldest on."""
     path = folder / "results.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def note(folder: Path, mutant: Mutant, result: str, **more) -> None:
-    found = {"name": mutant.name, "path": mutant.path, "line": mutant.line, "operator": mutant.operator,
-             "sum": checksum(mutant.path), "result": result}
-    with open(folder / "results.jsonl", "a") as file:
-        file.write(json.dumps(found | more) + "\n")
-
-
-def say(folder: Path, text: str) -> None:
-    (folder / "progress.txt").write_text(text)

@@ -2,10 +2,9 @@
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame
-from mpi_impl.report.timelines.gantt import is_light
+from mpi_impl.notebook.pictures.shards import WHOLE, color_of
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows
 
 OUTSIDE, INSIDE, EDGE = "outside", "inside", "edge"
 LANE = 0.84             # of a rank's row
@@ -37,7 +36,8 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
     width, top, bottom = sum(step.width for step in STEPS), 0.5, 0.85
     height = top + HIGH * t + bottom
     figure = Figure((WIDE * width, height))
-    axes = figure.add_axes((0.06, bottom / height, 0.935, HIGH * t / height), xlim=(0, width), ylim=(t, 0))
+    axes = figure.add_axes((0.06, bottom / height, 0.935, HIGH * t / height), xlim=(0, width), xticks=[])
+    name_rows(axes, [f"rank {rank}" for rank in range(t)])
     left = 0.0
     for step in STEPS:
         if step.kind == EDGE:
@@ -46,7 +46,6 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
         else:
             draw_step(axes, step, left, t, sequence_parallel)
         left += step.width
-    axes.set(yticks=[rank + 0.5 for rank in range(t)], yticklabels=[f"rank {rank}" for rank in range(t)], xticks=[])
     hide_frame(axes)
     explain(figure, t, sequence_parallel)
     return figure
@@ -58,11 +57,9 @@ def draw_step(axes, step: BlockStep, left: float, t: int, sequence_parallel: boo
     for rank in range(t):
         first, high = rank + (1 - LANE) / 2, LANE / t if strip else LANE
         own = strip or step.kind == INSIDE
-        axes.add_patch(Rectangle((left + 0.03, first + (rank * high if strip else 0)), step.width - 0.06, high,
-                                 facecolor=color_of(rank) if own else WHOLE))
-        if step.kind == INSIDE:
-            axes.text(left + step.width / 2, rank + 0.5, f"1/{t} of the {SHARED[step.label]}", ha="center", va="center",
-                      fontsize=9, color="black" if is_light(color_of(rank)) else "white")
+        draw_box(axes, left + 0.03, first + (rank * high if strip else 0), step.width - 0.06, high,
+                 color_of(rank) if own else WHOLE,
+                 f"1/{t} of the {SHARED[step.label]}" if step.kind == INSIDE else "")
     axes.text(left + step.width / 2, -0.12, step.label, ha="center", va="bottom", fontsize=9)
 
 
@@ -70,7 +67,7 @@ def draw_edge(axes, forward: str, backward: str, label: str, middle: float, t: i
     """Draw a bar through all ranks if something is sent forward, else a line; and name what is sent in each direction.
     """
     if forward:
-        axes.add_patch(Rectangle((middle - 0.06, 0.02), 0.12, t - 0.04, facecolor="#303030"))
+        draw_box(axes, middle - 0.06, 0.02, 0.12, t - 0.04, "#303030")
     else:
         axes.plot([middle, middle], [0.02, t - 0.02], color="#303030", linewidth=1, linestyle=(0, (4, 3)))
     above = [f"{forward} →"] * bool(forward) + [label]
@@ -81,9 +78,9 @@ def draw_edge(axes, forward: str, backward: str, label: str, middle: float, t: i
 
 def explain(figure, t: int, sequence_parallel: bool) -> None:
     """Draw the legend, and below it what bold text and strips mean."""
-    entries = [Patch(color=color_of(rank), label=f"rank {rank}'s own") for rank in range(t)]
+    entries = {f"rank {rank}'s own": color_of(rank) for rank in range(t)}
     if not sequence_parallel:
-        entries.append(Patch(color=WHOLE, label=f"identical on every rank: done {t} times"))
+        entries[f"identical on every rank: done {t} times"] = WHOLE
     draw_legend(figure, entries, "lower left", bbox_to_anchor=(0.05, 0), fontsize=9)
     strips = f"; a thin strip is 1/{t} of the positions" if sequence_parallel else ""
     figure.text(0.062, 0.3 / figure.get_figheight(), "in bold: what moves between the ranks, forward (→, above) and "

@@ -5,15 +5,15 @@ from math import prod
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame, rank_patches
+from mpi_impl.notebook.pictures.shards import WHOLE, color_of, rank_colors
 from mpi_impl.report.charts import MEMORY
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.parallel.layout import Bucket, Layout, unit_of
 from reference.parallel.model_states import model_states
 
 TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
-PADDING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#909090", "hatch": "/////", "linewidth": 0}
+HATCHED: dict[str, Any] = {"edgecolor": "#909090", "hatch": "/////", "linewidth": 0}      # padding
 WIDTH, LETTER = 8.2, 0.075      # inches: of the widest bucket, and of a small letter
 STAGES = ("nothing is sharded", "optimizer's states", "and gradients", "and parameters")
 
@@ -21,20 +21,19 @@ STAGES = ("nothing is sharded", "optimizer's states", "and gradients", "and para
 def draw_layout(layout: Layout, title: str = "") -> Figure:
     """Draw a row for each bucket: its tensors side by side, and below them their owners."""
     buckets = layout.buckets
-    figure = Figure((WIDTH + 1.2, 0.95 * len(buckets) + 1.0), layout="constrained")
-    axes = figure.add_subplot()
     widest = max(bucket.size for bucket in buckets)
+    figure, axes = one_panel(WIDTH + 1.2, 0.95 * len(buckets) + 1.0, xlim=(0, widest))
     for row, bucket in enumerate(buckets):
         draw_tensors(axes, layout, bucket, row, widest / WIDTH)
         draw_owned(axes, layout, bucket, row)
-    axes.set(xlim=(0, widest), ylim=(len(buckets), -0.08), yticks=[row + 0.57 for row in range(len(buckets))],
-             yticklabels=[f"bucket {row}" for row in range(len(buckets))])
+    name_rows(axes, [f"bucket {row}" for row in range(len(buckets))], 0.46)
     axes.set_xlabel("elements of a bucket", fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.tick_params(labelsize=9, left=False)
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    padding = [Patch(**PADDING, label="padding")] * any(padding_of(layout, bucket) for bucket in buckets)
-    draw_legend(figure, rank_patches(range(layout.parts) if layout.parts > 1 else ()) + padding)
+    hide_frame(axes, below=True)
+    entries: dict[str, Any] = {**rank_colors(range(layout.parts) if layout.parts > 1 else ())}
+    if any(padding_of(layout, bucket) for bucket in buckets):
+        entries["padding"] = {"facecolor": "white", **HATCHED}
+    draw_legend(figure, entries)
     return figure
 
 
@@ -44,12 +43,10 @@ def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inc
     for i, segment in enumerate(inside):
         unit, size = unit_of(segment.name), prod(segment.shape)
         tint = TINTS[bucket.units.index(unit) % 2][i % 2]
-        axes.add_patch(Rectangle((segment.offset - bucket.start, row + 0.24), size, 0.33, facecolor=tint))
         name = segment.name.removeprefix(f"{unit}.")
         fitting = [one for one in (name, name.split(".")[-1]) if LETTER * len(one) < size / elements_an_inch]
-        if fitting and name != unit:
-            axes.text(segment.offset - bucket.start + size / 2, row + 0.405, fitting[0], ha="center", va="center",
-                      fontsize=7)
+        draw_box(axes, segment.offset - bucket.start, row + 0.24, size, 0.33, tint,
+                 fitting[0] if fitting and name != unit else "", 7)
     for unit in bucket.units:
         mine = [segment for segment in inside if unit_of(segment.name) == unit]
         start, stop = mine[0].offset - bucket.start, mine[-1].slice.stop - bucket.start
@@ -58,7 +55,7 @@ def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inc
         elif unit == bucket.units[-1] and start + LETTER * len(unit) * elements_an_inch < WIDTH * elements_an_inch:
             axes.text(start, row + 0.2, unit, ha="left", va="bottom", fontsize=8)
     if padded := padding_of(layout, bucket):
-        axes.add_patch(Rectangle((bucket.size - padded, row + 0.24), padded, 0.33, **PADDING))
+        draw_box(axes, bucket.size - padded, row + 0.24, padded, 0.33, "white", **HATCHED)
 
 
 def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
@@ -66,8 +63,8 @@ def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
     for rank in range(layout.parts):
         own = layout.owned_piece(bucket, rank).in_buffer
         color = color_of(rank) if layout.parts > 1 else WHOLE
-        axes.add_patch(Rectangle((own.start - bucket.start, row + 0.6), own.stop - own.start, 0.28, facecolor=color,
-                                 edgecolor="white", linewidth=1))
+        draw_box(axes, own.start - bucket.start, row + 0.6, own.stop - own.start, 0.28, color, edgecolor="white",
+                 linewidth=1)
 
 
 def padding_of(layout: Layout, bucket: Bucket) -> int:
@@ -95,8 +92,7 @@ def draw_stages(n: int) -> Figure:
         axes.set_xlabel(f"rank; each holds {sum(held) / sum(whole):.0%}", fontsize=8)
         hide_frame(axes, 8)
     figure.axes[0].set_ylabel("the flat buffer", fontsize=8)
-    draw_legend(figure, [*(Patch(color=MEMORY[kind], label=kind) for kind in whole._fields),
-                         Patch(color=WHOLE, label="held by another rank")])
+    draw_legend(figure, {**{kind: MEMORY[kind] for kind in whole._fields}, "held by another rank": WHOLE})
     return figure
 
 
@@ -105,7 +101,6 @@ def draw_rank(axes, rank: int, held, whole) -> None:
     left, width = float(rank), 0.92 / sum(whole)
     for kind, size in whole._asdict().items():
         part = getattr(held, kind) / size
-        axes.add_patch(Rectangle((left, 0), size * width, 1, facecolor=WHOLE, edgecolor="white", linewidth=0.5))
-        axes.add_patch(Rectangle((left, rank * part if part < 1 else 0), size * width, part, facecolor=MEMORY[kind],
-                                 edgecolor="white", linewidth=0.5))
+        for top, high, color in ((0, 1, WHOLE), (rank * part if part < 1 else 0, part, MEMORY[kind])):
+            draw_box(axes, left, top, size * width, high, color, edgecolor="white", linewidth=0.5)
         left += size * width

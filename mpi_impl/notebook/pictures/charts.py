@@ -3,17 +3,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
+from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import draw_legend, name_rows, one_panel
 
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str = "",
               colors: Mapping[str, str] | None = None, unit: str = "") -> Figure:
     """Draw a horizontal bar for each row, made of its parts, with their sum. The name of a part selects its colour."""
-    figure = Figure((8.5, 0.42 * len(rows) + 1.35), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(8.5, 0.42 * len(rows) + 1.35)
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     colors = colors or dict(zip(names, OWNERS))
     for y, parts in enumerate(rows.values()):
@@ -23,11 +22,11 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
                 axes.barh(y, size, 0.66, left, color=colors[name])
             left += size
         axes.annotate(f"{left:,.4g}{unit}", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set(yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5))
+    name_rows(axes, list(rows), 0)
     axes.margins(x=0.12)
     finish(axes, xlabel, title, "x")
     if len(names) > 1:
-        draw_legend(figure, [Patch(color=colors[name], label=name) for name in names], fontsize=9)
+        draw_legend(figure, {name: colors[name] for name in names}, fontsize=9)
     return figure
 
 
@@ -35,8 +34,7 @@ def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str,
                 x: Sequence[float] | None = None, log: str = "") -> Figure:
     """Draw curves in one panel. The first are the widest, so that equal ones are all visible. `log`: 'x', 'y' or 'xy'.
     """
-    figure = Figure((8.5, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(8.5, 3.6)
     for i, (name, values) in enumerate(curves.items()):
         steps = range(1, len(values) + 1) if x is None else x
         axes.plot(steps, values, color=OWNERS[i % len(OWNERS)], linewidth=1.4 + 2.4 * (len(curves) - 1 - i),
@@ -45,8 +43,7 @@ def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str,
         axes.set_xscale("log", base=2)
     if "y" in log:
         axes.set_yscale("log")
-    axes.set_ylabel(ylabel, fontsize=9)
-    finish(axes, xlabel, title, "both")
+    finish(axes, xlabel, title, "both", ylabel)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=9)
     return figure

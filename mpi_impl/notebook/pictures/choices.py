@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend, hide_frame
+from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops
@@ -18,6 +18,7 @@ from reference.errors import UserError
 
 SHADES = LinearSegmentedColormap.from_list("blues", ["#EAF3FA", OWNERS[0]])
 TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]
+MOST_T = 8      # the GPUs of a server
 
 
 class Machine(NamedTuple):
@@ -58,13 +59,13 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
                    sent(plan.messages.data, t * d))
 
 
-def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none", zero_stage: int = 0,
-            most_t: int = 8) -> dict[tuple[int, int], Plan | None]:
+def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none",
+            zero_stage: int = 0) -> dict[tuple[int, int], Plan | None]:
     """Return by (t, p), powers of two, the plan with d = n/(t p) replicas and a batch of B; None if it does not divide.
     """
     found: dict[tuple[int, int], Plan | None] = {}
     powers = [2**i for i in range(n.bit_length())]
-    for t in (t for t in powers if t <= most_t):
+    for t in (t for t in powers if t <= MOST_T):
         for p in (p for p in powers if t * p <= n):
             try:
                 parallel = ParallelConfig.for_world(n, t, p, recompute=Recompute(recompute), zero_stage=zero_stage,
@@ -93,22 +94,21 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
     The frame marks the plan that fits with the smallest t x p, and among those the one with the smallest bubble.
     """
     ts, ps = (sorted(set(sizes)) for sizes in zip(*found))
-    figure = Figure((1.9 + 1.25 * len(ts), 1.3 + 0.56 * len(ps)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(1.9 + 1.25 * len(ts), 1.3 + 0.56 * len(ps), xlabel="t", ylabel="p")
     fitting = {at: plan for at, plan in found.items() if plan and gigabytes(plan) <= limit}
     best = min(fitting, key=lambda at: (at[0] * at[1], idle(fitting[at])), default=None)
     for at, plan in found.items():
         x, y = ts.index(at[0]), ps.index(at[1])
         draw_choice(axes, x, y, plan, limit)
         if at == best:
-            axes.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, fill=False, edgecolor=BEST, linewidth=3))
-    axes.set(xlim=(0, len(ts)), ylim=(len(ps), 0), xticks=[x + 0.5 for x in range(len(ts))], xticklabels=ts,
-             yticks=[y + 0.5 for y in range(len(ps))], yticklabels=ps, xlabel="t", ylabel="p")
+            draw_box(axes, x + 0.04, y + 0.06, 0.92, 0.88, "none", edgecolor=BEST, linewidth=3)
+    axes.set(xlim=(0, len(ts)), xticks=[x + 0.5 for x in range(len(ts))], xticklabels=ts)
+    name_rows(axes, ps)
     hide_frame(axes)
     axes.set_title(title, loc="left", fontsize=11)
-    draw_legend(figure, [Patch(facecolor=SHADES(0.5), label=f"fits into {limit:g} GB"),
-                         Patch(facecolor=TOO_MUCH, hatch="////", edgecolor="white", label="does not"),
-                         Patch(fill=False, edgecolor=BEST, linewidth=2, label="smallest t x p that fits")])
+    draw_legend(figure, {f"fits into {limit:g} GB": {"facecolor": SHADES(0.5)},
+                         "does not": {"facecolor": TOO_MUCH, "hatch": "////", "edgecolor": "white"},
+                         "smallest t x p that fits": {"fill": False, "edgecolor": BEST, "linewidth": 2}})
     return figure
 
 
@@ -118,8 +118,8 @@ def draw_choice(axes, x: int, y: int, plan: Plan | None, limit: float) -> None:
         axes.text(x + 0.5, y + 0.5, "not possible", ha="center", va="center", fontsize=7.5, color="#606060")
         return
     held, fits = gigabytes(plan), gigabytes(plan) <= limit
-    axes.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, edgecolor="white", linewidth=0,
-                             facecolor=SHADES(held / limit) if fits else TOO_MUCH, hatch=None if fits else "////"))
+    draw_box(axes, x + 0.02, y + 0.03, 0.96, 0.94, SHADES(held / limit) if fits else TOO_MUCH, edgecolor="white",
+             linewidth=0, hatch=None if fits else "////")
     dark = fits and held / limit > 0.6
     axes.text(x + 0.5, y + 0.37, f"{held:,.0f} GB", ha="center", va="center", fontsize=10,
               color="white" if dark else "black")

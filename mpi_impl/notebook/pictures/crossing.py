@@ -1,8 +1,8 @@
 """A picture of what t ranks of a stage send to those of the next: each all of it, or each its own piece."""
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, whole_axes
+from mpi_impl.notebook.pictures.shards import color_of
+from mpi_impl.report.drawing import draw_box, whole_axes
 
 WIDE, HIGH, DOWN = 0.3, 0.26, 0.5       # inches: of a piece; from one rank to the next
 COLUMNS = 0.8, 3.4, 6.0                 # inches from the left: sent, received, gathered
@@ -14,8 +14,7 @@ def draw_crossing(t: int, scattered: bool) -> Figure:
 
     A piece has the colour of the rank that sends it if it is scattered. What crosses is dark, what is empty is pale.
     """
-    figure = Figure((COLUMNS[2 if scattered else 1] + WIDE * t + 0.3, DOWN * t + 0.75))
-    axes = whole_axes(figure)
+    figure, axes = whole_axes(COLUMNS[2 if scattered else 1] + WIDE * t + 0.3, DOWN * t + 0.75)
     all_pieces = range(t)
     for rank in range(t):
         top = 0.6 + DOWN * rank
@@ -35,8 +34,8 @@ def draw_crossing(t: int, scattered: bool) -> Figure:
 def draw_array(axes, left: float, top: float, t: int, pieces, name: str = "") -> None:
     """Draw t pieces side by side, those in `pieces` in colour."""
     for piece in range(t):
-        axes.add_patch(Rectangle((left + WIDE * piece, top), WIDE, HIGH, edgecolor="white",
-                                 facecolor=color_of(piece) if piece in pieces else EMPTY))
+        draw_box(axes, left + WIDE * piece, top, WIDE, HIGH, color_of(piece) if piece in pieces else EMPTY,
+                 edgecolor="white")
     axes.text(left - 0.08, top + HIGH / 2, name, ha="right", va="center", fontsize=8)
 
 

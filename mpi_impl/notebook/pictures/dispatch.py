@@ -3,9 +3,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Polygon
 
-from mpi_impl.notebook.pictures.shards import color_of, draw_legend, rank_patches, whole_axes
+from mpi_impl.notebook.pictures.shards import color_of, rank_colors
+from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
 
 COPY, WIDE, APART, FAR = 0.05, 0.45, 0.18, 3.2      # inches: of a copy, of a rank's strip, between ranks, between sides
 TOP, BOTTOM = 0.35, 0.35                            # of the title, and of the legend
@@ -18,8 +19,7 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
     e, experts = counts.shape
     each = experts // e
     height = TOP + COPY * counts.sum() + APART * (max(e, experts) + 1) + BOTTOM
-    figure = Figure((2 * WIDE + FAR + 3.2, height))
-    axes = whole_axes(figure)
+    figure, axes = whole_axes(2 * WIDE + FAR + 3.2, height)
     left, right = 1.2, 1.2 + WIDE + FAR
     starts = strips(axes, [int(own.sum()) for own in counts], left, [f"rank {rank}" for rank in range(e)], -0.1)
     ends = strips(axes, [int(load) for load in counts.sum(0)], right,
@@ -31,7 +31,7 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
             starts[rank], ends[expert] = starts[rank] + n, ends[expert] + n
     if title:
         axes.text(left, TOP / 2, title, fontsize=11, va="center")
-    draw_legend(figure, rank_patches(range(e)), "lower right")
+    draw_legend(figure, rank_colors(range(e)), "lower right")
     return figure
 
 
@@ -49,7 +49,7 @@ def strips(axes, sizes: Sequence[int], x: float, names: Sequence[str], beside: f
 def band(axes, left: float, start: float, right: float, end: float, n: float, color: str) -> None:
     """Draw copies on both sides, and their way."""
     for x, y in ((left, start), (right, end)):
-        axes.add_patch(Rectangle((x, y), WIDE, n, facecolor=color, edgecolor="white", linewidth=0.5))
+        draw_box(axes, x, y, WIDE, n, color, edgecolor="white", linewidth=0.5)
     inner, outer = left + WIDE, right
     axes.add_patch(Polygon([(inner, start), (outer, end), (outer, end + n), (inner, start + n)], closed=True,
                            facecolor=color, alpha=0.25, linewidth=0))

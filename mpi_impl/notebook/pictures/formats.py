@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend, hide_frame
+from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.precision import Format, rounded
 
 BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}
@@ -23,17 +23,15 @@ FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "in
 
 def draw_bits(forms: Sequence[Format]) -> Figure:
     """Draw a row for each format, a box for each bit."""
-    figure = Figure((9, 0.42 * len(forms) + 0.65), layout="constrained")
-    axes = figure.add_subplot()
+    longest = max(1 + form.exponent + form.fraction for form in forms)
+    figure, axes = one_panel(9, 0.42 * len(forms) + 0.65, xlim=(0, longest), xticks=[])
     for row, form in enumerate(forms):
         kinds = ["sign", *["exponent"] * form.exponent, *["fraction"] * form.fraction]
         for i, kind in enumerate(kinds):
-            axes.add_patch(Rectangle((i + 0.06, row + 0.14), 0.88, 0.72, facecolor=BITS[kind]))
-    longest = max(1 + form.exponent + form.fraction for form in forms)
-    axes.set(xlim=(0, longest), ylim=(len(forms), 0), xticks=[], yticks=[row + 0.5 for row in range(len(forms))],
-             yticklabels=[form.name for form in forms])
+            draw_box(axes, i + 0.06, row + 0.14, 0.88, 0.72, BITS[kind])
+    name_rows(axes, [form.name for form in forms])
     hide_frame(axes)
-    draw_legend(figure, [Patch(color=color, label=kind) for kind, color in BITS.items()], fontsize=9)
+    draw_legend(figure, BITS, fontsize=9)
     return figure
 
 
@@ -43,11 +41,9 @@ def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, flo
     for axes, (start, stop) in zip(figure.subplots(len(ranges), 1, squeeze=False).flat, ranges):
         for row, form in enumerate(forms):
             axes.vlines(numbers_between(form, start, stop), row + 0.12, row + 0.88, color=OWNERS[row], linewidth=1)
-        axes.set(xlim=(start, stop), ylim=(len(forms), 0), yticks=[row + 0.5 for row in range(len(forms))],
-                 yticklabels=[form.name for form in forms])
-        axes.tick_params(labelsize=9)
-        axes.tick_params(axis="y", length=0)
-        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.set_xlim(start, stop)
+        name_rows(axes, [form.name for form in forms])
+        hide_frame(axes, below=True)
     return figure
 
 
@@ -60,15 +56,13 @@ def numbers_between(form: Format, start: float, stop: float) -> np.ndarray:
 def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
     """Draw the largest relative rounding error for numbers between two powers of 2."""
     x = np.exp2(np.linspace(*powers, 4001))
-    figure = Figure((9, 3.3), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(9, 3.3)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for form, color in zip(forms, OWNERS):
         axes.plot(x, may_err(form, x), color=color, linewidth=2, label=form.name)
     axes.set(xlim=(x[0], x[-1]), ylim=(None, 1))
-    axes.set_ylabel("largest error / number", fontsize=9)
-    finish(axes, "size of the number", "", "both")
+    finish(axes, "size of the number", "", "both", "largest error / number")
     axes.legend(frameon=False, fontsize=9, loc="upper center", ncols=len(forms))
     return figure
 
@@ -102,8 +96,7 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
         summary = ", ".join(shares) or "all kept"
         axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {summary}", loc="left", fontsize=10)
         axes.set(yticks=[], xlim=(least - 0.5, most + 1.5))
-        axes.tick_params(labelsize=9)
-        axes.spines[["left", "top", "right"]].set_visible(False)
+        hide_frame(axes, below=True)
     lowest, largest = form.smallest_normal * form.epsilon, form.largest
     for axes in all_axes:
         for bound in (lowest, form.smallest_normal, largest):
@@ -111,7 +104,7 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
                 axes.axvline(np.log2(bound), color="#606060", linestyle="--", linewidth=1)
     all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, its smallest number with all "
                             "digits, and its largest)", fontsize=9)
-    draw_legend(figure, [Patch(color=color, label=fate) for fate, color in FATES.items()], fontsize=9)
+    draw_legend(figure, FATES, fontsize=9)
     return figure
 
 
@@ -125,8 +118,7 @@ def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
 def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequence[float] = (),
                title: str = "") -> Figure:
     """Draw the loss scale of each step, crosses at skipped steps, and `limits`, above which gradients overflow."""
-    figure = Figure((9, 3.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(9, 3.2)
     axes.set_yscale("log", base=2)
     steps = np.arange(1, len(scales) + 1)
     if len(limits):

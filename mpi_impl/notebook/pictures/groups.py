@@ -3,11 +3,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from mpi_impl.comm.topology import place
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.report.timelines.gantt import is_light
+from mpi_impl.report.drawing import draw_box
 from reference.config import ParallelConfig
 
 KINDS = ("tensor", "data", "pipeline")      # in the order in which ranks are numbered
@@ -57,9 +57,7 @@ def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
 def draw_group(axes, ranks: Sequence[int], bottom: float, color: str, server: int) -> None:
     """Draw boxes with the ranks' numbers, and arcs above them."""
     for rank in ranks:
-        axes.add_patch(Rectangle((rank + 0.16, bottom - 0.68), 0.68, 0.68, facecolor=color, edgecolor="none", zorder=3))
-        axes.text(rank + 0.5, bottom - 0.34, str(rank), ha="center", va="center", fontsize=10, zorder=4,
-                  color="black" if is_light(color) else "white")
+        draw_box(axes, rank + 0.16, bottom - 0.68, 0.68, 0.68, color, str(rank), 10, zorder=3)
     angle = np.linspace(0, np.pi, 40)
     for one, other in zip(ranks, ranks[1:]):
         middle, half = (one + other + 1) / 2, (other - one) / 2

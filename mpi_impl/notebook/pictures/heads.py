@@ -4,30 +4,27 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, draw_legend, hide_frame, rank_patches
+from mpi_impl.notebook.pictures.shards import color_of, rank_colors
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
 
 FUTURE = "#F0F0F0"      # what a position may not see
 
 
 def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Figure:
     """Draw the columns of the fused matrix [h, 3h] for each way to split it: owners [3, a], a rank for each head."""
-    figure = Figure((9, 0.62 * len(ways) + 0.95), layout="constrained")
-    axes = figure.add_subplot(xlim=(-0.1, 3 * a + 0.1), ylim=(len(ways) - 0.25, -0.55))
+    figure, axes = one_panel(9, 0.62 * len(ways) + 0.95, xlim=(-0.1, 3 * a + 0.1), xticks=[])
     for y, owners in enumerate(ways.values()):
         for part, head in np.ndindex(owners.shape):
-            axes.add_patch(Rectangle((part * a + head + 0.03, y - 0.32), 0.94, 0.64,
-                                     facecolor=color_of(owners[part, head])))
-            axes.text(part * a + head + 0.5, y, f"{'QKV'[part]}{head}", ha="center", va="center_baseline", fontsize=9,
-                      color="white")
+            draw_box(axes, part * a + head + 0.03, y - 0.32, 0.94, 0.64, color_of(owners[part, head]),
+                     f"{'QKV'[part]}{head}")
         for part in (1, 2):
             axes.plot([part * a] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.5)
     for part, name in enumerate(("queries", "keys", "values")):
         axes.text((part + 0.5) * a, -0.5, name, ha="center", va="bottom", fontsize=9)
-    axes.set(yticks=range(len(ways)), yticklabels=list(ways), xticks=[])
+    name_rows(axes, list(ways), 0)
     hide_frame(axes)
-    draw_legend(figure, rank_patches(rank for owners in ways.values() for rank in owners.flat))
+    draw_legend(figure, rank_colors(rank for owners in ways.values() for rank in owners.flat))
     return figure
 
 
@@ -45,5 +42,5 @@ def draw_patterns(probs: np.ndarray, owners: Sequence[int], text: Sequence[str],
         axes.set_yticks(range(s), text)
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_color("#B0B0B0")
-    draw_legend(figure, rank_patches(owners))
+    draw_legend(figure, rank_colors(owners))
     return figure

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, draw_legend, rank_patches, whole_axes
+from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, rank_colors
+from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
 
 CELL, STRIP, GAP, MARGIN = 0.27, 0.1, 1.0, 0.45     # inches: of an element, of an owner's mark, around matrices
 
@@ -29,15 +29,14 @@ def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
     """Draw matrices side by side. A nonzero element has its owner's colour, on the side that has more elements."""
     width = GAP * (len(maps) + 1) + sum(STRIP + CELL * m.matrix.shape[1] for m in maps)
     height = max(CELL * m.matrix.shape[0] for m in maps) + STRIP + 2 * MARGIN + 0.6
-    figure = Figure((max(width, 5.0), height))
-    axes = whole_axes(figure)
+    figure, axes = whole_axes(max(width, 5.0), height)
     left, middle = GAP, (height - 0.3) / 2 + 0.2
     for m in maps:
         draw_map(axes, m, left, middle - CELL * m.matrix.shape[0] / 2)
         left += STRIP + CELL * m.matrix.shape[1] + GAP
     if title:
         axes.text(0.15, 0.2, title, fontsize=11, va="center")
-    draw_legend(figure, rank_patches(owner for m in maps for owner in (*m.out, *m.into)), "lower left")
+    draw_legend(figure, rank_colors(owner for m in maps for owner in (*m.out, *m.into)), "lower left")
     return figure
 
 
@@ -46,16 +45,13 @@ def draw_map(axes, m: Map, left: float, top: float) -> None:
     rows, columns = m.matrix.shape
     x, y = left + STRIP + 0.04, top
     for r in range(rows):
-        axes.add_patch(Rectangle((left, y + CELL * r), STRIP, CELL, facecolor=color_of(m.out[r]), edgecolor="white"))
+        draw_box(axes, left, y + CELL * r, STRIP, CELL, color_of(m.out[r]), edgecolor="white")
     for c in range(columns):
-        axes.add_patch(Rectangle((x + CELL * c, y - STRIP - 0.04), CELL, STRIP, facecolor=color_of(m.into[c]),
-                                 edgecolor="white"))
+        draw_box(axes, x + CELL * c, y - STRIP - 0.04, CELL, STRIP, color_of(m.into[c]), edgecolor="white")
     for (r, c), value in np.ndenumerate(m.matrix):
         owner = m.out[r] if rows >= columns else m.into[c]
-        axes.add_patch(Rectangle((x + CELL * c, y + CELL * r), CELL, CELL, edgecolor=WHOLE, linewidth=0.6,
-                                 facecolor=color_of(owner) if value else "white"))
-        axes.text(x + CELL * (c + 0.5), y + CELL * (r + 0.5), f"{value:g}", fontsize=8, ha="center",
-                  va="center_baseline", color="white" if value else "#B0B0B0")
+        draw_box(axes, x + CELL * c, y + CELL * r, CELL, CELL, color_of(owner) if value else "white", f"{value:g}", 8,
+                 edgecolor=WHOLE, linewidth=0.6)
     axes.text(x + CELL * columns / 2, y - STRIP - 0.12, m.name, ha="center", va="bottom", fontsize=11)
     axes.text(x + CELL * columns / 2, y + CELL * rows + 0.08, f"[{rows}, {columns}]", ha="center", va="top",
               fontsize=8, color="#505050")

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, hide_frame
+from mpi_impl.notebook.pictures.shards import color_of
+from mpi_impl.report.drawing import draw_box, hide_frame, name_rows
 
 SIDE = 0.95     # inches: the longer side of a mask
 
@@ -52,12 +52,11 @@ def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") 
         for rank, part in enumerate(parts):
             for (head, i), keep in np.ndenumerate(part):
                 if keep:
-                    axes.add_patch(Rectangle((i, top + head), 1, 1, facecolor=color_of(rank), edgecolor="white",
-                                             linewidth=0.4))
+                    draw_box(axes, i, top + head, 1, 1, color_of(rank), edgecolor="white", linewidth=0.4)
             top += len(part)
             axes.axhline(top, color="#505050", linewidth=0.8)
-        axes.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", xticks=[], yticks=[i + 0.5 for i in range(top)],
-                 yticklabels=range(top))
+        name_rows(axes, range(top))
+        axes.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", xticks=[])
         axes.set_title(name, loc="left", fontsize=9)
         axes.set_ylabel("head", fontsize=8)
         hide_frame(axes, 8 if len(masks) < 3 else 6.5)

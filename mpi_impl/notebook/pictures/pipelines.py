@@ -3,11 +3,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
+from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import GRID, finish
+from mpi_impl.report.drawing import draw_legend, one_panel
 from mpi_impl.report.timelines.gantt import Panel, timelines_figure
 from mpi_impl.report.timelines.timelines import slices_of
 from reference.costs.bubbles import bubble_fraction
@@ -31,8 +31,7 @@ def draw_schedules(schedules: Mapping[str, Schedule]) -> Figure:
 def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
     """Draw idle / ideal time over the number of microbatches: dots from simulation, lines from the formula (p - 1)/m.
     """
-    figure = Figure((8.5, 3.4), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(8.5, 3.4)
     for color, p in zip(OWNERS, ps):
         axes.plot(ms, [bubble_fraction(p, m) for m in ms], color=color, linewidth=1.5)
         axes.plot(ms, [play(make(name, p, m)).bubble_fraction for m in ms], "o", color=color, label=f"p = {p}")
@@ -42,8 +41,8 @@ def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
     axes.set_yscale("log")
     axes.set_xticks(ms, [str(m) for m in ms])
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylabel("idle / ideal time", fontsize=9)
-    finish(axes, "microbatches m", f"The bubble of {name}: dots as simulated, lines (p - 1)/m", "both")
+    finish(axes, "microbatches m", f"The bubble of {name}: dots as simulated, lines (p - 1)/m", "both",
+           "idle / ideal time")
     return figure
 
 
@@ -72,7 +71,7 @@ def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
                          for name, timeline in timelines.items() if rank < len(timeline.ranks)])
         axes.set_ylabel(f"rank {rank}", fontsize=9, rotation=0, ha="right", va="center")
     rows[-1].set_xlabel("time", fontsize=9)
-    draw_legend(figure, [Patch(color=color, alpha=0.6, label=name) for color, name in zip(OWNERS, schedules)],
+    draw_legend(figure, {name: {"color": color, "alpha": 0.6} for color, name in zip(OWNERS, schedules)},
                 "outside upper left", fontsize=9, title="microbatches whose activations a rank holds",
                 title_fontsize=10, alignment="left")
     return figure

@@ -6,14 +6,14 @@ from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import name_rows, one_panel
 
 SAME, DIFFERENT, SILENT = OWNERS[2], OWNERS[6], "#F0F0F0"
 
 
 def draw_meetings(first: Sequence[int], second: Sequence[int], names: Sequence[str], title: str = "") -> Figure:
     """Draw the values of two functions at 0, 1, ..., P - 1 as points, and circles where they agree."""
-    figure = Figure((8.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = one_panel(8.5, 4.2)
     for y, name, color, marker in zip((first, second), names, OWNERS, "os"):
         axes.plot(range(len(y)), y, marker, color=color, markersize=4, label=name)
     meetings = np.flatnonzero(np.equal(first, second))
@@ -30,10 +30,7 @@ def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str,
 
     `counted` has for some primes a measured share, which is drawn as a point.
     """
-    figure = Figure((8.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    figure, axes = one_panel(8.5, 4.2, xscale="log", yscale="log")
     ends = [float(min(counted)), float(max(marked.values()))]
     axes.plot(ends, [degree / end for end in ends], color=OWNERS[0], linewidth=2, label=f"at most {degree} / P")
     axes.plot(list(counted), list(counted.values()), "o", color=OWNERS[1], markersize=5, label="counted")
@@ -46,8 +43,7 @@ def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str,
         axes.axhline(chance, color="#909090", linestyle="--", linewidth=1)
         axes.annotate(name, (above, chance), (-3 if above else 3, 3), xycoords=("axes fraction", "data"),
                       textcoords="offset points", ha="right" if above else "left", fontsize=9, color="#505050")
-    axes.set_ylabel("chance to agree at a random point", fontsize=9)
-    finish(axes, "P", title, "both")
+    finish(axes, "P", title, "both", "chance to agree at a random point")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
     return figure
 
@@ -56,9 +52,7 @@ def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) 
     """Draw how far each computation's floats are off, and whether its exact numbers differ. Up to the tolerance the
     background is grey.
     """
-    figure = Figure((8.5, 0.45 * len(found) + 1.1), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
+    figure, axes = one_panel(8.5, 0.45 * len(found) + 1.1, xscale="log")
     sizes = [size for size, _ in found.values() if size]
     left, right = min([*sizes, tolerance]) / 30, max([*sizes, tolerance]) * 30
     axes.axvspan(left, tolerance, color=SILENT)
@@ -73,6 +67,7 @@ def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) 
         axes.annotate("another formula" if differs else "the same formula", (1, y), (6, 0),
                       xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9,
                       color=color)
-    axes.set(xlim=(left, right), ylim=(len(found) - 0.5, -0.5), yticks=range(len(found)), yticklabels=list(found))
+    axes.set_xlim(left, right)
+    name_rows(axes, list(found), 0)
     finish(axes, "largest difference of the floats / largest element", "", "x")
     return figure

@@ -5,9 +5,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from mpi_impl.notebook.pictures.shards import color_of, draw_legend
+from mpi_impl.notebook.pictures.shards import color_of, rank_colors
+from mpi_impl.report.drawing import draw_legend
 from reference.positions import visible_blocks, work_of_ranks
 
 HIDDEN, LATER, EARLIER = "#FFFFFF", "#F0F0F0", "#C4C4C4"      # what a causal mask hides; other steps of the ring
@@ -43,8 +43,7 @@ def draw_ring_of_blocks(chunks: Sequence[Sequence[slice]]) -> Figure:
         painted = np.where(owners < 0, 0, np.where(steps > step, 1, np.where(steps < step, 2, owners + 3)))
         name = "step 0: own keys" if step == 0 else f"step {step}: of rank - {step}"
         draw_scores(axes, colors, painted, name, labels=step == 0)
-    draw_legend(figure, [*(Patch(color=color_of(rank), label=f"rank {rank}") for rank in range(c)),
-                         Patch(color=EARLIER, label="done"), Patch(color=LATER, label="to come")], fontsize=8)
+    draw_legend(figure, {**rank_colors(range(c)), "done": EARLIER, "to come": LATER})
     return figure
 
 

@@ -3,9 +3,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, draw_legend, whole_axes
+from mpi_impl.notebook.pictures.shards import color_of
+from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
 
 WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
 
@@ -44,9 +44,7 @@ def draw_ring(steps: list[RingStep]) -> Figure:
     """
     t = len(steps[0].held)
     panel, tall = t * (WIDE + RIGHT) + 0.35, t * (HIGH + DOWN) + 0.5
-    width, height = 0.75 + panel * t, 2 * tall + 0.42
-    figure = Figure((width, height))
-    axes = whole_axes(figure)
+    figure, axes = whole_axes(0.75 + panel * t, 2 * tall + 0.42)
     for i, step in enumerate(steps):
         row, column = (0, i) if i < t else (1, i - t + 1)
         left, top = 0.75 + panel * column, 0.45 + tall * row
@@ -58,7 +56,7 @@ def draw_ring(steps: list[RingStep]) -> Figure:
     for piece in range(t):
         axes.text(0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", ha="center",
                   va="center", fontsize=7)
-    draw_legend(figure, [Patch(color=color_of(rank), label=f"rank {rank}'s number") for rank in range(t)], "lower left")
+    draw_legend(figure, {f"rank {rank}'s number": color_of(rank) for rank in range(t)}, "lower left")
     return figure
 
 
@@ -71,10 +69,9 @@ def draw_step(axes, step: RingStep, left: float, top: float) -> None:
             x, arrived = left + (WIDE + RIGHT) * piece, bool(step.sent) and step.sent[rank - 1] == piece
             for who in range(t):
                 there = int(step.held[rank, piece]) >> who & 1
-                axes.add_patch(Rectangle((x + WIDE * who / t, y), WIDE / t, HIGH, linewidth=0,
-                                         facecolor=color_of(who) if there else "#F4F4F4"))
-            axes.add_patch(Rectangle((x, y), WIDE, HIGH, fill=False, edgecolor="black" if arrived else "#D0D0D0",
-                                     linewidth=1.8 if arrived else 0.6))
+                draw_box(axes, x + WIDE * who / t, y, WIDE / t, HIGH, color_of(who) if there else "#F4F4F4")
+            draw_box(axes, x, y, WIDE, HIGH, "none", edgecolor="black" if arrived else "#D0D0D0",
+                     linewidth=1.8 if arrived else 0.6)
             if arrived:
                 axes.annotate("", (x + WIDE / 2, y), (x + WIDE / 2, y - DOWN),
                               arrowprops={"arrowstyle": "->", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0})

@@ -1,10 +1,11 @@
-"""Pictures of matrices, coloured by the rank that owns each part; and what all pictures of ranks share."""
+"""Pictures of matrices, coloured by the rank that owns each part; and the colours of ranks in all pictures."""
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
 
 # Near those of Okabe and Ito: people who are blind to red or green can tell them apart.
 OWNERS = ("#0072B2", "#EE7733", "#008F6B", "#CC79A7", "#F0C842", "#56B4E9", "#AA4422", "#888888")
@@ -53,8 +54,7 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
     sizes = [drawn_size(item, t) for item in items]
     width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
     height = max(h for _, h in sizes) + 1.35
-    figure = Figure((width, height))
-    axes = whole_axes(figure)
+    figure, axes = whole_axes(width, height)
     left, middle = GAP, (height - 0.35) / 2 + 0.12
     for item, (w, h) in zip(items, sizes):
         if isinstance(item, str):
@@ -67,7 +67,7 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
     found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
     if EACH in found:
         found = {*range(t), *found} - {EACH}
-    draw_legend(figure, rank_patches(found), "lower left")
+    draw_legend(figure, rank_colors(found), "lower left")
     return figure
 
 
@@ -86,17 +86,15 @@ def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, hei
     if (matrix.owners == EACH).all():
         behind = SHEET * (t - 1)
         for rank in reversed(range(t)):
-            axes.add_patch(Rectangle((left + SHEET * rank, top + SHEET * rank), width - behind, height - behind,
-                                     facecolor=color_of(rank), edgecolor="white", linewidth=1))
+            draw_box(axes, left + SHEET * rank, top + SHEET * rank, width - behind, height - behind, color_of(rank),
+                     edgecolor="white", linewidth=1)
     else:
         for r, c, n, m in stretches(matrix.owners):
             x, y, wide, high = c / columns * width, r / rows * height, m / columns * width, n / rows * height
             owner = int(matrix.owners[r, c])
-            axes.add_patch(Rectangle((left + x, top + y), wide, high, facecolor=color_of(owner), edgecolor="white",
-                                     linewidth=1.5))
-            if owner != EVERYONE and min(wide, high) > NUMBERED:      # colours alone are hard to tell apart in grey
-                axes.text(left + x + wide / 2, top + y + high / 2, f"{owner}", ha="center", va="center", fontsize=7,
-                          color="white")
+            numbered = owner != EVERYONE and min(wide, high) > NUMBERED      # colours are hard to tell apart in grey
+            draw_box(axes, left + x, top + y, wide, high, color_of(owner), f"{owner}" if numbered else "", 7,
+                     edgecolor="white", linewidth=1.5)
     axes.text(left + width / 2, top - 0.1, matrix.name, ha="center", va="bottom", fontsize=11)
     axes.text(left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", ha="center", va="top",
               fontsize=8, color="#505050")
@@ -118,30 +116,7 @@ def color_of(owner) -> str:
     return WHOLE if owner == EVERYONE else OWNERS[owner % len(OWNERS)]
 
 
-# ---- shared by the other pictures ------------------------------------------------------------------------------------
-
-
-def whole_axes(figure):
-    """Add invisible axes that fill a figure, in inches from its upper left corner."""
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
-    return axes
-
-
-def hide_frame(axes, labelsize: float = 9) -> None:
-    """Hide the lines of axes and their ticks, but not the ticks' labels."""
-    axes.tick_params(length=0, labelsize=labelsize)
-    axes.spines[:].set_visible(False)
-
-
-def rank_patches(ranks: Iterable[int]) -> list[Patch]:
+def rank_colors(ranks: Iterable[int]) -> dict[str, str]:
     """Return the entries of a legend for these ranks, each once; EVERYONE is 'every rank', and comes last."""
-    return [Patch(color=color_of(rank), label="every rank" if rank == EVERYONE else f"rank {rank}")
-            for rank in sorted(set(ranks), key=lambda rank: (rank == EVERYONE, rank))]
-
-
-def draw_legend(figure, entries: Sequence[Patch], loc: str = "outside lower left", **options) -> None:
-    """Draw a legend in one line."""
-    figure.legend(handles=entries, loc=loc, **{"ncols": len(entries), "frameon": False, "fontsize": 8,
-                                               "handlelength": 1.2, "columnspacing": 1.2, **options})
+    return {"every rank" if rank == EVERYONE else f"rank {rank}": color_of(rank)
+            for rank in sorted(set(ranks), key=lambda rank: (rank == EVERYONE, rank))}

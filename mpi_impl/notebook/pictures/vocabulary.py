@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, draw_legend, hide_frame, owners_of, rank_patches
+from mpi_impl.notebook.pictures.shards import color_of, owners_of, rank_colors
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame
 
 NOTHING = "#F4F4F4"     # a rank's result for a token that it does not hold: zeros
 
@@ -19,10 +19,8 @@ def draw_lookup(text: Sequence[str], owners: Sequence[int], t: int) -> Figure:
     for i, (token, owner) in enumerate(zip(text, owners)):
         for row in (*range(t), t + 0.15):
             found = row in (owner, t + 0.15)
-            axes.add_patch(Rectangle((i + 0.03, row + 0.06), 0.94, 0.88,
-                                     facecolor=color_of(owner) if found else NOTHING))
-            axes.text(i + 0.5, row + 0.5, token if found else "0", ha="center", va="center_baseline", fontsize=9,
-                      color="white" if found else "#A0A0A0")
+            draw_box(axes, i + 0.03, row + 0.06, 0.94, 0.88, color_of(owner) if found else NOTHING,
+                     token if found else "0")
         axes.text(i + 0.5, -0.12, token, ha="center", va="bottom", fontsize=9)
     axes.set(xticks=[], yticks=[*(rank + 0.5 for rank in range(t)), t + 0.65],
              yticklabels=[*(f"rank {rank}" for rank in range(t)), "sum"])
@@ -48,6 +46,6 @@ def draw_vocabulary(panels: Mapping[str, np.ndarray], vocabulary: Sequence[str],
         axes.set_xlim(-0.6, n - 0.4)
         finish(axes, "", title, "y")
         axes.set_xticks(range(n), [*vocabulary, *["(padding)"] * (n - len(vocabulary))], rotation=45, ha="right")
-    target_patch = Patch(facecolor="white", edgecolor="black", linewidth=1.5, label="the target")
-    draw_legend(figure, [*rank_patches(range(t)), target_patch])
+    draw_legend(figure, {**rank_colors(range(t)),
+                         "the target": {"facecolor": "white", "edgecolor": "black", "linewidth": 1.5}})
     return figure

@@ -4,7 +4,8 @@ from typing import Any
 from mpi_impl.notebook.pictures.pipelines import play
 from mpi_impl.notebook.sliders.page import Sliders
 from mpi_impl.report.charts import COLORS, WORDS
-from mpi_impl.report.timelines.gantt import is_light, shade
+from mpi_impl.report.drawing import is_light
+from mpi_impl.report.timelines.gantt import shade
 from reference.errors import UserError
 from reference.schedules.actions import KINDS, Schedule
 from reference.schedules.generators import SCHEDULES, make, takes_v

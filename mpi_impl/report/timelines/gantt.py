@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.report.charts import COLORS, WORDS
+from mpi_impl.report.drawing import is_light
 from mpi_impl.report.timelines.timelines import timeline_of
 from mpi_impl.runtime.pictures import save
 from reference.schedules.actions import KINDS
@@ -158,11 +159,6 @@ def draw_labels(axes, cells: list[Cell], size: float, across: float, down: float
         if cell.label and wide >= size * label_widths(cell.label) and high >= size:
             axes.text((cell.start + cell.end) / 2, (cell.top + cell.bottom) / 2, cell.label, fontsize=size, ha="center",
                       va="center_baseline", color="black" if is_light(cell.color) else "white")
-
-
-def is_light(color: str) -> bool:
-    red, green, blue = to_rgb(color)
-    return 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
 
 
 def title(panel: Panel, scale: float, unit: str) -> str:
