@@ -11,13 +11,14 @@ from typing import NamedTuple
 import tokenizers
 import xxhash
 
-from mpi_impl.data.corpus import Corpus, format_count
+from mpi_impl.data.corpus import Corpus
 from mpi_impl.data.encode import encode_documents, encode_sentences, report_progress
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import Tokenizer, TrainedTokenizer
 from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer, report_shortage
 from mpi_impl.runtime.files import folder_aside, opened_to_read, read_text
+from mpi_impl.runtime.tables import count
 from reference.errors import UserError
 
 CHECKSUMS = "xxh128sum.txt"
@@ -83,8 +84,8 @@ def megatron_prefix(data_path: str) -> str | None:
 def open_tokens(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
     """Open the data set, so that a damaged file is refused here, and report its size."""
     dataset = IndexedDataset(prefix)
-    report(f"{format_count(len(dataset.tokens), 'token')} in "
-           f"{format_count(len(dataset.document_indices) - 1, 'document')}, vocabulary {tokenizer.vocab_size:,}: "
+    report(f"{count(len(dataset.tokens), 'token')} in "
+           f"{count(len(dataset.document_indices) - 1, 'document')}, vocabulary {tokenizer.vocab_size:,}: "
            f"{prefix}.bin")
     return Prepared(prefix, tokenizer)
 
@@ -148,7 +149,7 @@ def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToken
         write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
         (aside / CHECKSUMS).write_text(checksums(aside))
         if corpus.skipped:
-            report(f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
+            report(f"skipped {count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
                    f"{corpus.skipped[0]}")
         try:
             aside.rename(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpi_impl.runtime.files import LARGEST, opened_to_read, read_bytes
+from mpi_impl.runtime.tables import count
 from reference.errors import UserError
 
 BAD_KINDS = BAD_BYTES, BAD_JSON, EMPTY, TOO_LONG = "bad bytes", "bad JSON", "empty", "too long"
@@ -55,7 +56,7 @@ class Corpus:
     def __str__(self) -> str:
         size = sum(file.stat().st_size for file in self.files)
         amount = f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size:,} bytes"
-        return f"{self.name} ({format_count(len(self.files), 'file')}, {amount})"
+        return f"{self.name} ({count(len(self.files), 'file')}, {amount})"
 
     def documents(self) -> Iterator[str]:
         """Yield the texts, one at a time and always in the same order, without empty ones.
@@ -84,11 +85,6 @@ class Corpus:
             if not self.is_folder:
                 raise UserError(f"{file} {bad.fault}. Give another {self.option}.") from bad
             self.skipped.append(file)
-
-
-def format_count(n: int, noun: str) -> str:
-    """Format a count: '1 file', '2 files', '1,000 files'."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def kind(option: str, path: str) -> str:

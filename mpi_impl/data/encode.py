@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpi_impl.data.corpus import format_count
 from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.runtime.tables import count
 
 PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter ones together
 WORD_END = re.compile(r"\S(?=[ \n])")
@@ -72,4 +72,4 @@ def report_progress(texts: Iterable[str], done: str, report: Callable[[str], Non
         characters += len(text)
         if time.monotonic() - last > REPORT_EVERY:
             last = time.monotonic()
-            report(f"{done} {format_count(number, 'document')}, {characters / 1e6:.1f} million characters")
+            report(f"{done} {count(number, 'document')}, {characters / 1e6:.1f} million characters")

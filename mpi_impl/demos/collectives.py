@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.demos.printing import count
 from mpi_impl.demos.runner import Demo, Size, program, run_demo
+from mpi_impl.runtime.tables import count
 from reference.comm import collectives as textbook
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import count, first_elements, indent, shape, span
+from mpi_impl.demos.printing import first_elements, indent, shape, span
 from mpi_impl.demos.runner import Arguments, Demo, check_size, parser_of, program, run_demo
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
+from mpi_impl.runtime.tables import count
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.layers import embedding as textbook

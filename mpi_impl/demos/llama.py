@@ -6,9 +6,9 @@ up must be sharded together, or all shapes are right and the result is wrong.
 import numpy as np
 
 from mpi_impl.demos.layer_case import LayerCase
-from mpi_impl.demos.printing import colored, count, first_elements, span
+from mpi_impl.demos.printing import colored, first_elements, span
 from mpi_impl.demos.runner import Demo, Size, program, run_demo
-from mpi_impl.runtime.tables import WIDTH
+from mpi_impl.runtime.tables import WIDTH, count
 from reference.config import ModelConfig
 from reference.layers.block import block_tensors
 from reference.layers.gated_mlp import gated_mlp_forward, side_by_side_mlp_forward

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
-from mpi_impl.demos.printing import count, say
+from mpi_impl.demos.printing import say
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.parallel.model_state import ModelState
@@ -26,7 +26,7 @@ from mpi_impl.report.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save
-from mpi_impl.runtime.tables import aligned, unit_for, verdict
+from mpi_impl.runtime.tables import aligned, count, unit_for, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.watchdog import listed
-from mpi_impl.demos.printing import count, prefix_with_ranks
+from mpi_impl.demos.printing import prefix_with_ranks
 from mpi_impl.demos.runner import Arguments, Demo, parser_of, program, run_demo
 from mpi_impl.demos.tiny_gpt import POSITIONS, apart, holds, step_and_compare, textbook_of, tiny_gpt, training_on
+from mpi_impl.runtime.tables import count
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.bubbles import bubble_fraction

@@ -73,8 +73,3 @@ def and_list(names: Sequence[str]) -> str:
     """Return 'a', 'a and b' or 'a, b and c'."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def count(n: int, what: str = "rank") -> str:
-    """Return '1 rank' or '8 ranks'."""
-    return f"{n:,} {what}" + "s" * (n != 1)

@@ -17,9 +17,9 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.demos import title
-from mpi_impl.demos.printing import and_list, count, prefix_with_ranks, say, shape, span, traffic_table
+from mpi_impl.demos.printing import and_list, prefix_with_ranks, say, shape, span, traffic_table
 from mpi_impl.launch.entry import ArgumentParser, run
-from mpi_impl.runtime.tables import WIDTH, aligned, bytes_of
+from mpi_impl.runtime.tables import WIDTH, aligned, bytes_of, count
 from reference.config import option, require_divides, require_positive, round_up
 from reference.errors import UserError
 from reference.params import split, tree_map

@@ -7,7 +7,7 @@ from argparse import Namespace
 from math import log
 from textwrap import fill
 
-from mpi_impl.demos.printing import count, span
+from mpi_impl.demos.printing import span
 from mpi_impl.demos.runner import Arguments, Demo, parser_of, program, run_demo
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, holds, step_and_compare, textbook_of, tiny_gpt,
                                      training_on)
@@ -17,7 +17,7 @@ from mpi_impl.report.page.report import ReportedRun, watch, write_report
 from mpi_impl.report.timelines.tracing import TracedSteps
 from mpi_impl.report.traffic import compare, pipeline_ledger, summary, table
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.runtime.tables import WIDTH, aligned
+from mpi_impl.runtime.tables import WIDTH, aligned, count
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters

@@ -6,11 +6,10 @@ between steps, and what it sends, next to the formulas of the paper (Rajbhandari
 from textwrap import fill
 
 from mpi_impl.comm.ledger import RING, Ledger
-from mpi_impl.demos.printing import count
 from mpi_impl.demos.runner import Demo, Size, program, run_demo
 from mpi_impl.demos.tiny_gpt import FLOAT64, apart, check_tensors, step_and_compare, textbook_of, tiny_gpt, training_on
 from mpi_impl.report.memory import FORMULAS
-from mpi_impl.runtime.tables import WIDTH, aligned, verdict
+from mpi_impl.runtime.tables import WIDTH, aligned, count, verdict
 from reference.comm.ring import ring_all_gather
 from reference.config import ParallelConfig
 from reference.costs.volumes import data_parallel_traffic

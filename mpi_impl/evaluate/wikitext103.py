@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.data.corpus import format_count
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.evaluate.files import read_text
 from mpi_impl.evaluate.scored import Excerpt, ScoredDataset
+from mpi_impl.runtime.tables import count
 from reference.errors import UserError
 
 WANTED = "WikiText-103's wiki.test.tokens"
@@ -60,8 +60,8 @@ class WikiText103(ScoredDataset):
         self.original_tokens = original_tokens(text)    # T_o
         self.tokens = len(stream)                       # T
         if min(self.original_tokens, self.tokens) < 2:
-            raise UserError(f"{data_path} has {format_count(self.original_tokens, 'word')} and "
-                            f"{format_count(self.tokens, 'token')}, but nothing can be predicted with fewer than "
+            raise UserError(f"{data_path} has {count(self.original_tokens, 'word')} and "
+                            f"{count(self.tokens, 'token')}, but nothing can be predicted with fewer than "
                             f"two. Give the path of {WANTED}.")
         super().__init__(windows(stream, seq_length, overlapping_eval), seq_length, tokenizer.eod)
 

@@ -21,14 +21,13 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
-from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, gpt_batch, read_text
 from mpi_impl.experiments.experiment import (Experiment, divide, each, each_alone, narrow_model, require_above_zero,
                                              spread, trainer_of)
 from mpi_impl.experiments.panels import Panel
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
-from mpi_impl.runtime.tables import aligned
+from mpi_impl.runtime.tables import aligned, count
 from reference.config import require_positive
 from reference.optimizer import OptimizerConfig
 
@@ -118,7 +117,7 @@ class BatchSize(Experiment):
     def note(self, results: dict[int, Measured]) -> str:
         args = self.args
         said = (f"Steps until the validation loss is {args.loss:g} nats a byte, over "
-                f"{format_count(args.seeds, 'seed')}, with the best of the rates "
+                f"{count(args.seeds, 'seed')}, with the best of the rates "
                 f"{', '.join(f'{rate:g}' for rate in sorted(args.lr))}.\n"
                 f"A sample has {POSITIONS} bytes. A run counts as inf after {args.max_steps:,} steps, "
                 f"{args.max_samples:,} samples, or {PATIENCE} times the best rate's steps.")

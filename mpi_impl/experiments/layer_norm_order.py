@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpi_impl.comm.group import world
-from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import equal_steps, masked_batch
 from mpi_impl.experiments.experiment import Experiment, Kind, each, last_tenth, narrow_model
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.runtime.tables import count
 from reference.batches import BERTBatch
 from reference.config import ModelConfig, require_not_negative, require_positive
 
@@ -88,7 +88,7 @@ class LayerNormOrder(Experiment):
 
 
 def kind_of(layers: int, order: str) -> Kind:
-    return Kind(format_count(layers, "layer"), f"{order} order")
+    return Kind(count(layers, "layer"), f"{order} order")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
-from mpi_impl.data.corpus import format_count
 from mpi_impl.experiments.byte_windows import BYTES, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model
 from mpi_impl.experiments.panels import Panel
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.runtime.tables import count
 from reference.config import ModelConfig, require_not_negative, require_positive
 from reference.costs.parameters import parameters
 from reference.errors import UserError
@@ -85,7 +85,7 @@ class ModelSize(Experiment):
     def note(self, results: dict) -> str:
         iterations = self.args.train_iters
         return (f"All models have {LAYERS} layers and heads of size {HEAD_SIZE}, and have seen "
-                f"{iterations * SAMPLES * POSITIONS:,} bytes in {format_count(iterations, 'iteration')}.\n"
+                f"{iterations * SAMPLES * POSITIONS:,} bytes in {count(iterations, 'iteration')}.\n"
                 "The loss is that of the validation text in nats a byte; for BERT it is that of masked bytes.")
 
     def at(self, kind: Kind, points: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from mpi_impl.launch.option_fields import declared, filled
 from mpi_impl.programs.options import OPTIONS, LlamaOptions, PretrainingOptions, parse_options
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.runtime.tables import count
 from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
@@ -227,7 +228,7 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
                         f"size), which go through {p * v:,} stages: {p * v * m:,} forwards, but a schedule holds at "
                         f"most {MOST_ACTIONS:,}. Choose a smaller --global-batch-size, or a larger --micro-batch-size.")
     if parallel.pipeline_schedule == "interleaved" and m % p:
-        raise UserError(f"--global-batch-size is {args.global_batch_size}, which makes {m} microbatches of "
+        raise UserError(f"--global-batch-size is {args.global_batch_size}, which makes {count(m, 'microbatch')} of "
                         f"--micro-batch-size x data-parallel size = {together}, but the interleaved schedule takes "
                         f"them in groups of --pipeline-model-parallel-size, which is {p}. The nearest that fits is "
                         f"{max(1, round(m / p)) * p * together}.")

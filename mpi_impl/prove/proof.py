@@ -14,7 +14,8 @@ from mpi_impl.programs.options import NAMES
 from mpi_impl.programs.program import Program
 from mpi_impl.prove.comparison import Comparison, OtherFormula, Parts, PlayedRun, compare_formulas
 from mpi_impl.prove.runs import STEPS, play_in_textbook, play_on_ranks
-from mpi_impl.prove.sizes import ProofSizes, count, shrink
+from mpi_impl.prove.sizes import ProofSizes, shrink
+from mpi_impl.runtime.tables import count
 from reference.config import ParallelConfig
 from reference.config.description import describe
 from reference.errors import UserError

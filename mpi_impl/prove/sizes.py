@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from mpi_impl.programs.arguments import PretrainingSettings
+from mpi_impl.runtime.tables import count
 from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -44,11 +45,6 @@ class ProofSizes:
                 f"{count(m.num_attention_heads, 'head')}{groups}{experts}, {vocabulary}; steps of "
                 f"{count(self.global_batch_size, 'sample')} of {count(self.seq_length, 'token')}, in "
                 f"{count(self.microbatches, 'microbatch')} of {self.micro_batch_size} on each replica")
-
-
-def count(n: int, noun: str) -> str:
-    """Format a count: '1 layer', '2 microbatches'."""
-    return f"{n} {noun}{'' if n == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def shrink(settings: PretrainingSettings) -> ProofSizes:

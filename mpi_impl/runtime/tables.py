@@ -16,6 +16,11 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
                                for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
 
 
+def count(n: int, noun: str = "rank") -> str:
+    """Return '1 rank', '2 batches' or '1,000 files'."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
+
+
 def bytes_of(size: float) -> str:
     """Return a size in a unit that is easily read, a power of ten: `1.43 GB`."""
     unit, name = unit_for(size)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.data.corpus import format_count
 from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.chunks import Part, documents
@@ -23,6 +22,7 @@ from mpi_impl.data.prepare.options import Recipe
 from mpi_impl.data.tokenizer_choice import given_tokenizer
 from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside
 from mpi_impl.runtime.formats import read_json
+from mpi_impl.runtime.tables import count
 
 SHORT = "short"     # the kind of documents that are dropped for having too few tokens
 
@@ -85,7 +85,7 @@ class Chunk:
         (document,) = encode([text], self.tokenizer)
         tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # without its end
         if tokens < max(1, self.recipe.min_tokens):
-            self.report.dropped.append((part, line, SHORT, f"has {format_count(tokens, 'token')}"))
+            self.report.dropped.append((part, line, SHORT, f"has {count(tokens, 'token')}"))
             return
         if self.recipe.jaccard:
             self.signatures.append(signature(text))

@@ -30,7 +30,7 @@ from typing import Any, TextIO, TypedDict
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.corpus import BAD_KINDS, format_count
+from mpi_impl.data.corpus import BAD_KINDS
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
@@ -45,6 +45,7 @@ from mpi_impl.launch.option_fields import filled
 from mpi_impl.runtime.files import LARGEST, check_folder, check_writable, folder_aside, replacing
 from mpi_impl.runtime.formats import read_json
 from mpi_impl.runtime.rank_environment import launched_rank_and_size
+from mpi_impl.runtime.tables import count
 from reference.config import option
 from reference.errors import UserError
 
@@ -96,14 +97,14 @@ class Preparation:
 
     def run(self) -> None:
         began = time.monotonic()
-        print(f"preparing {format_count(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
+        print(f"preparing {count(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
         self.begin()
         if self.tokenizer is None:
             self.train()
         encoded = self.encode()
         duplicates = None
         if self.recipe.jaccard:
-            print(f"comparing {format_count(self.corpus.starts[-1], 'document')}", flush=True)
+            print(f"comparing {count(self.corpus.starts[-1], 'document')}", flush=True)
             duplicates = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
         self.write(duplicates)
         print(self.describe(time.monotonic() - began, encoded))
@@ -254,10 +255,10 @@ class Preparation:
         dropped = [str(self.dropped), f"each of these is named in {self.prefix}.dropped.jsonl"]
         return "\n".join([
             *(dropped if self.dropped.counts else ()),
-            f"kept {kept:,} of {format_count(found, 'document')}, {format_count(len(result.tokens), 'token')}: "
+            f"kept {kept:,} of {count(found, 'document')}, {count(len(result.tokens), 'token')}: "
             f"{self.prefix}.bin and .idx, {result.tokens.nbytes / 1e6:,.1f} MB",
             f"{seconds:,.1f} seconds, {speed:,.1f} MB/s" + (
-                f", and {format_count(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
+                f", and {count(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
 
 
 def size_of(chunk: list[Part]) -> int:
