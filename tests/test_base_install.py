@@ -34,12 +34,11 @@ for line in sys.argv[1:]:
     except SystemExit as ended:
         assert not ended.code
 """
-# Every program that draws, as small as it gets, and its pictures.
+# Programs that draw, as small as they get, and their pictures. (Those of plot_schedule and of the demo are drawn by
+# tests/test_readme_commands.py.)
 DRAWING = {
     "mpi_impl.plan --num-gpus 8 --preset gpt2-1.2b --global-batch-size 8 --hardware dgx-a100 --plot plan.png":
         ["plan.png"],
-    "mpi_impl.plot_schedule --schedule 1f1b -p 2 -m 2 --output schedule.png": ["schedule.png"],
-    "mpi_impl.demos.memory --num-layers 1 --train-iters 1 --output memory.png": ["memory.png"],
     "mpi_impl.pretrain_gpt --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --train-iters 1 "
     "--eval-iters 0 --plot loss.png --trace trace": ["loss.png", "trace/timeline.png"],
 }

@@ -93,14 +93,14 @@ KINDS = {"rope": dict(position_embedding_type="rope"), "bert": dict(architecture
          "experts": dict(experts=EXPERTS)}
 
 
-@pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", one_fast_of(7, (
+@pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", one_fast_of(8, (
     (kind, *plan) for i, plan in enumerate(ON_A_DEVICE) for kind in sorted(KINDS, reverse=i % 2 == 1))))
 def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, stage, offload, recompute):
     """The main theorem with parameters, gradients, moments, batches and all messages on the device; offloaded
     shards are on the host. Both regions are tried, with dropout. Experts are dealt out to all replicas, with room for
     all copies that they may get.
     """
-    model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
+    model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
                         untie_embeddings_and_output_weights=untied and kind == "rope", **KINDS[kind])
     for scatter, sharded in ((True, False), (False, t > 1)):
         case = Case(t, model, 2, 6, seed=3, sequence_parallel=sharded)

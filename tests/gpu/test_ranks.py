@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems
+from tests.deep import one_fast_of
 from tests.gpu import device
 from tests.mpi_impl.test_half import in_halves, smooth_cases
 from tests.strategies import Case, recomputes
@@ -49,13 +50,10 @@ def block_in_halves(group, case):
 BERT = {"architecture": "bert", "heads": ("lm", "sop")}
 
 
-@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", [
-    (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}),
-    (1, 1, 2, "1f1b", 1, False, Recompute(), {"experts": EXPERTS}),
-    *(pytest.param(*plan, marks=pytest.mark.deep) for plan in [
-        (2, 1, 2, "1f1b", 2, False, Recompute(), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
-        (2, 1, 2, "1f1b", 1, False, Recompute("selective"), {}),
-        (1, 2, 2, "zb-v", 2, False, Recompute(), {}), (2, 2, 1, "zb-h1", 3, False, Recompute("selective"), BERT)])])
+@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", one_fast_of(5, [
+    (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}), (1, 1, 2, "1f1b", 1, False, Recompute(), {"experts": EXPERTS}),
+    (2, 1, 2, "1f1b", 2, False, Recompute("selective"), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
+    (1, 2, 2, "zb-v", 2, False, Recompute(), {})]))
 def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
     """The main theorem, dropout on: losses, gradients and weights of one process. Experts are dealt out to replicas."""
     model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4, **choices)
