@@ -13,9 +13,9 @@ from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.deep import one_fast_of
 from tests.launching import in_foreground
-from tests.pool_functions import (broadcast_seven, die, give_a_lambda, leave_a_message_behind,
-                                  process_id, raise_on, skip_an_all_reduce, sleep_in_native_code, speak, split_and_free,
-                                  sum_of_ranks, the_environment, where_and_what)
+from tests.pool_functions import (broadcast_seven, die, give_a_lambda, leave_a_message_behind, process_id, raise_on,
+                                  skip_an_all_reduce, sleep_in_native_code, speak, split_and_free, sum_of_ranks,
+                                  the_environment, where_and_what)
 
 
 @given(n=st.integers(1, 8), numbers=st.lists(st.integers(), max_size=3))

@@ -81,26 +81,6 @@ def blank(lab: str) -> Submission:
                       "not written yet")
 
 
-# What no answer may do, whatever its task: the body, and what its author is told ("a|b").
-ALONE = {
-    "from all objects": ("import gc\nreturn gc.get_objects()", "gc.get_objects"),
-    "from its memory": ("return open('/proc/self/mem', 'rb').read()", "not use files"),
-    "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
-    "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
-    "a socket": ("import socket\nsocket.socket()", "processes or the network"),
-    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
-    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
-    "imports the grader": ("from course.grading import checks", "may not be imported"),
-    "forks": ("while True: os.fork()", "processes"),
-    "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
-    "kills the grader": ("os.kill(os.getppid(), 9)", "processes"),
-    "ends": ("os._exit(0)", "exit status 0"),
-    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
-    "takes memory": ("return np.ones(1 << 28)", "MemoryError"),
-    "returns too much": ("return np.zeros(10_000_000)", "are the limit"),
-    "moves the cursor": ("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
-}
-
 SUBMISSIONS = {
     "the solution": Submission(LAB1, {}, "", ""),
     "nothing written": blank(LAB1),
@@ -175,7 +155,7 @@ SUBMISSIONS = {
                                             "reduce_scatter reduce_scatter_cost", "its own: 1answer"),
 
     # ---- harm ----
-    **{name: passes_on(body, phrases) for name, (body, phrases) in ALONE.items()},
+    "ends": passes_on("os._exit(0)", "exit status 0"),
     "loops": passes_on("while True: pass", "is there an endless loop"),
     "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
     "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
