@@ -29,15 +29,9 @@ from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, program_of
 from reference.errors import UserError
 from tests.base_install import BLOCKER, base_environment
 from tests.deep import one_fast_of
-from tests.launching import ROOT, SOON, command, environment, write_program
+from tests.launching import ROOT, SOON, command, environment, write_program, write_script
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def write_script(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
 
 
 def without(folder: Path, *modules: str) -> dict[str, str]:

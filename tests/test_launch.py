@@ -21,7 +21,7 @@ from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
-                             write_program)
+                             write_program, write_script)
 
 
 def pids(folder: Path) -> list[int]:
@@ -257,14 +257,8 @@ def test_a_signal_that_ends_a_job_is_for_the_main_thread():
     assert output.blocked >= set(ENDS) and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def write_script(path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
 def test_a_launcher_of_another_mpi_is_passed_over(tmp_path, monkeypatch):
     for folder, says in [("a", "mpiexec (Open MPI) 5.0.11"), ("b", "HYDRA build details:")]:
-        (tmp_path / folder).mkdir()
         write_script(tmp_path / folder / "mpiexec", f"echo '{says}'")
     monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -301,7 +295,6 @@ def test_the_batch_script_trains_and_goes_on(tmp_path):
     No one has run it under Slurm.
     """
     subprocess.run(["bash", "-n", SBATCH], check=True)
-    (tmp_path / "bin").mkdir()
     write_script(tmp_path / "bin" / "srun", f'exec {find_mpiexec(mpi_vendor())} "$@"')
     (tmp_path / ".venv").symlink_to(sys.prefix)
     options = f"""--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1

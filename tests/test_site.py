@@ -78,23 +78,6 @@ def test_a_page_loads_without_errors_is_readable_and_fits_a_phone(browser, addre
         assert not complaints and not faint
 
 
-@pytest.mark.deep
-def test_a_step_can_be_played_on_the_front_page(browser, address):
-    page = browser.new_page(viewport=DESK)
-    complaints = complaints_of(page)
-    page.goto(f"{address}/index.html", wait_until="networkidle")
-    assert page.evaluate("scrollY") == 0
-    page.locator("iframe.report").scroll_into_view_if_needed()
-    report = page.frame_locator("iframe.report")
-    assert report.locator("#step").evaluate("one => Math.abs(one.getBoundingClientRect().top)") < 50
-    begun = report.locator("#time").text_content()
-    report.locator("#play").click()
-    page.wait_for_timeout(1000)
-    assert report.locator("#time").text_content() != begun
-    page.close()
-    assert not complaints
-
-
 FILTERS = (("tied", "", "seen", ".*"), ("", "V", "silent", "-"), ("NVIDIA", "L", "seen", r"\d+"))
 
 
@@ -114,16 +97,6 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
         found = sum(words.lower() in " ".join(row).lower() and bool(re.fullmatch(mark, row[column])) for row in cells)
         assert rows.filter(visible=True).count() == found > 0
         assert page.locator("form.zoo output").text_content() == f"{found} bugs"
-    page.close()
-
-
-@pytest.mark.deep
-def test_formulas_are_rendered(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}/notebooks/12_choosing_t_p_d_b.html", wait_until="networkidle")
-    page.wait_for_selector("mjx-container svg")
-    assert page.locator("mjx-container").count() == page.locator(".math").count() > 0
-    assert page.locator("mjx-merror, [data-mml-node=merror]").count() == 0
     page.close()
 
 

@@ -77,27 +77,16 @@ def test_a_circle_of_sends_waits_and_is_described():
     assert find_cycle({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3] and find_cycle({0: 1, 1: 2}) == []
 
 
-@given(st.integers(2, 8), st.lists(st.integers(0, 9), min_size=1, max_size=12))
-def test_many_small_collectives_cost_what_one_large_one_costs(n, lengths):
-    """Else arrays of one element would be sent for nothing: each of them alone is less than a whole element a rank."""
-    for operation, times in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", n)):
-        broker = Broker(n, OPERATIONS)
-        for length in lengths:
-            perform(broker, [(operation, np.ones(length), "sum" if operation == "all_reduce" else 0)] * n)
-        assert broker.sent == [times * sum(lengths) * (n - 1) // n] * n and broker.messages == [len(lengths)] * n
-
-
 TWO, THREE = np.ones(2), np.ones(3)
 
 
 @pytest.mark.parametrize("requests, words", [
     ([("send", TWO, 0)], "with itself"), ([("exchange", TWO, 0, 0.5)], "there is no rank 0.5"),
-    ([("send", TWO, 2)], "there is no rank 2"), ([("send", np.ones(3_000_000), 1)], "too large"),
+    ([("send", np.ones(3_000_000), 1)], "too large"),
     ([("all_reduce", TWO, "sum"), ("all_reduce", THREE, "sum")], "rank 0 has passed float64 [2], rank 1 has"),
-    ([("all_reduce", TWO, "min")] * 2, "op is 'min'"),
     ([("all_reduce", TWO, "max"), ("all_reduce", TWO, "sum")], "with the same op"),
     ([("barrier", None), ("all_gather", TWO, 0)], "rank 0 is in barrier, rank 1 in all_gather"),
-    ([("all_gather", TWO, 1)] * 2, "out of bounds"), ([("reduce_scatter", TWO, "x")] * 2, "")], ids=repr)
+    ([("all_gather", TWO, 1)] * 2, "out of bounds")], ids=repr)
 def test_what_cannot_be_done_is_reported_to_all_that_ask_for_it(requests, words):
     replies = perform(Broker(2, OPERATIONS), requests)
     assert all(replies[rank].error == "ValueError" and words in replies[rank].sentence for rank in range(len(requests)))

@@ -85,14 +85,6 @@ def kernel(bundle):
     found.close()
 
 
-@pytest.mark.deep
-def test_a_walkthrough_runs(kernel, bundle):
-    for cell in nbformat.read(bundle / "notebooks" / "01_splitting_matrices.ipynb", 4).cells:
-        if cell.cell_type == "code":
-            assert "Traceback" not in (said := kernel.run(cell.source)), said
-    assert kernel.run("import reference\nprint(reference.__file__)").strip().startswith(str(bundle))
-
-
 def test_a_student_solves_the_first_task(kernel, bundle):
     """With an error first, then a deadlock, an endless loop, and the right answer."""
     cells = {cell.metadata.nbgrader.grade_id: cell.source for cell in nbformat.read(

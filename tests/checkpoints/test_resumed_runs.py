@@ -81,20 +81,6 @@ def test_three_iterations_and_three_are_six(ranks, data, tmp_path, capfd, n, opt
     assert ("every iteration was skipped" in said) == ("--fp16" in options)     # in the first run
 
 
-def test_other_ranks_go_on_with_it(ranks, data, tmp_path):
-    """From each topology to the next, on 1 to 8 ranks, the run equals one process's run, evaluations included."""
-    options = [*data, "--dtype", "float64"]
-    whole = curve(ranks, 1, [*options, "--train-iters", "2"], tmp_path / "metrics")
-    load: list[str] = []
-    for iteration, (n, more) in enumerate([
-            (8, T2P2), (2, "--zero-stage 2 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v")], 1):
-        found = curve(ranks, n, [*options, *more.split(), *load, "--verify", "--save", f"{tmp_path}/D",
-                                  "--train-iters", str(iteration)], tmp_path / "metrics")
-        load = ["--load", f"{tmp_path}/D"]
-    for ours, one in zip(found, whole, strict=True):
-        assert ours == pytest.approx(one, rel=1e-11)
-
-
 REFUSED = [
     ("--save {}", "--save {} holds a checkpoint of iteration 7"), ("--load {} --train-iters 7", "--train-iters is 7"),
     ("--load {0}/iter_0000007", "--load {0}/iter_0000007 holds no checkpoint"),

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from mpi_impl.evaluate.arguments import FineTuningLength
 from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.training.batches import whole_batch
@@ -166,12 +166,3 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, said):
     data, _, _, root, _ = race
     others = OTHERS if any(option.startswith("--tune") for option in options) else TUNING
     assert refused(ranks, "race", "--data-path", data, "--load", root, *others, *options).count(said) == 1
-
-
-@pytest.mark.parametrize("architecture, said", [("gpt", "--task race is for a BERT"), ("bert", "with [CLS]")])
-def test_a_gpt_and_a_tokenizer_without_separators_are_refused(ranks, race, tmp_path, architecture, said):
-    data, model, *_ = race
-    tokenizer = ByteLevelBPETokenizer.train([" ".join(WORDS)], 260)
-    other = replace(model, architecture=architecture, heads=("lm",), vocab_size=tokenizer.vocab_size)
-    ranks.run(1, save, other, tokenizer, tmp_path)
-    assert said in refused(ranks, "race", "--data-path", data, "--load", tmp_path)

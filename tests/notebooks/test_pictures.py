@@ -8,7 +8,7 @@ from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.notebook.pictures.blocks import EDGES, STEPS
-from mpi_impl.notebook.pictures.formats import fates_of, may_err, numbers_between
+from mpi_impl.notebook.pictures.formats import numbers_between
 from mpi_impl.notebook.pictures.groups import KINDS, groups_of
 from mpi_impl.notebook.pictures.pipelines import held, play
 from mpi_impl.notebook.pictures.positions import ring_steps, score_owners
@@ -22,7 +22,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.layers.block import block_tensors
 from reference.params import initialize_shard, tree_map
 from reference.positions import in_order, work_of_ranks, zigzag
-from reference.precision import FORMATS, rounded
+from reference.precision import FORMATS
 from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
 
@@ -135,20 +135,3 @@ def test_the_numbers_between_are_those_of_the_dtype(form, start, stop):
     found, apart = set(numbers_between(form, start, stop)), (stop - start) / 2000
     gaps = np.diff(everything, prepend=-np.inf, append=np.inf)
     assert set(everything[(gaps[:-1] > apart) & (gaps[1:] > apart)]) <= found <= set(everything)
-
-
-@given(form=st.sampled_from(HALVES), power=st.integers(-30, 15), between=st.floats(1, 2, exclude_max=True))
-def test_rounding_errs_by_no_more_than_is_drawn(form, power, between):
-    x = np.array(between * 2.0**power)
-    assert abs(rounded(x, form) - x) / x <= may_err(form, x) * (1 + 1e-12)
-
-
-@given(st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=20))
-def test_the_fates_of_numbers_are_what_rounding_does(values):
-    x = np.array(values)
-    with np.errstate(over="ignore"):
-        half = x.astype(np.float16)
-    fates = fates_of(x, FORMATS["float16"])
-    np.testing.assert_array_equal(fates == "lost", half == 0)
-    np.testing.assert_array_equal(fates == "infinite", np.isinf(half))
-    np.testing.assert_array_equal(fates == "short of digits", (half != 0) & (x < 2.0**-14))
