@@ -233,11 +233,11 @@ def parser() -> ArgumentParser:
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    (["--hiden-size", "8"], "Did you mean --hidden-size?"), (["--hidden=8"], "Did you mean --hidden-size?"),
+    (["--hiden-size", "8"], "Did you mean --hidden-size?"),
     (["--zzz"], "no option --zzz"), (["--hidden-size", "big"], "--hidden-size: invalid int value: 'big'."),
     (["--hidden-size", "9" * 5000], f"--hidden-size: {'9' * 40} has more than 15 digits"),
-    *((["--lr", "0.5", value], f"--lr: {value} is not a finite number") for value in ("nan", "Infinity", "1e999")),
-    *(([f"{option}=--"], f"{option}: -- is not a value") for option in ("--hidden-size", "--lr", "--dtype"))])
+    *((["--lr", "0.5", value], f"--lr: {value} is not a finite number") for value in ("nan", "1e999")),
+    (["--lr=--"], "--lr: -- is not a value")])
 def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):
     with pytest.raises(UserError) as error:
         parser().parse_args(arguments)
