@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.bug_matrix import page, results
 from benchmarks.bug_matrix.detectors import DETECTORS, step_of_leaving
-from benchmarks.bug_matrix.planted_bug import CleanRuns, PlantedBug, without_folders
+from benchmarks.bug_matrix.planted_bug import CleanRuns, PlantedBug
 from benchmarks.bug_matrix.settings import setting_of
 from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT
 from tests import zoo
@@ -64,17 +64,6 @@ def test_a_bugs_run_has_the_ranks_of_its_theorem(name):
         setting.ranks, setting.case).world_size
     assert setting.on_one_rank.batch == setting.batch
     assert setting.loads is None or setting.loads[0].model == setting.case.model
-
-
-def test_a_sentence_names_no_folder_of_a_machine(tmp_path):
-    """A sentence of the results is the same wherever the bugs are planted."""
-    for said in "m.json is not a manifest: 1/2 of it", "mpi_impl/comm/group.py, line 3":
-        assert without_folders(said) == said
-    assert without_folders(f"{tmp_path}/m.json is not a manifest: 1/2 of it") == "m.json is not a manifest: 1/2 of it"
-    assert without_folders(f'It hangs: File "{zoo.__file__}", line 3') == "It hangs: tests/zoo/__init__.py, line 3"
-    for verdicts in results.read().values():
-        for verdict in verdicts.values():
-            assert without_folders(verdict.says) == verdict.says
 
 
 def test_the_page_has_the_results():

@@ -44,11 +44,6 @@ def wait_until(condition) -> bool:
     return condition()
 
 
-def test_options_after_the_program_are_the_programs(tmp_path):
-    program = write_program(tmp_path, "if rank == 0: print(world().size, sys.argv[1:])")
-    assert launch(2, program, "-n", "7", "--timeout", "0").stdout == "2 ['-n', '7', '--timeout', '0']\n"
-
-
 THREADS = f"print(*(os.environ.get(name) for name in {THREAD_VARIABLES[:2]}))"
 
 
