@@ -10,13 +10,13 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.manifest import Manifest, key_of
+from mpi_impl.checkpoints.manifest import FORMAT, Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from reference.config import ExpertsConfig, ModelConfig
 from reference.errors import UserError
 from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
-from reference.precision import LossScaling, Precision
+from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
 from tests.allocated import most_bytes
 from tests.checkpoint_theorems import goes_on, resumed_is_uninterrupted
@@ -177,6 +177,19 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
     for saved, loaded, part, state in ranks.run(2, memory_of_a_save_and_a_load, run, tmp_path):
         assert saved < 3 * part / 8 + 300_000 < part
         assert loaded < part + 300_000 < state / 5
+
+
+def test_other_settings_are_named():
+    """Each option that differs; and the dtype. The loss scale that is loaded is none."""
+    manifest = Manifest(FORMAT, 10, 9, ScaleState(2.0**16, 0, 2), "float32", {}, {
+        "seed": 1, "lr": 0.1, "initial_loss_scale": 2.0**32, "fp16": True}, {}, {})
+    assert len(checkpoint.describe("D", manifest, dict(manifest.settings), "float32").splitlines()) == 1
+    now = {"seed": 2, "lr": 0.1, "initial_loss_scale": 1.0, "fp16": False}
+    _, dtype, settings = checkpoint.describe("D", manifest, now, "float64").splitlines()
+    assert "float32, and float64" in dtype and settings.endswith(": --seed 2 (was 1), no --fp16 (was given)")
+    checkpoint.check_iterations("D", manifest, 11)
+    with pytest.raises(UserError, match="--train-iters is 10"):
+        checkpoint.check_iterations("D", manifest, 10)
 
 
 def test_weights_that_are_infinite_in_the_models_format_are_not_saved():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpi_impl.checkpoints.huggingface import check_weights
-from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, config_of, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, config_of, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
@@ -93,8 +93,10 @@ def test_the_experts_options_that_are_no_part_of_the_model(folder):
 # Fields with a value that no model here has: the sentence names both.
 REFUSED = {
     "tied": {"n_layer": True, "tie_word_embeddings": 1, "n_inner": 33, "activation_function": "silu", "attn_pdrop": 1.0,
-             "scale_attn_weights": False, "add_cross_attention": True, "model_type": "gptj"},
-    "original": {"type_vocab_size": 3, "position_embedding_type": "relative_key", "is_decoder": True},
+             "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True,
+             "add_cross_attention": True, "model_type": "gptj"},
+    "original": {"type_vocab_size": 3, "position_embedding_type": "relative_key", "is_decoder": True,
+                 "add_cross_attention": True, "tie_word_embeddings": False, "intermediate_size": 33},
     "Mistral": {"sliding_window": 4096}, "Qwen2": {"use_sliding_window": True},
     "Llama": {"attention_bias": True, "num_key_value_heads": 3, "head_dim": -1, "vocab_size": 0,
               "rope_parameters": 2.0, "num_hidden_layers": 0},
@@ -151,6 +153,15 @@ def test_what_transformers_cannot_express_is_refused(tmp_path, program, given, w
     refuses(lambda: parse(["--save-hf", str(tmp_path), *given.split()], 1, program), words)
 
 
+@pytest.mark.parametrize("kind", ["tied"])
+def test_a_misspelt_field_gets_a_note(folder, golden):
+    """It means nothing to transformers either, so it is not an error; but what it was meant for has its default."""
+    write_config(folder, without("attn_pdrop")(golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}))
+    assert notes(str(folder)).count("note") == 1 and "has atun_pdrop" in notes(str(folder))
+    write_config(folder, golden["config"])
+    assert notes(str(folder)) == ""
+
+
 # ---- the tokenizer --------------------------------------------------------------------------------------------------
 
 TEXT = ["Some words, more words: the same Words again, and Élan."]
@@ -180,6 +191,12 @@ def test_the_tokenizer_in_the_folder_is_the_runs(bert_folder, word_pieces):
     assert tokenizer_in(str(folder)) == {}, "it takes accents for what they are not here"
     (folder / SETTINGS).unlink()
     assert tokenizer_in(str(folder))["tokenizer_type"] == "BertWordPieceLowerCase"
+
+
+def test_the_tokenizer_must_be_the_models(bert_folder, word_pieces):
+    lines = (bert_folder / "vocab.txt").read_text().splitlines()
+    (bert_folder / "vocab.txt").write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]))
+    refuses(lambda: check_vocabulary(str(bert_folder), word_pieces), "vocab.txt has another number for the token")
 
 
 @pytest.mark.parametrize("kind", ["tied"])

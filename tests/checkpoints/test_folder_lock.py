@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints import checkpoint, folder_lock, on_disk
 from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
 from mpi_impl.checkpoints.on_disk import read_manifest
+from reference.errors import UserError
 from tests.checkpoints.saved_runs import ALONE, train_and_save
 from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
 from tests.launching import environment
@@ -89,3 +90,14 @@ def test_two_runs_where_folders_cannot_be_locked(ranks, tmp_path, monkeypatch):
     for name in manifest.files:
         on_disk.check_file(str(tmp_path), name, manifest)
     assert [path.name for path in tmp_path.glob("*.tmp")] == ["iter_0000001.1f09ab7c.tmp"]
+
+
+def test_odd_things_in_the_place_of_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "SECONDS_TO_END", 0)
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(UserError, match="a link to nowhere, a pipe or a device"), only_saver(str(tmp_path)):
+        pass
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).write_bytes(b"\xff" * 10_000)
+    with only_saver(str(tmp_path)), pytest.raises(UserError, match="in use"), only_saver(str(tmp_path)):
+        pass

@@ -62,7 +62,8 @@ def test_another_model_is_refused(ranks, tmp_path):
     manifest = on_disk.read_manifest(str(tmp_path))
     choice = replace(model, heads=("choice",))
     checkpoint.check_model(str(tmp_path), manifest, choice, other_heads=True)
-    checkpoint.check_model(str(tmp_path), manifest, replace(model, hidden_dropout=0.3, init_method_std=1.0))
+    checkpoint.check_model(str(tmp_path), manifest, replace(
+        model, hidden_dropout=0.3, attention_dropout=0.3, make_vocab_size_divisible_by=1, init_method_std=1.0))
     refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, choice), "list of heads is ['choice']")
     other = replace(choice, vocab_size=12)
     refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, other, other_heads=True), "--vocab-size ")
