@@ -21,8 +21,8 @@ def perform(broker, requests, order=None):
 
 
 def results(requests, order=None):
-    """Return the ranks' results, and the broker, after doing it twice, so that no part of an element is lost. Assert that
-    no operation is left, and none has failed.
+    """Return the ranks' results, and the broker, after doing it twice: parts of elements add up. Assert that no
+    operation is left, and none has failed.
     """
     broker = Broker(len(requests), OPERATIONS)
     for _ in range(2):

@@ -20,7 +20,7 @@ from tests.deep import one_fast_of
 from tests.planted import buggy_codes
 from tests.small_pools import SmallPools
 
-STUDENTS = [f"student {i}" for i in range(200)]
+STUDENTS = [f"student {i}" for i in range(100)]
 MINE = PRACTICE["forward"]
 RIGHT = {"file": MINE.file, "line": MINE.first, "kind": MINE.kind}
 

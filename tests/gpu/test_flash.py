@@ -97,8 +97,8 @@ def test_what_it_does_not_take(change, monkeypatch):
 
 
 def test_an_evaluation_of_many_lengths_builds_each_plan_once(monkeypatch):
-    built = []
-    monkeypatch.setattr(flash, "describe_graph", lambda _, layouts, *more: built.append(layouts) or (MagicMock(), {}))
+    built, graph = [], MagicMock()
+    monkeypatch.setattr(flash, "describe_graph", lambda _, layouts, *more: built.append(layouts) or (graph, {}))
     monkeypatch.setattr(flash, "handle", lambda device: None)
     lengths_seen = [(("q", (1, s, 2, 64), (s * 128, 128, 64, 1)),) for s in range(2, 502)]
     with installed({"cudnn": MagicMock()}):
