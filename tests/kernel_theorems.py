@@ -352,8 +352,8 @@ def rotation(d):
 
 def attention(d):
     """Draw q, k and v as the layer hands them over: views of one array."""
-    b, g, each, size = d.size(3), d.size(3), d.size(4, 3), d.size(40, 6)
-    s, a = d.size(70, 17) if d.positions is None else d.data.draw(d.positions), g * each
+    b, g, each, size = d.size(3, 2), d.size(3), d.size(4, 2), d.size(40, 6)
+    s, a = d.size(70, 12) if d.positions is None else d.data.draw(d.positions), g * each
     qkv = d.array(b, s, 3, a, size)
     return CoreInputs(*(qkv[:, :, i, :heads] for i, heads in enumerate((a, g, g))), d.flag(), d.site(b, a, s, s),
                       d.lengths(b, s))

@@ -28,6 +28,13 @@ def write_program(folder: Path, main: str) -> Path:
     return program
 
 
+def write_script(path: Path, body: str) -> None:
+    """Write a shell script that can be run, and the folder that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment variables and these; Shardlab can be imported from any folder."""
     return os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})

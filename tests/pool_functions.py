@@ -32,10 +32,6 @@ def raise_on(group, culprit, kind):
     return group.all_reduce(np.ones(1), "test")
 
 
-def divide_by_zero(group):
-    return 1 // 0
-
-
 def leave_a_message_behind(group):
     """Let rank 0 broadcast and return before rank 1 fails to receive."""
     if group.rank == 1:

@@ -1,4 +1,4 @@
-"""The planner's benchmarks: their computations from measurements, and that all their measurements can run."""
+"""The benchmarks: profiles from measurements, and that what is measured can run."""
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -10,13 +10,13 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.plan.profiles import load
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.hardware import Link, Passes
+from reference.costs.hardware import Passes
 from reference.costs.plans import LayerCounts, Plan
-from reference.costs.step_time import flops_of_step, work_of
+from reference.costs.step_time import work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, fusion, machine, measured_scaling, overlap, overlap_ranks, starting, steps = map(import_module, (
-    "calibrate", "fusion", "machine", "measured_scaling", "overlap", "contenders.overlap_ranks", "starting", "steps"))
+calibrate, fusion, machine, overlap_ranks, starting, steps = map(import_module, (
+    "calibrate", "fusion", "machine", "contenders.overlap_ranks", "starting", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -48,15 +48,6 @@ def seconds(hardware, shard) -> tuple[float, float]:
     return tuple(sum(part.products + part.kernels for part in parts) for parts in (work[:1], work[1:]))
 
 
-
-@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(2, 8))
-def test_a_link_is_found_from_its_times(latency, bandwidth, ranks):
-    truth = Link(latency, bandwidth)
-    found = calibrate.link({size: truth.seconds("all_reduce", ranks, size) for size in machine.SIZES}, ranks)
-    assert (found.latency, found.bandwidth) == pytest.approx((latency, bandwidth), rel=1e-3)
-
-
-
 # ---- what ranks run -------------------------------------------------------------------------------------------------
 
 
@@ -75,53 +66,7 @@ def test_a_start_has_all_its_phases():
                                                              "first step"] and len(found) == 9
 
 
-# ---- measured scaling -----------------------------------------------------------------------------------------------
-
-
-
-
-
-
-
-def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
-    """With a virtual clock on which all takes twice as long, a machine that is now and then slow, and steps that scale
-    perfectly, every share is 1.
-    """
-    def measure(plans, turns, each, virtual):
-        return [[steps.StepTimes(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
-                 for slow in (1.0, 3.0, 0.5)] for plan, fake in zip(plans, virtual)]
-
-    monkeypatch.setattr(measured_scaling, "measure", measure)
-    strong, weak = measured_scaling.scaling(1, 1)
-    for kind in "tpd":
-        assert list(strong[kind].values()) == pytest.approx(measured_scaling.RANKS)
-        assert list(weak[kind].values()) == pytest.approx([1] * len(measured_scaling.RANKS))
-
-
 # ---- overlap --------------------------------------------------------------------------------------------------------
-
-
-def test_the_hidden_share_is_what_a_rank_does_not_spend():
-    """Messages that take 8 ms alone are half hidden where a rank spends 1 ms in posting, 1 in helping and 2 in waiting,
-    whatever one disturbed turn says.
-    """
-    def turn(slow=1.0):
-        return {"overlapped": {"step": 0.1, "post": 1e-3, "help": 1e-3, "wait": 2e-3 * slow},
-                "unhelped": {"step": 0.2, "post": 1e-3, "help": 0.0, "wait": 5e-3},
-                "immediate": {"step": 0.103, "post": 1e-3, "help": 0.0, "wait": 9e-3},
-                "alone": {"step": 0.2, "post": 1e-3, "help": 0.0, "wait": 7e-3 * slow}}
-
-    found = overlap.overlap_of("ring", 128, [turn(), turn(50.0), turn()])
-    assert found == pytest.approx(("ring", 128, 8e-3, 0.5, 0.25, 0.103, 0.1, 3e-3, 0.1))
-    columns = overlap.table([found]).splitlines()[-1].split()
-    assert columns[-8:] == ["128", "8.0", "50%", "25%", "103.0", "100.0", "+3.0", "+100.0"]
-
-
-def test_a_wait_counts_as_long_as_it_is_for_the_rank_that_comes_last():
-    """The first rank waits 5 ms for the second, which waits 1 ms for the message; bytes are copied by one of them."""
-    one, other = ([overlap_ranks.Spent(doing, seconds) for doing, seconds in calls] for calls in (
-        [("post", 1e-3), ("help", 4e-3), ("wait", 5e-3)], [("post", 3e-3), ("help", 0.0), ("wait", 1e-3)]))
-    assert overlap_ranks.seconds_by_call([one, other]) == pytest.approx({"post": 2e-3, "help": 2e-3, "wait": 1e-3})
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(data_parallel_size=2, ddp_bucket_size=1),
@@ -141,7 +86,6 @@ def spent_in_each_way(group, case):
     found = {way: work.step(way) for way in overlap_ranks.WAYS}
     overlap_ranks.disconnect(work.topology)
     return found
-
 
 
 @pytest.mark.parametrize("name", [*fusion.fused_variants(), *fusion.layout_variants()])

@@ -4,10 +4,11 @@ import pytest
 
 from benchmarks.bug_matrix import page, results
 from benchmarks.bug_matrix.detectors import DETECTORS, step_of_leaving
-from benchmarks.bug_matrix.planted_bug import CleanRuns, PlantedBug, smooth, without_folders
+from benchmarks.bug_matrix.planted_bug import CleanRuns, PlantedBug
 from benchmarks.bug_matrix.settings import setting_of
 from benchmarks.bug_matrix.verdict import NOT_APPLICABLE, SEEN, SILENT
 from tests import zoo
+from tests.deep import one_fast_of
 from tests.zoo.entry import Bug
 from tests.zoo.unproved import UNPROVED
 
@@ -24,7 +25,6 @@ KNOWN = {
                                                     set(NAMES[1:3] + NAMES[5:])),
     "padding not masked, in the textbook": ({"float theorem", "exact theorem"}, set(NAMES[:3] + NAMES[5:])),
 }
-SLOW = "caches kept until the end of the step", "gradients summed before the last microbatch"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,7 @@ def clean(small_pools, tmp_path_factory):
     return CleanRuns(small_pools, tmp_path_factory.mktemp("clean") / "runs.json", steps=30, seeds=(1, 2, 3))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.deep] if name in SLOW else [])
-                                  for name in KNOWN])
+@pytest.mark.parametrize("name", one_fast_of(len(KNOWN), KNOWN))
 def test_detectors_tell_what_is_known(small_pools, clean, name):
     bug, (see, do_not_apply) = PlantedBug(zoo.BY_NAME[name], small_pools, clean), KNOWN[name]
     marks = {detector: judge(bug).mark for detector, judge in JUDGE.items()}
@@ -49,11 +48,6 @@ def test_a_change_that_is_no_bug_is_seen_by_nobody(small_pools, clean):
                    "return 1 * self.group.all_reduce(dx, reason)")
     bug = PlantedBug(zoo.BY_NAME["f without its all-reduce"], small_pools, clean, harmless)
     assert {judge(bug).mark for judge in JUDGE.values()} == {SILENT}
-
-
-def test_a_smooth_curve_has_means_of_a_window():
-    found = smooth([0.0] * 30 + [20.0] * 20)
-    assert len(found) == 50 and (found[:30] == 0).all() and np.allclose(found[30:], range(1, 21))
 
 
 @pytest.mark.parametrize("curve, step", [([0, 0, 0, 0], 0), ([3, 3, 3, 3], 1), ([0, 3, 0, -3], 4), ([3, 0, 3, 3], 3),
@@ -72,40 +66,11 @@ def test_a_bugs_run_has_the_ranks_of_its_theorem(name):
     assert setting.loads is None or setting.loads[0].model == setting.case.model
 
 
-def test_a_sentence_names_no_folder_of_a_machine(tmp_path):
-    """A sentence of the results is the same wherever the bugs are planted."""
-    for said in "m.json is not a manifest: 1/2 of it", "mpi_impl/comm/group.py, line 3":
-        assert without_folders(said) == said
-    assert without_folders(f"{tmp_path}/m.json is not a manifest: 1/2 of it") == "m.json is not a manifest: 1/2 of it"
-    assert without_folders(f'It hangs: File "{zoo.__file__}", line 3') == "It hangs: tests/zoo/__init__.py, line 3"
-    for verdicts in results.read().values():
-        for verdict in verdicts.values():
-            assert without_folders(verdict.says) == verdict.says
-
-
 def test_the_page_has_the_results():
     """Its figures are counted from the results file, by `python -m benchmarks.bug_matrix --write`."""
     assert page.PAGE.read_text() == page.text(results.read())
 
 
-def test_the_page_counts_what_it_says():
-    """The counts of the first sentence, once more from the marks alone."""
-    known = {name: verdicts for name, verdicts in results.read().items() if verdicts.keys() >= set(NAMES)}
-    real = [verdicts for name, verdicts in known.items() if zoo.BY_NAME[name].source != "classic"]
-    sees = {name: sum(verdicts[name].mark == SEEN for verdicts in real) for name in NAMES}
-    exact = sum(SEEN in (verdicts["exact theorem"].mark, verdicts["prove"].mark) for verdicts in real)
-    said = page.sentences(known)
-    assert f"**Of {len(real)} bugs" in said and f"The float theorems see {sees['float theorem']} of" in said
-    assert f"{sees['loss curve']} show in the loss curve" in said and f"proofs {exact};" in said
-
-
 def test_exact_proofs_are_silent_only_for_a_reason():
     """About memory, or about the bugs that are listed with a reason each."""
     assert {entry.name for entry in page.silent_proofs(results.read()) if entry.kind != "memory"} == UNPROVED.keys()
-
-
-def test_a_source_leads_to_its_thread():
-    assert page.source(zoo.BY_NAME["the final norm's gradient not summed"]) == (
-        "[NVIDIA/Megatron-LM #1446](https://github.com/NVIDIA/Megatron-LM/issues/1446)")
-    assert page.source(zoo.BY_NAME["f without its all-reduce"]) == (
-        "after [verify-llm/TrainVerify mutation 1](https://github.com/verify-llm/TrainVerify)")

@@ -4,7 +4,6 @@ The bugs, with their stories and sources, are in tests/zoo: a file for each subj
 """
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from subprocess import run
 
@@ -44,7 +43,7 @@ def holds(ranks):
     return assert_once
 
 
-@pytest.mark.parametrize("name", one_fast_of(6, ON_RANKS))
+@pytest.mark.parametrize("name", one_fast_of(9, ON_RANKS))
 def test_ranks_catch_the_bug(ranks, holds, name):
     """By a mistake's consequences, not because the wrong text is no program."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem
@@ -72,7 +71,7 @@ def test_floats_cannot_see_a_bug_below_rounding(ranks, name):
         run_with(ranks, larger, theorem)
 
 
-@pytest.mark.parametrize("name", [*SILENT, *one_fast_of(24, [name for name in EXACT if name not in SILENT])])
+@pytest.mark.parametrize("name", [*SILENT, *one_fast_of(48, [name for name in EXACT if name not in SILENT])])
 def test_exact_numbers_see_the_bug(ranks, name):
     """A bug below rounding, too: exact numbers have no rounding that it could hide in."""
     bug, theorem = zoo.BY_NAME[name].bug, zoo.BY_NAME[name].theorem.exact
@@ -97,14 +96,10 @@ def run_with(ranks, bug: Bug, theorem: Theorem, timeout=30.0) -> None:
 
 @pytest.mark.parametrize("entry", zoo.ENTRIES, ids=lambda entry: entry.name)
 def test_every_entry_says_where_it_comes_from(entry):
-    assert entry.kind in KINDS and entry.axis in AXES and re.fullmatch(SOURCE, entry.source)
-    assert re.fullmatch(r"[A-Z\d\[][^\n]{20,}[^\s.]\.", entry.story) and not re.search(r"\.\s+[A-Z]", entry.story)
+    assert zoo.BY_NAME[entry.name] is entry and entry.kind in KINDS and entry.axis in AXES
+    assert re.fullmatch(SOURCE, entry.source)
     assert entry.bug.module.startswith(("mpi_impl.", "reference.") if entry.theorem.ranks else "reference.")
     assert (Path(__file__).parents[1] / entry.bug.file).is_file()
-
-
-def test_names_are_unique():
-    assert len(zoo.BY_NAME) == len(zoo.ENTRIES)
 
 
 def test_the_zoo_can_be_read_without_tests_and_ranks():
@@ -112,10 +107,3 @@ def test_the_zoo_can_be_read_without_tests_and_ranks():
     loaded = run([sys.executable, "-c", "import sys, tests.zoo; print(*sys.modules)"], capture_output=True, text=True,
                  cwd=Path(__file__).parent.parent, check=True).stdout.split()
     assert "tests.zoo.entry" in loaded and not {"pytest", "hypothesis", "mpi4py", "mpi_impl"} & set(loaded)
-
-
-def test_many_entries_have_a_source():
-    """Among them each of TrainVerify's fourteen broken models."""
-    sources = Counter(entry.source for entry in zoo.ENTRIES)
-    assert len(zoo.ENTRIES) - sources["classic"] >= 60
-    assert {f"after verify-llm/TrainVerify mutation {n}" for n in range(1, 15)} <= sources.keys()

@@ -1,4 +1,4 @@
-"""The models of other libraries in benchmarks/ are ours: the same loss, or the same texts, from the same weights."""
+"""The models of other libraries in benchmarks/ are ours: the same loss from the same weights."""
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_impl.comm.group import world
 from reference.models.bert import bert_forward, bert_tensors
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import initialize
@@ -26,8 +25,8 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times",
-                 "turns", "texts", "shardlab_texts", "transformers_texts"} & (set(sys.modules) - before):
+    for name in {"works", "pytorch_gpt", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times", "turns"} & (
+            set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -65,19 +64,6 @@ def as_torch_batch(batch) -> list[np.ndarray]:
     if not hasattr(batch, "lengths"):
         return [batch.tokens, batch.targets]
     return [batch.tokens, batch.token_types, np.where(batch.weights, batch.targets, -100), batch.lengths, batch.swapped]
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_same_texts_by_the_same_model(contenders, tmp_path, attention):
-    """They are the texts of a whole batch, and none ends early, whatever its tokens are."""
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
-    torch.set_default_dtype(torch.float32)
-    theirs, ours = contenders("transformers_texts"), contenders("shardlab_texts")
-    theirs.save_random_model(tmp_path, n_layer=2, n_embd=32, n_head=4, vocab_size=50, n_positions=24, eos_token_id=0)
-    prompts = contenders("texts").Texts(b=3, prompt=8, new=16).prompts(vocabulary=50)
-    found = theirs.extend(theirs.load(tmp_path, attention), prompts, 16)
-    assert found == ours.extend(ours.replica_in(tmp_path, world()), prompts, 16)
-    assert {len(text) for text in found} == {16} and len(set(map(tuple, found))) == 3
 
 
 def as_torch(weights, work) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from mpi_impl.checkpoints import on_disk
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch.launcher import find_mpiexec, mpi_vendor
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
+from tests.deep import one_fast_of
 from tests.launching import PREAMBLE, write_program
 from tests.mpi_impl.test_kills import outcome
 from tests.two_hosts import TwoHosts, wait_for, why_not
@@ -107,6 +108,7 @@ def test_ranks_are_placed_in_blocks_and_get_the_variables(two, tmp_path):
     assert len({line[2] for line in found}) == 1 and "None" not in found[0][2]
 
 
+@pytest.mark.deep
 def test_a_bare_mpiexec_does_it_too(two, tmp_path):
     (tmp_path / "hosts").write_text("alpha:2\nbeta:2\n")
     program = write_program(tmp_path, "if rank == 0: print(world().hosts().counted())")
@@ -114,11 +116,11 @@ def test_a_bare_mpiexec_does_it_too(two, tmp_path):
     assert ended(job)[:2] == (0, "on 2 hosts: 2 ranks on alpha, 2 ranks on beta\n")
 
 
-@pytest.mark.parametrize("hosts, folder, sentence", [
-    ("unknown", ".", "The host nosuch.invalid of --hostfile cannot be reached: Could not resolve hostname"),
+@pytest.mark.parametrize("hosts, folder, sentence", one_fast_of(3, [
     ("strange", ".", "The host stranger of --hostfile cannot be reached: "),       # it would ask for a password
+    ("unknown", ".", "The host nosuch.invalid of --hostfile cannot be reached: Could not resolve hostname"),
     ("hostfile", "/dev/shm/alone", "The host beta of --hostfile has no "),             # a folder that only alpha has
-])
+]))
 def test_a_host_that_cannot_be_used_is_a_sentence_within_seconds(two, tmp_path, hosts, folder, sentence):
     program = write_program(tmp_path, "print('started')")
     assert two.start("mkdir", "-p", folder).wait(SOON) == 0

@@ -19,8 +19,9 @@ from mpi_impl.launch.launcher import (OPEN_MPI_SETTINGS, check_options, find_mpi
 from mpi_impl.launch.output import BANNER, Output, without_banner
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
+from tests.deep import one_fast_of
 from tests.launching import (ROOT, SOON, command, environment, in_background, in_foreground, launch, launched,
-                             write_program)
+                             write_program, write_script)
 
 
 def pids(folder: Path) -> list[int]:
@@ -43,11 +44,6 @@ def wait_until(condition) -> bool:
     return condition()
 
 
-def test_options_after_the_program_are_the_programs(tmp_path):
-    program = write_program(tmp_path, "if rank == 0: print(world().size, sys.argv[1:])")
-    assert launch(2, program, "-n", "7", "--timeout", "0").stdout == "2 ['-n', '7', '--timeout', '0']\n"
-
-
 THREADS = f"print(*(os.environ.get(name) for name in {THREAD_VARIABLES[:2]}))"
 
 
@@ -60,18 +56,11 @@ def threads_unset(monkeypatch):
 def test_a_rank_has_one_blas_thread_unless_the_user_says_otherwise(tmp_path, threads_unset):
     """With a bare mpirun, too; a program that is started by itself keeps all."""
     program = write_program(tmp_path, THREADS)
-    assert launch(2, program).stdout == "1 1\n" * 2
     assert launch(2, program, env={"OMP_NUM_THREADS": "3"}).stdout == "None 3\n" * 2
     assert command(program).stdout == "None None\n"
     line = [Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable, program]
     job = subprocess.run(line, env=environment(OPEN_MPI_SETTINGS), capture_output=True, text=True, timeout=SOON)
     assert job.stdout == "1 1\n" * 2
-
-
-def test_lines_are_seen_when_they_are_printed(tmp_path):
-    program = write_program(tmp_path, "if rank == 0: print('step 1')\nwait()\ntime.sleep(600)")
-    with launched(2, program) as job:
-        assert job.stdout and job.stdout.readline() == "step 1\n"
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is told of a parent's death")
@@ -104,12 +93,10 @@ def family(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("number, status, with_children", [
-    (signal.SIGINT, 130, False), pytest.param(signal.SIGTERM, 143, False, marks=pytest.mark.deep),
-    pytest.param(signal.SIGKILL, -9, True, marks=LINUX),
-    pytest.param(signal.SIGINT, 130, True, marks=[LINUX, pytest.mark.deep])])
-def test_an_interrupted_launch_leaves_no_process(family, number, status, with_children):
-    with family(with_children) as job:
+@LINUX
+@pytest.mark.parametrize("number, status", one_fast_of(2, [(signal.SIGKILL, -9), (signal.SIGINT, 130)]))
+def test_an_interrupted_launch_leaves_no_process(family, number, status):
+    with family() as job:
         job.send_signal(number)
         assert job.wait(SOON) == status
 
@@ -160,9 +147,9 @@ def test_a_signal_that_comes_while_a_wait_holds_its_lock_ends_the_job():
 
 
 @LINUX
-@pytest.mark.parametrize("depth, sentence", [
+@pytest.mark.parametrize("depth, sentence", one_fast_of(3, [
     (1, "error: the process that guards the job died by signal 9"), (2, "which died by signal 9 (SIGKILL)"),
-    pytest.param(3, "error: a process of the launcher", marks=pytest.mark.deep)])
+    (3, "error: a process of the launcher")]))
 def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
     """It is launch's guard, the MPI's mpiexec below it, or the process that starts the ranks."""
     if mpi_vendor() != "MPICH" and depth == 3:
@@ -265,14 +252,8 @@ def test_a_signal_that_ends_a_job_is_for_the_main_thread():
     assert output.blocked >= set(ENDS) and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def write_script(path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
 def test_a_launcher_of_another_mpi_is_passed_over(tmp_path, monkeypatch):
     for folder, says in [("a", "mpiexec (Open MPI) 5.0.11"), ("b", "HYDRA build details:")]:
-        (tmp_path / folder).mkdir()
         write_script(tmp_path / folder / "mpiexec", f"echo '{says}'")
     monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -309,7 +290,6 @@ def test_the_batch_script_trains_and_goes_on(tmp_path):
     No one has run it under Slurm.
     """
     subprocess.run(["bash", "-n", SBATCH], check=True)
-    (tmp_path / "bin").mkdir()
     write_script(tmp_path / "bin" / "srun", f'exec {find_mpiexec(mpi_vendor())} "$@"')
     (tmp_path / ".venv").symlink_to(sys.prefix)
     options = f"""--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1

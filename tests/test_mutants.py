@@ -40,6 +40,7 @@ def of(operator: str, start: str):
     return next(mutant for mutant in mutants(VICTIM) if mutant.operator == operator and mutant.before.startswith(start))
 
 
+@pytest.mark.deep
 def test_survivors_are_reported_and_results_are_kept(small_test, tmp_path):
     """A dropped communication dies on the ranks; what is kept of two names for one array does not."""
     dies = of("drop communication", "y = region.leave")

@@ -4,11 +4,9 @@ import sys
 
 import pytest
 
-from tests.planted import Bug, StaleBug, assert_caught, planted, planted_run
+from tests.planted import Bug, StaleBug, assert_caught, planted
 
 MODULE = '''"""A module to plant bugs in."""
-from functools import wraps
-
 SCALE = 3
 
 
@@ -17,33 +15,10 @@ def double(x, offset=0):
     return 2 * x + offset      # not three times
 
 
-def decorated(function):
-    @wraps(function)
-    def wrapper(*args):
-        return function(*args)
-    return wrapper
-
-
-@decorated
-def negative(x):
-    return -x
-
-
 class Box:
     def __init__(self, x):
         super().__init__()
         self.x = x
-
-    def content(self):
-        return self.x
-
-    @property
-    def half(self):
-        return self.x / 2
-
-    @staticmethod
-    def largest(values):
-        return max(value for value in values)
 '''
 
 
@@ -65,21 +40,8 @@ def test_every_importer_has_the_bug_within_the_block_alone(victim):
     assert double(5) == 10
 
 
-def test_methods_properties_and_decorated_functions_can_have_bugs(victim):
-    box = victim.Box(8)
-    for right, wrong, look in [("return self.x\n", "return self.x + 1\n", lambda: box.content() == 9),
-                               ("self.x / 2", "self.x / 4", lambda: box.half == 2),
-                               ("max(value", "min(value", lambda: box.largest([2, 1]) == 1),
-                               ("return -x", "return x", lambda: victim.negative(3) == 3),
-                               ("self.x = x", "self.x = 2 * x", lambda: victim.Box(1).x == 2)]:
-        assert not look()
-        with planted(victim.__name__, right, wrong):
-            assert look(), f"{right!r} -> {wrong!r}"
-        assert not look()
-
-
 @pytest.mark.parametrize("right, wrong, said", [
-    ("5 * x", "3 * x", "0 times"), ("self.x", "self.y", "3 times"), ("SCALE = 3", "SCALE = 4", "more"),
+    ("5 * x", "3 * x", "0 times"), ("__init__", "y", "2 times"), ("SCALE = 3", "SCALE = 4", "more"),
     ("not three times", "three times", "nothing"), ("super().__init__()", "pass", "enclosing function")])
 def test_a_bug_that_cannot_be_planted_is_an_error(victim, right, wrong, said):
     with pytest.raises(StaleBug, match=said), planted(victim.__name__, right, wrong):
@@ -97,11 +59,6 @@ def phase_of_a_new_ledger(group):
 
 def check_phase(group):
     assert phase_of_a_new_ledger(group) == "outside a step"
-
-
-def test_a_bug_is_planted_on_every_rank_and_is_gone_afterwards(ranks):
-    assert ranks.run(3, planted_run, TITLE, phase_of_a_new_ledger) == ["nowhere"] * 3
-    assert ranks.run(3, phase_of_a_new_ledger) == ["outside a step"] * 3
 
 
 def test_assert_caught_wants_a_pass_without_the_bug_and_a_failure_with_it(ranks):

@@ -11,10 +11,11 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
+from tests.deep import one_fast_of
 from tests.launching import in_foreground
-from tests.pool_functions import (broadcast_seven, die, divide_by_zero, give_a_lambda, leave_a_message_behind,
-                                  process_id, raise_on, skip_an_all_reduce, sleep_in_native_code, speak, split_and_free,
-                                  sum_of_ranks, the_environment, where_and_what)
+from tests.pool_functions import (broadcast_seven, die, give_a_lambda, leave_a_message_behind, process_id, raise_on,
+                                  skip_an_all_reduce, sleep_in_native_code, speak, split_and_free, sum_of_ranks,
+                                  the_environment, where_and_what)
 
 
 @given(n=st.integers(1, 8), numbers=st.lists(st.integers(), max_size=3))
@@ -69,12 +70,6 @@ def test_a_failed_assertion_on_a_rank_is_one_here(small_pools):
         small_pools.run(1, raise_on, 0, AssertionError)
 
 
-def test_ranks_with_the_same_story_share_it(small_pools):
-    with pytest.raises(RankFailure, match=r"ranks 0, 1, 2: raised(?s:.)*ZeroDivisionError") as failure:
-        small_pools.run(3, divide_by_zero)
-    assert str(failure.value).count("ZeroDivisionError") == 1
-
-
 def test_a_message_of_a_failed_run_does_not_reach_the_next_one(small_pools):
     with pytest.raises(RankFailure):
         small_pools.run(2, leave_a_message_behind)
@@ -98,12 +93,11 @@ def test_a_rank_that_cannot_answer_is_told_and_ended():
     assert_ended(pids)
 
 
-@pytest.mark.parametrize("how, told", [("exit", "exit status 3"), ("SIGSEGV", "SIGSEGV")])
+@pytest.mark.parametrize("how, told", one_fast_of(2, [("SIGSEGV", "SIGSEGV"), ("exit", "exit status 3")]))
 def test_a_rank_that_dies_is_told_with_its_end(small_pools, how, told):
     with pytest.raises(RankFailure, match=f"rank 1: died\n.*{told}(?s:.)*rank 0: stuck"):
         small_pools.run(2, die, how)
     assert small_pools.run(2, sum_of_ranks) == [(1, 1)] * 2
-
 
 
 def test_what_cannot_be_run_is_refused(ranks):
@@ -118,7 +112,7 @@ def test_what_cannot_be_run_is_refused(ranks):
 # --- resources
 
 def test_communicators_that_are_freed_do_not_run_out(ranks):
-    assert ranks.run(2, split_and_free, 3000) == [2, 2]       # MPI has about 2000
+    assert ranks.run(2, split_and_free, 2100) == [2, 2]       # MPI has about 2000
 
 
 def assert_ended(pids):
@@ -129,18 +123,18 @@ def assert_ended(pids):
 
 
 def test_a_closed_pool_leaves_no_process_and_can_run_again():
-    pool = Pool(3)
-    first = pool.run(3, process_id)
-    assert pool.run(3, process_id) == first
+    pool = Pool(2)
+    first = pool.run(2, process_id)
+    assert pool.run(2, process_id) == first
     pool.close()
     assert_ended(first)
-    second = pool.run(3, process_id)
+    second = pool.run(2, process_id)
     pool.close()
     assert_ended(second)
     assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("end", one_fast_of(2, [signal.SIGKILL, signal.SIGINT]))
 def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     program = textwrap.dedent("""
         from mpi_impl.launch.pool import Pool

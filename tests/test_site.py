@@ -10,7 +10,7 @@ pytest.importorskip("sphinx", reason="the site's tools are not installed: pip in
 
 from tests.browser import CONTRASTS, DESK, PHONE, complaints_of, open_browser, serve  # noqa: E402
 from tests.launching import ROOT  # noqa: E402
-from tools.build_site import BUILD, LISTS, Site, broken_links  # noqa: E402
+from tools.build_site import BUILD, LISTS, Site  # noqa: E402
 
 
 def test_every_page_of_docs_is_in_a_list_of_the_site():
@@ -19,32 +19,8 @@ def test_every_page_of_docs_is_in_a_list_of_the_site():
     assert pages == {page for page in pages if re.search(rf"^docs/{page}$", listed, re.MULTILINE)}
 
 
-@pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path, "somebody/shardlab")
-
-
-@pytest.mark.parametrize("text, expected", [
-    ("[a](../README.md#two-commands)", "[a](../index.md#two-commands)"),
-    ("[a](../mpi_impl/layers)", "[a](../api/mpi_impl.layers.rst)"),
-    ("[a](../mpi_impl/layers/mlp.py)", "[a](built:../_modules/mpi_impl/layers/mlp.html)"),
-    ("[a](../LICENSE)", "[a](../files/LICENSE.md)"),
-    ("[a](../mpi_impl/plan/hardware)",
-     "[a](https://github.com/somebody/shardlab/tree/HEAD/mpi_impl/plan/hardware)"),
-    ("`mpi_impl/layers/`, `reference/ops.py`",
-     "[`mpi_impl/layers/`](../api/mpi_impl.layers.rst), [`reference/ops.py`](built:../_modules/reference/ops.html)"),
-    ("```\n[a](../README.md) `mpi_impl.compare`\n```", "```\n[a](../README.md) `mpi_impl.compare`\n```"),
-])
-def test_a_link_to_a_file_becomes_a_link_to_its_page(site, text, expected):
-    assert site.linked(text, "docs/memory.md") == expected
-
-
-def test_a_link_to_a_file_that_does_not_exist_is_a_sentence(site):
-    with pytest.raises(SystemExit, match="docs/memory.md links to nowhere.md, which does not exist"):
-        site.linked("[a](nowhere.md)", "docs/memory.md")
-
-
-def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(site):
+def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(tmp_path):
+    site = Site(tmp_path, "somebody/shardlab")
     site.gather()
     walkthroughs = sorted(site.folder.glob("notebooks/[0-9]*.ipynb"))
     assert [path.name for path in walkthroughs] == sorted(path.name for path in ROOT.glob("notebooks/[0-9]*.ipynb"))
@@ -55,14 +31,6 @@ def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(sit
     labs = sorted(site.folder.glob("course/labs/*.ipynb"))
     assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("course/labs/lab*.py"))
     assert not any(word in lab.read_text() for lab in labs for word in ("BEGIN SOLUTION", "BEGIN HIDDEN"))
-
-
-def test_links_that_lead_nowhere_are_found(tmp_path):
-    (tmp_path / "a.html").write_text('<p id="x"><a href="b.html#y">1</a><a href="#x">2</a><a href="https://c.d">3</a>')
-    (tmp_path / "b.html").write_text('<a href="a.html#z">1</a><img src="c.png"><a href="a.html">2</a>')
-    assert broken_links(tmp_path) == ["a.html links to b.html#y, which does not exist.",
-                                      "b.html links to a.html#z, which does not exist.",
-                                      "b.html links to c.png, which does not exist."]
 
 
 # ---- the whole site, which takes minutes, in a browser ----
@@ -110,23 +78,6 @@ def test_a_page_loads_without_errors_is_readable_and_fits_a_phone(browser, addre
         assert not complaints and not faint
 
 
-@pytest.mark.deep
-def test_a_step_can_be_played_on_the_front_page(browser, address):
-    page = browser.new_page(viewport=DESK)
-    complaints = complaints_of(page)
-    page.goto(f"{address}/index.html", wait_until="networkidle")
-    assert page.evaluate("scrollY") == 0
-    page.locator("iframe.report").scroll_into_view_if_needed()
-    report = page.frame_locator("iframe.report")
-    assert report.locator("#step").evaluate("one => Math.abs(one.getBoundingClientRect().top)") < 50
-    begun = report.locator("#time").text_content()
-    report.locator("#play").click()
-    page.wait_for_timeout(1000)
-    assert report.locator("#time").text_content() != begun
-    page.close()
-    assert not complaints
-
-
 FILTERS = (("tied", "", "seen", ".*"), ("", "V", "silent", "-"), ("NVIDIA", "L", "seen", r"\d+"))
 
 
@@ -146,16 +97,6 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
         found = sum(words.lower() in " ".join(row).lower() and bool(re.fullmatch(mark, row[column])) for row in cells)
         assert rows.filter(visible=True).count() == found > 0
         assert page.locator("form.zoo output").text_content() == f"{found} bugs"
-    page.close()
-
-
-@pytest.mark.deep
-def test_formulas_are_rendered(browser, address):
-    page = browser.new_page()
-    page.goto(f"{address}/notebooks/12_choosing_t_p_d_b.html", wait_until="networkidle")
-    page.wait_for_selector("mjx-container svg")
-    assert page.locator("mjx-container").count() == page.locator(".math").count() > 0
-    assert page.locator("mjx-merror, [data-mml-node=merror]").count() == 0
     page.close()
 
 

@@ -1,24 +1,14 @@
-"""Wrong and hostile submissions, and what each of them gets.
-
-`python -m course.tests.hostile` prints the table, `python -m course.tests.hostile sleeps loops` that of some of them.
+"""Wrong and hostile submissions, and what each of them gets: test_cheats.py hands them in.
 
 A submission is the solution of a lab with some answers replaced. It loses exactly the checks that are named.
 """
-import sys
-import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import nbformat
-
-from course.grading import checks
 from course.grading.answers import answers_of
 from course.grading.grade import Mark
-from course.grading.submission import grade_file
 from course.tests import cheats
-from course.tests.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB7, LAB8, SEED, checks_of, lost_checks, marks_of,
-                                      plant, solution)
+from course.tests.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB7, LAB8, checks_of, lost_checks, marks_of, plant,
+                                      solution)
 
 
 class Submission(NamedTuple):
@@ -39,18 +29,6 @@ class Submission(NamedTuple):
             return f"lost {sorted(lost_checks(found))}, not {sorted(expected)}"
         said = "\n".join(found[name].said for name in sorted(expected))
         return "" if any(phrase in said for phrase in self.phrases.split("|")) else f"said {said[:600]}"
-
-
-class LinkedSubmission(Submission):
-    """A submission in which the notebook is a link to the instructor's."""
-
-    def marks(self) -> dict[str, Mark]:
-        with TemporaryDirectory() as course:
-            source, submitted = Path(course, f"{self.lab}.ipynb"), Path(course, "submitted")
-            nbformat.write(solution(self.lab), source)
-            submitted.mkdir()
-            (submitted / source.name).symlink_to(source)
-            return {mark.check: mark for mark in grade_file(solution(self.lab), submitted, source.name, SEED).marks}
 
 
 def shown(lab: str, cell: str) -> str:
@@ -80,26 +58,6 @@ def blank(lab: str) -> Submission:
     return Submission(lab, {name: "raise NotImplementedError()" for name in answers_of(solution(lab))}, None,
                       "not written yet")
 
-
-# What no answer may do, whatever its task: the body, and what its author is told ("a|b").
-ALONE = {
-    "from all objects": ("import gc\nreturn gc.get_objects()", "gc.get_objects"),
-    "from its memory": ("return open('/proc/self/mem', 'rb').read()", "not use files"),
-    "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
-    "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
-    "a socket": ("import socket\nsocket.socket()", "processes or the network"),
-    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
-    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
-    "imports the grader": ("from course.grading import checks", "may not be imported"),
-    "forks": ("while True: os.fork()", "processes"),
-    "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
-    "kills the grader": ("os.kill(os.getppid(), 9)", "processes"),
-    "ends": ("os._exit(0)", "exit status 0"),
-    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
-    "takes memory": ("return np.ones(1 << 28)", "MemoryError"),
-    "returns too much": ("return np.zeros(10_000_000)", "are the limit"),
-    "moves the cursor": ("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
-}
 
 SUBMISSIONS = {
     "the solution": Submission(LAB1, {}, "", ""),
@@ -170,36 +128,12 @@ SUBMISSIONS = {
     "a broken function that is replaced": Submission(
         LAB7, cheats.LAB7_CHANGED_PROGRAM, "diagnose_columns",
         "With your inputs the broken function is right|KeyError|died|raised"),
-    "a link to the instructor's notebook": LinkedSubmission(LAB1, {}, None, "There is no notebook"),
     "the course's answer, read": Submission(LAB1, {"reduce_scatter": cheats.READS_THE_COURSES_ANSWER},
                                             "reduce_scatter reduce_scatter_cost", "its own: 1answer"),
 
     # ---- harm ----
-    **{name: passes_on(body, phrases) for name, (body, phrases) in ALONE.items()},
+    "ends": passes_on("os._exit(0)", "exit status 0"),
     "loops": passes_on("while True: pass", "is there an endless loop"),
     "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
     "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
 }
-
-
-def main() -> None:
-    """Print the table. Exit with 1 if a submission has got something else than it should."""
-    faults = 0
-    print("| submission | lab | points | of | seconds | what it was told |\n|---|---|---|---|---|---|")
-    chosen = {name: SUBMISSIONS[name] for name in sys.argv[1:] or SUBMISSIONS}
-    for name, one in chosen.items():
-        start = time.monotonic()
-        found = one.marks()
-        seconds, fault = time.monotonic() - start, one.fault(found)
-        faults += bool(fault)
-        said = next((mark.said for mark in found.values() if mark.points < mark.of), "passed")
-        last = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Hint")][-1]
-        print(f"| {name} | {one.lab[3]} | {sum(mark.points for mark in found.values()):g} | "
-              f"{sum(mark.of for mark in found.values()):g} | {seconds:.1f} | {fault or last[:90]} |", flush=True)
-    checks.close()
-    print(f"\n{len(chosen)} submissions, {faults} of which have not got what they should.")
-    sys.exit(bool(faults))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,6 @@ from course.grading.hunts import FILE
 from course.grading.release import autograder
 from course.tests.notebooks import answer_cell, cell, check_cell, notebook
 from course.tests.submissions import LAB1, PRACTICE, solution
-from reference.errors import UserError
 from tests.launching import ROOT
 
 SOURCE = notebook(answer_cell("one", "def one():\n    return 1"), check_cell("seen", """
@@ -37,11 +36,11 @@ def grade_one(monkeypatch, tmp_path):
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")
 
-    def grade(submission=None, *options, folder=True, source="lab.ipynb"):
+    def grade(submission=None, *options, folder=True):
         path = tmp_path / "submission" / "lab.ipynb"
         if submission is not None:
             path.write_text(submission if isinstance(submission, str) else nbformat.writes(submission))
-        arguments = [tmp_path / source, path.parent if folder else path, tmp_path / "results" / "results.json",
+        arguments = [tmp_path / "lab.ipynb", path.parent if folder else path, tmp_path / "results" / "results.json",
                      *options]
         monkeypatch.setattr(sys, "argv", ["gradescope", *map(str, arguments)])
         main()
@@ -93,13 +92,6 @@ def test_a_link_to_the_instructors_notebook_has_results_and_no_points(grade_one,
     (tmp_path / "submission" / "lab.ipynb").symlink_to(tmp_path / "lab.ipynb")
     found = grade_one(folder=False)
     assert "is a link" in found["output"] and not any(one["score"] for one in found["tests"])
-
-
-@pytest.mark.parametrize("text, words", [("{", "is not a notebook"), (nbformat.writes(WRONG), "no checks")])
-def test_a_wrong_source_is_a_sentence_of_the_instructors(grade_one, tmp_path, text, words):
-    (tmp_path / "source.ipynb").write_text(text)
-    with pytest.raises(UserError, match=words):
-        grade_one(SOURCE, source="source.ipynb")
 
 
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):

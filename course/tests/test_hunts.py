@@ -12,7 +12,7 @@ from course.grading.hunts import FILE, KINDS, LEVELS, Culprit, hunted_by, read
 from course.hunts import __main__ as program
 from course.hunts.__main__ import about, cases_of, main, page
 from course.hunts.faults import faults, in_order, level_of
-from course.hunts.trial import Evidence, Trials, changed_lines
+from course.hunts.trial import Evidence, Trials
 from course.tests.notebooks import notebook
 from course.tests.submissions import LAB7, PRACTICE, SEED, solution
 from reference.errors import UserError
@@ -20,7 +20,7 @@ from tests.deep import one_fast_of
 from tests.planted import buggy_codes
 from tests.small_pools import SmallPools
 
-STUDENTS = [f"student {i}" for i in range(200)]
+STUDENTS = [f"student {i}" for i in range(100)]
 MINE = PRACTICE["forward"]
 RIGHT = {"file": MINE.file, "line": MINE.first, "kind": MINE.kind}
 
@@ -105,27 +105,11 @@ def test_students_hunt_different_bugs_which_only_the_secret_tells(level):
     assert len(faults(level)) >= 25 and max(Counter(mine).values()) < 25
     others = [in_order(faults(level), "another", student)[0].name for student in STUDENTS]
     assert sum(a == b for a, b in zip(mine, others)) < 25
-    gone = mine[0]
-    left = [fault for fault in faults(level) if fault.name != gone]
-    assert all(in_order(left, "mine", student)[0].name == name
-               for student, name in zip(STUDENTS, mine) if name != gone), "only who had it gets another"
 
 
 def test_every_fault_can_be_planted_and_has_a_kind_that_an_answer_can_name():
     for fault in (fault for level in LEVELS for fault in faults(level)):
         assert buggy_codes(fault.bug) and fault.kind in KINDS and fault.lines[0] <= fault.lines[1]
-
-
-def test_a_message_that_is_missing_or_one_too_many_is_in_the_ledger(tmp_path):
-    line = {"group": "tensor", "phase": "forward", "reason": "MLP", "operation": "all_reduce", "dtype": "float32"}
-    lines = [{**line, "calls": calls, "elements": 1000, "reason": reason} for calls, reason in ((1, "a"), (2, "b"))]
-    for name, ledger in ("right", lines), ("wrong", [lines[0] | {"calls": 3}]), ("same", lines):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "ledger.json").write_text(json.dumps(ledger))
-    assert changed_lines(tmp_path / "right", tmp_path / "wrong").splitlines() == [
-        "tensor, forward, a, all_reduce, float32: 3 calls with 1,000 elements; the right program: 1 calls with 1,000 "
-        "elements", "tensor, forward, b, all_reduce, float32: nothing; the right program: 2 calls with 1,000 elements"]
-    assert changed_lines(tmp_path / "right", tmp_path / "same") == ""
 
 
 @pytest.mark.deep

@@ -1,8 +1,6 @@
-"""A student's first hour, with the bundle alone: the page that JupyterLab opens, a walkthrough, and the first task."""
+"""A student's first task, in a notebook, with the bundle alone."""
 import os
 import re
-import subprocess
-import sys
 import time
 import zipfile
 from io import BytesIO
@@ -14,8 +12,6 @@ from jupyter_client.manager import start_new_kernel
 from course.grading.bundle import make_bundle
 from course.grading.release import without_secrets
 from course.tests.submissions import LAB1, solution
-from mpi_impl.launch.launcher import stop
-from tests.browser import DESK, open_browser
 
 
 @pytest.fixture(scope="module")
@@ -24,32 +20,6 @@ def bundle(tmp_path_factory):
     released = {LAB1: nbformat.writes(without_secrets(solution(LAB1)))}
     zipfile.ZipFile(BytesIO(make_bundle(released))).extractall(folder)
     return folder / "shardlab"
-
-
-@pytest.mark.deep
-def test_the_first_page_has_notebooks_and_no_questions(bundle, tmp_path):
-    """Start a server as `run.sh notebook` does."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    environment |= {"HOME": str(tmp_path), "JUPYTER_CONFIG_PATH": str(bundle / "notebooks" / ".jupyter")}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.token=a",
-         f"--ServerApp.root_dir={bundle}", "--LabApp.default_url=/lab/tree/notebooks"],
-        cwd=bundle, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127\S+token=\S+", line)))
-        with open_browser() as browser:
-            page = browser.new_page(viewport=DESK)
-            page.goto(address.replace("/lab/tree/notebooks", "/").replace("...", "a"))
-            page.wait_for_selector(".jp-DirListing-item", timeout=120_000)
-            files = page.locator(".jp-DirListing-itemText").all_inner_texts()
-            page.wait_for_timeout(3000)     # a question about news would come now
-            said = page.locator("body").inner_text() + "".join(
-                tab.get_attribute("title") or "" for tab in page.locator(".jp-SideBar .lm-TabBar-tab").all())
-            assert page.locator(".Toastify__toast").count() == 0
-    finally:
-        stop(server)
-    assert {"labs", "01_splitting_matrices.ipynb"} <= set(files) and not [name for name in files if ".py" in name]
-    assert "Create Assignment" not in said and "Nbgrader" not in said
 
 
 class Kernel:
@@ -83,14 +53,6 @@ def kernel(bundle):
     found = Kernel(bundle, bundle / "notebooks" / "labs")
     yield found
     found.close()
-
-
-@pytest.mark.deep
-def test_a_walkthrough_runs(kernel, bundle):
-    for cell in nbformat.read(bundle / "notebooks" / "01_splitting_matrices.ipynb", 4).cells:
-        if cell.cell_type == "code":
-            assert "Traceback" not in (said := kernel.run(cell.source)), said
-    assert kernel.run("import reference\nprint(reference.__file__)").strip().startswith(str(bundle))
 
 
 def test_a_student_solves_the_first_task(kernel, bundle):

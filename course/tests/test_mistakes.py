@@ -389,11 +389,6 @@ SUBMISSIONS = {
                                                                   "are enough"),
     "broken functions as answers": Submission(LAB7, broken_functions(), "columns gathered lookup loss", ""),
     "more than is needed, as predicted": Submission(LAB8, WASTE, "step sent", "are enough"),
-    "a loss that nobody has computed": Submission(
-        LAB8, plant(LAB8, "step", "return float(loss), {", "return 0.0, {"), "step", "the loss is not right"),
-    "times that are below zero": Submission(
-        LAB8, plant(LAB8, "measured", "[14.55, 4.18, 2.57]", "[-9e9, -1.0, -1.0]"), "measured",
-        "times in milliseconds"),
 }
 
 
@@ -405,23 +400,18 @@ def test_a_submission_loses_its_points(name):
 # By lab and answer: a result of the wrong kind, a check that fails, and what it says.
 KINDS = {
     LAB5: {"distribute": ("[1, 'a']", "distribute", "whole numbers"),
-           "fastest": ("3.0", "fastest", "two things"),
            "one_f_one_b": ("[[1], [2]]", "one_f_one_b", "no action"),
            "play": ("{'ys': []}", "play", "no dict"),
            "interleaved": ("None", "interleaved", "list of 2 lists")},
     LAB6: {"zero1_step": ("3", "zero1", "expected two arrays"),
-           "take_bucket": ("[1.0]", "take_bucket", "shape"),
            "layout": ("'a'", "layout", "array of numbers"),
            "plan": ("[(9, 0.5, 'a')]", "plan", "is no piece")},
     LAB7: {"diagnose_columns": ("3", "diagnose_columns", "expected a dict"),
            "loss": ("(None, None)", "loss", "None"),
            "diagnose_loss": ("{'ranks': 2, 'logits': [1.0], 'targets': 0, 'dloss': 0, 'breaks': ['weights']}",
                              "diagnose_loss", "2 axes"),
-           "diagnose_lookup": ("{'ranks': 9, 'ids': 0, 'table': 0, 'dy': 0, 'breaks': []}", "diagnose_lookup",
-                               "from 1 to 8"),
            "columns": ("args[1]", "columns", "expected y, dx, dw")},
     LAB8: {"places": ("7", "places", "should return 3 values"),
-           "sum_among": ("'a'", "sum_among_cost", "no array of numbers"),
            "predict": ("[1]", "held", "a dict with sent"),
            "measured": ("{'exposed': {'1024': [1]}, 'chosen': 1024}", "measured", "at least five bucket sizes")},
 }

@@ -8,7 +8,7 @@ import pytest
 from course.grading.kernel_limits import ALLOWED
 from course.grading.lab_group import OPERATIONS
 from course.grading.sandbox import AnswerFailed, Each, Sandbox
-from course.tests.hostile import ALONE, function
+from course.tests.hostile import function
 
 SECRET = "the hidden test asks for 4711"
 FINE = "def f(group): return group.rank"
@@ -45,7 +45,24 @@ def works(sandbox) -> bool:
     return call(sandbox, FINE).results == [0, 1]
 
 
-FORBIDDEN = ALONE | {
+# What no answer may do: the body, and what its author is told ("a|b").
+FORBIDDEN = {
+    "from all objects": ("import gc\nreturn gc.get_objects()", "gc.get_objects"),
+    "from its memory": ("return open('/proc/self/mem', 'rb').read()", "not use files"),
+    "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
+    "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
+    "a socket": ("import socket\nsocket.socket()", "processes or the network"),
+    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
+    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
+    "imports the grader": ("from course.grading import checks", "may not be imported"),
+    "forks": ("while True: os.fork()", "processes"),
+    "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),
+    "kills the grader": ("os.kill(os.getppid(), 9)", "processes"),
+    "ends": ("os._exit(0)", "exit status 0"),
+    "prints without end": ("while True: print('x' * 100)", "printed more than 20,000"),
+    "takes memory": ("return np.ones(1 << 28)", "MemoryError"),
+    "returns too much": ("return np.zeros(10_000_000)", "are the limit"),
+    "moves the cursor": ("raise ValueError('\\x1b[2J<script>')", "?[2J<script>"),
     "opens a file by a detour": ("open(sys.prefix + '/../../../../../../../../../../' + HIDDEN).read()",
                                  "not use files"),
     "loads it with NumPy": ("np.fromfile(HIDDEN, 'u1')", "not use files"),

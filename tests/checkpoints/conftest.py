@@ -46,9 +46,8 @@ def transformers():
 
 COMMON = """--seq-length 24 --micro-batch-size 2 --global-batch-size 4 --eval-iters 1 --split 8,2 --dtype float64
     --log-interval 1""".split()
-AS_BERT = "--vocab-size 120 --tokenizer-type BertWordPieceCase --activation gelu_exact"
-PROGRAMS = {"gpt2": (pretrain, "--vocab-size 300"), "megatron-bert": (pretrain_bert, AS_BERT),
-            "bert": (pretrain_bert, f"{AS_BERT} --apply-residual-connection-post-layernorm")}
+PROGRAMS = {"gpt2": (pretrain, "--vocab-size 300"), "bert": (pretrain_bert, """--vocab-size 120 --activation gelu_exact
+    --tokenizer-type BertWordPieceCase --apply-residual-connection-post-layernorm""")}
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ ROUNDS = {MODEL: [
     (1, False, 2, Plan(c=2, zero_stage=2, cpu_offload=True, e=4))]}
 
 
-@pytest.mark.parametrize("model, i", one_fast_of(3, [(model, i) for model, places in ROUNDS.items()
+@pytest.mark.parametrize("model, i", one_fast_of(4, [(model, i) for model, places in ROUNDS.items()
                                                      for i in range(len(places))]))
 def test_one_topology_after_the_other(ranks, model, i):
     """Ranks share a sequence, or a layer's experts, which are split over t, dealt out to e, and stored by the replicas

@@ -11,7 +11,7 @@ def validation_loss(metrics) -> float:
     return json.loads(metrics.read_text().splitlines()[-1])["validation_loss"]
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "bert", "megatron-bert"])
+@pytest.mark.parametrize("model_type", ["gpt2", "bert"])
 def test_a_run_begins_where_another_has_saved(ranks, saved_run, tmp_path, capfd, model_type):
     """The validation loss is the same with the folder's tokenizer, on another topology, and with --verify."""
     program, common, saved = saved_run(model_type)

@@ -1,5 +1,4 @@
 """The cache of tokens: made once, found afterwards, and never half-made."""
-import errno
 import os
 import signal
 import subprocess
@@ -125,14 +124,6 @@ def test_a_damaged_result_is_made_again(make, name, damage):
     assert "encoding" not in make()[1]
 
 
-def test_a_small_corpus_gives_a_small_vocabulary_and_says_so(make):
-    """The tokenizer has the number it really has, in the first run and the second."""
-    for _ in range(2):
-        prepared, said = make(vocab_size=5000)
-        assert 257 < prepared.tokenizer.vocab_size < 400
-        assert f"the vocabulary has {prepared.tokenizer.vocab_size} tokens, not the 5,000" in said
-
-
 @pytest.mark.parametrize("variable, folder", [("XDG_CACHE_HOME", ""), ("HOME", ".cache")])
 def test_the_cache_is_where_the_environment_says(make, tmp_path, monkeypatch, variable, folder):
     """XDG_CACHE_HOME first, the home folder otherwise."""
@@ -165,13 +156,6 @@ def test_a_megatron_prefix_is_used_as_it_is(make, pair, suffix, cache):
         Path(pair + suffix).unlink()
         with pytest.raises(UserError, match=rf"my\.corpus\{suffix} is missing"):
             make(pair, **NUMBERS)
-
-
-def test_folders_are_not_a_megatron_pair(make, corpus):
-    """Whatever they are called: beside them the corpus is a corpus."""
-    for suffix in (".bin", ".idx"):
-        os.mkdir(f"{corpus}{suffix}")
-    assert text_of(make()[0]) == WHOLE
 
 
 # ---- other tokenizers -----------------------------------------------------------------------------------------------
@@ -208,17 +192,6 @@ def test_paths_that_cannot_be_are_refused(make, corpus, cache, pair, tmp_path):
         with pytest.raises(UserError, match=said):
             make(**options)
     assert not list(cache.iterdir())
-
-
-def test_a_full_disk_is_reported(make, monkeypatch):
-    """Whatever is being written: here the tokenizer."""
-
-    def no_room(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", no_room)
-    with pytest.raises(UserError, match="No space left.*--data-cache-path"):
-        make()
 
 
 def test_a_cache_inside_the_corpus_is_no_part_of_it(make, corpus):

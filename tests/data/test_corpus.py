@@ -129,13 +129,6 @@ def test_a_folder_that_cannot_be_read_is_refused(mode):
         closed.chmod(0o755)
 
 
-def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path):
-    """Here a pipe, which nobody writes into."""
-    (tmp_path / "a.txt").write_text("text")
-    os.mkfifo(tmp_path / "pipe.txt")
-    assert list(Corpus(str(tmp_path)).documents()) == ["text"]
-
-
 @pytest.mark.parametrize("name, says", [
     ("a.txt", "a.txt has 20,000,000,000 bytes, but"), ("a.jsonl", "a.jsonl, line 1, is longer than 1 MiB")])
 def test_no_document_fills_the_memory(tmp_path, monkeypatch, name, says):

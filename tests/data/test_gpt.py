@@ -61,12 +61,6 @@ def test_a_split_has_its_proportions(split, n):
         assert weight or not len(part)
 
 
-def test_megatrons_default_split():
-    """969, 30 and 1 of a thousand; fractions may be written as such."""
-    assert list(map(len, split_samples("969,30,1", 1000).values())) == [969, 30, 1]
-    assert split_samples("0.969,0.03,0.001", 1000) == split_samples("969,30,1", 1000)
-
-
 @pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "9,-1,1", "1,,2", "1e999999999,1", "1234567890,1"])
 def test_a_split_that_is_none_is_refused(split):
     """Not numbers, too many, negative, nothing at all, or numbers that only a computer writes."""

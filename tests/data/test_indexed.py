@@ -1,5 +1,4 @@
 """Megatron's .bin/.idx pair: what is written is read, and nothing less is accepted."""
-import os
 import struct
 import tempfile
 from functools import partial
@@ -127,18 +126,6 @@ def test_a_fingerprint_is_that_of_the_index_and_the_tokens(tmp_path):
         write_indexed(tmp_path / name, documents, 100)
     same, tokens, documents, again = (fingerprint(tmp_path / name) for name in contents)
     assert same == again and len({same, tokens, documents}) == 3
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_file_of_a_pair_that_is_missing_or_not_a_file_is_named(tmp_path, suffix):
-    """Neither is of use alone. A pipe would wait for a writer."""
-    path = write_by_hand(tmp_path, [1, 2]).with_suffix(suffix)
-    path.unlink()
-    with pytest.raises(UserError, match=rf"x\{suffix} is missing"):
-        IndexedDataset(tmp_path / "x")
-    os.mkfifo(path)
-    with pytest.raises(UserError, match=rf"x\{suffix} cannot be read: it is a pipe"):
-        IndexedDataset(tmp_path / "x")
 
 
 @pytest.mark.parametrize("token", [-1, 100])

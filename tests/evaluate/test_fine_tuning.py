@@ -7,17 +7,11 @@ from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
 
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from mpi_impl.evaluate.arguments import FineTuningLength
-from mpi_impl.evaluate.passes import AnswersPass
 from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
-from mpi_impl.evaluate.sums import Sums
-from mpi_impl.inference.replica import trained_replica
-from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.training.batches import Batches, whole_batch
-from mpi_impl.training.trainer import Trainer
+from mpi_impl.training.batches import whole_batch
 from reference.config import ModelConfig
 from reference.models.bert import choice_scores
 from reference.models.model import model_tensors
@@ -25,62 +19,8 @@ from reference.optimizer import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training
-from tests.evaluate.runs import evaluate, evaluations, metrics, params_of, refused, save, split
+from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
 from tests.evaluate.test_race import written
-from tests.rank_theorems import as_is
-from tests.spy import SpyArray
-from tests.strategies import Case
-from tests.training_theorems import Plan, connected
-
-# ---- sums over ranks ------------------------------------------------------------------------------------------------
-
-
-class Clear:
-    """Questions of which the model's answer is no matter of rounding, and is right every other time."""
-
-    def __init__(self, case: Case, count: int):
-        drawn = case.batch("questions", count)
-        params = initialize(model_tensors(case.model), case.seed, np.float64)
-        scores = choice_scores(None, params, case.model, drawn)
-        order = np.sort(scores, 1)
-        clear = np.flatnonzero(order[:, -1] - order[:, -2] > 1e-9)
-        answers = np.where(clear % 2, scores.argmax(1)[clear], scores.argmin(1)[clear])
-        self.rows = drawn.pack()[clear]
-        self.rows[:, -2] = answers
-        self.right = int((clear % 2).sum())
-
-    def batch(self, part: str, first: int, count: int):
-        samples = np.arange(first, first + count)
-        rows = self.rows[samples % len(self.rows)]
-        rows[:, -1] = samples < len(self.rows)
-        return rows
-
-
-def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) -> float:
-    with connected(group, plan.parallel(group.size, case)) as topology:
-        like = wrap(np.empty(0))
-        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), like),
-                          OptimizerConfig(1e-2, 5))
-        batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
-                          plan.p, like)
-        return Sums(trained_replica(trainer), batches, AnswersPass).over("test", len(questions.rows))
-
-
-@settings(max_examples=settings().max_examples // 5)
-@given(evaluations(architectures=("bert",), heads=("choice",), vocab_size=40,
-                   untie_embeddings_and_output_weights=False),
-       st.sampled_from([0, 3]), st.sampled_from([as_is, as_is, as_is, SpyArray]))
-def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, zero_stage, wrap):
-    """On any t, p and d, with the sequence sharded or not, and any number of questions: identical on all ranks."""
-    n, p, case, count = evaluation
-    questions = Clear(case, count)
-    assume(len(questions.rows))
-    plan = Plan(p, zero_stage=zero_stage)
-    assert ranks.run(n, answered_right, case, questions, plan, wrap) == [questions.right] * n
-
-
-# ---- the program ----------------------------------------------------------------------------------------------------
-
 
 WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
 QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
@@ -213,8 +153,8 @@ def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, i
 BAD = [
     (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1"),
     (["--epochs", "0"], "has not learnt to choose answers"), (["--seq-length", "33"], "--seq-length is 33"),
-    (["--data-path", "no/such"], "--data-path no/such"), (["--global-batch-size", "5"], "--global-batch-size is 5"),
-    (["--sequence-parallel"], "--sequence-parallel"), (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
+    (["--data-path", "no/such"], "--data-path no/such"), (["--sequence-parallel"], "--sequence-parallel"),
+    (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
     (["--save", __file__], f"{__file__} is a file"), (["--seeds", "2", "--save", "runs/none"], "--save runs/none"),
     (["--seeds", "2", "--epochs", "0"], "--epochs is 0, but --seeds"), (["--lr", "0.1", "--tune-lr", "0.2"], "--lr"),
     (["--tune-global-batch-size", "4", "5"], "--global-batch-size is 5"),
@@ -226,12 +166,3 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, said):
     data, _, _, root, _ = race
     others = OTHERS if any(option.startswith("--tune") for option in options) else TUNING
     assert refused(ranks, "race", "--data-path", data, "--load", root, *others, *options).count(said) == 1
-
-
-@pytest.mark.parametrize("architecture, said", [("gpt", "--task race is for a BERT"), ("bert", "with [CLS]")])
-def test_a_gpt_and_a_tokenizer_without_separators_are_refused(ranks, race, tmp_path, architecture, said):
-    data, model, *_ = race
-    tokenizer = ByteLevelBPETokenizer.train([" ".join(WORDS)], 260)
-    other = replace(model, architecture=architecture, heads=("lm",), vocab_size=tokenizer.vocab_size)
-    ranks.run(1, save, other, tokenizer, tmp_path)
-    assert said in refused(ranks, "race", "--data-path", data, "--load", tmp_path)

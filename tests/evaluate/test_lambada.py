@@ -49,15 +49,6 @@ def test_accuracy_is_that_of_greedy_decoding(tmp_path, contexts, s, seed, count)
     assert accuracy(gpt, LAMBADA(path, Letters(), s), count) == expected
 
 
-def test_words_of_several_tokens_can_be_right(tmp_path):
-    """One of these models knows none of the words, one knows one of one token, and one one of two tokens as well."""
-    dataset = LAMBADA(written(tmp_path / "lambada.jsonl", [f"ab b {word}" for word in WORDS]), Letters(), 9)
-    for seed, right in (0, 0), (1, 1), (74, 2):
-        gpt = LittleGPT(5, 9, seed)
-        assert sum(decoded_right(gpt, "ab b", word, 9) for word in WORDS) == right
-        assert accuracy(gpt, dataset, 4) == right / len(WORDS)
-
-
 def test_a_word_is_encoded_with_the_blank_before_it(tmp_path):
     """So that its tokens are those that it has within a text. The same word earlier in the passage is context."""
     text = "the boat was the only boat and so he took the boat"

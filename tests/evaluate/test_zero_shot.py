@@ -18,7 +18,6 @@ from mpi_impl.evaluate.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
-from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluate.runs import evaluations, metrics, params_of, refused, save, split
 from tests.generate.texts import replica_of
 from tests.rank_theorems import as_is
@@ -168,12 +167,6 @@ BAD: list = [      # the task, other options than usual, and what the sentence n
 def test_bad_input_is_one_sentence_on_all_ranks(ranks, wikitext, task, options, said):
     path, _, _, root, _ = wikitext
     assert said in refused(ranks, task, "--data-path", path, "--load", root, *options)
-
-
-def test_a_folder_that_lacks_tensors_is_refused(ranks, wikitext, tmp_path):
-    path, _, _, _, folder = wikitext
-    folder = with_a_layer_too_few(folder, tmp_path / "hf")
-    assert f"{folder} has no tensor h.4." in refused(ranks, "wikitext103", "--data-path", path, "--load-hf", folder)
 
 
 @pytest.mark.parametrize("task", ["wikitext103", "lambada"])

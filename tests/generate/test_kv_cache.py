@@ -2,8 +2,8 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from reference.generation.decoding import Sampling, continuation, generate, positions_for
-from reference.kv_cache import KVCache, empty_kv_cache, length_of
+from reference.generation.decoding import Sampling, generate
+from reference.kv_cache import empty_kv_cache, length_of
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.models.stage import stage_of
 from tests.strategies import cases, close
@@ -50,30 +50,3 @@ def test_texts_are_drawn_token_by_token_from_the_models_distribution(case, data)
         expected.append(text[len(prompt):])
     assert generate(prompts[-1:], count, p, c, sampling, 4 + len(prompts)) == expected[-1:]
     assert generate(prompts, count, p, c, sampling, first_text=5) == expected
-
-
-@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))
-def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
-    """Of a text that is not longer than the model, all words but the last are seen once."""
-    kv_cache, fed = {0: KVCache(1, longest, 1, 1, np.empty(0))}, []
-
-    def follow(texts, position):
-        words, = texts
-        kv_cache[0].extend(*(np.zeros((1, len(words), 1, 1)) for _ in "kv"))  # which would say if there were no room
-        assert len(words) > 0 and position == prompt + len(fed)
-        fed.append(words)
-        return [100 + position]
-
-    words = [word for word, in continuation([range(prompt)], count, longest, kv_cache, follow)]
-    assert words == list(range(100 + prompt, 100 + prompt + count))
-    if prompt + count - 1 <= longest:
-        assert sum(fed, []) == [*range(prompt), *words[:-1]]
-
-
-def test_room_for_what_is_looked_at():
-    """The last word's keys are of use to no one."""
-    class Sizes:
-        max_position_embeddings = 10
-
-    assert [positions_for([[0] * n, [0]], count, Sizes) for n, count in ((1, 1), (3, 5), (5, 6), (5, 7))
-            ] == [1, 7, 10, 10]

@@ -46,8 +46,7 @@ def test_it_comes_back(tmp_path, make):
 
 
 @pytest.mark.parametrize("content", [
-    "[]", "{}", '{"model": {"type": "WordPiece"}}', '{"NullTokenizer": 0}',
-    '{"HuggingFaceTokenizer": 3}',
+    "[]", '{"NullTokenizer": 0}', '{"HuggingFaceTokenizer": 3}',
     json.dumps({"model": {"type": "BPE", "vocab": 3}})], ids=repr)
 def test_another_file_is_refused(tmp_path, content):
     (tmp_path / SAVED).write_text(content)
@@ -78,7 +77,6 @@ def test_a_models_file(tmp_path, beside, end):
 
 @pytest.mark.parametrize("act, words", [
     (lambda folder: models_file(folder, {"tokenizer_config.json": {"eos_token": "absent"}}), "'absent'"),
-    (lambda folder: models_file(folder, {"tokenizer_config.json": {"eos_token": None}}), "ends a document"),
     (lambda folder: given_tokenizer(TokenizerChoice(tokenizer_type="HuggingFaceTokenizer")), "--tokenizer-model"),
     (lambda folder: load(str(folder)), "cannot be read"),
     (lambda folder: save(NullTokenizer(3), str(folder / "nowhere")), "cannot be written")])

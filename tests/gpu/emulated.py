@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -119,7 +118,7 @@ def by_value(x) -> np.ndarray:
 
 
 class FakeCupy(ModuleType):
-    """The parts of CuPy that our kernels, --log-throughput and the benchmark of a step use."""
+    """The parts of CuPy that our kernels and --log-throughput use."""
 
     class cuda:
         class runtime:
@@ -133,17 +132,6 @@ class FakeCupy(ModuleType):
         @staticmethod
         def Device():
             return SimpleNamespace(id=0)
-
-        class Event:
-            def record(self):
-                self.at = time.perf_counter()
-
-            def synchronize(self):
-                QUEUE.finish()
-
-        @staticmethod
-        def get_elapsed_time(start, end):
-            return 1e3 * (end.at - start.at)
 
         @staticmethod
         def get_current_stream():

@@ -1,5 +1,4 @@
 """Attention by cuDNN: it takes the graphs of what layers hand over, and on a GPU they compute the textbook's."""
-import ctypes
 import importlib.util
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -98,8 +97,8 @@ def test_what_it_does_not_take(change, monkeypatch):
 
 
 def test_an_evaluation_of_many_lengths_builds_each_plan_once(monkeypatch):
-    built = []
-    monkeypatch.setattr(flash, "describe_graph", lambda _, layouts, *more: built.append(layouts) or (MagicMock(), {}))
+    built, graph = [], MagicMock()
+    monkeypatch.setattr(flash, "describe_graph", lambda _, layouts, *more: built.append(layouts) or (graph, {}))
     monkeypatch.setattr(flash, "handle", lambda device: None)
     lengths_seen = [(("q", (1, s, 2, 64), (s * 128, 128, 64, 1)),) for s in range(2, 502)]
     with installed({"cudnn": MagicMock()}):
@@ -107,36 +106,3 @@ def test_an_evaluation_of_many_lengths_builds_each_plan_once(monkeypatch):
             flash.build_plan(flash.forward_graph, layouts, "float16", True, False, 7)
     flash.build_plan.cache_clear()
     assert built == lengths_seen
-
-
-class FakeGraph:
-    """Is told how many queries and keys are real; leaves no numbers in the gradients."""
-
-    def get_workspace_size(self):
-        return 0
-
-    def execute(self, pointers, workspace, handle):
-        self.told = {name: memory(pointers[name], np.int32, 2).tolist() for name in ("queries", "keys")}
-        memory(pointers["dq"], np.float16, 3 * 2 * 4 * 3 * 8)[...] = np.nan         # dk and dv lie beside it
-
-
-def memory(address, dtype, elements):
-    return np.frombuffer((ctypes.c_char * (elements * np.dtype(dtype).itemsize)).from_address(address), dtype)
-
-
-@pytest.mark.skipif(device.REAL, reason="a host's addresses")
-def test_what_it_leaves_in_padding_becomes_0(monkeypatch):
-    """Whatever that is; all other gradients stay as they are. It is told that queries there are real."""
-    graph, numbers = FakeGraph(), {name: name for name in "q k v context dcontext dq dk dv stats queries keys".split()}
-    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=0), get_current_stream=lambda: SimpleNamespace(ptr=0))
-    monkeypatch.setattr(flash, "build_plan", lambda *arguments: (graph, numbers))
-    monkeypatch.setattr(flash, "handle", lambda device: None)
-    q, stats = device.put(np.zeros((2, 4, 3, 8), np.float16)), device.put(np.zeros((2, 3, 4, 1), np.float32))
-    cache = flash.FlashCache(q, q, q, False, device.put(np.array([3, 1])), q, stats)
-    with installed({"cupy": SimpleNamespace(cuda=cuda, empty=lambda *_: q),
-                    "cudnn": SimpleNamespace(set_stream=lambda **_: None)}):
-        dq, dk, dv = (gradient.get() for gradient in flash.attention_core_backward(q, cache))
-    assert graph.told == {"queries": [4, 4], "keys": [3, 1]}
-    real = np.arange(4) < np.array([[3], [1]])
-    assert np.isnan(dq).all()
-    assert all(np.isnan(x[real]).all() and (x[~real] == 0).all() for x in (dk, dv))

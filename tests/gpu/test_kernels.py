@@ -3,8 +3,6 @@
 In float64 and float32 to rounding; in formats of two bytes within a few roundings of what the textbook makes of the
 same halves in float64. Widths fit the 16 bytes that a thread takes at a time, or do not.
 """
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import compiled, fused
+from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
-from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import ops
 from tests.gpu import device, emulated
@@ -137,11 +134,3 @@ def test_of_halves_no_probabilities_are_kept(monkeypatch):
         _, cache = kernels.attention_core(*inputs)
         assert isinstance(cache, ops.CoreInputs) == (form == "bfloat16")
         assert type(kernels.attention_core_again(inputs)) is type(cache)
-
-
-def test_every_kernel_is_known_to_its_callers():
-    """No source that nobody starts, no call of what is in no source."""
-    called = {name for module in (fused, compiled)
-              for name in re.findall(r'(?:launch|call)\("([\w.]+)"', Path(module.__file__).read_text())}
-    defined = {f"{path.stem}.{name}" for path in core.sources() for name, _ in core.KERNEL.findall(path.read_text())}
-    assert called == defined

@@ -5,15 +5,21 @@ On a GPU if there is one (`./run.sh test-cuda`), which ranks share; else in the 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import ExpertsConfig, ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems
+from tests.deep import one_fast_of
 from tests.gpu import device
 from tests.mpi_impl.test_half import in_halves, smooth_cases
-from tests.strategies import Case, recomputes
-from tests.test_spy_layers import EXPERTS, SMALL, THEOREMS
+from tests.strategies import Case, cases, recomputes
+from tests.test_spy_layers import SMALL
 
 pytestmark = device.needs_somewhere
-FEW = settings(max_examples=max(5, settings().max_examples // 10))
+FEW = settings(max_examples=10)
+THEOREMS = [theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.attention_equals_whole,
+            theorems.block_equals_whole, theorems.embedding_equals_whole, theorems.logits_equal_whole,
+            theorems.masked_lm_equals_whole, theorems.loss_equals_whole]
+EXPERTS = ExpertsConfig(4, 2, moe_layer_freq=2, moe_shared_expert_intermediate_size=2, moe_aux_loss_coeff=0.1,
+                        moe_z_loss_coeff=0.1, moe_expert_capacity_factor=4)
 
 
 def on_a_gpu(group, theorem, *arguments):
@@ -26,6 +32,12 @@ def on_a_gpu(group, theorem, *arguments):
 @given(case=st.one_of(SMALL))
 def test_layers(ranks, theorem, case):
     ranks.run(case.t, on_a_gpu, theorem, case, timeout=device.LIMIT)
+
+
+@FEW
+@given(cases(sizes=st.integers(1, 4)), st.booleans())
+def test_column_parallel(ranks, case, gather_output):
+    ranks.run(case.t, on_a_gpu, theorems.column_parallel_equals_whole, case, gather_output, timeout=device.LIMIT)
 
 
 @FEW
@@ -47,15 +59,13 @@ def block_in_halves(group, case):
 
 
 BERT = {"architecture": "bert", "heads": ("lm", "sop")}
+ROPE = {"position_embedding_type": "rope", "untie_embeddings_and_output_weights": True}
 
 
-@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", [
-    (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}),
-    (1, 1, 2, "1f1b", 1, False, Recompute(), {"experts": EXPERTS}),
-    *(pytest.param(*plan, marks=pytest.mark.deep) for plan in [
-        (2, 1, 2, "1f1b", 2, False, Recompute(), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
-        (2, 1, 2, "1f1b", 1, False, Recompute("selective"), {}),
-        (1, 2, 2, "zb-v", 2, False, Recompute(), {}), (2, 2, 1, "zb-h1", 3, False, Recompute("selective"), BERT)])])
+@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute, choices", one_fast_of(5, [
+    (2, 2, 1, "zb-h1", 3, True, Recompute("full"), {}), (1, 1, 2, "1f1b", 1, False, Recompute(), {"experts": EXPERTS}),
+    (2, 1, 2, "1f1b", 2, False, Recompute("selective"), BERT), (1, 1, 1, "1f1b", 0, False, Recompute(), {}),
+    (1, 2, 2, "zb-v", 2, False, Recompute("full", "block", 1), ROPE)]))
 def test_training(ranks, t, p, d, schedule, stage, offload, recompute, choices):
     """The main theorem, dropout on: losses, gradients and weights of one process. Experts are dealt out to replicas."""
     model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4, **choices)

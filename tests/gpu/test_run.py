@@ -1,8 +1,4 @@
 """A whole run with CUDA kernels, verified against the textbook step by step: ranks share a GPU, or emulate one."""
-import json
-import sys
-from importlib import import_module
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -48,23 +44,3 @@ def pretrain_there(group, options):
 
 def emulated(name, ranks, backend=None):
     return Device(SpyArray(np.empty(0)), "computing in an emulation", DevicePath(), Memory("emulated", 10**9))
-
-
-def test_the_benchmark_finds_where_a_steps_time_goes(ranks, capfd):
-    """Every kind of work takes time, communication too: arrays go from rank to rank on the path of the device."""
-    ranks.run(2, where_time_goes, timeout=80)
-    times = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert "communication" in times and all(milliseconds > 0 for milliseconds in times.values()), times
-
-
-def where_time_goes(group):
-    """Run our side of cuda_step.py, at a small size."""
-    benchmarks = Path(__file__).parents[2] / "benchmarks"
-    with mock.patch.object(sys, "path", [*sys.path, str(benchmarks), str(benchmarks / "contenders")]):
-        ours = import_module("shardlab_gpt")
-    with device.gpu(group.rank):
-        found = ours.device_of("cuda", group) if device.REAL else emulated("cuda", group)
-        with mock.patch.multiple(ours, world=lambda: group, device_of=lambda *_: found), \
-                mock.patch.object(sys, "argv", ["", "16,1,2,4,2,64,0,0", "1", "--cuda", "--where"]):
-            ours.main()
-    assert group.instruments.device_path is found.path

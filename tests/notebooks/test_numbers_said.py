@@ -7,11 +7,8 @@ from math import comb, erfc, sqrt
 
 import jupytext
 import nbformat
-import numpy as np
 import pytest
 
-from reference.exact.array import random_array
-from reference.exact.degree import P
 from tools.notebooks import FOLDER, text_of
 
 
@@ -43,19 +40,6 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
 def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
     assert f"1 / {comb(49, 6):_}" in (FOLDER / "13_what_is_a_proof.py").read_text()
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
-
-
-@pytest.mark.parametrize("factor, floats_see, exact_numbers_see", [
-    (1, False, False), (1 + 2**-50, False, True), (4, True, True), (P + 1, True, False)])
-def test_a_factor_of_a_bias_is_seen_by_floats_or_by_exact_numbers(factor, floats_see, exact_numbers_see):
-    """P + 1 is 1 modulo P: the answer to the last exercise about proofs."""
-    def differences(x, bias):
-        return x + factor * bias, x + bias
-
-    found, expected = differences(*np.random.default_rng(1).normal(size=(2, 9)))
-    assert (abs(found - expected).max() / abs(expected).max() > 1e-11) == floats_see
-    found, expected = differences(random_array((9,), "x"), random_array((9,), "bias"))
-    assert (found != expected).all() == (found != expected).any() == exact_numbers_see
 
 
 # ---- numbers in prose ----

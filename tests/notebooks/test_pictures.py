@@ -4,25 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.layers.block import block_backward, block_forward
-from mpi_impl.notebook.pictures.blocks import EDGES, STEPS
-from mpi_impl.notebook.pictures.formats import fates_of, may_err, numbers_between
+from mpi_impl.notebook.pictures.formats import numbers_between
 from mpi_impl.notebook.pictures.groups import KINDS, groups_of
 from mpi_impl.notebook.pictures.pipelines import held, play
 from mpi_impl.notebook.pictures.positions import ring_steps, score_owners
 from mpi_impl.notebook.pictures.ring import ring_all_reduce
 from mpi_impl.notebook.pictures.shards import stretches
 from mpi_impl.notebook.sliders.schedules import TRAINING
-from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
-from reference.config import ModelConfig, ParallelConfig
-from reference.layers.block import block_tensors
-from reference.params import initialize_shard, tree_map
+from reference.config import ParallelConfig
 from reference.positions import in_order, work_of_ranks, zigzag
-from reference.precision import FORMATS, rounded
+from reference.precision import FORMATS
 from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
 
@@ -71,26 +65,6 @@ def test_a_ring_adds_up(t):
         assert changed == {((rank + 1) % t, piece) for rank, piece in enumerate(after.sent)}, "only what arrives"
 
 
-@pytest.mark.parametrize("sequence_parallel, kind", [(False, TensorParallelRegion), (True, SequenceParallelRegion)])
-def test_what_moves_at_a_blocks_edges_is_what_a_real_block_moves(ranks, sequence_parallel, kind):
-    edges = [EDGES[sequence_parallel][step.label] for step in STEPS if step.kind == "edge"]
-    shown = [[forward for forward, _ in edges if forward], [backward for _, backward in edges[::-1] if backward]]
-    assert ranks.run(2, collectives_of_a_block, kind) == [shown] * 2
-
-
-def collectives_of_a_block(group, kind):
-    """Return the collectives of a block's forward, and of its backward without the inputs that are gathered again."""
-    c = ModelConfig(1, 8, 2, 1, 4, hidden_dropout=0, attention_dropout=0)
-    p = initialize_shard(block_tensors(c), 1, np.float64, group.size, group.rank)
-    region, s = kind(group), 4 // group.size if kind is SequenceParallelRegion else 4
-    with group.ledger.phase("forward"):
-        y, cache = block_forward(np.ones((1, s, 8)), p, c, region)
-    with group.ledger.phase("backward"):
-        block_backward(y, p, cache, c, tree_map(np.zeros_like, p), ImmediateSink(), region)
-    return [[entry.operation.replace("_", "-") for entry in group.ledger.totals
-             if entry.phase == phase and not entry.reason.endswith("again")] for phase in ("forward", "backward")]
-
-
 @pytest.mark.parametrize("deal", [in_order, zigzag])
 def test_scores_are_computed_by_the_querys_rank_in_the_step_that_brings_the_key(deal):
     c = 3
@@ -135,20 +109,3 @@ def test_the_numbers_between_are_those_of_the_dtype(form, start, stop):
     found, apart = set(numbers_between(form, start, stop)), (stop - start) / 2000
     gaps = np.diff(everything, prepend=-np.inf, append=np.inf)
     assert set(everything[(gaps[:-1] > apart) & (gaps[1:] > apart)]) <= found <= set(everything)
-
-
-@given(form=st.sampled_from(HALVES), power=st.integers(-30, 15), between=st.floats(1, 2, exclude_max=True))
-def test_rounding_errs_by_no_more_than_is_drawn(form, power, between):
-    x = np.array(between * 2.0**power)
-    assert abs(rounded(x, form) - x) / x <= may_err(form, x) * (1 + 1e-12)
-
-
-@given(st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=20))
-def test_the_fates_of_numbers_are_what_rounding_does(values):
-    x = np.array(values)
-    with np.errstate(over="ignore"):
-        half = x.astype(np.float16)
-    fates = fates_of(x, FORMATS["float16"])
-    np.testing.assert_array_equal(fates == "lost", half == 0)
-    np.testing.assert_array_equal(fates == "infinite", np.isinf(half))
-    np.testing.assert_array_equal(fates == "short of digits", (half != 0) & (x < 2.0**-14))

@@ -66,6 +66,7 @@ def pages():
     return explore()._repr_html_(), explore_schedules()._repr_html_()
 
 
+@pytest.mark.deep
 def test_pages_load_nothing(pages):
     assert not re.search(r"https?:|src=|import", "".join(pages))
 

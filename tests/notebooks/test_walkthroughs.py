@@ -5,12 +5,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from mypy import api
 
 from tools.notebooks import FOLDER, execute, from_source, printed_outputs
 
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
-LONG = (2, 4, 6, 8, 9, 10, 11, 12, 15)      # walkthroughs that train or draw for many seconds
+FAST = (3, 5)       # without ranks, and on them; CI runs all
 
 
 def read_stored(source: Path):
@@ -32,18 +31,8 @@ def test_the_notebook_is_that_of_its_source(source):
     assert "widget-view" not in text and str(FOLDER.parent) not in text and not re.search(r"0x[0-9a-f]{8}", text)
 
 
-def test_planted_bugs_fit_what_they_replace():
-    """A cell plants a bug by overriding a public method, never by assigning to it, so mypy compares the two signatures.
-
-    (Its other findings are not errors: cells use names again, and get some from other ranks.)
-    """
-    report = api.run(["--follow-imports=silent", *map(str, SOURCES)])[0].splitlines()
-    assert report[-1].endswith(f"(checked {len(SOURCES)} source files)")
-    assert not [line for line in report if re.search(r"\[override\]|\[method-assign\]|undefined in superclass", line)]
-
-
 @pytest.mark.parametrize("source", [
-    pytest.param(source, marks=[pytest.mark.deep] if int(source.stem[:2]) in LONG else []) for source in SOURCES],
+    pytest.param(source, marks=[] if int(source.stem[:2]) in FAST else [pytest.mark.deep]) for source in SOURCES],
                          ids=lambda path: path.stem)
 def test_it_runs_and_shows_what_is_stored(source):
     """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""

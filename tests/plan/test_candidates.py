@@ -121,15 +121,16 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
 # ---- what they hold, predicted --------------------------------------------------------------------------------------
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(jobs())
 def test_no_plan_is_shown_that_does_not_fit(job):
     """Of those shown, every rank of a pipeline is predicted to fit; of each shape left out, its fastest is not."""
-    job = replace(job, predict=predicted_bytes, shown=3)
-    sizes = {one.plan: most_held(one.plan) for one in replace(job, predict=unknown, shown=10).best}
+    job = replace(job, predict=predicted_bytes, shown=2)
+    sizes = {one.plan: most_held(one.plan) for one in replace(job, predict=unknown, shown=6).best}
     for one in job.best:
         assert most_held(one.plan) <= job.memory
     missing = [plan for plan in sizes if candidates.shape_of(plan) not in {one.shape for one in job.best}]
-    assert len(job.best) == 3 or all(sizes[plan] > job.memory for plan in missing)
+    assert len(job.best) == 2 or all(sizes[plan] > job.memory for plan in missing)
 
 
 def unknown(plan, hardware):
@@ -147,7 +148,7 @@ def most_held(plan):
 
 
 @settings(max_examples=settings().max_examples // 2, phases=[Phase.generate])
-@given(plans())
+@given(plans(most_m=2))
 def test_the_formula_of_a_plans_memory_is_a_bound(plan):
     """But for what the papers leave out: some numbers a position, inputs that are gathered and kept, what tensor
     parallelism leaves whole before and after the layers, what ZeRO has whole for a while, and its buckets' padding.

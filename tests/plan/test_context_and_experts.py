@@ -5,8 +5,7 @@ from math import prod
 import pytest
 
 from mpi_impl.plan import candidates
-from mpi_impl.plan.__main__ import table
-from mpi_impl.plan.candidates import PlanSearch, check, in_words, tensor_sizes
+from mpi_impl.plan.candidates import PlanSearch, check, tensor_sizes
 from mpi_impl.plan.options import model_of as model_of_options, parse
 from mpi_impl.plan.reasons import reasons
 from reference.config import ExpertsConfig
@@ -71,15 +70,6 @@ def test_reasons_for_expert_parallelism():
     least = min(sum(many.needs(one)) for one in many.plans if one.parallel.zero_stage < 3)
     said = told(job(4, replace(EXPERTS, num_experts=64), memory=REAL.reserved + 1.01 * least))
     assert "e = 4: each rank holds 16 of a layer's 64 experts" in said and "With all experts on" in said
-
-
-def test_the_table_has_columns_for_c_and_e():
-    found = job(4, EXPERTS)
-    best = found.best
-    head, *rows = (row.split() for row in table(found, best).split("\n"))
-    assert any(one.shape[3] > 1 for one in best) and head[:5] == ["t", "p", "d", "c", "e"]
-    assert [tuple(map(int, row[:4])) for row in rows] == [one.shape for one in best]
-    assert ", c 2 (a2a), e 4, " in " ".join(map(in_words, found.plans))
 
 
 LLAMA = """--num-layers 4 --hidden-size 256 --num-attention-heads 12 --group-query-attention --num-query-groups 4

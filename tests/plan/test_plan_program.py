@@ -2,7 +2,6 @@
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from mpi_impl.plan.__main__ import main, table
@@ -10,7 +9,6 @@ from mpi_impl.plan.candidates import PlanSearch
 from mpi_impl.plan.confirmation import predicted_bytes
 from mpi_impl.plan.launch_line import launch_line
 from mpi_impl.plan.options import model_of, parse
-from mpi_impl.plan.picture import LABELS, TIME, draw_plans
 from mpi_impl.plan.profiles import load, save
 from mpi_impl.plan.reasons import reasons
 from mpi_impl.programs.presets import PRESETS, VOCABULARIES
@@ -89,17 +87,6 @@ def test_a_profile_may_be_a_file_and_the_plans_may_be_drawn(tmp_path, capsys):
     main([*SMALL.split(), "--hardware", str(tmp_path / "mine.toml"), "--best", "1", "--plot", str(tmp_path / "p.png")])
     assert "on 8 of mine" in capsys.readouterr().out
     assert (tmp_path / "p.png").read_bytes()[1:4] == b"PNG"
-
-
-def test_the_picture_has_a_bar_for_each_plan_of_its_memory_and_of_its_time(job):
-    memory, seconds = draw_plans(job, job.best[:4], "title").axes
-    for axes, unit, parts in ((memory, 1e9, [job.needs(one.plan) for one in job.best[:4]]),
-                              (seconds, 1, [one.time for one in job.best[:4]])):
-        bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
-        np.testing.assert_allclose(bars, [
-            (sum(sizes[:i]) / unit, size / unit) for sizes in map(tuple, parts) for i, size in enumerate(sizes)])
-    assert memory.lines[0].get_xdata()[0] == pytest.approx(76)
-    assert list(TIME) == list(LABELS) == list(job.best[0].time._fields)
 
 
 # ---- nonsense -------------------------------------------------------------------------------------------------------

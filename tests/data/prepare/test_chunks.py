@@ -1,7 +1,7 @@
 """A corpus in chunks: every document once and in order, wherever the chunks end."""
 import json
 import tempfile
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources
-from reference.errors import UserError
 
 TEXT = st.text("ab é\n", max_size=30)
 BAD_LINE = st.sampled_from([b"", b"  ", b"{", b"\xff", b"[" * 99])
@@ -75,22 +74,3 @@ def test_what_is_too_long_is_never_held_in_memory(lengths, size):
             Path(folder, "a.txt").write_text("x" * length)
             (document,) = read(Path(folder, "a.txt"), size)[1]
             assert document[2:] == expected
-
-
-def test_several_inputs_follow_one_another(tmp_path):
-    """A lone .json file is JSON lines; in a folder it is a text."""
-    (tmp_path / "z").mkdir()
-    (tmp_path / "z" / "b.json").write_text("{}")
-    (tmp_path / "a.json").write_text('{"text": "first"}')
-    found = sources([str(tmp_path / "z"), str(tmp_path / "a.json")], "--input")
-    assert [one.text for part in chain(*chunks(found, 10)) for one in documents(part)] == ["{}", "first"]
-
-
-def test_a_file_that_is_not_there_or_no_longer_is_named(tmp_path):
-    with pytest.raises(UserError, match="--input no/such does not exist"):
-        sources(["no/such"], "--input")
-    (tmp_path / "a.txt").write_text("text")
-    ((part,),) = chunks(sources([str(tmp_path / "a.txt")], "--input"), 10)
-    (tmp_path / "a.txt").unlink()
-    with pytest.raises(UserError, match=r"a\.txt cannot be read"):
-        list(documents(part))

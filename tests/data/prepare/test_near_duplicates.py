@@ -67,9 +67,3 @@ def test_one_band_in_common_is_enough_for_a_suspicion():
         whole = slice(band * rows, (band + 1) * rows)
         signatures[whole, 1, band] = signatures[whole, 0, band]
     assert module.find_suspects([signatures.reshape(PERMUTATIONS, -1)], bands, rows).all()
-
-
-def test_short_texts_are_distinguished():
-    """Texts shorter than a shingle, and one of just its length."""
-    signatures = np.stack([signature(text) for text in ("a", "b", "ab", "abcde", "a", "abcdf")], axis=1)
-    assert near_duplicates([signatures], 0.7).original.tolist() == [-1, -1, -1, -1, 0, -1]
