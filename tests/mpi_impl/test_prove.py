@@ -66,8 +66,8 @@ def test_one_real_program_proves_and_says_so():
     assert lines[1] == "without effect on a proof: --data-path, --verify"
     first, second, last = lines[2:]
     assert first.startswith("proof 1 of 2: the same formulas; ") and second.startswith("proof 2 of 2: ")
-    assert last.startswith("proved: ") and " tensors of 2 steps are the same formulas on 4 ranks (t 2, p 1, d 2, ZeRO-"\
-        "1) as in one process, and " in last and "chance of error below " in last
+    assert last.startswith("proved: ") and " tensors of 2 steps are the same formulas on 4 ranks (t 2, p 1, d 2, ZeRO-1)"\
+        " as in one process, and " in last and "chance of error below " in last
 
 
 # ---- what is wrong is named -----------------------------------------------------------------------------------------
