@@ -1,8 +1,4 @@
-"""Runs of four models on up to eight ranks: in those of each model every two choices that go together meet.
-
-    python -m tests.sampled_runs llama       prints those of one model
-"""
-import sys
+"""Runs of four models on up to eight ranks: in those of each model every two choices that go together meet."""
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, product
@@ -11,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.tables import aligned
 from reference.config import ARCHITECTURES, CP_COMM_TYPES, ExpertsConfig, ModelConfig, Recompute
 from reference.ops import ACTIVATIONS
 from reference.schedules.generators import SCHEDULES, make, takes_v
@@ -162,17 +157,3 @@ def draw_experts(choices: Choices, pick) -> ExpertsConfig:
     k = pick(1, 2, min(n, 3))
     return ExpertsConfig(n, k, k == 1 or pick(False, True), pick(None, 2 * choices.t), pick(1, 2),
                          pick(None, choices.t), pick(0.5, 0.0), pick(0.25, 0.0))
-
-
-def main(model: str = "gpt") -> None:
-    """Print the runs of a model as a table."""
-    rows = [("", *Choices._fields, "L", "h", "heads", "groups", "b", "s", "m")]
-    for i, (choices, case, m, _) in enumerate(sampled_runs(model)):
-        c = case.model
-        rows.append((str(i), *("" if x is None else str(x) for x in choices), *map(str, (
-            c.num_layers, c.hidden_size, c.num_attention_heads, c.groups, case.b, case.s, m))))
-    print(aligned(rows, left=(6, 8, 9, 10)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -15,7 +15,6 @@ from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.core_attention import core_again
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward
 from mpi_impl.runtime.arrays import dtype_of, narrowed, widened
-from reference.config import ModelConfig
 from reference.dropout import Site
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
@@ -187,34 +186,7 @@ def only_halves(group, case):
     assert all(grad.dtype == np.float32 for _, grad in leaves(share.grads) if grad is not None)
 
 
-def test_no_gradient_of_a_parameter_is_rounded(ranks):
-    """Sums over positions have more digits than the halves that are added up."""
-    model = ModelConfig(1, 16, 2, 6, 8, hidden_dropout=0.0, make_vocab_size_divisible_by=1)
-    ranks.run(2, gradients_have_more_digits, HalfCase(2, model, 5, 8, 1, sequence_parallel=True, name="bfloat16"))
-
-
-def gradients_have_more_digits(group, case):
-    block, embedding = (share_of(group, tensors(case.model), case) for tensors in (block_tensors, embedding_tensors))
-    block_and_back(block, case, LayerContext(case.dropout))
-    _, cache = embedding_forward(case.ids("tokens", case.b, case.s), embedding.p, embedding.region)
-    embedding_backward(embedding.outside(case.x("dx")), cache, embedding.grads, embedding.region)
-    for name, grad in [*leaves(block.grads), *leaves(embedding.grads)]:
-        digits = (grad - 1).astype(dtype_of(case.name)) != grad - 1          # a Share's gradients begin at 1
-        assert digits.mean() > 0.1, f"{name}: float32 sums would not all be numbers of {case.name}"
-
-
 def arrays_of(tree):
     if isinstance(tree, tuple):
         return [array for one in tree for array in arrays_of(one)]
     return [tree] if isinstance(tree, np.ndarray) else []
-
-
-@FEWER
-@given(cases(sizes=st.sampled_from([1, 2, 4])), st.sampled_from([1.0, 8.0]))
-def test_cross_entropy_in_float16(ranks, case, scale):
-    """--fp16-lm-cross-entropy: in the format of the logits, and near the textbook's."""
-    ranks.run(case.t, loss_in_float16, HalfCase(**vars(case)), scale)
-
-
-def loss_in_float16(group, case, scale):
-    theorems.loss_equals_whole(group, case, scale, wrap=case.on_a_rank, tolerance=case.bound(6))

@@ -4,25 +4,17 @@ It needs playwright (from PyPI) and the system's Chromium, as `apt-get install c
 """
 import json
 import re
-import shutil
 
 import pytest
 
 from mpi_impl.demos import train
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.browser import open_browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """Start Chromium without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("There is no Chromium here to open the page with.")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with open_browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

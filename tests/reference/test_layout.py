@@ -60,15 +60,6 @@ def test_buckets_split_the_buffer_between_units(case, size, parts):
         assert len(bucket.units) == 1 or not set(ALONE) & set(bucket.units)
 
 
-@given(layouts())
-def test_the_smallest_buckets_are_the_units(layout):
-    """ZeRO-3 gathers unit by unit, with a bucket size of 1."""
-    units = Layout(layout.tensors, bucket_size=1, parts=layout.parts).buckets
-    assert all(len(bucket.units) == 1 for bucket in units)
-    exact = Layout(layout.tensors, bucket_size=Layout(layout.tensors, bucket_size=1).buckets[0].size)
-    assert exact.buckets[0].units == units[0].units, "a bucket that has exactly its size is not full"
-
-
 @given(cases(num_layers=2, untie_embeddings_and_output_weights=False, share_layers=True), BUCKET, PARTS)
 def test_copies_on_two_stages_have_the_same_owners(case, size, parts):
     """The first and the last stage have different layouts, but rank i owns the same elements of both copies of a tied
