@@ -18,11 +18,12 @@ from reference.layer_context import LayerContext
 from reference.layers import (block as textbook_block, cross_entropy as textbook_cross_entropy,
                               embedding as textbook_embedding, heads as textbook_heads, layer as textbook_layer,
                               linear as textbook_linear)
-from reference.models import model as textbook_model
+from reference.models.model import model_tensors
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
 from tests.cases import KEEP_ALL, Case, close, trees_close
-from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream, whole_layer, with_mask
+from tests.textbook_theorems import (lengths_of, rotary_of, spread, token_types_of, whole_layer, whole_linear,
+                                     whole_model, with_mask)
 
 
 def as_is(x):
@@ -91,13 +92,8 @@ def first_checks(group, value, check) -> None:
 def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as_is, tolerance=1e-11):
     h, m = case.model.hidden_size, 3 * case.t
     tensors = textbook_linear.column_parallel_tensors(h, m, 1.0)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
-        y, cache = textbook_linear.linear_forward(x, p)
-        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(lambda: whole_linear(
+        case, tensors, case.x(), case.array("dy", case.b, case.s, m)))
     share = Share(group, tensors, p, case, wrap)
     mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.column_parallel_forward(share.outside(x), share.p, gather_output, share.region)
@@ -111,13 +107,8 @@ def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as
 def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     n, h = 3 * case.t, case.model.hidden_size
     tensors = textbook_linear.row_parallel_tensors(n, h, 1.0)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
-        y, cache = textbook_linear.linear_forward(x, p)
-        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(lambda: whole_linear(
+        case, tensors, case.array("x", case.b, case.s, n), case.x("dy")))
     share, mine = Share(group, tensors, p, case, wrap), slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
     dx_mine = linear.row_parallel_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
@@ -243,15 +234,8 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
 
 def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
     """Check the whole model: the losses of all its heads, and every gradient."""
-    c, tensors = case.model, textbook_model.model_tensors(case.model)
-
-    def whole():
-        p, batch = case.params(tensors), case.batch("", case.b)
-        losses, cache = textbook_model.model_forward(None, p, c, batch, LayerContext(case.dropout))
-        dlosses = upstream(case, losses)
-        return p, batch, losses, dlosses, textbook_model.model_backward(dlosses, p, cache, c)[1]
-
-    p, batch, losses, dlosses, grads = group.broadcast_object(whole)
+    c, tensors = case.model, model_tensors(case.model)
+    p, batch, losses, dlosses, grads = group.broadcast_object(lambda: whole_model(case))
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
     batch = type(batch)(*(wrapped(x, wrap) for x in batch))

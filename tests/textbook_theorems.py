@@ -32,10 +32,7 @@ def column_parallel_equals_whole(case: Case, gather_output: bool):
     """Check Y = X A + b by columns: the ranks' outputs side by side are the whole output."""
     h, m = case.model.hidden_size, 3 * case.t
     tensors = column_parallel_tensors(h, m, std=1.0)
-    p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
-    y, cache = linear_forward(x, p)
-    dx, grads = linear_backward(dy, p, cache)
-
+    p, x, dy, y, dx, grads = whole_linear(case, tensors, case.x(), case.array("dy", case.b, case.s, m))
     shards = split(p, tensors, case.t)
     ys, cache = sharded_column_parallel_forward(spread(x, case), shards, gather_output, case.region)
     dxs, shard_grads = sharded_column_parallel_backward(
@@ -50,16 +47,20 @@ def row_parallel_equals_whole(case: Case):
     """Check Y = X A + b by rows: the ranks' partial sums add up, and the bias is added once."""
     n, h = 3 * case.t, case.model.hidden_size
     tensors = row_parallel_tensors(n, h, std=1.0)
-    p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
-    y, cache = linear_forward(x, p)
-    dx, grads = linear_backward(dy, p, cache)
-
+    p, x, dy, y, dx, grads = whole_linear(case, tensors, case.array("x", case.b, case.s, n), case.x("dy"))
     shards = split(p, tensors, case.t)
     ys, cache = sharded_row_parallel_forward(np.split(x, case.t, -1), shards, case.region)
     dxs, shard_grads = sharded_row_parallel_backward(spread(dy, case), shards, cache, case.region)
     close(collect(ys, case), y)
     close(np.concatenate(dxs, -1), dx)
     gradients_equal(shard_grads, grads, tensors, case)
+
+
+def whole_linear(case: Case, tensors, x, dy):
+    """Return the parameters, x, dy, y, dx and the gradients of an unsharded linear layer."""
+    p = case.params(tensors)
+    y, cache = linear_forward(x, p)
+    return p, x, dy, y, *linear_backward(dy, p, cache)
 
 
 LAYER = layer_forward, layer_backward, sharded_layer_forward, sharded_layer_backward
@@ -145,12 +146,8 @@ def losses_agree(case: Case, scale: float = 1.0):
 
 def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     """Check the whole model: the losses of all its heads, and every gradient; padding gets none."""
-    c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
-    p = case.params(tensors)
-    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
-    dlosses = upstream(case, losses)
-    _, grads = model_backward(dlosses, p, cache, c)
-
+    c, tensors = case.model, model_tensors(case.model)
+    p, batch, losses, dlosses, grads = whole_model(case)
     shards = split(p, tensors, case.t)
     found, cache = sharded_model_forward(batch, shards, c, case.region, LayerContext(case.dropout, recompute))
     shard_grads = sharded_model_backward(dlosses, shards, cache, c, case.region)
@@ -158,6 +155,14 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
         close(one, loss)
     trees_close(join(shard_grads, tensors), grads, 1e-10)
     shards_are_of_one_whole(shard_grads, tensors, case.t)
+
+
+def whole_model(case: Case):
+    """Return parameters, a batch, the losses of a model's heads, their upstream gradients, and all gradients."""
+    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
+    dlosses = upstream(case, losses)
+    return p, batch, losses, dlosses, model_backward(dlosses, p, cache, c)[1]
 
 
 def sharded_model_forward(batch, shards, c, region, context):

@@ -66,9 +66,9 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
 
 
 def test_a_run_with_its_parameters_sharded_and_in_files(ranks, corpus, tmp_path, capfd):
-    """The files are in the folder. All replicas take part in the sampling, and one speaks. Activations are measured."""
+    """It trains as one process. All replicas take part in the sampling, and one speaks. Activations are measured."""
     options = [*SMALL, *corpus, "--train-iters", "3", "--sample-tokens", "2", "--zero-stage", "3", "--cpu-offload",
-               "--offload-folder", str(tmp_path), "--verbose"]
+               "--offload-folder", str(tmp_path), "--verbose", "--verify"]
     made = ranks.run(2, folders_of_files, options, timeout=20)      # a replica that gathers alone would deadlock
     assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
     printed = capfd.readouterr().out

@@ -143,8 +143,7 @@ def prove_with_fresh_numbers(group, line: str):
 # ---- the sizes ------------------------------------------------------------------------------------------------------
 
 LAYERS = {      # by the run's layers, stages, options: the proof's layers on each stage, and the group to recompute
-    (24, 4, ""): ([2, 2, 2, 2], 1), (26, 4, ""): ([2, 2, 1, 1], 1),
-    (24, 2, "--recompute-granularity full --recompute-num-layers 5"): ([3, 3], 2),
+    (26, 4, ""): ([2, 2, 1, 1], 1),
     (9, 2, "--recompute-granularity full --recompute-num-layers 5"): ([2, 1], 2),
 }
 

@@ -177,9 +177,8 @@ def test_progress(capsys, tmp_path):
             "skipped": iteration <= 2, "loss_scale": scale}
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == ["1/100", "2/100", "4/100"]
-    assert "1,000 tokens/s | 1m 39s left" in printed[0] and "loss scale 2^16 | 1 skipped |" in printed[1]
+    assert "1 skipped |" in printed[1] and "skipped" not in printed[2]
     assert "400 tokens/s | 2m 48s left" in printed[2]            # 2,000 tokens in 5 s; 7 s for 4 steps, 96 steps to go
-    assert "loss scale 384 |" in printed[2] and "skipped" not in printed[2]
     metrics.evaluation(5, (0.0,))
     assert rows_of(tmp_path / "m")[-1]["validation_perplexity"] == 1.0
     assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]

@@ -62,24 +62,6 @@ def test_the_page_shows_the_runs_numbers(page):
     assert page.locator("#text").text_content() == data["text"]
 
 
-def test_the_step_is_played_and_scrubbed(page):
-    """Play moves the time on, and pause stops it. The slider goes anywhere, and the cards say what each rank does."""
-    data = data_of(page)["player"]
-    page.select_option("#speed", "8")
-    page.click("#play")
-    page.wait_for_function("parseFloat(document.getElementById('time').textContent) > 0")
-    page.click("#play")
-    stopped = time_of(page)
-    assert page.locator("#play").text_content().endswith("Play") and stopped > 0
-    page.locator("#slider").fill("1000")
-    assert time_of(page) == pytest.approx(data["end"] / 1e3, abs=0.01)
-    assert set(page.locator("#now .doing").all_text_contents()) == {"has finished the step"}
-    name, start, end = data["ranks"][5]["actions"][0]
-    share = (start + end) / 2 / data["end"]
-    page.locator("#slider").fill(str(round(1000 * share)))
-    assert page.locator("#now .doing").nth(5).text_content().startswith(f"{name}: forward")
-
-
 def test_it_steps_from_event_to_event(page):
     """All events, in order; at the ends of actions and at arrivals. On the way each message is seen under way."""
     data = data_of(page)["player"]

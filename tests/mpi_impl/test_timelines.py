@@ -2,7 +2,6 @@
 import json
 import re
 from collections import Counter, defaultdict
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.plot_schedule import main
 from mpi_impl.report.timelines import gantt
 from mpi_impl.report.timelines.chrome_trace import complete_events, write_chrome_trace
-from mpi_impl.report.timelines.gantt import COLORS, cells_of, draw_timelines, shade
+from mpi_impl.report.timelines.gantt import COLORS, cells_of, shade
 from mpi_impl.report.timelines.timelines import measured_times, slices_of, timeline_of
 from mpi_impl.report.timelines.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
@@ -138,29 +137,19 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
 
 
 def trace_steps(group, folder, clock, t, p, steps):
-    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step. Check the panels of
-    the picture.
-    """
+    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step."""
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
-    panels, tokens = [], np.arange(16).reshape(2, 8)
+    tokens = np.arange(16).reshape(2, 8)
     with connected(watched, ParallelConfig.for_world(group.size, t, p)) as topology:
         trainer = Trainer(ModelState(ModelConfig(4, 8, 2, 16, 8), topology, 1, Precision("float32")),
                           OptimizerConfig(1e-3, 10))
         batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
         traced_steps = TracedSteps(topology)
         for _ in range(steps):
-            began = watched.trace.clock.now()
             with traced_steps.step():
                 trainer.step(*batch)
             trainer.evaluate(*batch)
-        with patch.object(gantt, "draw_timelines", lambda path, found: (panels.extend(found),
-                                                                        draw_timelines(path, found))):
-            traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
-    if group.rank == 0:
-        measured, predicted = panels
-        starts = [s.start for slices in measured.ranks for s in slices if s.action]
-        assert measured.ranks[0][0].start >= began
-        assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
+        traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
 
 
 def test_a_step_begins_at_one_time_by_its_own_clock(ranks):
@@ -221,9 +210,6 @@ def test_the_printed_numbers_are_the_simulators(plot, tmp_path):
                         " ".join(map(str, activations_in_flight(schedule))))
         assert panel == (name, slices_of(timeline))
     assert plot("")[0] == [("1f1b, p = 4, m = 8", "33", "0.375", "4 3 2 1")]    # (m + p - 1)(F + I + W), (p - 1) / m
-    (tmp_path / "uneven.csv").write_text("0F0,2F0,2B0,0B0\n1F0,1B0\n")         # each of rank 0's two takes half
-    (line,), _ = plot("--csv uneven.csv --forward 2 --input-gradient 4 --weight-gradient 4")
-    assert line == ("uneven.csv, p = 2, m = 1", "20", "1", "2 1")
 
 
 @pytest.mark.parametrize("arguments, said", {

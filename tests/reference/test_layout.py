@@ -58,6 +58,8 @@ def test_buckets_split_the_buffer_between_units(case, size, parts):
         assert elements - of[bucket.units[-1]] < size
         assert elements >= size or following is None or set(ALONE) & {*bucket.units, *following.units}
         assert len(bucket.units) == 1 or not set(ALONE) & set(bucket.units)
+    first = layout.buckets[0].units
+    assert Layout(layout.tensors, case.t, sum(of[unit] for unit in first)).buckets[0].units == first, "it is full"
 
 
 @given(cases(num_layers=2, untie_embeddings_and_output_weights=False, share_layers=True), BUCKET, PARTS)
