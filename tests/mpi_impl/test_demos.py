@@ -18,7 +18,7 @@ from tests.planted import Bug, planted_run
 from tests.program import refusal
 
 CHECKED = "The check against reference/, which computes everything whole, in one process: "
-SMALL = "--num-layers 2 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1"      # of the memory demo
+SMALL = "--num-layers 1 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1"      # of the memory demo
 OWN_SIZES = [       # what a user may choose for 3 ranks
     ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
     ("llama", "--num-attention-heads 9"), ("embedding", "--hidden-size 9"), ("embedding", "--sentence so"),
@@ -41,7 +41,7 @@ def show(group, name, options=""):
 
 @pytest.mark.parametrize("name, n, options", [
     *((name, n, "") for name in DEMOS if name != "memory" for n in (1, 8)),
-    ("memory", 3, f"{SMALL} --output FOLDER/memory.png"),
+    ("memory", 2, f"{SMALL} --output FOLDER/memory.png"),
     *((name, 3, options) for name, options in OWN_SIZES)])
 def test_a_demo_ends_in_its_check(ranks, capsys, tmp_path, name, n, options):
     """Its lines fit on a screen; where one rank has a line all have one, in rank order, and name pieces that tile the

@@ -15,6 +15,7 @@ from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.launch.launcher import OPEN_MPI_SETTINGS
+from tests.deep import one_fast_of
 from tests.launching import environment
 from tests.program import pretrain
 
@@ -104,10 +105,9 @@ IN_THE_PIPELINE = "mpi_impl.parallel.pipeline:Pipeline.act 30"
 P2, P4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 
 
-@pytest.mark.parametrize("n, options, stopped, bare", [
-    (4, f"{P4} --pipeline-schedule zb-h1", 0, True),
-    *(pytest.param(*more, False, marks=pytest.mark.deep) for more in [
-        (2, P2, 1), (8, f"{P2} --tensor-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", 5)])])
+@pytest.mark.parametrize("n, options, stopped, bare", one_fast_of(3, [
+    (4, f"{P4} --pipeline-schedule zb-h1", 0, True), (2, P2, 1, False),
+    (8, f"{P2} --tensor-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", 5, False)]))
 def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, n, options, stopped, bare):
     """One sentence, of a rank that waits for the stopped one, or for one that does; the stopped process goes, too."""
     stderr = job(n, options, stopped, STOP, limit=1.8, bare=bare).stderr
@@ -122,18 +122,14 @@ TRAINING = "mpi_impl.programs.pretraining"
 LONG_WORK = "time.sleep(4); open(f'{folder}/prepared', 'w')"     # longer than the limit
 
 
-@pytest.mark.parametrize("n, stopped, moment, waiter, fate", [
-    (2, 0, f"{TRAINING}:prepare 1", "rank 1 of 2 has waited for rank 0", f"{LONG_WORK}; {STOP}"),
-    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
-        (2, 0, f"{TRAINING}:Pretraining.report_outcome 1", "rank 1 of 2 has waited for rank 0", STOP),
-        (2, 0, "mpi_impl.programs.gpt:PretrainingGPT.conclude 1", "rank 1 of 2 has waited for rank 0",
-         f"{LONG_WORK}; {STOP}")]),
-])
-def test_the_limit_holds_from_the_first_meeting_to_the_last(job, tmp_path, n, stopped, moment, waiter, fate):
+@pytest.mark.parametrize("moment, fate", one_fast_of(3, [
+    (f"{TRAINING}:prepare 1", f"{LONG_WORK}; {STOP}"), (f"{TRAINING}:Pretraining.report_outcome 1", STOP),
+    ("mpi_impl.programs.gpt:PretrainingGPT.conclude 1", f"{LONG_WORK}; {STOP}")]))
+def test_the_limit_holds_from_the_first_meeting_to_the_last(job, tmp_path, moment, fate):
     """What takes long on one rank while it lives has no limit: it comes to its end; and then the rank stops."""
-    stderr = job(n, "--exit-interval 1", stopped, fate, moment, limit=1.8).stderr
+    stderr = job(2, "--exit-interval 1", 0, fate, moment, limit=1.8).stderr
     (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
-    assert f"error: {waiter} for 1.8 seconds (" in sentence and "Traceback" not in stderr
+    assert "error: rank 1 of 2 has waited for rank 0 for 1.8 seconds (" in sentence and "Traceback" not in stderr
     assert (tmp_path / "prepared").exists() == (LONG_WORK in fate)
 
 
@@ -148,11 +144,11 @@ def checkpoint(job, ranks, tmp_path):
     return tmp_path / "D"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("n, stopped, moment, reason", [
-    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
-        (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
-        (4, 2, f"{CHECKPOINT}:load_piece 3", "the content of the checkpoint"),
-        (2, 0, f"{FILES}:publish 1", "the checkpoint's manifest")])])
+    (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
+    (4, 2, f"{CHECKPOINT}:load_piece 3", "the content of the checkpoint"),
+    (2, 0, f"{FILES}:publish 1", "the checkpoint's manifest")])
 def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, checkpoint, n, stopped, moment, reason):
     """The others wait for it as long as they are told to, and the checkpoint that was there stays."""
     options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"

@@ -28,7 +28,7 @@ from tests.program import pretrain
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who is a rank is read in /proc")
 
-ITERATIONS = 8
+ITERATIONS = 5
 SOON = 10           # seconds from a kill to the end of the job
 PATIENCE = 60       # seconds for a whole job, on a busy machine
 ENOUGH = 30         # kills: the next job comes to its end

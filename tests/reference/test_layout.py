@@ -62,19 +62,6 @@ def test_buckets_split_the_buffer_between_units(case, size, parts):
     assert Layout(layout.tensors, case.t, sum(of[unit] for unit in first)).buckets[0].units == first, "it is full"
 
 
-@given(cases(num_layers=2, untie_embeddings_and_output_weights=False, share_layers=True), BUCKET, PARTS)
-def test_copies_on_two_stages_have_the_same_owners(case, size, parts):
-    """The first and the last stage have different layouts, but rank i owns the same elements of both copies of a tied
-    table, and of a shared block.
-    """
-    owned = []
-    for layers in (range(1), range(1, 2)):
-        layout = Layout(gpt_tensors(case.model, layers), case.t, size, parts)
-        owned.append([[(piece.of.name, piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
-                       for piece in layout.pieces(rank) if unit_of(piece.of.name) in ALONE] for rank in range(parts)])
-    assert owned[0] == owned[1] and {unit_of(name) for of_rank in owned[0] for name, *_ in of_rank} == set(ALONE)
-
-
 # ---- boxes ----------------------------------------------------------------------------------------------------------
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
