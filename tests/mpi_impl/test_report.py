@@ -221,6 +221,7 @@ def ledger_of(totals) -> Ledger:
     (REPLICAS, "8 b s h (t-1)/t = 3,840."),
     (ParallelConfig(4, 2, sequence_parallel=True), " 10 b s h (t-1)/t = 4,800."),
     (ParallelConfig(4, 2, 1, "interleaved", 2), " b s h / t = 160."),
+    (ParallelConfig(4, 2, 1, "zb-v"), " b s h / t = 160."), (ParallelConfig(4, 2), " b s h / t = 160."),
     (ParallelConfig(4, 2, 1, "interleaved", 2, False), " b s h = 640."),
     (ParallelConfig(data_parallel_size=3), "2 Psi (N-1)/N = "),
     (ParallelConfig(data_parallel_size=3, zero_stage=2), "(m + 1) Psi (N-1)/N = "),
