@@ -84,6 +84,15 @@ def ranks():
         yield pool
 
 
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Write paragraphs of sentences; return the options that name them and a cache of tokens."""
+    folder = tmp_path_factory.mktemp("corpus")
+    sentences = [f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(400)]
+    (folder / "text.txt").write_text("\n\n".join(" ".join(sentences[i:i + 12]) for i in range(0, 400, 12)))
+    return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
+
+
 @pytest.fixture(scope="module")
 def small_pools():
     """Start pools for tests that leave ranks hanging: each run restarts no more ranks than it takes."""

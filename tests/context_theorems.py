@@ -8,11 +8,11 @@ from reference.config import ModelConfig
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.context_attention import WAYS, lockstep
-from reference.models.model import model_backward, model_forward, model_tensors
+from reference.models.model import model_backward, model_forward
 from reference.ops import CoreInputs, attention_core, attention_core_backward
 from reference.positions import SequencePart, collect, deal, take, zigzag
 from tests.cases import Case, close, random_numbers, trees_close
-from tests.textbook_theorems import upstream
+from tests.textbook_theorems import whole_model
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,7 @@ def model_over_ranks_equals_whole(case: Case, c: int, way: str):
 
     Each rank has its positions' tokens, targets, rows of the position table or angles of rope, and masks.
     """
-    model, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
-    p = case.params(tensors)
-    losses, cache = model_forward(None, p, model, batch, LayerContext(case.dropout))
-    dlosses = upstream(case, losses)
-    _, grads = model_backward(dlosses, p, cache, model)
-
+    model, (p, batch, losses, dlosses, grads) = case.model, whole_model(case)
     part = lockstep(c, case.s, way)
     context = LayerContext(replace(case.dropout, part=part), part=part)
     found, cache = model_forward(None, p, model, batch.at(part), context)

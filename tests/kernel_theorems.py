@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.runtime.arrays import dtype_of, is_half, widened
+from mpi_impl.runtime.arrays import dtype_of, is_half
 from reference import counter_rng, optimizer, rope
 from reference.dropout import Site
 from reference.layers.cross_entropy import softmax_minus_target
@@ -104,11 +104,6 @@ def in_float64(x):
     return x.astype(np.float64) if is_half(x) or x.dtype == np.float32 else x.copy()
 
 
-def in_float32(x):
-    """Copy an array of the host, one of halves in float32. It lies in memory as before: BLAS adds up accordingly."""
-    return widened(x).copy("K")
-
-
 def stays(form: str) -> str:
     """Return the format of numbers that are not rounded to 16 bits: statistics, gradients of parameters."""
     return "float64" if form == "float64" else "float32"
@@ -127,8 +122,6 @@ class Drawing:
     form: str
     mine: SimpleNamespace               # the functions of a column
     put: Callable = np.array            # copies an array of the host to where the column works
-    theirs: SimpleNamespace = field(default_factory=lambda: DEFINITIONS)
-    widen: Callable = in_float64        # makes the other side's array of one of this side's
     away: bool = False                  # whether that is not the host, but a device, or stands for one
     on_device: bool = False             # with its own kernels
     positions: Any = None               # of attention
@@ -189,7 +182,7 @@ class Drawing:
     def same_to_both(self, cache, name: str) -> Sides:
         """Pair a cache that begins with the function's input with the other side's cache of that input."""
         x = cache if is_array(cache) else cache[0]
-        return Sides(cache, getattr(self.theirs, name)(self.widen(x))[1])
+        return Sides(cache, getattr(DEFINITIONS, name)(in_float64(x))[1])
 
 
 def laid_out(x, how: str, put: Callable):
@@ -362,7 +355,7 @@ def attention(d):
 def attention_backward(d):
     inputs = attention(d)
     cache = d.mine.attention_core(*inputs)[1]
-    theirs = d.theirs.attention_core(*mapped(d.widen, inputs))[1]
+    theirs = DEFINITIONS.attention_core(*mapped(in_float64, inputs))[1]
     return [d.array(*inputs.q.shape), Sides(cache, theirs)]
 
 
@@ -409,7 +402,7 @@ def exponentials(d):
     stats = stays(d.form) if d.flag() else d.form
     d.formats = {0: stats}
     highest = d.put(on_host(x).max(-1).astype(dtype_of(stats)))
-    return [Sides(x, d.widen(x)), highest]
+    return [Sides(x, in_float64(x)), highest]
 
 
 def kept_exponentials(result) -> list:
@@ -421,7 +414,7 @@ def kept_exponentials(result) -> list:
 def loss_backward(d):
     x, highest = exponentials(d)
     kept, sums = d.mine.exp_and_sum(x.mine, highest)
-    exp = d.theirs.exp_and_sum(d.widen(kept), d.widen(highest))[0] if d.half else d.widen(kept)
+    exp = DEFINITIONS.exp_and_sum(in_float64(kept), in_float64(highest))[0] if d.half else in_float64(kept)
     ids, held = d.ids(kept.shape[-1], *highest.shape), d.put(d.rng.random(highest.shape) < 0.7)
     dloss = d.array(*highest.shape, form=d.formats.pop(0))
     return [Sides(kept, exp), highest, sums, dloss, ids, held]
@@ -433,9 +426,9 @@ def adam(d):
     runs = [(slice(one, other), i % 2 == 0) for i, (one, other) in enumerate(zip(ends, ends[1:]))]
     size, place = start + ends[-1] + 3, slice(start, start + ends[-1])
     buffers = [*(d.numbers(size) for _ in range(3)), d.put(abs(d.host(size, form=stays(d.form))))]
-    d.watched = [Sides(x, d.widen(x)) for x in buffers]
+    d.watched = [Sides(x, in_float64(x)) for x in buffers]
     if d.half:
-        d.watched.append(Sides(x := d.put(np.zeros(size, dtype_of(d.form))), d.widen(x)))
+        d.watched.append(Sides(x := d.put(np.zeros(size, dtype_of(d.form))), in_float64(x)))
     param, grad, m, v, *model = (Sides(x.mine[place], x.theirs[place]) for x in d.watched)
     states = Sides([x.mine for x in (param, m, v)], [x.theirs for x in (param, m, v)])
     factor = d.data.draw(st.sampled_from([1.0, 0.3]))
@@ -519,17 +512,6 @@ def is_the_textbooks(name: str, d: Drawing) -> None:
         assert i not in row.padded or d.padding is None or (actual[d.padding] == 0).all(), "a gradient of padding"
 
 
-def is_float32_rounded_once(name: str, d: Drawing) -> None:
-    """Compare a kernel for halves with the one for float32, to the last bit. (With padding to a rounding: how many keys
-    a sample's products have depends on those beside it.)
-    """
-    for actual, wide in zip(*results(name, d)):
-        if is_array(actual) and d.padding is not None:
-            near(actual, wide, bound_of(d.form, 1))
-        else:
-            np.testing.assert_array_equal(actual, wide.astype(actual.dtype) if is_array(actual) else wide)
-
-
 def results(name: str, d: Drawing) -> tuple[list, list]:
     """Return the results of both sides, on the host, with the arrays that are watched.
 
@@ -538,17 +520,17 @@ def results(name: str, d: Drawing) -> tuple[list, list]:
     row = ARGUMENTS[name]
     arguments = row.arguments(d)
     mine = [x.mine if isinstance(x, Sides) else x for x in arguments]
-    theirs = [x.theirs if isinstance(x, Sides) else mapped(d.widen, x) for x in arguments]
+    theirs = [x.theirs if isinstance(x, Sides) else mapped(in_float64, x) for x in arguments]
     result = getattr(d.mine, name)(*mine)
     assert not d.away or not any(isinstance(x, (np.ndarray, np.generic)) for x in flat(result)), "copied to the host"
     for i, x in enumerate(arguments):
         if i not in (row.writes, *row.spoils) and not isinstance(x, Sides):
-            for now, before in zip(flat(mapped(d.widen, x)), flat(theirs[i]), strict=True):
+            for now, before in zip(flat(mapped(in_float64, x)), flat(theirs[i]), strict=True):
                 np.testing.assert_array_equal(now, before)
     if row.writes is not None:
         assert result is None or flat(result)[0] is mine[row.writes], "written elsewhere"
         result = mine[row.writes] if result is None else result
-    expected = getattr(d.theirs, name)(*theirs)
+    expected = getattr(DEFINITIONS, name)(*theirs)
     found = row.seen(mapped(on_host, result)) + [on_host(x.mine) for x in d.watched]
     return found, row.seen(expected) + [x.theirs for x in d.watched]
 

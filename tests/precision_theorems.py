@@ -6,7 +6,6 @@ from unittest import mock
 import numpy as np
 
 from mpi_impl.models import bert, gpt
-from mpi_impl.parallel.tiles import tiles
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
@@ -87,17 +86,6 @@ def distance(tree, expected) -> float:
     return length(tree_map(np.subtract, tree, expected))
 
 
-def evaluation_is_close(group, case: Case, plan: Plan, compute: str) -> None:
-    """Check the loss of an evaluation, from weights of order 1, so that what stages send matters."""
-    case = replace(case, model=replace(case.model, init_method_std=0.5))
-    with trainer_on(group, case, plan, precision_of(compute), OPTIMIZER) as ours:
-        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.state.precision)
-        mine, n = batch_of(ours, case, 2)
-        found, = ours.evaluate(mine, n)
-        expected, _ = training.loss_and_gradients(case.batch("0", n), textbook.params, case.model)
-        assert abs(found - expected) <= FORMATS[compute].epsilon * expected
-
-
 def relative_error(group, case: Case, plan: Plan, compute: str, m: int = 2, scale: float = 256.0) -> float:
     """Return the relative error of this rank's gradients against those in float32 from the same weights."""
     with (trainer_on(group, case, plan, precision_of(compute, scale), OPTIMIZER) as ours,
@@ -161,19 +149,6 @@ def spoil_once(trainer: Trainer, value: float, where: int) -> None:
 
 
 # ---- what float32 is kept for ---------------------------------------------------------------------------------------
-
-
-def weights_are_the_masters(group, case: Case, plan: Plan, compute: str) -> None:
-    """Change the master weights, as a checkpoint does: the model's follow on all replicas."""
-    with trainer_on(group, case, plan, Precision(compute)) as trainer:
-        state, master = trainer.state, trainer.state.optimizer_states["parameters"]
-        for tile in tiles(state.pieces, state.device_prototype):
-            master.store(tile.place, 3 * master.load(tile.place))
-        expected = state.whole(master).astype(dtype_of(compute))
-        state.adopt_master_weights()
-        assert expected.any() and state.whole(state.parameters.own).tobytes() == expected.tobytes()
-        if plan.zero_stage < 3:     # all parameters are on every replica
-            assert state.parameters.own.flat.tobytes() == expected.tobytes()
 
 
 def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:

@@ -18,11 +18,12 @@ from reference.layer_context import LayerContext
 from reference.layers import (block as textbook_block, cross_entropy as textbook_cross_entropy,
                               embedding as textbook_embedding, heads as textbook_heads, layer as textbook_layer,
                               linear as textbook_linear)
-from reference.models import model as textbook_model
+from reference.models.model import model_tensors
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
 from tests.cases import KEEP_ALL, Case, close, trees_close
-from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream, with_mask
+from tests.textbook_theorems import (lengths_of, rotary_of, spread, token_types_of, whole_layer, whole_linear,
+                                     whole_model, with_mask)
 
 
 def as_is(x):
@@ -91,13 +92,8 @@ def first_checks(group, value, check) -> None:
 def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as_is, tolerance=1e-11):
     h, m = case.model.hidden_size, 3 * case.t
     tensors = textbook_linear.column_parallel_tensors(h, m, 1.0)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
-        y, cache = textbook_linear.linear_forward(x, p)
-        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(lambda: whole_linear(
+        case, tensors, case.x(), case.array("dy", case.b, case.s, m)))
     share = Share(group, tensors, p, case, wrap)
     mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.column_parallel_forward(share.outside(x), share.p, gather_output, share.region)
@@ -111,13 +107,8 @@ def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as
 def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     n, h = 3 * case.t, case.model.hidden_size
     tensors = textbook_linear.row_parallel_tensors(n, h, 1.0)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
-        y, cache = textbook_linear.linear_forward(x, p)
-        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(lambda: whole_linear(
+        case, tensors, case.array("x", case.b, case.s, n), case.x("dy")))
     share, mine = Share(group, tensors, p, case, wrap), slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
     dx_mine = linear.row_parallel_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
@@ -127,55 +118,38 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     share.gradients_equal(grads, tolerance)
 
 
-def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    c, tensors = case.model, textbook_layer.declare("mlp", case.model)
+LAYER = textbook_layer.layer_forward, textbook_layer.layer_backward, layer.layer_forward, layer.layer_backward
+BLOCK = textbook_block.block_forward, textbook_block.block_backward, block.block_forward, block.block_backward
 
+
+def layer_equals_whole(group, case: Case, c, tensors, functions, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
+    """Check a layer's output, the gradient of its input, and all of its parameters' gradients."""
     def whole():
-        p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_layer.layer_forward(x, p, c)
-        return p, x, dy, y, *textbook_layer.layer_backward(dy, p, cache, c)
+        p = case.params(tensors)
+        return p, *whole_layer(case, c, p, *functions[:2])
 
     p, x, dy, y, dx, grads = group.broadcast_object(whole)
-    share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = layer.layer_forward(share.outside(x), share.p, c, share.region)
-    dx_mine = layer.layer_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
+    (forward, backward), share = functions[2:], Share(group, tensors, p, case, wrap)
+    y_mine, cache = forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
+    dx_mine = backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
+
+
+def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    tensors = textbook_layer.declare("mlp", case.model)
+    layer_equals_whole(group, case, case.model, tensors, LAYER, KEEP_ALL, wrap, tolerance)
 
 
 def attention_equals_whole(group, case: Case, causal=True, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
     c, tensors = with_mask(case.model, causal), textbook_layer.declare("attention", case.model)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_layer.layer_forward(x, p, c, context_of(case))
-        return p, x, dy, y, *textbook_layer.layer_backward(dy, p, cache, c)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
-    share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = layer.layer_forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
-    dx_mine = layer.layer_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
-    share.outside_equals(y_mine, y, tolerance)
-    share.outside_equals(dx_mine, dx, tolerance)
-    share.gradients_equal(grads, tolerance)
+    layer_equals_whole(group, case, c, tensors, LAYER, recompute, wrap, tolerance)
 
 
 def block_equals_whole(group, case: Case, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
-    c, tensors = case.model, textbook_block.block_tensors(case.model)
-
-    def whole():
-        p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_block.block_forward(x, p, c, context_of(case))
-        return p, x, dy, y, *textbook_block.block_backward(dy, p, cache, c)
-
-    p, x, dy, y, dx, grads = group.broadcast_object(whole)
-    share = Share(group, tensors, p, case, wrap)
-    y_mine, cache = block.block_forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
-    dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
-    share.outside_equals(y_mine, y, tolerance)
-    share.outside_equals(dx_mine, dx, tolerance)
-    share.gradients_equal(grads, tolerance)
+    tensors = textbook_block.block_tensors(case.model)
+    layer_equals_whole(group, case, case.model, tensors, BLOCK, recompute, wrap, tolerance)
 
 
 def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
@@ -195,28 +169,52 @@ def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     share.gradients_equal(grads, tolerance)
 
 
-def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    c, tensors = case.model, {"word": textbook_embedding.word_tensor(case.model)}
-
+def head_equals_whole(group, case: Case, tensors, textbook, ours, wrap, tolerance):
+    """Check the logits of a head, of which each rank has those of its words, and all gradients."""
     def whole():
-        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
-        logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
-        return p, x, dlogits, logits, *textbook_embedding.logits_backward(dlogits, p["word"], cache)
+        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, case.model.vocab_size)
+        logits, cache = textbook[0](x, p)
+        return p, x, dlogits, logits, *textbook[1](dlogits, p, cache)
 
-    p, x, dlogits, logits, dx, dword = group.broadcast_object(whole)
+    p, x, dlogits, logits, dx, *grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     n = tensors["word"].local_shape(group.size)[0]
     mine = slice(n * group.rank, n * group.rank + n)
-    padding = [(0, 0), (0, 0), (0, n * group.size - c.vocab_size)]
+    padding = [(0, 0), (0, 0), (0, n * group.size - case.model.vocab_size)]
     logits = np.pad(logits, padding, constant_values=-np.inf)[..., mine]
-    y, cache = embedding.logits_forward(share.outside(x), share.p["word"], c.vocab_size, share.region)
-    dx_mine = embedding.logits_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), share.p["word"], cache,
-                                        share.grads["word"], kernels.accumulate, share.region)
+    y, cache = ours[0](share.outside(x), share)
+    dx_mine = ours[1](wrap(np.pad(dlogits, padding)[..., mine].copy()), share, cache)
     real = np.isfinite(logits)
     assert (np.isfinite(host(y)) == real).all(), "a padded word has a chance, or a real one has none"
     close(host(y)[real], logits[real], tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
-    share.gradients_equal({"word": dword}, tolerance)
+    share.gradients_equal(dict(zip(tensors, grads, strict=True)), tolerance)
+
+
+def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    n, tensors = case.model.vocab_size, {"word": textbook_embedding.word_tensor(case.model)}
+    textbook = (lambda x, p: textbook_embedding.logits_forward(x, p["word"], n),
+                lambda dlogits, p, cache: textbook_embedding.logits_backward(dlogits, p["word"], cache))
+    ours = (lambda x, share: embedding.logits_forward(x, share.p["word"], n, share.region),
+            lambda dlogits, share, cache: embedding.logits_backward(
+                dlogits, share.p["word"], cache, share.grads["word"], kernels.accumulate, share.region))
+    head_equals_whole(group, case, tensors, textbook, ours, wrap, tolerance)
+
+
+def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    """Check BERT's head for masked tokens."""
+    c = case.model
+    tensors = {"word": textbook_embedding.word_tensor(c), "head": textbook_heads.masked_lm_tensors(c)}
+
+    def both(p):
+        return p["head"], p["word"]
+
+    textbook = (lambda x, p: textbook_heads.masked_lm_forward(x, *both(p), c),
+                lambda dlogits, p, cache: textbook_heads.masked_lm_backward(dlogits, *both(p), cache, c))
+    ours = (lambda x, share: heads.masked_lm_forward(x, *both(share.p), c, share.region),
+            lambda dlogits, share, cache: heads.masked_lm_backward(
+                dlogits, *both(share.p), cache, c, both(share.grads), kernels.accumulate, share.region))
+    head_equals_whole(group, case, tensors, textbook, ours, wrap, tolerance)
 
 
 def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11):
@@ -234,43 +232,10 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
     close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine], tolerance)
 
 
-def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    """Check BERT's head for masked tokens."""
-    c = case.model
-    tensors = {"head": textbook_heads.masked_lm_tensors(c), "word": textbook_embedding.word_tensor(c)}
-
-    def whole():
-        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
-        logits, cache = textbook_heads.masked_lm_forward(x, *p.values(), c)
-        return p, x, dlogits, logits, *textbook_heads.masked_lm_backward(dlogits, *p.values(), cache, c)
-
-    p, x, dlogits, logits, dx, dword, dhead = group.broadcast_object(whole)
-    share = Share(group, tensors, p, case, wrap)
-    n = tensors["word"].local_shape(group.size)[0]
-    mine = slice(n * group.rank, n * group.rank + n)
-    padding = [(0, 0), (0, 0), (0, n * group.size - c.vocab_size)]
-    logits = np.pad(logits, padding, constant_values=-np.inf)[..., mine]
-    y, cache = heads.masked_lm_forward(share.outside(x), *share.p.values(), c, share.region)
-    dx_mine = heads.masked_lm_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), *share.p.values(), cache, c,
-                                       share.grads.values(), kernels.accumulate, share.region)
-    real = np.isfinite(logits)
-    assert (np.isfinite(host(y)) == real).all(), "a padded word has a chance, or a real one has none"
-    close(host(y)[real], logits[real], tolerance)
-    share.outside_equals(dx_mine, dx, tolerance)
-    share.gradients_equal({"head": dhead, "word": dword}, tolerance)
-
-
 def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
     """Check the whole model: the losses of all its heads, and every gradient."""
-    c, tensors = case.model, textbook_model.model_tensors(case.model)
-
-    def whole():
-        p, batch = case.params(tensors), case.batch("", case.b)
-        losses, cache = textbook_model.model_forward(None, p, c, batch, LayerContext(case.dropout))
-        dlosses = upstream(case, losses)
-        return p, batch, losses, dlosses, textbook_model.model_backward(dlosses, p, cache, c)[1]
-
-    p, batch, losses, dlosses, grads = group.broadcast_object(whole)
+    c, tensors = case.model, model_tensors(case.model)
+    p, batch, losses, dlosses, grads = group.broadcast_object(lambda: whole_model(case))
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
     batch = type(batch)(*(wrapped(x, wrap) for x in batch))

@@ -1,8 +1,4 @@
-"""Runs of four models on up to eight ranks: in those of each model every two choices that go together meet.
-
-    python -m tests.sampled_runs llama       prints those of one model
-"""
-import sys
+"""Runs of four models on up to eight ranks: in those of each model every two choices that go together meet."""
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, product
@@ -11,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.tables import aligned
-from reference.config import ARCHITECTURES, CP_COMM_TYPES, ExpertsConfig, ModelConfig, Recompute
+from reference.config import ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, ExpertsConfig, ModelConfig, Recompute
 from reference.ops import ACTIVATIONS
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.cases import Case, Plan
@@ -132,9 +127,9 @@ def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRu
                       position_embedding_type=pick("learned_absolute", "rope"), rotary_percent=2 / size,
                       apply_residual_connection_post_layernorm=pick(False, True))
     else:
-        model |= draw_llama(choices, heads, size, pick)
+        model |= llama_choices(pick, t, heads, size, choices.heads_multiple) | dict(position_embedding_type="rope")
     if name == "experts":
-        model |= dict(experts=draw_experts(choices, pick))
+        model |= dict(experts=experts_choices(pick, t, choices.e))
     case = Case(t, ModelConfig(**model), pick(1, 2), s, seed=int(rng.integers(2**32)), sequence_parallel=sharded,
                 keep_gathered_inputs=sharded and pick(False, True))
     plan = Plan(p, schedule, v, pick(False, True), pick(1, 7, 100, 1 << 30), choices.zero_stage,
@@ -143,36 +138,25 @@ def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRu
     return SampledRun(choices, case, p if schedule == "interleaved" else pick(1, p, p + 1), plan)
 
 
-def draw_llama(choices: Choices, heads: int, size: int, pick) -> dict:
-    """Draw what a Llama, a Mistral or a Qwen has: groups of heads, fewer or more than ranks."""
-    t, multiple = choices.t, choices.heads_multiple
-    groups = [g for g in range(1, heads + 1) if heads % g == 0 and (
-        g % (t * multiple) == 0 or multiple == 1 and t % g == 0)]
-    return dict(
-        {pick("swiglu", "squared_relu"): True}, normalization="RMSNorm", add_bias_linear=False,
-        position_embedding_type="rope", rotary_base=5e5,
-        num_query_groups=pick(*groups), ffn_hidden_size=t * pick(1, 3), use_rope_scaling=pick(False, True),
-        qk_layernorm=pick(False, True), add_qkv_bias=pick(False, True),
-        **pick({}, dict(kv_channels=size, hidden_size=t * pick(3, 4))))
+def llama_choices(pick, t: int, heads: int, size: int, heads_of: int = 1) -> dict:
+    """Pick what a Llama has, or a Qwen, all or some of it. `heads_of` divides the heads of each of t ranks."""
+    kind = pick("", "swiglu", "squared_relu")
+    groups = [g for g in range(1, heads + 1) if heads % g == 0
+              and (g % (t * heads_of) == 0 or heads_of == 1 and t % g == 0)]
+    found = dict(
+        normalization=pick(*NORMALIZATIONS), add_bias_linear=not kind, ffn_hidden_size=t * pick(1, 2, 3),
+        add_qkv_bias=pick(False, True), num_query_groups=pick(None, *groups), qk_layernorm=pick(False, True),
+        rotary_base=pick(1e4, 5e5), use_rope_scaling=pick(False, True))
+    if kind:
+        found |= {kind: True, "activation": "gelu"}
+    if pick(False, True):       # heads of another size
+        found |= dict(hidden_size=t * pick(*range(2 if t == 1 else 1, 5)), kv_channels=size)
+    return found
 
 
-def draw_experts(choices: Choices, pick) -> ExpertsConfig:
-    """Draw experts that can be dealt out, one or several to each rank; with few tokens some have none."""
-    n = max(2, choices.e) * pick(1, 2) if choices.e < 3 else choices.e
-    k = pick(1, 2, min(n, 3))
-    return ExpertsConfig(n, k, k == 1 or pick(False, True), pick(None, 2 * choices.t), pick(1, 2),
-                         pick(None, choices.t), pick(0.5, 0.0), pick(0.25, 0.0))
-
-
-def main(model: str = "gpt") -> None:
-    """Print the runs of a model as a table."""
-    rows = [("", *Choices._fields, "L", "h", "heads", "groups", "b", "s", "m")]
-    for i, (choices, case, m, _) in enumerate(sampled_runs(model)):
-        c = case.model
-        rows.append((str(i), *("" if x is None else str(x) for x in choices), *map(str, (
-            c.num_layers, c.hidden_size, c.num_attention_heads, c.groups, case.b, case.s, m))))
-    print(aligned(rows, left=(6, 8, 9, 10)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def experts_choices(pick, t: int, e: int) -> ExpertsConfig:
+    """Pick experts that can be split over t ranks and dealt out to e. With few tokens some have none."""
+    n = pick(*[n for n in (2, 3, 4, 1) if n % e == 0] or [e])
+    k = pick(*range(1, min(n, 3) + 1))
+    return ExpertsConfig(n, k, (k == 1 and n > 1) or pick(False, True), pick(None, 2 * t), pick(1, 2), pick(None, t),
+                         pick(0.1, 0.0), pick(0.1, 0.0))

@@ -66,7 +66,6 @@ ALONE = {
         "arrived with_others": "what a rank has posted",
         "unzip": "of lists over ranks",
         "Lockstep PartsCache lockstep": "all ranks, in one array",
-        "averaged_attention blocks_apart": "the wrong way",
     },
     "layers.cross_entropy": {
         "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",

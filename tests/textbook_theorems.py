@@ -32,10 +32,7 @@ def column_parallel_equals_whole(case: Case, gather_output: bool):
     """Check Y = X A + b by columns: the ranks' outputs side by side are the whole output."""
     h, m = case.model.hidden_size, 3 * case.t
     tensors = column_parallel_tensors(h, m, std=1.0)
-    p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
-    y, cache = linear_forward(x, p)
-    dx, grads = linear_backward(dy, p, cache)
-
+    p, x, dy, y, dx, grads = whole_linear(case, tensors, case.x(), case.array("dy", case.b, case.s, m))
     shards = split(p, tensors, case.t)
     ys, cache = sharded_column_parallel_forward(spread(x, case), shards, gather_output, case.region)
     dxs, shard_grads = sharded_column_parallel_backward(
@@ -50,10 +47,7 @@ def row_parallel_equals_whole(case: Case):
     """Check Y = X A + b by rows: the ranks' partial sums add up, and the bias is added once."""
     n, h = 3 * case.t, case.model.hidden_size
     tensors = row_parallel_tensors(n, h, std=1.0)
-    p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
-    y, cache = linear_forward(x, p)
-    dx, grads = linear_backward(dy, p, cache)
-
+    p, x, dy, y, dx, grads = whole_linear(case, tensors, case.array("x", case.b, case.s, n), case.x("dy"))
     shards = split(p, tensors, case.t)
     ys, cache = sharded_row_parallel_forward(np.split(x, case.t, -1), shards, case.region)
     dxs, shard_grads = sharded_row_parallel_backward(spread(dy, case), shards, cache, case.region)
@@ -62,57 +56,61 @@ def row_parallel_equals_whole(case: Case):
     gradients_equal(shard_grads, grads, tensors, case)
 
 
-def mlp_equals_whole(case: Case):
-    """Check the MLP by columns, then rows; with a gate, or without."""
-    c, tensors = case.model, declare("mlp", case.model)
-    p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = layer_forward(x, p, c)
-    dx, grads = layer_backward(dy, p, cache, c)
+def whole_linear(case: Case, tensors, x, dy):
+    """Return the parameters, x, dy, y, dx and the gradients of an unsharded linear layer."""
+    p = case.params(tensors)
+    y, cache = linear_forward(x, p)
+    return p, x, dy, y, *linear_backward(dy, p, cache)
 
-    shards = split(p, tensors, case.t)
-    ys, caches = sharded_layer_forward(spread(x, case), shards, c, case.region)
-    dxs, shard_grads = sharded_layer_backward(spread(dy, case), shards, caches, c, case.region)
+
+LAYER = layer_forward, layer_backward, sharded_layer_forward, sharded_layer_backward
+BLOCK = block_forward, block_backward, sharded_block_forward, sharded_block_backward
+
+
+def layer_equals_whole(case: Case, c, tensors, functions, recompute: Recompute = KEEP_ALL):
+    """Check a layer's output and gradients; what is recomputed in the sharded one is kept in the whole one."""
+    p, context = case.params(tensors), context_of(case)
+    x, dy, y, dx, grads = whole_layer(case, c, p, *functions[:2])
+
+    forward, backward, shards = *functions[2:], split(p, tensors, case.t)
+    ys, caches = forward(spread(x, case), shards, c, case.region, context._replace(recompute=recompute))
+    dxs, shard_grads = backward(spread(dy, case), shards, caches, c, case.region)
     close(collect(ys, case), y)
     close(collect(dxs, case), dx)
     gradients_equal(shard_grads, grads, tensors, case)
+
+
+def whole_layer(case: Case, c, p, forward, backward):
+    """Return x, dy, y, dx and the gradients of an unsharded layer."""
+    x, dy = case.x(), case.x("dy")
+    y, cache = forward(x, p, c, context_of(case))
+    return x, dy, y, *backward(dy, p, cache, c)
+
+
+def context_of(case: Case) -> LayerContext:
+    """Return the context of one of the case's layers."""
+    return LayerContext(case.dropout, rotary=rotary_of(case), lengths=lengths_of(case))
+
+
+def mlp_equals_whole(case: Case):
+    """Check the MLP by columns, then rows; with a gate, or without."""
+    layer_equals_whole(case, case.model, declare("mlp", case.model), LAYER)
 
 
 def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute = KEEP_ALL):
     """Check that attention sharded by heads equals the whole one, with the core's cache kept or recomputed."""
-    c, tensors = with_mask(case.model, causal), declare("attention", case.model)
-    p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
-    context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
-    y, cache = layer_forward(x, p, c, context)
-    dx, grads = layer_backward(dy, p, cache, c)
+    layer_equals_whole(case, with_mask(case.model, causal), declare("attention", case.model), LAYER, recompute)
 
-    shards = split(p, tensors, case.t)
-    ys, caches = sharded_layer_forward(spread(x, case), shards, c, case.region, context._replace(recompute=recompute))
-    dxs, shard_grads = sharded_layer_backward(spread(dy, case), shards, caches, c, case.region)
-    close(collect(ys, case), y)
-    close(collect(dxs, case), dx)
-    gradients_equal(shard_grads, grads, tensors, case)
+
+def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
+    """Check a transformer block: two regions in a row, and the norms and residual sums between them."""
+    layer_equals_whole(case, case.model, block_tensors(case.model), BLOCK, recompute)
 
 
 def with_mask(c, causal: bool):
     """Return a config like c whose attention is causal, or is not."""
     return c if c.causal == causal else replace(c, architecture="gpt" if causal else "bert", heads=("lm",),
                                                 untie_embeddings_and_output_weights=False)
-
-
-def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
-    """Check a transformer block: two regions in a row, and the norms and residual sums between them."""
-    c, tensors = case.model, block_tensors(case.model)
-    p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
-    context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
-    y, cache = block_forward(x, p, c, context)
-    dx, grads = block_backward(dy, p, cache, c)
-
-    shards = split(p, tensors, case.t)
-    ys, cache = sharded_block_forward(spread(x, case), shards, c, case.region, context._replace(recompute=recompute))
-    dxs, shard_grads = sharded_block_backward(spread(dy, case), shards, cache, c, case.region)
-    close(collect(ys, case), y)
-    close(collect(dxs, case), dx)
-    gradients_equal(shard_grads, grads, tensors, case)
 
 
 def embedding_equals_whole(case: Case):
@@ -148,12 +146,8 @@ def losses_agree(case: Case, scale: float = 1.0):
 
 def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     """Check the whole model: the losses of all its heads, and every gradient; padding gets none."""
-    c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
-    p = case.params(tensors)
-    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
-    dlosses = upstream(case, losses)
-    _, grads = model_backward(dlosses, p, cache, c)
-
+    c, tensors = case.model, model_tensors(case.model)
+    p, batch, losses, dlosses, grads = whole_model(case)
     shards = split(p, tensors, case.t)
     found, cache = sharded_model_forward(batch, shards, c, case.region, LayerContext(case.dropout, recompute))
     shard_grads = sharded_model_backward(dlosses, shards, cache, c, case.region)
@@ -161,6 +155,14 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
         close(one, loss)
     trees_close(join(shard_grads, tensors), grads, 1e-10)
     shards_are_of_one_whole(shard_grads, tensors, case.t)
+
+
+def whole_model(case: Case):
+    """Return parameters, a batch, the losses of a model's heads, their upstream gradients, and all gradients."""
+    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
+    dlosses = upstream(case, losses)
+    return p, batch, losses, dlosses, model_backward(dlosses, p, cache, c)[1]
 
 
 def sharded_model_forward(batch, shards, c, region, context):
@@ -199,16 +201,6 @@ def shared_equals_unshared(case: Case, recompute: Recompute = KEEP_ALL):
     _, of_layers = model_backward(upstream(case, losses), copies, expected_cache, unshared_c)
     blocks = replace(p.blocks, shared=tree_map(lambda *each: sum(each), *of_layers.blocks.values()))
     trees_close(grads, replace(of_layers, blocks=blocks))
-
-
-def recompute_changes_nothing(case: Case, recompute: Recompute):
-    """Check losses and gradients to the last bit, in one process, with dropout."""
-    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
-    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
-    again, light = model_forward(None, p, c, batch, LayerContext(case.dropout, recompute))
-    assert all((one == loss).all() for one, loss in zip(again, losses, strict=True))
-    dlosses = upstream(case, losses)
-    trees_close(model_backward(dlosses, p, light, c)[1], model_backward(dlosses, p, cache, c)[1], 0.0)
 
 
 def gradients_are_derivatives(case: Case):

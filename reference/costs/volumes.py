@@ -31,13 +31,13 @@ def tensor_parallel_traffic(b: int, s: int, h: int, t: int, gathers_again: bool 
     return 4 * ring_all_reduce(x, t) + (2 * ring_all_gather(x, t) if gathers_again else 0)
 
 
-def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
+def pipeline_traffic(b: int, s: int, h: int, t: int = 1) -> float:
     """Return b s h between neighbours, for each microbatch and direction (Narayanan et al. 2021, section 3.2).
 
     All t tensor-parallel ranks would send the same: with the scatter/gather optimisation (section 4.1) each sends 1/t,
-    and the receivers gather. Interleaved, a microbatch passes v times.
+    and the receivers gather.
     """
-    return v * b * s * h / t
+    return b * s * h / t
 
 
 def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1, instances: int = 1) -> float:

@@ -240,25 +240,3 @@ def lockstep(c, s, way):
     """Return the Lockstep of c ranks, to which s positions are dealt in a zigzag."""
     dealt = zigzag(c, s)
     return Lockstep(0, [[chunk for own in dealt for chunk in own]], dealt, way)
-
-
-# ---- the wrong way --------------------------------------------------------------------------------------------------
-
-
-def averaged_attention(inputs, chunks):
-    """Average what each block's own softmax gives, which is wrong: blocks of high scores should count for more."""
-    found = [[list[Partial]() for _ in own] for own in chunks]
-    for one, own, partials in zip(inputs, chunks, found):
-        for other, keys in zip(inputs, chunks):
-            for i, partial in enumerate(blocks_apart(one, other, own, keys)):
-                partials[i] += partial
-    return [np.concatenate([sum(map(finish, blocks)) / len(blocks) for blocks in partials], 1) for partials in found]
-
-
-def blocks_apart(one, other, queries, keys):
-    """Return for each chunk of queries the Partials of its blocks with another rank's keys."""
-    apart: list[list[Partial]] = [[] for _ in queries]
-    for block in visible_blocks(queries, keys, one.causal):
-        apart[block.chunk].append(block_attention(one.q[:, block.queries], other.k[:, block.keys],
-                                                  other.v[:, block.keys], block.diagonal, *at_block(one, block)))
-    return apart

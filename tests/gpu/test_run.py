@@ -8,7 +8,6 @@ from mpi_impl.comm.device import Device, Memory
 from mpi_impl.comm.transports.staging import DevicePath
 from mpi_impl.programs import program
 from tests.gpu import device
-from tests.mpi_impl.test_device import corpus  # noqa: F401 - a fixture
 from tests.program import pretrain
 from tests.spy import SpyArray
 
@@ -24,7 +23,7 @@ SMALL = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 
         (4, "--tensor-model-parallel-size 2 --sequence-parallel --dtype float64 --zero-stage 1"),
         (2, "--pipeline-model-parallel-size 2 --fp16 --loss-scale 1024 --recompute-granularity full"),
         (4, "--zero-stage 3 --dtype float32 --micro-batch-size 1")]])
-def test_a_whole_run(ranks, corpus, capfd, n, more):    # noqa: F811
+def test_a_whole_run(ranks, corpus, capfd, n, more):
     ranks.run(n, pretrain_there, [*SMALL, *corpus, *more.split()], timeout=300)
     printed = capfd.readouterr().out
     assert "verified against one process, every iteration" in printed and "NOT" not in printed

@@ -1,16 +1,15 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
 import re
-from dataclasses import MISSING, FrozenInstanceError, replace
-from functools import partial
+from dataclasses import MISSING
 
 import pytest
 
-from mpi_impl.evaluate.options import RACEOptions, TaskOptions
+from mpi_impl.evaluate.options import RACEOptions
 from mpi_impl.generate.options import GenerationOptions
 from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions, ParallelismOptions
+from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from reference.config import ModelConfig, ParallelConfig, Recompute, option
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
@@ -210,16 +209,3 @@ def test_help_tells_of_every_option_and_its_default(kind):
         assert option(name) in text
         if one.default not in (MISSING, None, False):
             assert f"default: {one.default}" in text, name
-
-
-def test_options_do_not_change():
-    """And neither an option that there is not nor the lack of a required one goes unnoticed."""
-    options = replace(ParallelismOptions(tensor_model_parallel_size=4), context_parallel_size=2)
-    assert (options.tensor_model_parallel_size, options.context_parallel_size) == (4, 2)
-    settings = parse([], 1)
-    for one, name in ((options, "zero_stage"), (settings, "microbatches"), (settings.args, "lr")):
-        with pytest.raises(FrozenInstanceError):
-            setattr(one, name, 1)
-    for wrong in (partial(ParallelismOptions, tensor_parallel_size=4), TaskOptions):
-        with pytest.raises(TypeError, match="has other options"):
-            wrong()

@@ -73,19 +73,6 @@ def test_a_device_that_must_finish_for_the_loss_is_not_either():
     assert Trainer.on_host(trainer, device) == 3.0 and said == ["rank 1 for 0.05 seconds (world group: loss)"]
 
 
-def test_nccl_rounds_halves_at_every_hop_and_the_other_ways_once(ranks):
-    """1 + e + e, where e is a little less than half of the gap behind 1: once too little, twice enough."""
-    often, *once = [ranks.run(3, small_ones, way)[0] for way in ("nccl", "staged", "mpi")]
-    assert once[0] == once[1] > often == 1
-
-
-def small_ones(group, way):
-    """Return the sum of rank 0's 1 and the others' small numbers."""
-    x = np.array([1 if group.rank == 0 else 0.45 * 2.0**-10], np.float16)
-    with on_gpus(group, way):
-        return float(group.all_reduce(SpyArray(x), "test").get()[0])
-
-
 def gather_a_copy(group):
     """Post a copy that nobody keeps."""
     with on_gpus(group, "nccl"):

@@ -17,6 +17,7 @@ from tests.cases import Case, Plan
 from tests.deep import one_fast_of
 from tests.launching import command, launch
 from tests.planted import planted_run
+from tests.program import pretrain
 from tests.recorded_runs import MODEL, case, record, written
 from tests.zoo.cases import MIDDLE
 from tests.zoo.first_wrong import FOUND, FOUND_OF_A_BERT, NOT_FOUND
@@ -92,23 +93,15 @@ def topology_of(name: str) -> tuple:
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 TINY = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
-        "--global-batch-size 2 --vocab-size 300 --split 8,2 --dtype float64")
+        "--global-batch-size 2 --vocab-size 300 --split 8,2 --dtype float64").split()
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """Write a text, and return the options of a small run on it."""
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
-    return f"{TINY} --data-path {folder / 'text.txt'} --data-cache-path {folder / 'cache'}"
-
-
-def test_two_runs_that_agree(tiny, tmp_path):
+def test_two_runs_that_agree(ranks, corpus, capfd, tmp_path):
     """One is run here, the other has recorded itself."""
-    ended = launch(2, "-m", "mpi_impl.pretrain_gpt", *tiny.split(), "--tensor-model-parallel-size", 2,
-                   "--record", tmp_path / "two", "--train-iters", 400, "--exit-interval", 2, "--eval-iters", 0)
-    assert ended.returncode == 0 and "recording iteration 2: " in ended.stdout, ended.stderr
-    ended = command("-m", "mpi_impl.compare", f"-n 1 {tiny}", tmp_path / "two")
+    more = f"--tensor-model-parallel-size 2 --record {tmp_path}/two --train-iters 400 --exit-interval 2 --eval-iters 0"
+    ranks.run(2, pretrain, [*TINY, *corpus, *more.split()])
+    assert "recording iteration 2: " in capfd.readouterr().out
+    ended = command("-m", "mpi_impl.compare", f"-n 1 {' '.join([*TINY, *corpus])}", tmp_path / "two")
     assert ended.returncode == 0 and "A and B agree: " in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -126,9 +119,9 @@ def test_two_runs_that_differ(ranks, tmp_path):
         assert fact in ended.stdout, ended.stdout
 
 
-def test_a_run_that_diverges_says_where(tiny):
+def test_a_run_that_diverges_says_where(corpus):
     """The first step is finite, and moves the weights too far. Once it has been said, it has been said."""
-    ended = launch(2, "-m", "mpi_impl.pretrain_gpt", *tiny.split(), "--lr", 1e200, "--train-iters", 5)
+    ended = launch(2, "-m", "mpi_impl.pretrain_gpt", *TINY, *corpus, "--lr", 1e200, "--train-iters", 5)
     assert ended.returncode == 2 and ended.stderr.count("iteration 2") == 1
     assert "the run has diverged. In the order of computation it appears first in blocks.0." in ended.stderr
 

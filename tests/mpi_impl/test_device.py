@@ -120,13 +120,6 @@ def without_gpu(group, cupy):
         device_of("cuda", group)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
-    return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
-
-
 @pytest.mark.parametrize("n, way, more", [
     (4, "nccl", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
     pytest.param(4, "mpi", "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --zero-stage 1 --cpu-offload "

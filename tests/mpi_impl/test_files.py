@@ -45,7 +45,7 @@ def draw(path):
 TOKENIZER = ByteLevelBPETokenizer.train(["a few words"], 300)
 WRITERS = {
     "text": lambda path: write_whole(path, "many " * LIMIT),
-    "a.png": draw, "a.pdf": draw, "a.svg": draw,
+    "a.png": draw,
     "trace.json": lambda path: write_chrome_trace(path, [[Slice("compute", "0F0", "F", float(i), i + 0.5)
                                                           for i in range(LIMIT)]]),
     "machine.toml": lambda path: profiles.save(REAL, path),

@@ -2,7 +2,6 @@
 
 That collectives are the textbook's is in test_collectives.py.
 """
-import re
 import time
 from functools import partial
 from unittest import mock
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, strategies as st
 from mpi4py import MPI
 
-from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.prediction.group import survey
@@ -21,8 +19,6 @@ from reference.config import ParallelConfig
 from reference.errors import UserError
 from tests.strategies import instances
 from tests.training_theorems import connected
-
-RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
 
 
 @pytest.mark.parametrize("failing", [(), (3, 1)])
@@ -61,23 +57,6 @@ def connect_and_disconnect(group, choices):
         made = [one for name, one in vars(topology).items() if isinstance(one, Group) and name != "world"]
     assert min(colors) >= 0, "MPI knows no others, even if some library takes them"
     assert len(made) > 4 and all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
-
-
-def test_the_table_of_topology(ranks):
-    """Each table in the docstring of mpi_impl/comm/topology.py: names and members."""
-    tables = topology_module.__doc__.split("With ")[1:]
-    assert [table.partition(":")[0] for table in tables] == ["t = p = d = 2", "t = c = d = 2", "d = 4, p = e = 2",
-                                                               "t = 2, d = 4 in 2 instances"]
-    configs = [ParallelConfig(2, 2, 2), ParallelConfig(2, 1, 2, context_parallel_size=2),
-               ParallelConfig(1, 2, 4, expert_model_parallel_size=2),
-               ParallelConfig(2, 1, 4, zero_stage=1, num_distributed_optimizer_instances=2)]
-    for table, config, others in zip(tables, configs, [{"embedding"}, set(), {"embedding"}, set()]):
-        found = ranks.run(8, members, config)
-        for name, line in re.findall(r" {9}([a-z][a-z ]*?|data) +((?:\[[\d ]+\])+)", table.replace(":", " " * 20)):
-            groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", line)]
-            assert [each.pop(name) for each in found] == [
-                next(group for group in groups if rank in group) for rank in range(8)]
-        assert [each.keys() for each in found] == [others] * 8      # all others were in the table
 
 
 @given(st.data())

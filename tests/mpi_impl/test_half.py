@@ -11,17 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.core_attention import core_again
-from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward
 from mpi_impl.runtime.arrays import dtype_of, narrowed, widened
-from reference.config import ModelConfig
 from reference.dropout import Site
-from reference.layer_context import LayerContext
-from reference.layers.block import block_tensors
-from reference.layers.embedding import embedding_tensors
-from reference.layers.grouped_attention import GroupedAttentionCache
-from reference.params import leaves, tree_map
+from reference.params import tree_map
 from reference.precision import FORMATS
 from tests import rank_theorems as theorems
 from tests.allocated import most_bytes
@@ -142,79 +135,3 @@ def test_sharded_is_the_textbook_within_the_format(ranks, theorem, roundings, st
     """Both regions; output, input gradient and all weight gradients."""
     case = data.draw(strategy)
     ranks.run(case.t, in_halves, theorem, case, roundings)
-
-
-@FEWER
-@given(half_cases())
-def test_every_array_of_a_layer_is_of_halves(ranks, case):
-    ranks.run(case.t, only_halves, case)
-
-
-def share_of(group, tensors, case):
-    return theorems.Share(group, tensors, case.params(tensors), case, case.on_a_rank)
-
-
-def block_and_back(share, case, context):
-    y, cache = block_forward(share.outside(case.x()), share.p, case.model, share.region, context)
-    dx = block_backward(share.outside(case.x("dy")), share.p, cache, case.model, share.grads, kernels.accumulate,
-                        share.region)
-    return y, cache, dx
-
-
-def only_halves(group, case):
-    """Check that everything is in 16 bits but small statistics (1 / std), masks, ids and gradients."""
-    c, dtype = case.model, dtype_of(case.name)
-    y, cache, dx = block_and_back(share_of(group, block_tensors(c), case), case,
-                                  theorems.context_of(case, wrap=case.on_a_rank))
-    assert y.dtype == dx.dtype == dtype and y.shape == dx.shape
-    for norm in (cache.input_layernorm, cache.post_attention_layernorm):
-        assert norm[1].dtype == np.float32
-    if isinstance(cache.attention, GroupedAttentionCache):
-        q_norm, k_norm = (norm and norm[0] for norm in (cache.attention.q_norm, cache.attention.k_norm))
-        cache = cache._replace(attention=cache.attention._replace(q_norm=q_norm, k_norm=k_norm))
-    kept = arrays_of(cache._replace(input_layernorm=cache.input_layernorm[0],
-                                    post_attention_layernorm=cache.post_attention_layernorm[0]))
-    assert kept and all(array.dtype in (dtype, bool) for array in kept), [array.dtype for array in kept]
-
-    share = share_of(group, embedding_tensors(c), case)
-    x, cache = embedding_forward(case.ids("tokens", case.b, case.s), share.p, share.region,
-                                 LayerContext(case.dropout))
-    logits, kept = logits_forward(x, share.p.word, c.vocab_size, share.region)
-    dx = logits_backward(np.ones_like(logits), share.p.word, kept, share.grads.word, kernels.accumulate, share.region)
-    embedding_backward(dx, cache, share.grads, share.region)
-    assert {array.dtype for array in (x, logits, kept, dx)} == {dtype}
-    assert all(array.dtype != np.float64 and array.dtype != np.float32 for array in arrays_of(cache))
-    assert all(grad.dtype == np.float32 for _, grad in leaves(share.grads) if grad is not None)
-
-
-def test_no_gradient_of_a_parameter_is_rounded(ranks):
-    """Sums over positions have more digits than the halves that are added up."""
-    model = ModelConfig(1, 16, 2, 6, 8, hidden_dropout=0.0, make_vocab_size_divisible_by=1)
-    ranks.run(2, gradients_have_more_digits, HalfCase(2, model, 5, 8, 1, sequence_parallel=True, name="bfloat16"))
-
-
-def gradients_have_more_digits(group, case):
-    block, embedding = (share_of(group, tensors(case.model), case) for tensors in (block_tensors, embedding_tensors))
-    block_and_back(block, case, LayerContext(case.dropout))
-    _, cache = embedding_forward(case.ids("tokens", case.b, case.s), embedding.p, embedding.region)
-    embedding_backward(embedding.outside(case.x("dx")), cache, embedding.grads, embedding.region)
-    for name, grad in [*leaves(block.grads), *leaves(embedding.grads)]:
-        digits = (grad - 1).astype(dtype_of(case.name)) != grad - 1          # a Share's gradients begin at 1
-        assert digits.mean() > 0.1, f"{name}: float32 sums would not all be numbers of {case.name}"
-
-
-def arrays_of(tree):
-    if isinstance(tree, tuple):
-        return [array for one in tree for array in arrays_of(one)]
-    return [tree] if isinstance(tree, np.ndarray) else []
-
-
-@FEWER
-@given(cases(sizes=st.sampled_from([1, 2, 4])), st.sampled_from([1.0, 8.0]))
-def test_cross_entropy_in_float16(ranks, case, scale):
-    """--fp16-lm-cross-entropy: in the format of the logits, and near the textbook's."""
-    ranks.run(case.t, loss_in_float16, HalfCase(**vars(case)), scale)
-
-
-def loss_in_float16(group, case, scale):
-    theorems.loss_equals_whole(group, case, scale, wrap=case.on_a_rank, tolerance=case.bound(6))

@@ -13,7 +13,7 @@ from reference import online_softmax, ops
 from reference.config import ACTIVATIONS
 from reference.dropout import Site
 from tests.kernel_theorems import (ARGUMENTS, HALVES, TABLE, WIDE, Drawing, bits_around_a_carry, column, far_out,
-                                   in_float32, is_float32_rounded_once, is_the_textbooks)
+                                   is_the_textbooks)
 from tests.spy import SpyArray
 
 needs_a_compiler = pytest.mark.skipif(not core.works(), reason="no C++ compiler")
@@ -82,15 +82,6 @@ def test_a_kernel_is_the_textbooks(name, index, forms, put, data):
         # Adam's first arguments are master weights: of a model of halves they are float32.
         form = data.draw(st.sampled_from((*WIDE, *HALVES) if name == "adam_update" else forms))
         is_the_textbooks(name, Drawing(data, form, column(index), put, away=put is SpyArray))
-
-
-@pytest.mark.parametrize("name", [name for name, row in ARGUMENTS.items()
-                                  if not row.composed and name not in NOT_OF_HALVES | {"total"}])
-@given(st.data(), st.sampled_from(HALVES))
-def test_a_kernel_for_halves_is_that_for_float32_rounded_once(name, data, form):
-    """So nothing is rounded in between, and the masks are the same. (`total` adds up in another way.)"""
-    is_float32_rounded_once(name, Drawing(data, form, column(kernels.HALF), theirs=column(kernels.NUMPY),
-                                          widen=in_float32))
 
 
 @FAST

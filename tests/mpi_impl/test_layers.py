@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig, Recompute
-from reference.optimizer import OptimizerConfig
 from tests import rank_theorems as theorems
 from tests.exact_theorems import proved
 from tests.memory_theorems import only_inputs_are_kept
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
-from tests.textbook_theorems import shards_are_of_one_whole
-from tests.training_theorems import trainer_on
 
 SELECTIVE = st.sampled_from([Recompute(), Recompute("selective")])
 LAYERS = [      # a theorem, and what is drawn beside its case
@@ -37,22 +34,6 @@ def test_floats(ranks, theorem, choices, case, data):
 @given(case=cases(exact=True, architectures=ANY_MODEL), data=st.data())
 def test_exact_numbers(ranks, theorem, choices, case, data):
     ranks.run(case.t, proved, theorem, case, *map(data.draw, choices), timeout=120.0)
-
-
-@pytest.mark.parametrize("architecture", ANY_MODEL)
-def test_padding_in_the_vocabulary_stays_0(ranks, architecture):
-    """Exactly, in weights and moments, when the model is trained: rows of the table, and BERT's bias for words."""
-    model = ModelConfig(1, 12, 3, 10, 4, make_vocab_size_divisible_by=3, architecture=architecture)
-    ranks.run(3, padding_stays_0, Case(3, model, 2, 4, seed=1))
-
-
-def padding_stays_0(group, case):
-    with trainer_on(group, case, optimizer=OptimizerConfig(0.1, 9, weight_decay=0.1)) as trainer:
-        for step in range(3):
-            trainer.step([case.batch(str(step), case.b)], case.b)
-        for state in trainer.state.optimizer_states.values():
-            theorems.first_checks(group, state.flat, lambda everyone: shards_are_of_one_whole(
-                list(map(trainer.state.layout.views, everyone)), trainer.state.layout.tensors, group.size))
 
 
 @pytest.mark.parametrize("recompute, cut", [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given
 
 from mpi_impl.prediction.predict import predict
 from mpi_impl.prediction.rank import ImaginedWorld
@@ -16,13 +16,12 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
 from tests.deep import one_fast_of
-from tests.mpi_impl.test_training import SAMPLES, runs
+from tests.mpi_impl.test_training import SAMPLES
 from tests.sampled_runs import sampled_runs
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
 from tests.training_theorems import Plan, batch_of, trainer_on
 
 FLOAT32, HALF = Precision("float32"), Precision("bfloat16")
-PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
 
 
 # ---- activations ----------------------------------------------------------------------------------------------------
@@ -66,24 +65,15 @@ def measured_layer(group, run):
     return layer_memory.measure_layer(run, group)
 
 
-@settings(max_examples=settings().max_examples // 2)
-@given(st.one_of(runs(), runs(least_c=2), runs(experts=True)), PRECISIONS)
-def test_any_run_holds_what_is_predicted(ranks, run, precision):
-    holds_what_is_predicted(ranks, *run, precision)
-
-
 @pytest.mark.parametrize("model, number", one_fast_of(17, SAMPLES))
-def test_sampled_runs_hold_what_is_predicted(ranks, model, number):
-    choices, case, m, plan = sampled_runs(model)[number]
-    holds_what_is_predicted(ranks, choices.ranks, case, m, plan, FLOAT32)
-
-
-def holds_what_is_predicted(ranks, n, case, m, plan, precision):
-    """Compare all of it, on every rank: states, offloaded ones too, and the peak of activations.
+def test_a_run_holds_what_is_predicted(ranks, model, number):
+    """All of it, on every rank: states, offloaded ones too, and the peak of activations.
 
     Where experts are dealt out, the number of tokens that come to a rank's experts is the data's.
     """
-    found = ranks.run(n, memory_of_a_run, case, plan, m, precision)
+    choices, case, m, plan = sampled_runs(model)[number]
+    precision = Precision(sorted(FORMATS)[number % len(FORMATS)])
+    found = ranks.run(choices.ranks, memory_of_a_run, case, plan, m, precision)
     assert any(one.even for one in found) == (plan.e > 1)
     for one in found:
         assert one.as_predicted, [line for line in one.compared if line[1] != line[2]]
@@ -163,10 +153,9 @@ def test_the_report(ranks, plan):
     assert row[:4] == ["0", "to", "2", f"{psi:,}"] and row[4] == f"{everyone[0].held.parameters:,}"
     assert "NOT" not in report and f"{published:,}\n" in report + "\n"
     assert ("padded by" in report) == (everyone[0].padding > 0) == (plan.zero_stage > 0)
-    papers = {2: [16 * psi, 4 * psi + 12 * psi / n, 2 * psi + 14 * psi / n, 16 * psi / n],
-              4: [18 * psi, 6 * psi + 12 * psi / n, 2 * psi + 16 * psi / n, 18 * psi / n]}
-    for line, two, four in zip(report.splitlines()[-4:], papers[2], papers[4], strict=True):
-        assert f"{two:,.0f}" in line and f"{four:,.0f}" in line
+    for line, two in zip(report.splitlines()[-4:], (16 * psi, 4 * psi + 12 * psi / n, 2 * psi + 14 * psi / n,
+                                                    16 * psi / n), strict=True):
+        assert f"{two:,.0f}" in line
 
 
 def report_of_a_run(group, case, plan):
@@ -188,18 +177,15 @@ def wrong_report(group, case, plan):
         return memory.report(trainer, trainer.topology.pipeline.allgather_objects(predicted(trainer, case, 2)))
 
 
-@pytest.mark.parametrize("t", [1, 2, 7])
-def test_the_formulas_of_a_layer(ranks, t):
-    """Each row of the table has a formula beside its number, which it gives; and each array is a row, once."""
-    model = ModelConfig(2, 420, 84, 11, 13 * t)      # a and h that all t divide
-    runs = {name: ImaginedWorld(model, parallel, HALF, 3, 13 * t, 1)
-            for name, parallel in layer_memory.variants(t).items()}
-    layers = {name: ranks.run(t, measured_layer, run)[0] for name, run in runs.items()}
+def test_the_tables_of_a_layer(ranks):
+    """Each way to keep less has its measured bytes beside the paper's; and each array is a row, once."""
+    model = ModelConfig(2, 24, 4, 11, 26)
+    runs = {name: ImaginedWorld(model, parallel, HALF, 3, 26, 1) for name, parallel in layer_memory.variants(2).items()}
+    layers = {name: ranks.run(2, measured_layer, run)[0] for name, run in runs.items()}
     table = layer_memory.variants_table({name: {run: layers[name]} for name, run in runs.items()})
     for line, name in zip(table.splitlines()[1:], runs):
-        first, measured, published, formula = re.split(" {2,}", line.strip())
+        first, measured, *_ = re.split(" {2,}", line.strip())
         assert (first, number(measured)) == (name, layers[name].bytes)
-        assert value(formula, s=13 * t, b=3, h=420, a=84, t=t) == pytest.approx(number(published), abs=0.5)
     assert "NOT" not in table
     *rows, end = layer_memory.arrays_table(layers[name]).splitlines()[1:]
     assert sum(number(row.split()[-1]) for row in rows) == number(end.split()[-1]) == layers[name].bytes
@@ -207,8 +193,3 @@ def test_the_formulas_of_a_layer(ranks, t):
 
 def number(cell):
     return int(cell.replace(",", ""))
-
-
-def value(formula, **letters):
-    """Evaluate a text like `s b h (10 + 24/t)`, in which neighbours are factors."""
-    return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula), {"__builtins__": {}}, letters)

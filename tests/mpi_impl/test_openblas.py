@@ -11,7 +11,6 @@ ZEN_5, INTEL = PROCESSOR.format("AuthenticAMD", 26, "avx512f"), PROCESSOR.format
 AVX2 = {"OPENBLAS_CORETYPE": "HASWELL"}
 CONFIG = '"blas": {{\n "name": "{}",\n "found": bool("True"),\n "version": "{}",\n}},\n"lapack": {{"version": "0.3.1"}}'
 WHEEL = CONFIG.format("scipy-openblas", "0.3.31.188.0")
-CORE_TYPE = "print(os.environ.get('OPENBLAS_CORETYPE'))"
 
 
 @pytest.mark.parametrize("processor, config, chosen", [

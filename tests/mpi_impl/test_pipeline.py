@@ -10,25 +10,10 @@ from mpi_impl.parallel.pipeline import Pipeline, tag
 from reference.config import ParallelConfig
 from reference.errors import UserError
 from reference.schedules.actions import Action, Receive, Schedule, needs, result
-from reference.schedules.generators import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
+from reference.schedules.generators import evaluation_schedule, one_f_one_b
 from reference.schedules.validate import validate
+from tests.reference.test_schedules import placements, schedules
 from tests.training_theorems import connected, every_message_arrives
-
-
-@st.composite
-def generated_schedules(draw, most_ranks):
-    """Draw a schedule of any generator."""
-    name, p, m = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, most_ranks)), draw(st.integers(1, 6))
-    if name == "interleaved":
-        return interleaved(p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
-    return make(name, p, m, draw(st.integers(1, 3)) if name == "forward-only" else None)
-
-
-@st.composite
-def placements(draw, most_ranks):
-    """Draw the stages of each rank; some ranks, but not the last, may have none."""
-    homes = draw(st.lists(st.integers(0, most_ranks - 1), min_size=1, max_size=9))
-    return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
 
 
 @st.composite
@@ -69,7 +54,7 @@ def plays(draw):
     """Draw a schedule, the ranks' configuration, and the shape and type of the messages."""
     t = draw(st.integers(1, 3), "t")
     most = 8 // t
-    schedule = draw(st.one_of(generated_schedules(most), shuffled_schedules(most),
+    schedule = draw(st.one_of(schedules(most=most), shuffled_schedules(most),
                               st.builds(evaluation_schedule, placements(most), st.integers(1, 5))))
     d = draw(st.integers(1, most // schedule.p), "d")
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 3)), t * draw(st.integers(1, 3)))
@@ -83,13 +68,6 @@ def test_any_schedule_is_played(ranks, play):
     schedule, config, shape, dtype = play
     validate(schedule)
     ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype)
-
-
-@pytest.mark.parametrize("schedule", [interleaved(2, 4, 3), zero_bubble_v(3, 4)], ids=["ring", "V"])
-def test_messages_too_large_to_be_buffered(ranks, schedule):
-    """Of a megabyte each: MPI delivers them only when they are received. On a ring of two, all go between the same."""
-    config = ParallelConfig(2, schedule.p, 1, scatter_gather_tensors_in_pipeline=False)
-    ranks.run(2 * schedule.p, every_message_arrives, schedule, config, (1, 2, 1 << 16), "d")
 
 
 def test_receives_are_posted_early_and_sends_let_go_of(ranks):
@@ -127,7 +105,7 @@ def test_tags_are_the_results_own(schedule):
     assert max(tags) < 2 * schedule.stages * schedule.microbatches
 
 
-@given(generated_schedules(8))
+@given(schedules(most=8))
 def test_more_messages_than_mpi_has_tags_for_are_refused(schedule):
     """Exactly where the largest tag of a result is more than MPI's."""
     largest = max(tag(action, schedule.stages) for actions in schedule.ranks for action in actions)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.compare.completeness import check_whole, may_lack
+from mpi_impl.compare.completeness import check_whole
 from mpi_impl.compare.differences import check_comparable, compare
 from mpi_impl.compare.names import PHASES, Key
 from mpi_impl.compare.recorder import Recorder
@@ -20,7 +20,7 @@ from reference.layers.layer import layers_in
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
-from tests.deep import every_other_deep, one_fast_of
+from tests.deep import one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
 from tests.training_theorems import Plan, connected
@@ -54,11 +54,9 @@ def observing_changes_nothing(group, of, plan):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name, model", one_fast_of(3, [
-    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL)]))
-def test_observing_changes_nothing(ranks, name, model):
-    n, of, plan = PLANS[name]
-    ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)
+@pytest.mark.parametrize("name", one_fast_of(2, ["sequence", "a V, split backward"]))
+def test_observing_changes_nothing(ranks, name):
+    ranks.run(PLANS[name][0], observing_changes_nothing, *PLANS[name][1:])
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def one_rank(ranks):
     return record(ranks, 1, case())
 
 
-@pytest.mark.parametrize("name", every_other_deep(PLANS))
+@pytest.mark.parametrize("name", one_fast_of(3, PLANS))
 def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
     other = record(ranks, *PLANS[name])
@@ -98,9 +96,7 @@ def test_all_that_the_layers_of_a_block_list_is_seen(ranks):
     (QWEN, 4, case(4), Plan(zero_stage=1), "float64", 0.01, OF_QWEN),
     (replace(ROPE, activation="gelu_exact"), *SHARDED, "float16", 0.5, set()),
     (replace(QWEN, qk_layernorm=False), *PLANS["sequence"], "float64", 0.01, OF_QWEN),
-    (replace(MODEL, hidden_dropout=0.0, attention_dropout=0.0), *SHARDED, "bfloat16", 0.5, set()),
     (CHOICE, 4, case(2, cut=True), Plan(c=2, cp_comm_type="a2a"), "float64", 0.5, OF_BERT["choice"]),
-    (MODEL, *SHARDED, "float32", 0.5, set()),
     (BERT, 2, case(), Plan(c=2), "float64", 0.5, OF_BERT["pooler"])]))
 def test_every_model_computes_the_same_tensors(ranks, model, n, of, plan, form, strain, names):
     """Gradients of copies are sums over the ranks that have them; what reads the first position is told by the ranks
@@ -196,15 +192,6 @@ def test_one_wrong_element_is_found(cut, data):
     assert part.summed or [holder.ranks for holder in difference.holders] == [(part.rank,)]
 
 
-def test_ranks_of_one_run_that_disagree_are_named():
-    """The first rank's values are the expected ones, and the rank that differs most is named first."""
-    copies = [(TensorPart(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
-              for rank, off in enumerate([0, 1e-3, 0, 1e-2])]
-    difference, = compare(recording_of(copies), recording_of(copies[:1])).differences
-    assert [str(holder) for holder in difference.holders] == ["A, rank 3", "A, rank 1"]
-    assert (str(difference.expected), difference.values) == ("A, rank 0", (3.0, 3.01))
-
-
 @pytest.mark.parametrize("name, shape, changed, inert", [
     ("b_qkv", (3, 2, 4), np.s_[1, 1, 2], True), ("b_qkv", (3, 2, 4), np.s_[0, 1, 2], False),    # of keys, of queries
     ("k", (1, 3, 2, 4), np.s_[0, :, 1, 2], True), ("k", (1, 3, 2, 4), np.s_[0, 1, 1, 2], False),    # all positions, one
@@ -277,24 +264,18 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path):
     folder, data = str(tmp_path), "iteration-1.rank-0.safetensors"
     ranks.run(1, written, case(), Plan(), folder, 1, "float64")
     whole = json.loads((tmp_path / INDEX).read_text())
-
-    def refused(told, **changed):
+    (key, part), *others = whole["parts"]
+    for told, changed in (
+            ("lists no tensor", {"parts": []}), ("no format int8", {"about": whole["about"] | {"format": "int8"}}),
+            ("--record", {"parts": [[[*key[:-1], "no.such.tensor"], part], *others]}),
+            ("not a part of", {"parts": [[key, [part[0], [0] * 5, *part[2:]]], *others]}),
+            ("names the file", {"parts": [[key, [*part[:4], f"../run/{data}", *part[5:]]], *others]}),
+            ("rank-0.*cannot be read", {})):
         (tmp_path / INDEX).write_text(json.dumps(whole | changed))
+        if not changed:
+            (tmp_path / data).unlink()
         with pytest.raises(UserError, match=told):
             compare(read(folder), read(folder))
-
-    refused("lists no tensor", parts=[])
-    refused("no format int8", about=whole["about"] | {"format": "int8"})
-    (key, part), *others = whole["parts"]
-    refused("--record", parts=[[[*key[:-1], "no.such.tensor"], part], *others])
-    for i, value, told in ((1, [10**25], "<="), (1, [0] * 5, "not a part of"), (4, f"../run/{data}", "names the file")):
-        refused(told, parts=[[key, [*part[:i], value, *part[i + 1:]]], *others])
-    (tmp_path / data).unlink()
-    refused("rank-0.*cannot be read")
-    for text, told in (("[]", "got `array`"), ("[" * 100_000, "nested too deeply|does not hold")):
-        (tmp_path / INDEX).write_text(text)
-        with pytest.raises(UserError, match=told):
-            read(folder)
     (tmp_path / INDEX).unlink()
     with pytest.raises(UserError, match="holds no recording"):
         read(folder)
@@ -306,19 +287,14 @@ def test_half_a_recording_is_refused(ranks):
     check_whole(one, other)
     key = Key(2, "optimizer m", "blocks.0.mlp.w_in")
     assert len({part.first for part in other.parts[key]}) > 1
-    far = [part._replace(first=(10**9,) * len(part.first)) for part in other.parts[key]]
     for fewer, told in (
             ({k: v for k, v in other.parts.items() if k.iteration == 1}, "iterations 1 and 2, but B"),
             ({k: v for k, v in other.parts.items() if k != key}, f"B lacks a tensor .*{key}"),
-            (other.parts | {key: other.parts[key][:1]}, f"B lacks a part of {key}"),
-            (other.parts | {key: far}, "lacks a part of")):
+            (other.parts | {key: other.parts[key][:1]}, f"B lacks a part of {key}")):
         with pytest.raises(UserError, match=told):
             check_whole(one, replace(other, parts=fewer))
     with pytest.raises(UserError, match="A lacks a tensor"):
         check_whole(replace(one, parts={k: v for k, v in one.parts.items() if k != key}), other)
-    lean = in_memory(replace(ABOUT, parallel=ParallelConfig(zero_stage=2)), [])      # need not have all of its tensors
-    needless = {phase: may_lack(lean, Key(1, phase, "blocks.0.mlp.w_in")) for phase in ("gradients", "reduction")}
-    assert needless == {"gradients": True, "reduction": False}
 
 
 # ---- not finite -----------------------------------------------------------------------------------------------------

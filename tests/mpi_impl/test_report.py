@@ -26,7 +26,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.costs.volumes import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
-from reference.schedules.actions import Action, Send, lower, parse_action, result
+from reference.schedules.actions import Send, lower, parse_action, result
 from reference.schedules.simulate import Times, simulate
 from tests.program import pretrain, pretrain_bert
 
@@ -34,15 +34,6 @@ SMALL = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-length 
     --global-batch-size 8 --train-iters 3 --vocab-size 300 --eval-interval 2 --eval-iters 1 --split 8,2
     --dtype float64""".split()
 LIMIT = 2_000_000       # bytes of a page
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """Name a text of many paragraphs, and the cache of its tokens."""
-    folder = tmp_path_factory.mktemp("corpus")
-    lines = [f"{i} times {i % 7} is {i * (i % 7)}. And {i} it is.\n\n" for i in range(300)]
-    (folder / "text.txt").write_text("".join(lines))
-    return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
 
 
 def data_of(path: Path) -> dict:
@@ -59,45 +50,33 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
-    """Losses, ledger, actions with their times, and memory: in the page as in the run's other files; and a run without
+    """Losses, ledger, actions and memory: in the page as in the run's other files; and a run without
     a page computes the same to the last bit.
     """
-    files = {name: tmp_path / f"{name}.html" for name in ("metrics-file", "ledger", "report", "trace")}
+    files = {name: tmp_path / f"{name}.html" for name in ("metrics-file", "ledger", "report")}
     options = [*SMALL, *corpus, "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
-    ranks.run(8, pretrain, [*options, "--verbose", "--trace-clock", "virtual", *(
+    ranks.run(4, pretrain, [*options, "--verbose", *(
         word for name, path in files.items() for word in (f"--{name}", str(path)))], timeout=120)
     printed, data = capfd.readouterr().out, data_of(files["report"])
     for kind, name in (("training", "lm_loss"), ("validation", "validation_loss")):
         assert data["losses"][kind] == [[row["iteration"], row[name]] for row in rows_of(files["metrics-file"])
                                         if name in row] != []
     assert data["ledger"] == json.loads(files["ledger"].read_text())
-    ring = sum(row["ring_bytes"] for row in data["ledger"])             # of one pipeline of t d
-    assert sum(row[3] for row in data["sent"]["rows"]) == pytest.approx(4 * ring, rel=1e-12)
+    ring = sum(row["ring_bytes"] for row in data["ledger"])             # of one pipeline of t
+    assert sum(row[3] for row in data["sent"]["rows"]) == pytest.approx(2 * ring, rel=1e-12)
     assert data["text"] in printed and "NOT" not in printed
     for one in data["memory"]:
         assert all(found == value == one["held"][name] for name, found, value in one["compared"])
-    check_actions(data["player"], json.loads((files["trace"] / "trace.json").read_text())["traceEvents"])
     drawn = ElementTree.fromstring("\n".join(picture(data)))        # as the README's moving picture is
     texts = [one.text for one in drawn.iterfind(".//{*}g/{*}text")]
     assert texts == 2 * [name[1:] for rank in data["player"]["ranks"] for name, _, _ in rank["actions"]]
     assert len(drawn.findall(".//{*}circle")) == len(data["player"]["messages"]) > 0
 
-    ranks.run(8, pretrain, [*options, "--metrics-file", str(tmp_path / "alone")], timeout=120)
+    ranks.run(4, pretrain, [*options, "--metrics-file", str(tmp_path / "alone")], timeout=120)
     assert data["text"] not in capfd.readouterr().out
     curves = [[(row.get("lm_loss"), row.get("grad_norm")) for row in rows_of(path)]
               for path in (tmp_path / "alone", files["metrics-file"])]
     assert curves[0] == curves[1]
-
-
-def check_actions(player: dict, events: list[dict]) -> None:
-    """Compare every action with the last step of a trace: its name, how long it took, and when it began."""
-    for rank, one in enumerate(player["ranks"]):
-        traced = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1
-                  and "microbatch" in event["args"]][-len(one["actions"]):]
-        assert [name for name, _, _ in one["actions"]] == [event["name"] for event in traced]
-        assert len({round(event["ts"] - start, 0) for event, (_, start, _) in zip(traced, one["actions"])}) <= 2
-        assert np.allclose([end - start for _, start, end in one["actions"]], [event["dur"] for event in traced],
-                           rtol=0, atol=0.25)
 
 
 @pytest.mark.parametrize("n, program, options", [
@@ -107,7 +86,7 @@ def check_actions(player: dict, events: list[dict]) -> None:
     (4, pretrain_bert, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-v --zero-stage 1")])
 def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, program, options):
     """Each rank plays its schedule's actions in order. Each message is the schedule's, is sent after the action that
-    makes it, and arrives before the action that uses it. Waits name the message that ends them.
+    makes it, and arrives before the action that uses it.
     """
     tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase"] if program is pretrain_bert else []
     file = tmp_path / "report.html"
@@ -131,9 +110,6 @@ def test_every_kind_of_run_has_a_step_to_play(ranks, corpus, tmp_path, n, progra
     ends = {(rank, str(result(parse_action(name)))): end for rank, one in enumerate(player["ranks"])
             for name, _, end in one["actions"] if "W" not in name}
     assert all(sent == ends[source, name] for source, _, name, sent, _, _ in player["messages"])
-    waits = {(rank, one[3]): one for rank, own in enumerate(player["ranks"]) for one in own["slices"] if one[3:]}
-    for source, to, name, _, arrived, _ in player["messages"]:
-        assert waits[to, name][4] == source and arrived <= waits[to, name][2] + 0.2
     assert all(line["as_predicted"] is not False for line in data["summary"])
     assert data["written"].count("<|>") == ("--sample-tokens" in options)
 
@@ -155,24 +131,13 @@ def test_a_message_follows_the_schedule():
 
 
 def test_a_large_run_has_a_small_page():
-    """Eight ranks, four stages on each, two hundred microbatches with all their collectives: the page shows the first
-    ones, and says so.
-    """
-    c, m = ParallelConfig(1, 8, 1, "interleaved", 4), 200
-    schedule, steps = schedule_of(c, m), []
-    for own, lowered in zip(slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3, 1e-5))), lower(schedule)):
-        by_name, slices, waited = {s.name: s for s in own}, [], []
-        for step in lowered:
-            if isinstance(step, Action):
-                s = by_name[str(step)]
-                slices += [Slice("communication", name, "communication", s.start - 1e-6, s.start) for name in waited]
-                slices += [Slice("communication", f"output {i}", "communication", s.start + i * 1e-5,
-                                 s.start + i * 1e-5 + 5e-6) for i in range(8)] + [s]
-                waited = []
-            elif not isinstance(step, Send):
-                waited = ["receive activation" if step.action.kind == "F" else "receive gradient"]
-        steps.append(slices)
-    found = played_step(SimpleNamespace(clock=VirtualClock()), steps, schedule, c, 4096)
+    """Of 2,000 microbatches, with five collectives in each action, the page shows the first ones, and says so."""
+    c, m = ParallelConfig(), 2000
+    schedule = schedule_of(c, m)
+    (own,) = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3)))
+    sums = [Slice("communication", "output", "communication", s.start + i * 1e-4, s.start + i * 1e-4 + 5e-5)
+            for s in own for i in range(5)]
+    found = played_step(SimpleNamespace(clock=VirtualClock()), [own + sums], schedule, c, 4096)
     assert 0 < found["shown_microbatches"] < m == found["microbatches"] and found["left_out"]
     assert len(page({"title": "large", "player": found}).encode()) < LIMIT
 
@@ -212,9 +177,8 @@ def test_progress(capsys, tmp_path):
             "skipped": iteration <= 2, "loss_scale": scale}
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == ["1/100", "2/100", "4/100"]
-    assert "1,000 tokens/s | 1m 39s left" in printed[0] and "loss scale 2^16 | 1 skipped |" in printed[1]
+    assert "1 skipped |" in printed[1] and "skipped" not in printed[2]
     assert "400 tokens/s | 2m 48s left" in printed[2]            # 2,000 tokens in 5 s; 7 s for 4 steps, 96 steps to go
-    assert "loss scale 384 |" in printed[2] and "skipped" not in printed[2]
     metrics.evaluation(5, (0.0,))
     assert rows_of(tmp_path / "m")[-1]["validation_perplexity"] == 1.0
     assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]
@@ -257,6 +221,7 @@ def ledger_of(totals) -> Ledger:
     (REPLICAS, "8 b s h (t-1)/t = 3,840."),
     (ParallelConfig(4, 2, sequence_parallel=True), " 10 b s h (t-1)/t = 4,800."),
     (ParallelConfig(4, 2, 1, "interleaved", 2), " b s h / t = 160."),
+    (ParallelConfig(4, 2, 1, "zb-v"), " b s h / t = 160."), (ParallelConfig(4, 2), " b s h / t = 160."),
     (ParallelConfig(4, 2, 1, "interleaved", 2, False), " b s h = 640."),
     (ParallelConfig(data_parallel_size=3), "2 Psi (N-1)/N = "),
     (ParallelConfig(data_parallel_size=3, zero_stage=2), "(m + 1) Psi (N-1)/N = "),

@@ -4,25 +4,17 @@ It needs playwright (from PyPI) and the system's Chromium, as `apt-get install c
 """
 import json
 import re
-import shutil
 
 import pytest
 
 from mpi_impl.demos import train
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.browser import open_browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """Start Chromium without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("There is no Chromium here to open the page with.")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with open_browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -68,24 +60,6 @@ def test_the_page_shows_the_runs_numbers(page):
         (one["reason"], f"{one['calls']:,}", f"{one['ring_bytes']:,.0f}") for one in data["ledger"]]
     assert {row[8] for row in cells} == {"="}
     assert page.locator("#text").text_content() == data["text"]
-
-
-def test_the_step_is_played_and_scrubbed(page):
-    """Play moves the time on, and pause stops it. The slider goes anywhere, and the cards say what each rank does."""
-    data = data_of(page)["player"]
-    page.select_option("#speed", "8")
-    page.click("#play")
-    page.wait_for_function("parseFloat(document.getElementById('time').textContent) > 0")
-    page.click("#play")
-    stopped = time_of(page)
-    assert page.locator("#play").text_content().endswith("Play") and stopped > 0
-    page.locator("#slider").fill("1000")
-    assert time_of(page) == pytest.approx(data["end"] / 1e3, abs=0.01)
-    assert set(page.locator("#now .doing").all_text_contents()) == {"has finished the step"}
-    name, start, end = data["ranks"][5]["actions"][0]
-    share = (start + end) / 2 / data["end"]
-    page.locator("#slider").fill(str(round(1000 * share)))
-    assert page.locator("#now .doing").nth(5).text_content().startswith(f"{name}: forward")
 
 
 def test_it_steps_from_event_to_event(page):

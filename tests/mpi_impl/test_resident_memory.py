@@ -68,13 +68,11 @@ def on_another_system(group):
 
 @linux
 @pytest.mark.parametrize("n, more", every_other_deep([(2, "--tensor-model-parallel-size 2"), (1, "")]))
-def test_a_run_takes_what_theory_says(ranks, tmp_path, capfd, n, more):
+def test_a_run_takes_what_theory_says(ranks, corpus, capfd, n, more):
     """It takes less than half as much again, if it is so large that the rest of the process is small."""
-    (tmp_path / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
-    ranks.run(n, pretrain, ["--data-path", str(tmp_path / "text.txt"), "--data-cache-path", str(tmp_path / "cache"),
-                            *"""--num-layers 6 --hidden-size 512 --seq-length 128 --global-batch-size 4 --vocab-size 300
-                            --micro-batch-size 2 --train-iters 3 --log-interval 1 --eval-iters 0 --split 8,2
-                            --log-throughput""".split(), *more.split()], timeout=120)
+    ranks.run(n, pretrain, [*corpus, *"""--num-layers 6 --hidden-size 512 --seq-length 128 --global-batch-size 4
+                            --vocab-size 300 --micro-batch-size 2 --train-iters 3 --log-interval 1 --eval-iters 0
+                            --split 8,2 --log-throughput""".split(), *more.split()], timeout=120)
     printed = capfd.readouterr().out
     line, = re.findall(r"iteration +1/.*\n(theoretical memory .*)\n", printed)
     states, activations, total, found = (float(size) for size in re.findall(r"([\d.,]+) MB", line))

@@ -2,7 +2,7 @@
 import math
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from unittest.mock import patch
 
@@ -23,8 +23,8 @@ from mpi_impl.parallel.pipeline import Pipeline
 from reference.config import ParallelConfig
 from reference.exact.array import random_array
 from reference.schedules.actions import Action
-from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, simulate
+from tests.reference.test_schedules import schedules
 from tests.training_theorems import connected
 
 SOON = 10   # seconds, on a busy machine
@@ -173,16 +173,22 @@ def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
     assert ranks.run(4, work_long, act, silent) == [[], [], [], said]
 
 
+@contextmanager
+def listened_to(group, limit):
+    """Yield a group of the same ranks with this time limit, and what its watchdog says; in the end, what is left."""
+    said, fresh = [], group.split(0, "fresh")
+    yield Group(fresh.comm, "world", Instruments(watchdog=Watchdog(limit, said.append))), said
+    group.allgather_objects(None)
+    said += fresh.comm.Iprobe() * ["a heartbeat that nobody received"]
+    fresh.free()
+
+
 def work_long(group, act, silent):
     """Return the messages of each rank's watchdog while rank 0 works for longer than the limit."""
-    said, fresh = [], group.split(0, "fresh")
-    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(1.0, said.append)))
-    with patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext():
+    with listened_to(group, 1.0) as (watched, said), (
+            patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext()):
         getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
-    group.allgather_objects(None)
-    left = fresh.comm.Iprobe()
-    fresh.free()
-    return said + left * ["a heartbeat that nobody received"]
+    return said
 
 
 def test_long_works_follow_one_another(ranks):
@@ -192,7 +198,7 @@ def test_long_works_follow_one_another(ranks):
 
 def work_on(group, works):
     """Let rank 1 end each work late, so that it hears rank 0's heartbeats of the next work already."""
-    said, fresh, end = [], group.split(0, "fresh"), Ring.end
+    end = Ring.end
 
     def end_late(ring):
         for _ in range(10 * (group.rank == 1)):
@@ -200,15 +206,11 @@ def work_on(group, works):
             ring.heard()
         end(ring)
 
-    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(2.0, said.append)))
-    with patch.object(Ring, "end", end_late):
+    with listened_to(group, 2.0) as (watched, said), patch.object(Ring, "end", end_late):
         for n in range(works):
             with long_work(watched) if n % 3 == 0 else nullcontext():
                 assert watched.broadcast_object(partial(int, n)) == n
-    group.allgather_objects(None)
-    left = fresh.comm.Iprobe()
-    fresh.free()
-    return said + left * ["a heartbeat that nobody received"]
+    return said
 
 
 def test_every_wait_is_watched(ranks):
@@ -259,16 +261,12 @@ def spans(group, schedule, times):
     return [(s.name, s.start, s.end) for s in watched.trace.slices if s.stream == "compute"]
 
 
-@given(st.data())
-def test_it_reads_what_the_simulator_says(ranks, data):
+@given(schedules(most=4), st.data())
+def test_it_reads_what_the_simulator_says(ranks, schedule, data):
     """Any schedule, any durations by stage, to the last bit."""
-    name, p = data.draw(st.sampled_from(sorted(SCHEDULES)), "schedule"), data.draw(st.integers(1, 8), "p")
-    v = data.draw(st.integers(1, 3), "v") if name in ("interleaved", "forward-only") else None
-    m = p * data.draw(st.integers(1, 3)) if name == "interleaved" else data.draw(st.integers(1, 9), "m")
-    schedule = make(name, p, m, v)
     by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
     times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), data.draw(st.floats(0, 5)))
-    measured = ranks.run(p, spans, schedule, times)
+    measured = ranks.run(schedule.p, spans, schedule, times)
     predicted = [[(str(s.action), s.start, s.end) for s in rank] for rank in simulate(schedule, times).ranks]
     assert measured == predicted
 

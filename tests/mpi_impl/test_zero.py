@@ -21,7 +21,7 @@ from reference.optimizer import OptimizerConfig
 from reference.parallel.layout import Layout, Piece
 from reference.params import Tensor
 from tests.cases import Case
-from tests.deep import every_other_deep, one_fast_of
+from tests.deep import one_fast_of
 from tests.memory_theorems import no_gradient_outlives_its_use, units_come_and_go
 from tests.strategies import recomputes
 from tests.training_theorems import FLOAT64, Plan, batch_of, trainer_on, training_equals_one_process
@@ -107,32 +107,6 @@ def parameters_of_steps(group, case, plan):
             trainer.step(*batch_of(trainer, case, 2, step))
             found.append((trainer.topology.place._replace(data=0), trainer.state.parameters.own.flat.copy()))
     return found
-
-
-@pytest.mark.parametrize("t, p, d, stage", every_other_deep([(1, 2, 2, 3), (2, 1, 2, 1)]))
-def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
-    """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
-    case = Case(t, model(), 1, 4, seed=4)
-    resident, in_host_memory, in_files = (
-        ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
-        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
-    for mine, other, third in zip(resident, in_host_memory, in_files):
-        assert mine.keys() == other.keys() == third.keys()
-        for name, value in mine.items():
-            assert np.array_equal(value, other[name]) and np.array_equal(value, third[name]), name
-    assert not list(tmp_path.iterdir())
-
-
-def two_steps(group, case, plan, folder):
-    """Return the results of two steps, and the states after them."""
-    found = {}
-    with trainer_on(group, case, plan, FLOAT64, OPTIMIZER, offload_folder=folder) as trainer:
-        for step in range(2):
-            losses, *result, auxiliary = trainer.step(*batch_of(trainer, case, 2, step))
-            found[f"result {step}"] = np.array([*losses, *result, *auxiliary])
-        found["loss"] = np.array(trainer.evaluate(*batch_of(trainer, case, 1)))
-        states = trainer.state.optimizer_states
-        return found | {name: trainer.state.whole(buffer).copy() for name, buffer in states.items()}
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is open and mapped")

@@ -1,21 +1,14 @@
-"""Attention over context-parallel ranks: who has which positions, and what is wrong with the naive ways.
-test_theorems.py proves the three right ones.
-"""
-from dataclasses import replace
-
+"""Attention over context-parallel ranks: who has which positions. test_theorems.py proves the three ways."""
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
-from reference.layers.context_attention import WAYS, averaged_attention
+from reference.layers.context_attention import WAYS
 from reference.online_softmax import Partial, block_attention, finish, merge
-from reference.parallel.data_parallel import mean_of_means, weighted_loss
-from reference.positions import SequencePart, collect, deal, in_order, work_of_ranks, zigzag
-from tests.context_theorems import ContextCase, dealt, one_go, targets_are_the_next_tokens
+from reference.positions import in_order, work_of_ranks, zigzag
+from tests.context_theorems import ContextCase, targets_are_the_next_tokens
 from tests.strategies import ANY_MODEL, cases, close
 
 WAY = st.sampled_from(sorted(WAYS))
-CASE = ContextCase(c=2, b=1, chunk=2, heads=2, queries=1, d=3, causal=True, dropout=0.1, padded=False, seed=1)
 
 
 @st.composite
@@ -49,20 +42,6 @@ def test_zigzag_gives_every_rank_the_same_work(c, n):
     assert len(set(work_of_ranks(zigzag(c, s)))) == len(set(work_of_ranks(zigzag(c, s), causal=False))) == 1
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 5))
-def test_runs_say_where_a_ranks_positions_are(c, n, t):
-    """Whatever sequence parallelism leaves of them: one slice, or two of one length."""
-    s, x = 2 * c * n * t, np.arange(2 * c * n * t)
-    for rank, mine in enumerate(deal(x, zigzag(c, s), 0)):
-        part = SequencePart(rank, zigzag(c, s))
-        assert part.has_first_position == (0 in mine)
-        for i in range(t):
-            held = slice(i * len(mine) // t, (i + 1) * len(mine) // t)
-            runs = part.runs(held)
-            assert (np.concatenate([x[run] for run in runs]) == mine[held]).all()
-            assert len({run.stop - run.start for run in runs}) == 1 and len(runs) <= 2
-
-
 def test_partials_of_no_key_and_of_large_scores():
     """Merging is safe where a query sees no key of a block, and where exp would overflow."""
     q, k, v = (np.random.default_rng(i).normal(size=(1, 2, 1, 3)) for i in range(3))
@@ -78,27 +57,3 @@ def test_partials_of_no_key_and_of_large_scores():
 def test_targets_are_the_next_tokens(case):
     """At the end of a chunk, too, where the next token is on another rank."""
     targets_are_the_next_tokens(case)
-
-
-# ---- the wrong ways, shown to be wrong --------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_the_mean_of_the_blocks_softmaxes_is_another_result(seed):
-    case = replace(CASE, seed=seed, dropout=0.0)
-    inputs, _, y, _ = one_go(case)
-    found = collect(averaged_attention(dealt(inputs, case.chunks), case.chunks), case.chunks)
-    with pytest.raises(AssertionError):
-        close(found, y, 1e-3)
-
-
-@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_the_mean_of_the_ranks_means_is_another_loss(c, n, seed):
-    """Right is the sum over the global weight, on any ranks. With one token that counts, the wrong one is 1/c of it."""
-    rng, chunks = np.random.default_rng(seed), zigzag(c, 2 * c * n)
-    losses, weights, one = rng.normal(size=(3, 2 * c * n)), rng.integers(0, 2, (3, 2 * c * n)), np.zeros((3, 2 * c * n))
-    weights[0, 0] = one[0, n] = 1
-    for function, counted, times in ((weighted_loss, weights, 1), (mean_of_means, one, 1 / c)):
-        loss, shares = function(deal(losses, chunks), deal(counted, chunks))
-        close(loss, times * (losses * counted).sum() / counted.sum())
-        close(collect(shares, chunks), times * counted / counted.sum())

@@ -5,31 +5,25 @@ numbers, which are themselves printed rounded, must agree with some numbers that
 """
 from dataclasses import replace
 from math import prod
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.comm import mappings
 from reference.comm.ring import ring_all_gather, ring_all_reduce
 from reference.config import LARGEST, ModelConfig, Recompute
 from reference.costs.flops import forward_flops, iteration_flops, training_seconds, utilization
 from reference.costs.parameters import dealt_parameters, parameters, parameters_of_stage, published_parameters
 from reference.costs.published import (A100_PEAK, FSDP, KORTHIKANTI, MEGATRON, MPT, PTD_P, STRONG_SCALING, TABLE_2,
                                        V100_REACHED)
-from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.costs.volumes import data_parallel_traffic
 from reference.layer_context import LayerContext
-from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
 from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.models.stage import stage_rotary
 from reference.parallel.layout import Layout
 from reference.params import deal, leaves, split, tree_map
-from reference.schedules.actions import Send, lower
-from reference.schedules.generators import interleaved, one_f_one_b, zero_bubble_h1
 from tests.strategies import ANY_MODEL, cases
-from tests.textbook_theorems import spread, upstream
+from tests.textbook_theorems import upstream
 
 V = 51_200
 DAY, PFLOPS = 24 * 3600, "4.4 8.8 18.2 34.6 70.8 143.8 227.1 297.4 410.2 502.0"
@@ -238,71 +232,6 @@ def test_days_of_training(tokens, psi, gpus, tflops, days):
 
 
 # ---- traffic --------------------------------------------------------------------------------------------------------
-
-
-def ring_pass(shares, first, combine):
-    """Do n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1; return the numbers sent."""
-    n, sent = len(shares), [0] * len(shares)
-    for step in range(n - 1):
-        moving = [(r, (first + r - step) % n) for r in range(n)]
-        messages = [shares[r][k].copy() for r, k in moving]
-        for (r, k), message in zip(moving, messages):
-            sent[r] += message.size
-            shares[(r + 1) % n][k] = combine(shares[(r + 1) % n][k], message)
-    return sent
-
-
-@given(n=st.integers(1, 8), share=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
-def test_a_ring(n, share, seed):
-    """A reduce-scatter, then an all-gather, step by step: all get the sum, and each sends what the formula says."""
-    xs = np.random.default_rng(seed).integers(-9, 9, (n, n, share))
-    shares = [list(x) for x in xs]
-    halves = [ring_pass(shares, 0, np.add), ring_pass(shares, 1, lambda mine, theirs: theirs)]
-    for mine in shares:
-        np.testing.assert_array_equal(mine, xs.sum(0))
-    assert halves == [[ring_all_gather(n * share, n)] * n] * 2
-    assert np.sum(halves, 0).tolist() == [ring_all_reduce(n * share, n)] * n
-
-
-@given(cases())
-def test_traffic_of_a_layer(case):
-    """The formula is the elements that the textbook's regions send in a block, forward and backward, in rings."""
-    c, t, x = case.model, case.t, case.x()
-    b, s, h = x.shape
-    tensors, sent = block_tensors(c), []
-
-    def counted(name, ring):
-        collective = getattr(mappings, name)
-
-        def call(xs, *how):
-            found = collective(xs, *how)
-            sent.append(ring(max(xs[0].size, found[0].size), t))
-            return found
-        return mock.patch.object(mappings, name, call)
-
-    with (counted("all_reduce", ring_all_reduce), counted("all_gather", ring_all_gather),
-          counted("reduce_scatter", ring_all_gather)):
-        shards = split(case.params(tensors), tensors, t)
-        _, cache = sharded_block_forward(spread(x, case), shards, c, case.region,
-                                         LayerContext(rotary=stage_rotary(x, c, [slice(0, s)])))
-        sharded_block_backward(spread(case.x("dy"), case), shards, cache, c, case.region)
-    again = case.sequence_parallel and not case.keep_gathered_inputs
-    traffic = tensor_parallel_traffic(b, s, h, t, again)
-    assert traffic == pytest.approx(sum(sent))
-    assert traffic == pytest.approx((10 if again else 8) * b * s * h * (t - 1) / t)
-
-
-@given(p=st.integers(3, 6), groups=st.integers(1, 3), v=st.integers(1, 3), b=SIZE, s=SIZE, h=SIZE, t=SIZE)
-def test_traffic_of_a_pipeline(p, groups, v, b, s, h, t):
-    """A rank in the middle sends b s h to the next and, as gradients, to the one before, for each microbatch."""
-    m = p * groups
-    assert pipeline_traffic(b, s, h) == b * s * h
-    for schedule, stages in ((one_f_one_b(p, m), 1), (zero_bubble_h1(p, m), 1), (interleaved(p, m, v), v)):
-        one_way = m * pipeline_traffic(b, s, h, v=stages)
-        for r in range(1, p - 1):
-            sent = [(step.action.kind, step.to - r) for step in lower(schedule)[r] if isinstance(step, Send)]
-            assert sent.count(("F", 1)) * b * s * h == sent.count(("B", -1)) * b * s * h == one_way
-        assert t * pipeline_traffic(b, s, h, t, stages) * m == pytest.approx(one_way)
 
 
 @given(psi=SIZE, d=st.integers(1, 64), m=st.integers(1, 5))

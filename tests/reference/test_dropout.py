@@ -1,10 +1,8 @@
 """Dropout: every part's mask is a slice of one whole mask, draws are fair and independent, gradients are right."""
-import math
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from reference import ops
@@ -15,8 +13,6 @@ from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
 from reference.positions import SequencePart, deal, zigzag
 from tests.reference.test_ops import RATES, SEEDS, draw
-
-SIGMAS = 6       # a bound of so many standard errors is broken by chance once in 5 x 10^8 draws
 
 
 def model(n=6, a=3, d=2, hidden=0.4, attention=0.4):
@@ -67,37 +63,6 @@ def test_every_element_has_an_index_of_its_own():
 
 
 # ---- chance -------------------------------------------------------------------------------------------------------
-
-
-def unrelated(x, y, rate):
-    """Assert that two bool arrays of draws at this rate agree as often as chance makes them (Pearson)."""
-    variance = rate * (1 - rate)
-    correlation = ((x - (1 - rate)) * (y - (1 - rate))).mean() / variance
-    assert abs(correlation) < SIGMAS / math.sqrt(x.size), f"correlation {correlation:.4f}"
-
-
-@pytest.mark.parametrize("rate, sample", [(0.001, 0), (0.1, 2**40), (0.9, 0)])
-def test_the_rate_is_kept(rate, sample):
-    """Of n elements n (1 - rate) are kept, within the binomial's bounds, in all and along each axis."""
-    d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), 1234, 1, sample, 0)
-    for keep in mask_of(d.hidden("mlp"), 16, 64, 64), mask_of(d.attention(), 2, 8, 64, 64):
-        for axis in range(keep.ndim):
-            counts = keep.sum(tuple(i for i in range(keep.ndim) if i != axis))
-            each = keep.size // counts.size
-            # where few are dropped the binomial is no bell: 10 / 3 more covers its long side (Bernstein's bound)
-            assert (np.abs(counts - each * (1 - rate)) < SIGMAS * math.sqrt(each * rate * (1 - rate)) + 10 / 3).all()
-        assert abs(keep.sum() - keep.size * (1 - rate)) < SIGMAS * math.sqrt(keep.size * rate * (1 - rate))
-
-
-def test_neighbours_are_uncorrelated():
-    """Masks are uncorrelated along every axis, at every small lag and at powers of two, periods of weak generators."""
-    rate = 0.1
-    d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), 1234, 1, 0, 0)
-    for keep in mask_of(d.hidden("mlp"), 64, 64, 64), mask_of(d.attention(), 8, 8, 64, 64):
-        for axis, length in enumerate(keep.shape):
-            x = np.moveaxis(keep, axis, 0)
-            for lag in {*range(1, 9), 16, 32} & {*range(length)}:
-                unrelated(x[lag:], x[:-lag], rate)
 
 
 def test_every_seed_step_layer_and_purpose_has_a_key_of_its_own():

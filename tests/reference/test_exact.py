@@ -189,10 +189,9 @@ def test_arrays_do_what_numpys_do(name):
 
 
 ESCAPES = {
-    "float": float, "int": int, "bool": bool, "np.array": np.array, "abs": abs, "accumulate": np.add.accumulate,
+    "float": float, "np.array": np.array, "abs": abs, "accumulate": np.add.accumulate,
     "into floats": lambda x: np.zeros(3).__setitem__(..., X[0]), "out": lambda x: np.add(x, x, out=np.zeros(())),
-    "where=": lambda x: np.add(x, x, where=np.array(False)), "full of it": lambda x: np.full(3, x),
-    "initial=": lambda x: np.add.reduce(x, initial=1.0), "integers": lambda x: x.astype(np.int64),
+    "where=": lambda x: np.add(x, x, where=np.array(False)), "integers": lambda x: x.astype(np.int64),
 }
 
 

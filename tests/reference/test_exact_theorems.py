@@ -17,7 +17,7 @@ from tests import textbook_theorems as theorems
 from tests.generate import test_kv_cache
 from tests.planted import planted
 from tests.reference.test_ops import RATES, attention_by_definition, attention_dropout, lengths
-from tests.reference.test_theorems import BOOL, COUNT, DATA, body, check, pipeline_equals_one_process, theorems_of
+from tests.reference.test_theorems import BOOL, COUNT, DATA, check, pipeline_equals_one_process, theorems_of
 from tests.strategies import Case, ExactCase, cases, close
 
 EACH = st.integers(1, 2)
@@ -33,7 +33,7 @@ def attention_is_its_definition(data, b, s, g, each, d, causal):
 
 
 EXACT = theorems_of(exact=True) | {
-    "KV cache": (body(test_kv_cache.test_logits_are_those_of_the_whole_prefix),
+    "KV cache": (test_kv_cache.test_logits_are_those_of_the_whole_prefix.hypothesis.inner_test,
                  cases(sizes=st.just(1), exact=True), DATA),
     "attention by its definition": (attention_is_its_definition, DATA, COUNT, COUNT, COUNT, EACH, COUNT, BOOL),
 }

@@ -71,7 +71,6 @@ def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_
 
 @pytest.mark.parametrize("wrong, says", [
     ({"server": 2.5}, "server"), ({"reserved": 80e9}, "memory"), ({"efficiency": ((9.0, 0.5), (8.0, 0.1))}, "small"),
-    ({"attention": (0.4, 0.0)}, "attention"), ({"passes": replace(IDEAL.passes, scores=(1.0, 2.0, 3.0))}, "scores"),
     ({"hidden": 1.5}, "hidden"), ({"inside": Link(-1.0, 1.0)}, "latency")])
 def test_impossible_hardware_is_refused_in_a_sentence(wrong, says):
     """The rest of what a profile may not say: tests/plan/test_profiles.py."""

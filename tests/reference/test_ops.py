@@ -171,14 +171,6 @@ def test_attention(data, b, s, g, each, d, causal, rate, seed):
         np.testing.assert_array_equal(forward(q, k, v)[0], y)
 
 
-@given(SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SEEDS)
-def test_cached_attention(b, n, before, g, each, d, seed):
-    """The last n rows of causal attention: with all positions new, with one, and with anything between."""
-    m = n + before - 1
-    q, k, v = (draw(seed + i, b, m, heads, d) for i, heads in enumerate((each * g, g, g)))
-    close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
-
-
 def test_rope_turns_by_the_angles_of_the_paper():
     """Su et al. 2021, equation 15: pair i of a head of 4, which is i and i + 2, turns by n / 10000^(i/2) at n."""
     x = np.zeros((1, 4, 1, 4))

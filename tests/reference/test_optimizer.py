@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
 from tests.strategies import close
 
 
@@ -36,11 +36,6 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(norm, limit):
         assert 0 < coefficient <= 1 and coefficient * norm <= limit
         assert norm > limit or coefficient > 1 - 1e-5 / limit
         assert norm < limit or coefficient == pytest.approx(limit / (norm + 1e-6), rel=1e-12)   # Megatron's 1e-6
-
-
-def test_sum_of_squares():
-    x = np.random.default_rng(0).normal(size=(3, 4))
-    assert abs(sum_of_squares(x) - (x**2).sum()) < 1e-12
 
 
 @pytest.mark.parametrize("style, halfway", [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])

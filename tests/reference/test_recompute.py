@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig, Recompute
 from reference.layer_context import LayerContext
-from reference.layers.attention import CoreInputs
 from reference.models import stage
 from reference.models.gpt import gpt_forward, gpt_tensors
 from tests.cases import Case
@@ -51,15 +50,6 @@ def test_full_keeps_the_input_of_a_group_and_nothing_else(method, n):
             assert not alive and [array.shape for array in arrays_in(x)] == [(CASE.b, CASE.s, CASE.model.hidden_size)]
         else:
             assert len(alive) == sum(len(made[layer]) for layer in layers)
-
-
-@pytest.mark.parametrize("recompute, quadratic", [(Recompute(), True), (Recompute("selective"), False)])
-def test_selective_keeps_nothing_that_grows_with_the_square_of_the_sequence(recompute, quadratic):
-    cache = forward(CASE, recompute)
-    squares = [array for array in arrays_in(cache.layers) if array.shape[-2:] == (CASE.s, CASE.s)]
-    assert bool(squares) == quadratic
-    cores = [caches[layer].attention.core for (layer,), caches, _ in cache.layers]
-    assert all(isinstance(core, CoreInputs) != quadratic for core in cores)
 
 
 def forward(case: Case, recompute: Recompute):

@@ -11,10 +11,9 @@ from reference.costs.bubbles import bubble_fraction, bubbles
 from reference.errors import UserError
 from reference.printing import run
 from reference.schedules.__main__ import main
-from reference.schedules.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
-from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe,
-                                            interleaved, make, one_f_one_b, zero_bubble_h1, zero_bubble_h2,
-                                            zero_bubble_v)
+from reference.schedules.actions import Action, Schedule, from_csv, parse_action, table, to_csv
+from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, gpipe, interleaved, make,
+                                            one_f_one_b, zero_bubble_h1, zero_bubble_h2, zero_bubble_v)
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 from reference.schedules.validate import ScheduleError, validate
 
@@ -22,12 +21,12 @@ SIZES = st.integers(1, 6)
 
 
 @st.composite
-def schedules(draw, names=SCHEDULES):
-    """Draw schedules of any generator, at any size that it takes, m < p included."""
-    name, p, m = draw(st.sampled_from(sorted(names))), draw(SIZES), draw(SIZES)
+def schedules(draw, names=SCHEDULES, most=6):
+    """Draw schedules of any generator, for at most so many ranks, at any size that it takes, m < p included."""
+    name, p, m = draw(st.sampled_from(sorted(names))), draw(st.integers(1, most)), draw(SIZES)
     if name == "interleaved":
-        return interleaved(p, p * draw(st.integers(1, 3)), draw(st.integers(1, 3)))
-    return forward_only(p, m, draw(st.integers(1, 3))) if name == "forward-only" else SCHEDULES[name](p, m)
+        return interleaved(p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    return make(name, p, m, draw(st.integers(1, 3)) if name == "forward-only" else None)
 
 
 @given(schedules())
@@ -69,9 +68,9 @@ def test_known_tables_of_the_v():
 
 
 @st.composite
-def placements(draw):
-    """Draw any stages on any ranks, some ranks with none."""
-    homes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def placements(draw, most=5):
+    """Draw any stages on any ranks, some ranks, but not the last, with none."""
+    homes = draw(st.lists(st.integers(0, most - 1), min_size=1, max_size=12))
     return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
 
 
@@ -85,14 +84,6 @@ def test_an_evaluation_schedule_ends_on_any_placement(placement, m):
     for actions in schedule.ranks:
         keys = [(action.microbatch // schedule.p, action.stage, action.microbatch) for action in actions]
         assert keys == sorted(keys)
-
-
-@given(SIZES, st.integers(1, 12), st.integers(1, 3))
-def test_forward_only_is_the_forwards_of_interleaved(p, m, v):
-    evaluation, training = forward_only(p, m, v), interleaved(p, p * m, v)
-    assert evaluation == evaluation_schedule(training.placement(), m)
-    for a, b in zip(evaluation.ranks, training.ranks, strict=True):
-        assert list(a) == [action for action in b if action.kind == "F" and action.microbatch < m]
 
 
 def test_other_text_is_refused_as_an_action():
@@ -109,17 +100,6 @@ def test_other_text_is_refused_as_an_action():
 def test_sizes_that_do_not_fit_are_refused(schedule, says):
     with pytest.raises(UserError, match=says):
         schedule()
-
-
-@given(schedules())
-def test_every_send_has_its_receive(schedule):
-    """Lowering adds nothing but pairs, and only between ranks."""
-    lowered = lower(schedule)
-    sends = [(r, s.to, s.action) for r, steps in enumerate(lowered) for s in steps if isinstance(s, Send)]
-    receives = [(s.source, r, s.action) for r, steps in enumerate(lowered) for s in steps if isinstance(s, Receive)]
-    assert sorted(sends) == sorted(receives) and len(set(sends)) == len(sends)
-    assert all(a != b for a, b, _ in sends)
-    assert [[s for s in steps if isinstance(s, Action)] for steps in lowered] == [list(a) for a in schedule.ranks]
 
 
 # ---- wrong schedules ----------------------------------------------------------------------------------------------
@@ -140,16 +120,6 @@ def test_a_missing_action_is_named(schedule, data):
         validate(wrong)
 
 
-@given(schedules(), st.data())
-def test_a_repeated_action_is_marked(schedule, data):
-    r = data.draw(st.integers(0, schedule.p - 1))
-    i = data.draw(st.integers(0, len(schedule.ranks[r]) - 1))
-    action = schedule.ranks[r][i]
-    with pytest.raises(ScheduleError) as error:
-        validate(replaced(schedule, r, (*schedule.ranks[r], action)))
-    assert f"{action} is done twice." in str(error.value) and str(error.value).count(f">{action}<") == 2
-
-
 def replaced(schedule, r, actions):
     return Schedule(tuple(tuple(actions) if rank == r else row for rank, row in enumerate(schedule.ranks)))
 
@@ -161,7 +131,8 @@ def wrong(text):
 @pytest.mark.parametrize("schedule, sentence", [
     ("0B0 0F0", "0B0 comes before 0F0"), ("0F0 0W0 0I0", "0W0 comes before 0I0"),
     ("0F0 1F0 0I0 1I0 1W0 0W0", "0I0 comes before 1I0"), ("1F0 0F0 1B0 0B0", "1F0 comes before 0F0"),
-    ("0F0 0B0 0W0", "Stage 0 does F and B and W"), ("0F0 1F0 1B0/0B0", "Stage 0 is on rank 0 and on rank 1"),
+    ("0F0 0B0 0F0", "0F0 is done twice"), ("0F0 0B0 0W0", "Stage 0 does F and B and W"),
+    ("0F0 1F0 1B0/0B0", "Stage 0 is on rank 0 and on rank 1"),
     ("0F0 0F2", "Stage 0 does nothing for microbatch 1"),
     ("0F0 0B0 0F1 0B1/1F1 1B1 1F0 1B0", "rank 0 waits for 1B0 of rank 1; rank 1 waits for 0F1 of rank 0")])
 def test_why_a_schedule_is_wrong(schedule, sentence):
@@ -184,17 +155,6 @@ def test_blocking_sends_hang_where_nonblocking_ones_do_not(schedule, back):
         validate(schedule(2, 3), blocking=True)
     assert f"rank 0 waits to send 0F1 to rank 1; rank 1 waits to send {back} to rank 0." in str(error.value)
     assert str(error.value).endswith(table(schedule(2, 3), [(0, 1), (1, 1)]))
-
-
-@given(schedules(), st.integers(1, 6))
-def test_where_all_messages_of_a_phase_go_one_way_no_nonblocking_sends_are_needed(schedule, m):
-    """In GPipe, and in an evaluation on a line or a V. On a ring the last rank sends to the first, which sends too."""
-    validate(gpipe(schedule.p, m), blocking=True)
-    ring = schedule.stages > schedule.p > 1 and schedule.placement()[0] != (0, schedule.stages - 1)
-    if not ring:
-        validate(evaluation_schedule(schedule.placement(), m), blocking=True)
-    with pytest.raises(ScheduleError, match="rank 0 waits to send 0F1 to rank 1"):
-        validate(forward_only(2, 2, 2), blocking=True)
 
 
 @given(schedules())

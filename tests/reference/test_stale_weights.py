@@ -27,7 +27,7 @@ def pipelines(draw, fewest=1):
     """Draw an untied model, the number of its stages and some microbatches."""
     p = draw(st.integers(fewest, 4))
     return draw(cases(num_layers=p + draw(st.integers(0, 1)), untie_embeddings_and_output_weights=True)), p, \
-        draw(st.integers(p, 7))
+        draw(st.integers(p, 5))
 
 
 def trained(drawn, stash, rate=RATE):

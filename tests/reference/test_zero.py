@@ -56,7 +56,7 @@ def padding_of(trainer: ZeroTrainer):
     return padding
 
 
-def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5, steps=3):
+def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5):
     """Check loss, norm and weights after every step against one process; replicas stay bitwise identical, and padding
     stays zero.
     """
@@ -64,7 +64,7 @@ def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5,
     textbook, padding = Trainer(case.model, optimizer_of(clip_grad), case.seed, Precision("float64")), padding_of(ours)
     if case.exact:
         start_from_random_numbers(case, ours, textbook)
-    for step in range(steps):
+    for step in range(2):
         tokens, targets = batch_of(case, step, d, m)
         loss, norm = ours.step(tokens, targets, case.b)
         expected_loss, expected_norm, _ = textbook.step(GPTBatch(tokens, targets))
