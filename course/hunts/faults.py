@@ -4,6 +4,7 @@ A level says where a bug shows first. A fault of a level is drawn by a digest of
 the fault itself. So nobody without the secret can find out which one is theirs, each student's can be drawn again at
 any time, and a fault that comes or goes later changes few other students'.
 """
+import ast
 import hashlib
 import hmac
 import json
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.bug_matrix import results
 from benchmarks.bug_matrix.hunt import hunts, lines_of
@@ -90,20 +91,28 @@ def mutations(run: str) -> tuple[Fault, ...]:
     found = []
     for path in (f"mpi_impl/{place}.py" for place, runs in PLACES.items() if run in runs):
         for mutant in mutants(path):
-            source = source_of(mutant.module)
-            text = source.encode()[mutant.start:mutant.end].decode()
-            if mutant.operator in KINDS and (mutant.operator != "drop communication" or SENDS.match(text)):
-                lines = mutant.statement, mutant.line + text.count("\n")
-                found.append(Fault(mutant.name, KINDS[mutant.operator], as_bug(mutant, source), lines, *RUNS[run]))
+            fewer = len(SENDS.findall(mutant.after)) < len(SENDS.findall(mutant.before))
+            if mutant.operator in KINDS and (mutant.operator != "drop communication" or fewer):
+                bug, lines = as_bug(mutant)
+                found.append(Fault(mutant.name, KINDS[mutant.operator], bug, lines, *RUNS[run]))
     return tuple(found)
 
 
-def as_bug(mutant: Mutant, source: str) -> Bug:
-    """Return the mutant as a text in the place of another one that occurs only once: with the lines around it."""
-    data = source.encode()
-    start = data.rfind(b"\n", 0, mutant.start) + 1
-    end = data.find(b"\n", mutant.end)
-    while data.count(data[start:end]) > 1:
-        start = data.rfind(b"\n", 0, start - 1) + 1
-    wrong = data[start:mutant.start] + mutant.replacement.encode() + data[mutant.end:end]
-    return Bug(mutant.module, data[start:end].decode(), wrong.decode())
+def as_bug(mutant: Mutant) -> tuple[Bug, tuple[int, int]]:
+    """Return the mutant as lines in the place of others, with those before them until they occur only once; and the
+    first and the last line that it changes.
+    """
+    source = source_of(mutant.module)
+    lines, statement = source.splitlines(keepends=True), statements(source)[mutant.statement]
+    first = statement.lineno - 1
+    last = statement.body[0].lineno - 1 if hasattr(statement, "body") else statement.end_lineno
+    wrong = " " * statement.col_offset + mutant.after + "\n"
+    start = next(start for start in range(first, -1, -1) if source.count("".join(lines[start:last])) == 1)
+    bug = Bug(mutant.module, "".join(lines[start:last]), "".join(lines[start:first]) + wrong)
+    return bug, (first + 1, last)
+
+
+@cache
+def statements(source: str) -> dict[int, Any]:
+    """Map the line on which a statement begins to its node: the innermost one."""
+    return {node.lineno: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)}
