@@ -153,6 +153,17 @@ def last_name(node: ast.AST) -> str:
 def changes(place: Place) -> Iterator[tuple]:
     """Yield the name of each operator that changes a place, with what it puts there."""
     node, *following = place.nodes
+    if isinstance(node, ast.If | ast.IfExp | ast.While):
+        if isinstance(node.test, ast.Name | ast.Attribute | ast.Call):
+            yield "condition", but(node, test=ast.UnaryOp(ast.Not(), node.test))
+    elif isinstance(node, ast.stmt):
+        yield from changes_of_statement(node, following)
+    else:
+        yield from changes_of_expression(node)
+
+
+def changes_of_statement(node: ast.stmt, following: list) -> Iterator[tuple]:
+    """Leave out a call or an update, or wait after the next statement; assign in place of an update; share an array."""
     match node:
         case ast.Expr(ast.Call()):
             yield "drop call", ast.Pass()
@@ -167,8 +178,11 @@ def changes(place: Place) -> Iterator[tuple]:
             yield "drop update", ast.Pass()
             if isinstance(array, ast.Name) and ast.unparse(where) == "...":
                 yield "alias", assignment(array, value)
-        case ast.If(test) | ast.IfExp(test) | ast.While(test) if isinstance(test, ast.Name | ast.Attribute | ast.Call):
-            yield "condition", but(node, test=ast.UnaryOp(ast.Not(), test))
+
+
+def changes_of_expression(node: ast.AST) -> Iterator[tuple]:
+    """Take another operator, number, bound, group or axis, or leave one out."""
+    match node:
         case ast.BoolOp(op, values):
             yield "condition", ast.BoolOp(OTHER[type(op)](), values)
         case ast.UnaryOp(ast.Not(), operand):
