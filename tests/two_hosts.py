@@ -171,7 +171,9 @@ class TwoHosts:
         self.hosts[1].ip("link", "set", "link0", "down")
 
     def mend(self) -> None:
+        """Join the link again, and wait until beta answers: alpha remembers for seconds that there was no way to it."""
         self.hosts[1].ip("link", "set", "link0", "up")
+        wait_for(lambda: self.start("ssh", "beta", "true").wait() == 0, "an answer of beta")
 
     def start(self, *command, env: dict[str, str] | None = None, folder: str = ".") -> subprocess.Popen:
         """Start this on alpha, in this folder, where `ssh` is one that knows the way."""
