@@ -40,15 +40,16 @@ def pytest_configure(config):
 
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
 # that compute stand between those that wait, so that the cores are busy.
-LONG = """test_bug_zoo test_entry mpi_impl/test_training notebooks/test_walkthroughs mpi_impl/test_recording
-    checkpoints/test_huggingface test_launch course/test_labs test_hosts mpi_impl/test_pretrain course/test_course
-    course/test_mistakes mpi_impl/test_faults course/test_nbgrader mpi_impl/test_prove test_pool mpi_impl/test_demos
-    mpi_impl/test_compare mpi_impl/test_waits mpi_impl/test_memory reference/test_theorems test_microshard
-    mpi_impl/test_kills mpi_impl/test_mixed_precision test_command test_readme_commands data/prepare/test_prepare
-    test_spy_layers mpi_impl/test_experiments mpi_impl/test_report test_bug_matrix course/test_sandbox
-    checkpoints/test_checkpoint checkpoints/test_program mpi_impl/test_zero mpi_impl/test_dry_run
-    checkpoints/test_resumed_runs mpi_impl/test_timelines notebooks/test_ranks_magic course/test_canvas gpu/test_ranks
-    evaluate/test_fine_tuning generate/test_generate test_mutants test_base_install""".split()
+LONG = """course/test_mistakes test_launch mpi_impl/test_training mpi_impl/test_dry_run mpi_impl/test_prediction
+    test_entry course/test_nbgrader reference/test_theorems test_readme_commands notebooks/test_walkthroughs
+    mpi_impl/test_recording mpi_impl/test_layers mpi_impl/test_faults mpi_impl/test_collectives course/test_course
+    test_hosts gpu/test_ranks checkpoints/test_checkpoint test_microshard course/test_labs mpi_impl/test_prove
+    mpi_impl/test_pretrain course/test_canvas plan/test_candidates mpi_impl/test_memory mpi_impl/test_forecast
+    test_pool evaluate/test_fine_tuning mpi_impl/test_waits mpi_impl/test_compare checkpoints/test_huggingface
+    mpi_impl/test_experiments mpi_impl/test_demos mpi_impl/test_timelines mpi_impl/test_kills
+    checkpoints/test_resumed_runs evaluate/test_zero_shot course/test_in_jupyterlab test_bug_matrix
+    generate/test_decoding mpi_impl/test_kernels test_command course/test_cheats notebooks/test_ranks_magic
+    test_bug_zoo gpu/test_kernels test_benchmarks mpi_impl/test_device mpi_impl/test_mixed_precision""".split()
 
 
 def place(item) -> int:
