@@ -53,7 +53,7 @@ def model_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def by_option(model: dict[str, Any]) -> dict[str, Any]:
-    """Return what model_of returns, with the options of experts along with the others."""
+    """Return what model_of returns, with the options of experts among the others."""
     return {"num_experts": None, **model, **(model.get("experts") or {}), "experts": None}
 
 

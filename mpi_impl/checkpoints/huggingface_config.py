@@ -37,7 +37,7 @@ def layout_of(model: ModelConfig) -> TransformersLayout:
 
 
 def options_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the model's fields with those of its experts along with the others, as the options are."""
+    """Return the model's fields, those of its experts among them, under the names of the options."""
     return vars(model) | (vars(model.experts) if model.experts else {"num_experts": None})
 
 

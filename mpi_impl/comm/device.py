@@ -142,7 +142,7 @@ def without_mpi(devices: Sequence[RankDevice]) -> str:
 
 
 def path_of(devices: Sequence[RankDevice], backend: str) -> DevicePath:
-    """Return the path of this rank's arrays, once it has chosen its GPU. Next to NCCL, MPI has the rank's messages."""
+    """Return the path of this rank's arrays, once it has chosen its GPU. With NCCL, MPI's path is there, too."""
     direct = backend != "staged" and not without_mpi(devices)
     return DevicePath(None if direct else PinnedStaging(), NCCL() if backend == "nccl" else None)
 

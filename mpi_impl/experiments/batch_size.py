@@ -21,10 +21,10 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology
-from mpi_impl.experiments.byte_windows import BYTES, gpt_batch, read_text
 from mpi_impl.experiments.experiment import (Experiment, divide, each, each_alone, narrow_model, require_above_zero,
                                              spread, trainer_of)
 from mpi_impl.experiments.panels import Panel
+from mpi_impl.experiments.training_data import BYTES, gpt_batch, read_text
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.runtime.tables import aligned, count

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpi_impl.comm.group import world
-from mpi_impl.experiments.byte_windows import equal_steps, masked_batch
 from mpi_impl.experiments.experiment import Experiment, Kind, each, last_tenth, narrow_model
+from mpi_impl.experiments.training_data import equal_steps, masked_batch
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.runtime.tables import count

@@ -14,9 +14,9 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
-from mpi_impl.experiments.byte_windows import BYTES, bert_batch, gpt_batch, read_text
 from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model
 from mpi_impl.experiments.panels import Panel
+from mpi_impl.experiments.training_data import BYTES, bert_batch, gpt_batch, read_text
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.runtime.tables import count

@@ -12,9 +12,9 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
-from mpi_impl.experiments.byte_windows import equal_steps
 from mpi_impl.experiments.experiment import Experiment, Kind, each, narrow_model, require_above_zero
 from mpi_impl.experiments.panels import Panel
+from mpi_impl.experiments.training_data import equal_steps
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from reference.batches import GPTBatch

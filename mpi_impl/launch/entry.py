@@ -192,7 +192,7 @@ def end_all(words: str, status: int) -> NoReturn:
 
 
 def end_waiting(waited: str) -> None:
-    """End all ranks, in another thread than one that is stuck in MPI. Of ranks that fail together, one speaks."""
+    """End all ranks, while another thread is stuck in MPI. Of ranks that fail together, one speaks."""
     from mpi_impl.comm import ending, group
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others

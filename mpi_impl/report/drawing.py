@@ -1,4 +1,4 @@
-"""What pictures share: figures, boxes with labels, rows with names, legends."""
+"""The common parts of pictures: figures, boxes with labels, rows with names, legends."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -8,8 +8,9 @@ what a weight is rounded to).
 
 What adds a constant to all scores is left out of the weights: the bias of keys, and that of their norm. Its gradient is
 zero, for softmax does not feel it, so what is computed for it is rounding alone. Adam divides rounding by the root of
-its square and takes whole steps in directions that mean nothing, and that no loss feels. Elsewhere the same happens to
-single elements, so in float32 the weights are a coarse check: float64 is the strict one.
+its square and takes whole steps in directions that mean nothing, and that no loss feels. (Rope rotates these biases, so
+that they have a small gradient; they are left out there, too.) Elsewhere the same happens to single elements, so in
+float32 the weights are a coarse check: float64 is the strict one.
 
 Why the textbook then takes over the ranks' weights: every step is proven from the same weights, so the whole run is.
 Left alone the two would part, and nothing would be wrong: training at a high rate is chaotic, and has been seen to

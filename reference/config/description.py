@@ -1,4 +1,4 @@
-"""How ranks share the work, in a few words: `t 2, p 2, d 2, zb-h1, ZeRO-2, sequence parallel`."""
+"""Descriptions of a topology in a few words, such as `t 2, p 2, d 2, zb-h1, ZeRO-2, sequence parallel`."""
 from reference.config.parallel_config import ParallelConfig
 
 

@@ -143,16 +143,3 @@ def balance_of_microbatches(probs, ids, parts):
         fractions = np.bincount(some_ids.reshape(-1), minlength=experts) / some_ids.size
         losses.append(experts * (fractions * some_probs.mean((0, 1))).sum())
     return sum(losses) / parts
-
-
-def overwritten_counts(counts):
-    """Sum counts over ranks by an in-place all-reduce, then go on with what used to be a rank's own count.
-
-    Megatron-LM's router did so (issue 7452, its tenth finding): where a rank's own number of tokens was needed
-    afterwards, it was the number on all ranks, and the gradient too large by the number of ranks. `counts` is a list of
-    each rank's array. Returns each rank's sum over all ranks, and its "own" count.
-    """
-    total = sum(counts[1:], counts[0].copy())
-    for own in counts:
-        own[...] = total
-    return [total for _ in counts], counts

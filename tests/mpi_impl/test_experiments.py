@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import byte_windows, layer_norm_order, prefetch, scaling_study, stale_weights
+from mpi_impl.experiments import layer_norm_order, prefetch, scaling_study, stale_weights, training_data
 from mpi_impl.experiments.batch_size import BatchSize, BatchSizeOptions, Measured, hyperbola
 from mpi_impl.experiments.layer_norm_order import LayerNormOrder
 from mpi_impl.experiments.model_size import ModelSize
@@ -134,13 +134,13 @@ def test_the_batches_are_pieces_of_the_text():
     """A GPT's targets are the next bytes; a BERT's masked bytes give back the text; only they have a weight."""
     text = np.random.default_rng(0).integers(256, size=40, dtype=np.uint8)
     gpt, bert = (make(text, np.random.default_rng(1), 300, 8)
-                 for make in (byte_windows.gpt_batch, byte_windows.bert_batch))
+                 for make in (training_data.gpt_batch, training_data.bert_batch))
     rows = np.concatenate([gpt.tokens, gpt.targets[:, -1:]], 1)
     assert {row.astype(np.uint8).tobytes() for row in rows} == {bytes(text[i:i + 9]) for i in range(32)}
     assert (gpt.targets[:, :-1] == rows[:, 1:-1]).all()
     whole = np.where(bert.weights, bert.targets, bert.tokens).astype(np.uint8)
     assert {row.tobytes() for row in whole} == {bytes(text[i:i + 8]) for i in range(33)}
-    assert ((bert.tokens == byte_windows.MASK) == bert.weights).all() and bert.weights.any(1).all()
+    assert ((bert.tokens == training_data.MASK) == bert.weights).all() and bert.weights.any(1).all()
 
 
 # ---- model_size -----------------------------------------------------------------------------------------------------

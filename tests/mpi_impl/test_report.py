@@ -131,7 +131,7 @@ def test_a_message_follows_the_schedule():
 
 
 def test_a_large_run_has_a_small_page():
-    """Of 2,000 microbatches, with five collectives in each action, the page shows the first ones, and says so."""
+    """The page shows the first of 2,000 microbatches, with five collectives in each action, and says so."""
     c, m = ParallelConfig(), 2000
     schedule = schedule_of(c, m)
     (own,) = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3)))

@@ -1,5 +1,5 @@
-"""What the experiments' models learn, as batches for a GPT or a BERT: windows of bytes, from the source of Python's own
-standard library; and sequences of numbers with equal steps.
+"""Training data of the experiments, as batches for a GPT or a BERT: windows of bytes from the source of Python's own
+library, and sequences of numbers with equal steps.
 """
 from typing import NamedTuple
 
