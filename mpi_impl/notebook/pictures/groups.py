@@ -5,8 +5,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mpi_impl.comm.topology import place
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.prediction.group import members_by_color, survey
 from mpi_impl.report.drawing import draw_box
 from reference.config import ParallelConfig
 
@@ -17,14 +17,8 @@ ROW = 1.9                                   # the height of a row, where a rank 
 
 def groups_of(c: ParallelConfig) -> dict[str, list[list[int]]]:
     """Return the groups of ranks of each kind, as `connect` in mpi_impl/comm/topology.py forms them."""
-    found: dict[str, list[list[int]]] = {}
-    for kind in KINDS:
-        members: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(c.world_size):
-            at = place(rank, c)
-            members.setdefault(at._replace(**{kind: 0}), []).append(rank)    # they differ in nothing else
-        found[kind] = list(members.values())
-    return found
+    colors = survey(c)
+    return {kind: list(members_by_color(colors[kind]).values()) for kind in KINDS}
 
 
 def crosses(group: Sequence[int], server: int) -> bool:
