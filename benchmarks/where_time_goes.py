@@ -32,11 +32,13 @@ def main() -> None:
     parser = parser_of("where_time_goes", __doc__)
     parser.add_argument("cases", nargs="+", metavar="WORK:RANKS", help=f"as h512:2; works are {', '.join(WORKS)}")
     parser.add_argument("--sequence-parallel", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, in place of float32")
     options = parser.parse_args()
     cases = [case_of(text) for text in options.cases]
+    flags = ["--sequence-parallel"] * options.sequence_parallel + ["--bf16"] * options.bf16
     with tempfile.TemporaryDirectory() as folder:
         clock = compile_clock(Path(folder, "blas_clock.so"))
-        found = {text: where(WORKS[name], ranks, clock, options.sequence_parallel)
+        found = {text: where(WORKS[name], ranks, clock, flags)
                  for text, (name, ranks) in zip(options.cases, cases)}
     for (text, times), (name, ranks) in zip(found.items(), cases):
         print(f"\n{text}: {WORKS[name]}, on {ranks} of {cores()} cores\n\n{table(times)}\n\n{products_table(times)}")
@@ -51,10 +53,9 @@ def compile_clock(path: Path) -> Path:
     return path
 
 
-def where(work: Work, ranks: int, clock: Path, sequence_parallel: bool = False) -> dict:
+def where(work: Work, ranks: int, clock: Path, flags: list[str]) -> dict:
     """Run the ranks with the clock, and return what they have measured."""
-    more = ["--sequence-parallel"] if sequence_parallel else []
-    command = launched(ranks, "shardlab_gpt", work.argument, "1", "--where", *more)
+    command = launched(ranks, "shardlab_gpt", work.argument, "1", "--where", *flags)
     clocked = {"LD_PRELOAD": str(clock), "NUMPY_MODULE": numpy._core._multiarray_umath.__file__}
     return json.loads(output_of(command, **thread_settings({}), **clocked).splitlines()[-1])
 

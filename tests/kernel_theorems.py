@@ -124,6 +124,7 @@ class Drawing:
     put: Callable = np.array            # copies an array of the host to where the column works
     away: bool = False                  # whether that is not the host, but a device, or stands for one
     on_device: bool = False             # with its own kernels
+    compiled: bool = False              # by kernels that round halves where a GPU's do
     positions: Any = None               # of attention
     padding: Any = None                 # where samples are shorter: bool [b, s]
     formats: dict[int, str] = field(default_factory=dict)   # of results that are in another one than expected
@@ -220,7 +221,7 @@ class Row(NamedTuple):
     """How a kernel's arguments are drawn, and what is asked of its results."""
 
     arguments: Callable                 # of a Drawing
-    roundings: float = 1                # of halves on a GPU, one after the other
+    roundings: float = 1                # of halves in compiled kernels, one after the other
     numbers: tuple[int, ...] = ()       # results that are not rounded to halves
     writes: int | None = None           # the argument that the result is written over, and is
     spoils: tuple[int, ...] = ()        # arguments that may have changed afterwards
@@ -245,6 +246,11 @@ def activated_linear(d):
 def add_to(d):
     y = d.lying(*d.rows(), d.width())
     return [y, d.lying(*y.shape) if d.flag() else d.array(y.shape[-1])]
+
+
+def parts_of_ranks(d):
+    size, shape = d.size(4, least=2), (d.size(60), d.size(60))
+    return [d.lying(size, *shape), d.data.draw(st.sampled_from(["sum", "max"])), d.array(*shape)]
 
 
 def stack(d):
@@ -452,6 +458,7 @@ def result_and_kept(result) -> list:
 ARGUMENTS = {
     "linear": Row(linear, 3),
     "add_to": Row(add_to, writes=0),
+    "sum_in_rank_order": Row(parts_of_ranks, writes=2),
     "stack": Row(stack),
     "accumulate": Row(accumulate, numbers=(0,), writes=0),
     "total": Row(total, numbers=(0,)),
@@ -503,7 +510,7 @@ def is_the_textbooks(name: str, d: Drawing) -> None:
         number = i in row.numbers or i - len(found) in row.numbers
         form = d.formats.get(i, stays(d.form) if number else d.form)
         assert actual.dtype == dtype_of(form), f"result {i} is of {actual.dtype}, not {form}"
-        roundings = row.roundings if d.on_device or row.composed or row.through_halves else 1
+        roundings = row.roundings if d.on_device or d.compiled or row.composed or row.through_halves else 1
         near(actual, wanted, bound_of(d.form if row.through_halves else form, roundings))
         if row.elementwise and is_half(actual):
             limit = FORMATS[form].epsilon / 2 * abs(wanted) + 1e-6 * max(1.0, abs(wanted).max())

@@ -2,7 +2,7 @@
 
 Computation counts as the thread's CPU time; messages and waits as wall time. The rest of a step's wall time is time in
 which the rank had no core. A barrier before each collective tells waiting for the other ranks from moving the bytes.
-The time of a kernel does not include that of kernels and products inside it. (blas_clock.cpp times the products.)
+The time of a kernel does not include that of kernels and products inside it. (blas_clock.cpp times BLAS's products.)
 """
 import ctypes
 import time
@@ -55,6 +55,7 @@ class Stopwatch:
 
     def start(self) -> None:
         self.seconds, self.calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self.of_halves, self.calls_of_halves = Counter[tuple](), Counter[tuple]()
         self.current = PYTHON, ""
         ctypes.memset(self.products, 0, ctypes.sizeof(self.products))
         self.products_run.value = 1
@@ -76,9 +77,17 @@ class Stopwatch:
         before, self.current = self.current, work
         return before
 
-    def charge(self, name: str, function: Callable, *arguments):
-        """Call the function, and charge its time to the kernel of this name."""
-        work = KERNELS, name
+    def compiled(self, name: str, function: Callable, *arguments):
+        """Call a compiled kernel. Products of halves are charged to the kernel that asks for them, and by shape."""
+        if not name.startswith("product"):
+            return self.charge((KERNELS, f"{name}, compiled"), function, *arguments)
+        its, began = arguments[-1], time.thread_time()
+        self.charge((PRODUCTS, self.current[1]), function, *arguments)
+        self.of_halves[its.m, its.k, its.n] += time.thread_time() - began
+        self.calls_of_halves[its.m, its.k, its.n] += 1
+
+    def charge(self, work: tuple[str, str], function: Callable, *arguments):
+        """Call the function, and charge its time to this work."""
         self.calls[work] += 1
         before = self.switch(work)
         try:
@@ -119,8 +128,9 @@ class Stopwatch:
         self.products_run.value = 0
         shapes = {(p.m, p.k, p.n): p for p in self.products if p.calls}
         self.seconds[NO_CORE, ""] = wall - self.seconds.total()
-        return Step(wall, self.seconds, self.calls, Counter({shape: p.seconds for shape, p in shapes.items()}),
-                    Counter({shape: p.calls for shape, p in shapes.items()}))
+        return Step(wall, self.seconds, self.calls,
+                    self.of_halves + Counter({shape: p.seconds for shape, p in shapes.items()}),
+                    self.calls_of_halves + Counter({shape: p.calls for shape, p in shapes.items()}))
 
     def replaced(self) -> ExitStack:
         """Replace all functions that are timed, until the result is closed."""
@@ -131,9 +141,8 @@ class Stopwatch:
             patches.enter_context(mock.patch.object(place, name, function))
 
         replace(kernels.Kernel, "__call__",
-                lambda row, *arguments: self.charge(names[id(row)], call, row, *arguments))
-        replace(core, "function",
-                lambda name, form: partial(self.charge, f"{name}, compiled", compiled(name, form)))
+                lambda row, *arguments: self.charge((KERNELS, names[id(row)]), call, row, *arguments))
+        replace(core, "function", lambda name, form: partial(self.compiled, name, compiled(name, form)))
         for name in (*COLLECTIVES, *POSTING):
             replace(Group, name, self.time_call(getattr(Group, name), MESSAGES, name in COLLECTIVES))
         replace(Pending, "wait", self.time_call(Pending.wait, WAITING, False))

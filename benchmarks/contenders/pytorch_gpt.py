@@ -4,8 +4,8 @@ A work with `g` is a Llama; the BERT is in pytorch_bert.py.
 
 Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; in a Llama gate and up in one product, keys and values repeated for the heads of their group
-as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model. With `--cuda` on a
-GPU, products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
+as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model. With `--bf16`, and
+always with `--cuda`, on a GPU, products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
 """
 import os
 import sys
@@ -61,6 +61,7 @@ class ParallelCrossEntropy(torch.autograd.Function):
         ids = targets - RANK * logits.shape[-1]
         elsewhere = (ids < 0) | (ids >= logits.shape[-1])
         ids = ids.masked_fill(elsewhere, 0)[..., None]
+        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         logits = logits - all_reduce(logits.amax(-1), dist.ReduceOp.MAX)[..., None]
         picked = all_reduce(logits.gather(-1, ids)[..., 0].masked_fill(elsewhere, 0))
         probs = logits.exp_()
@@ -174,6 +175,7 @@ def main(kind=TorchGPT):
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)
     device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
+    halves = device.type == "cuda" or "--bf16" in sys.argv
     torch.manual_seed(0)     # replicated parameters are then identical on every rank
     model = kind(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
@@ -181,7 +183,7 @@ def main(kind=TorchGPT):
     batch = [x.to(device) for x in kind.batch(work, torch.Generator().manual_seed(0))]
 
     def step():
-        with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+        with torch.autocast(device.type, torch.bfloat16) if halves else nullcontext():
             loss = loss_of(*batch)
         loss.backward()
         optimizer.step()

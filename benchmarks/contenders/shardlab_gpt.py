@@ -2,8 +2,8 @@
 
 Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. The step is in
-float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the ranks take a few steps by themselves
-and print the milliseconds of a step by kind of work, as JSON (cpu_times.py, gpu_times.py).
+float32 on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the ranks take
+a few steps by themselves and print the milliseconds of a step by kind of work, as JSON (cpu_times.py, gpu_times.py).
 """
 import json
 import sys
@@ -57,7 +57,7 @@ def main() -> None:
     like, ranks.instruments.device_path = device.like, device.path
     topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=sequence,
                                             keep_gathered_inputs=sequence))
-    precision = Precision("bfloat16" if cuda else "float32")
+    precision = Precision("bfloat16" if cuda or "--bf16" in sys.argv else "float32")
     trainer = Trainer(ModelState(model_of(work), topology, 1, precision, like), optimizer)
     batch = batch_of(work)
     batch = type(batch)(*(x if x is None else moved_to(x, like) for x in batch))

@@ -4,11 +4,12 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 """
 import numpy as np
 
-from mpi_impl.kernels import cpu, fused, plain
+from mpi_impl.kernels import compiled_halves, cpu, fused, plain
 from mpi_impl.kernels.blockwise import BlockwiseAttentionCore, score_scale
 from mpi_impl.kernels.fused import core
-from mpi_impl.kernels.fused.structs import heads_of, site_of
-from mpi_impl.runtime.arrays import address
+from mpi_impl.kernels.fused.launcher import NAMES, call
+from mpi_impl.kernels.fused.structs import heads_of, site_of, whole_heads
+from mpi_impl.runtime.arrays import is_half
 from reference import ops
 from reference.ops import Mask, rows
 
@@ -35,10 +36,18 @@ def activated_linear(x, w, b, activation):
     return fused.GELUS[activation](linear(x, w), b)
 
 
+def accumulate(grad, x, dy):
+    """Add up the products of halves in float32, as gradients are, where there are kernels for them."""
+    halves = is_half(x) and core.works(NAMES[x.dtype])
+    (compiled_halves if halves else plain).accumulate(grad, x, dy)
+
+
 def adam_update(states, grad, model, runs, factor, step, rate, config):
-    """Take the step in one pass over each run; the kernels of a core have no formats of two bytes."""
-    fused.adam_update(states, grad, None, runs, factor, step, rate, config)
-    plain.copy_to_model(states[0], model)
+    """Take the step in one pass over each run, and round the parameters in it where there are kernels for halves."""
+    at_once = model is None or core.works(NAMES[model.dtype])
+    fused.adam_update(states, grad, model if at_once else None, runs, factor, step, rate, config)
+    if not at_once:
+        plain.copy_to_model(states[0], model)
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
@@ -58,15 +67,3 @@ def attention_core_backward(dcontext, cache):
     call("attention.attention_backward", len(q) * k.shape[2], dcontext, q, k, v, probs, keep, kept_scale, lengths,
          *gradients, heads_of(q, k, v, dcontext), heads_of(dq, dk, dv, dcontext), score_scale(q), causal)
     return gradients
-
-
-def whole_heads(x):
-    """Return x [b, s, heads, d], or a copy in which the d numbers of a head are next to one another."""
-    return x if x.strides[-1] == x.itemsize else x.copy()
-
-
-def call(kernel: str, blocks: int, q, *arguments) -> None:
-    """Call a kernel that is for cores alone, "file.name", on arrays that may have gaps."""
-    addresses = (address(x) if isinstance(x, np.ndarray) and not x.dtype.names else core.as_argument(x)
-                 for x in (q, *arguments))
-    core.function(kernel.partition(".")[2], q.dtype.name)(blocks, *addresses)

@@ -1,9 +1,11 @@
 """Functions that reference/ops.py does not have, in plain NumPy operations on arrays of any library."""
 import numpy as np
 
-from mpi_impl.runtime.arrays import narrowed, widened
+from mpi_impl.runtime.arrays import is_half, narrowed, widened
 from reference import optimizer
 from reference.ops import rows
+
+UFUNCS = {"sum": np.add, "max": np.maximum}
 
 # ---- sums and stacks ----
 
@@ -12,6 +14,22 @@ def add_to(y, x):
     """Add x to y, in place, and return y: x has the shape of y or of a row of it, as a bias has."""
     y += x
     return y
+
+
+def sum_in_rank_order(parts, op: str, out):
+    """Write the elementwise sum (or maximum) of parts [size, ...], one from each of two ranks or more, to out [...].
+
+    Return out.
+
+    The result has the same bits on every rank and with every MPI. Halves are added in float32 and rounded once.
+    """
+    total = np.empty_like(out, dtype=np.float32) if is_half(out) else out
+    UFUNCS[op](widened(parts[0]), widened(parts[1]), out=total)
+    for part in parts[2:]:
+        UFUNCS[op](total, widened(part), out=total)
+    if total is not out:
+        out[...] = narrowed(total, out.dtype)
+    return out
 
 
 def stack(parts):

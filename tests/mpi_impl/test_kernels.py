@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import blockwise, compiled, cpu, cuda, fused, half, partial_attention, plain
+from mpi_impl.kernels import blockwise, compiled, compiled_halves, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
 from reference import online_softmax, ops
@@ -23,6 +23,7 @@ COLUMNS = pytest.mark.parametrize("index, forms, put", [
     pytest.param(kernels.NUMPY, WIDE, np.array, id="numpy"),
     pytest.param(kernels.COMPILED, WIDE, np.array, marks=needs_a_compiler, id="compiled"),
     pytest.param(kernels.HALF, HALVES, np.array, id="half"),
+    pytest.param(kernels.COMPILED_HALF, HALVES, np.array, marks=needs_a_compiler, id="compiled half"),
     pytest.param(kernels.TEXTBOOK, WIDE, SpyArray, id="textbook")])       # refuses what CuPy refuses
 NOT_OF_HALVES = {"sum_of_squares"}      # but of gradients, which are float32
 
@@ -53,7 +54,7 @@ def test_the_table_names_functions_by_its_rows():
 
 def test_no_kernel_is_missing_from_its_row():
     """A fast function that no column names would never run."""
-    for module in (plain, cpu, partial_attention, blockwise, compiled, half, fused, cuda):
+    for module in (plain, cpu, partial_attention, blockwise, compiled, compiled_halves, half, fused, cuda):
         for name in vars(module).keys() & TABLE.keys():
             assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
 
@@ -61,11 +62,11 @@ def test_no_kernel_is_missing_from_its_row():
 def test_the_first_array_chooses_the_column(monkeypatch):
     wide, sixteen = np.ones((1, 1)), np.ones((1, 1), np.float16)
     for works in (True, False):
-        monkeypatch.setattr(core, "works", lambda works=works: works)
+        monkeypatch.setattr(core, "works", lambda form, works=works: works)
         for x in (wide, wide.astype(np.float32)):
             assert kernels.column(x) == (kernels.COMPILED if works else kernels.NUMPY)
         for x in (sixteen, sixteen.astype(dtype_of("bfloat16")), (sixteen, wide), [sixteen]):
-            assert kernels.column(x) == kernels.HALF
+            assert kernels.column(x) == (kernels.COMPILED_HALF if works else kernels.HALF)
         assert kernels.column(SpyArray(wide)) == kernels.TEXTBOOK
     monkeypatch.setattr(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray))
     assert kernels.column(SpyArray(sixteen)) == kernels.column((SpyArray(wide), wide)) == kernels.CUDA
@@ -78,10 +79,11 @@ def test_the_first_array_chooses_the_column(monkeypatch):
 @pytest.mark.parametrize("name", ARGUMENTS)
 @given(data=st.data())
 def test_a_kernel_is_the_textbooks(name, index, forms, put, data):
-    if index != kernels.HALF or name not in NOT_OF_HALVES:
+    if index not in (kernels.HALF, kernels.COMPILED_HALF) or name not in NOT_OF_HALVES:
         # Adam's first arguments are master weights: of a model of halves they are float32.
         form = data.draw(st.sampled_from((*WIDE, *HALVES) if name == "adam_update" else forms))
-        is_the_textbooks(name, Drawing(data, form, column(index), put, away=put is SpyArray))
+        is_the_textbooks(name, Drawing(data, form, column(index), put, away=put is SpyArray,
+                                       compiled=index == kernels.COMPILED_HALF))
 
 
 @FAST
@@ -91,6 +93,24 @@ def test_attention_in_blocks_of_real_size(monkeypatch, index, name, data):
     monkeypatch.undo()
     positions = st.sampled_from([127, 129, 300])
     is_the_textbooks(name, Drawing(data, "float64", column(index), positions=positions))
+
+
+def whole_blocks(most: int):
+    """Draw a size, every other time one that blocks of 32 make up."""
+    return st.one_of([st.integers(1, most), st.integers(1, most // 32).map(lambda n: 32 * n)][:1 + (most >= 32)])
+
+
+@needs_a_compiler
+@given(st.sampled_from(HALVES), st.tuples(*(whole_blocks(most) for most in (64, 128, 2176))), st.booleans(), st.data())
+def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transposed, data):
+    """Neither on how many other rows and columns there are, nor on the layout: so ranks have what one process has."""
+    (m, n, k), rng = sizes, np.random.default_rng(data.draw(st.integers(0, 99)))
+    x, w, b = (rng.normal(size=shape).astype(dtype_of(form)) for shape in ((m, k), (k, n), n))
+    few, some = data.draw(st.integers(1, min(m, 6))), data.draw(whole_blocks(n))
+    rows, columns = slice(m - few, m), slice(n - some, n)
+    part = np.asfortranarray(w[:, columns]) if transposed else w[:, columns]
+    np.testing.assert_array_equal(compiled_halves.linear(x[rows], part, b[columns]).view(np.uint16),
+                                  compiled_halves.linear(x, w, b)[rows, columns].view(np.uint16))
 
 
 # ---- numbers that are rarely drawn ----------------------------------------------------------------------------------

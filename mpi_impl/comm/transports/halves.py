@@ -1,12 +1,11 @@
-"""16-bit floats by MPI, which does not know these formats: their bits move as integers, and sums are made here."""
+"""16-bit floats by MPI, which does not know these formats: their bits move as integers, and sums are ours."""
 import numpy as np
 
 from mpi_impl.comm.transports.buffers import split_in_pieces
 from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives
-from mpi_impl.runtime.arrays import contiguous, is_half, narrowed, widened
-
-UFUNCS = {"sum": np.add, "max": np.maximum}
+from mpi_impl.kernels import sum_in_rank_order
+from mpi_impl.runtime.arrays import contiguous, is_half
 
 
 class HalvesTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
@@ -59,16 +58,3 @@ class HalvesTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
 def mpi_view(x):
     """Return a view of the bits of 16-bit floats as integers, which MPI can move."""
     return x.view(np.uint16)
-
-
-def sum_in_rank_order(parts, op: str, out) -> None:
-    """Write the elementwise sum (or maximum) of parts [size, ...], one from each of two ranks or more, to out [...].
-
-    The result has the same bits on every rank and with every MPI. Halves are added in float32 and rounded once.
-    """
-    total = np.empty_like(out, dtype=np.float32) if is_half(out) else out
-    UFUNCS[op](widened(parts[0]), widened(parts[1]), out=total)
-    for part in parts[2:]:
-        UFUNCS[op](total, widened(part), out=total)
-    if total is not out:
-        out[...] = narrowed(total, out.dtype)

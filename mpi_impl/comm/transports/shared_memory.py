@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 from mpi_impl.comm.mpi_library import attribute_key, place_on_machine
 from mpi_impl.comm.transports.buffers import copy_back
-from mpi_impl.comm.transports.halves import sum_in_rank_order
 from mpi_impl.comm.transports.transport import Collectives
+from mpi_impl.kernels import sum_in_rank_order
 from mpi_impl.runtime.arrays import contiguous
 from mpi_impl.runtime.rank_environment import cores, forget_shared_memory, ranks_here, shared_memory_left
 

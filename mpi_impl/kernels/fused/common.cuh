@@ -24,9 +24,11 @@ __device__ inline element narrow(number x) { return x; }
 
 #else  // a format of two bytes: read, computed in float32, rounded once to the nearest
 
-struct element { unsigned short bits; };
 typedef float number;
-#if defined(EMULATED)  // the tests' header has them: a CPU's compiler knows no PTX
+#if !defined(CORE)  // core.h has its own
+struct element { unsigned short bits; };
+#endif
+#if defined(CORE) || defined(EMULATED)  // the tests' header has the rest: a CPU's compiler knows no PTX
 #elif defined(FLOAT16)
 __device__ inline number widen(element x) {
     number y;
@@ -69,6 +71,7 @@ template <int N> __device__ inline void store(element *x, const Pack<N> &pack) {
 #define VECTORS
 #define SUMMING(...)
 #define SEEKING(x)
+#define IN_VECTORS(some, all) some
 #define HOLDS(width) ((width) <= (int)blockDim.x * (packed ? PACK : 1))  // at most one pack for each thread
 #define PACKED(function, arguments, ...) \
     (packed ? function<PACK, ##__VA_ARGS__> arguments : function<1, ##__VA_ARGS__> arguments)
@@ -79,6 +82,7 @@ template <int N> inline void store(element *x, const Pack<N> &pack) { *x = pack.
 #define VECTORS PRAGMA(omp simd)
 #define SUMMING(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 #define SEEKING(x) PRAGMA(omp simd reduction(max : x))
+#define IN_VECTORS(some, all) ((some) + 15 < (all) ? ((some) + 15) & ~15 : (all))  // what is left of a vector takes long
 #define HOLDS(width) false  // sums of columns stay in the cache
 #define PACKED(function, arguments, ...) function<1, ##__VA_ARGS__> arguments
 #endif

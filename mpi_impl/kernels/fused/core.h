@@ -53,3 +53,47 @@ inline float erf(float x) {
     far = far * t + 2.825570718e-1f;
     return size < 1.f ? x * near : std::copysign(1.f - exp(-square) * t * far, x);
 }
+
+// ---- halves: integers, since compilers vectorize no loop over structs; and rounding without branches ----------------
+
+inline unsigned bits_of(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+
+inline float float_of(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+#if defined(BFLOAT16)
+
+typedef unsigned short element;
+inline float widen(element x) { return float_of((unsigned)x << 16); }
+inline element narrow(float x) {
+    unsigned bits = bits_of(x), rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return x == x ? rounded : 0x7FC0;
+}
+
+#elif defined(FLOAT16)
+
+// Where float16 has less than 11 bits, its numbers are 2^-24 apart, as float32's are from 1/2 to 1 (give or take a bit):
+// a sum there reads or rounds them.
+typedef unsigned short element;
+inline float widen(element x) {
+    unsigned size = (x & 0x7FFF) << 13, exponent = size & 0xF800000;
+    float small = float_of(size + (113 << 23)) - float_of(113 << 23);
+    unsigned large = size + ((exponent == 0xF800000 ? 224 : 112) << 23);
+    return float_of((exponent ? large : bits_of(small)) | (x & 0x8000) << 16);
+}
+inline element narrow(float x) {
+    unsigned bits = bits_of(x), size = bits & 0x7FFFFFFF;
+    unsigned small = bits_of(float_of(size) + 0.5f) - (126 << 23);
+    unsigned normal = (size - (112 << 23) + 0xFFF + (size >> 13 & 1)) >> 13;
+    unsigned rounded = size < 113 << 23 ? small : size < 143 << 23 ? normal : size > 255 << 23 ? 0x7E00 : 0x7C00;
+    return rounded | (bits >> 16 & 0x8000);
+}
+
+#endif

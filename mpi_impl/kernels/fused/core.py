@@ -1,5 +1,5 @@
 """The kernels for one core of a CPU, compiled once on each machine: the same sources as plain C++ (core.h), and
-the .cpp files, which are for cores alone.
+the .cpp files, which are for cores alone. Those in the folders floats and halves are for arrays of such formats.
 
 Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from mpi_impl.kernels.fused.structs import HEADS, ROWS, RUNS, SITE
+from mpi_impl.kernels.fused.structs import HEADS, ROWS, RUNS, SITE, Product
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.files import read_bytes, read_text
 from reference.errors import UserError
 
 FOLDER = Path(__file__).parent
-FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
+HALVES = "float16", "bfloat16"
 SEAL = ".xxh128"                        # the ending of the file with a library's checksum
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared",
            "-fPIC", "-w")
@@ -41,10 +42,10 @@ def compiler() -> str:
 
 
 @cache
-def works() -> bool:
-    """Report whether kernels work on this machine, and compile them if that has not been done yet."""
+def works(form: str = "float32") -> bool:
+    """Report whether kernels for a format work on this machine, and compile them if that has not been done yet."""
     try:
-        return bool(compiler()) and all(map(library, FORMATS))
+        return bool(compiler()) and bool(library(form))
     except (OSError, RuntimeError, subprocess.SubprocessError):     # no home is a RuntimeError
         return False
 
@@ -56,7 +57,7 @@ def library(form: str) -> ctypes.CDLL:
     What is loaded runs, and a damaged library ends the process: so it is only loaded if it is this user's, and whole.
     Raises OSError or SubprocessError.
     """
-    text = translation_unit()
+    text = translation_unit(form)
     made_for = (text, OPTIONS, form, compiler(), platform.node(), platform.machine(), instructions())
     path = folder() / f"{sha256(repr(made_for).encode()).hexdigest()[:20]}.so"
     if not is_own(path.parent):     # others can change what is there: so these kernels are for this process alone
@@ -130,15 +131,20 @@ def folder() -> Path:
 # ---- sources --------------------------------------------------------------------------------------------------------
 
 
-def sources() -> list[Path]:
+def sources(form: str) -> list[Path]:
     """Return the files with kernels: those for GPUs, too, and then those for cores alone, which call them."""
-    return [*sorted(FOLDER.glob("*.cu")), *sorted(FOLDER.glob("*.cpp"))]
+    return [*sorted(FOLDER.glob("*.cu")), *sorted(FOLDER.glob("*.cpp")), *sorted(own_folder(form).glob("*.cpp"))]
 
 
-def translation_unit() -> str:
+def own_folder(form: str) -> Path:
+    return FOLDER / ("halves" if form in HALVES else "floats")
+
+
+def translation_unit(form: str) -> str:
     """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
-    parts = [text_of(FOLDER / name) for name in ("core.h", "common.cuh", "small_products.h")]
-    for path in sources():
+    headers = FOLDER / "core.h", FOLDER / "common.cuh", own_folder(form) / "products.h"
+    parts = [text_of(path) for path in headers]
+    for path in sources(form):
         text = without_gpu_code(text_of(path))
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
                   *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
@@ -165,7 +171,8 @@ def text_of(path: Path) -> str:
 
 STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS, HEADS, RUNS)}
 TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "Heads": STRUCTS[HEADS], "Runs": STRUCTS[RUNS],
-         "int": ctypes.c_int, "double": ctypes.c_double, "Index": ctypes.c_uint64}
+         "Product": Product, "int": ctypes.c_int, "double": ctypes.c_double, "Index": ctypes.c_uint64}
+BFLOAT16 = dtype_of("bfloat16")        # of which Python has no buffers
 BYTE: Any = ctypes.c_char       # its declared type takes no arrays
 
 
@@ -173,13 +180,13 @@ BYTE: Any = ctypes.c_char       # its declared type takes no arrays
 def function(name: str, form: str) -> Callable:
     """Return a kernel for arrays of a format, as a function of the number of blocks and its arguments."""
     found = getattr(library(form), f"core_{name}")
-    found.argtypes = [ctypes.c_int, *parameter_types(name)]
+    found.argtypes = [ctypes.c_int, *parameter_types(name, form)]
     found.restype = None
     return found
 
 
-def parameter_types(name: str) -> list:
-    parameters = next(parameters for path in sources()
+def parameter_types(name: str, form: str) -> list:
+    parameters = next(parameters for path in sources(form)
                       for its_name, parameters in KERNEL.findall(text_of(path)) if its_name == name)
     return [ctypes.c_void_p if "*" in one else TYPES[one.split()[0]] for one in parameters.split(",")]
 
@@ -194,4 +201,6 @@ def as_argument(x):
     if x.dtype.names:
         return STRUCTS[x.dtype].from_buffer_copy(x)
     assert x.flags.c_contiguous, f"an array of shape {x.shape} with gaps"
-    return ctypes.addressof(BYTE.from_buffer(x)) if x.flags.writeable and x.size else x.ctypes.data
+    if not (x.flags.writeable and x.size):
+        return x.ctypes.data
+    return ctypes.addressof(BYTE.from_buffer(x.view(np.uint16) if x.dtype == BFLOAT16 else x))

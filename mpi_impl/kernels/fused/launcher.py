@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mpi_impl.kernels.fused import core
-from mpi_impl.runtime.arrays import counter_of, dtype_of, on_device
+from mpi_impl.runtime.arrays import address, counter_of, dtype_of, on_device
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(path.stem for path in FOLDER.glob("*.cu"))
@@ -57,6 +57,15 @@ def launch(kernel: str, dtype, blocks: int, first, *others, threads: int | None 
         counter.stream(sum(x.nbytes for x in arguments if counter_of(x)))
     else:
         function(kernel, form)((blocks,), (threads or THREADS,), tuple(map(as_argument, arguments)))
+
+
+def call(kernel: str, blocks: int, first, *others) -> None:
+    """Call a kernel for cores alone, "file.name", on arrays that may have gaps; else as `launch`."""
+    core.function(kernel.partition(".")[2], NAMES[first.dtype])(blocks, *map(place_of, (first, *others)))
+
+
+def place_of(x):
+    return address(x) if isinstance(x, np.ndarray) and not x.dtype.names else core.as_argument(x)
 
 
 def as_argument(x):

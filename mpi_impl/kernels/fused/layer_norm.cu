@@ -31,7 +31,7 @@ __device__ number add(const element *x, const element *residual, element *sum, B
 }
 
 template <int N>
-__device__ void normalise(const element *x, number total, const Norm &norm, int width) {
+__device__ void normalise(const element *x, number total, Norm norm, int width) {
     number mean = over_block<Sum>(total) / width, squares = 0;
     SUMMING(squares) EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column);

@@ -23,11 +23,12 @@ extern "C" __global__ void attention_probs(number *scores, element *dropped, Byt
                                            const Index *lengths, Rows rows, int heads, double scale, int causal) {
     Index row = blockIdx.x, at = rows.start(row), drawn = site.row_start(row), mine = row * rows.keys;
     int seen = rows.seen(row, causal, lengths, heads);
+    int near = IN_VECTORS(seen, rows.keys);
     number *p = scores + at, highest = p[0], total = 0;
-    SEEKING(highest) EACH_COLUMN(key, seen) highest = Maximum::of(highest, p[key]);
+    SEEKING(highest) EACH_COLUMN(key, near) highest = Maximum::of(highest, key < seen ? p[key] : highest);
     highest = over_block<Maximum>(highest);
-    SUMMING(total) EACH_COLUMN(key, seen) {
-        number e = exp((p[key] - highest) * (number)scale);
+    SUMMING(total) EACH_COLUMN(key, near) {
+        number e = key < seen ? exp((p[key] - highest) * (number)scale) : 0;
         p[key] = e;
         total += e;
     }
