@@ -1,19 +1,19 @@
-"""The speed of a training step on CPU cores, beside PyTorch over gloo and the machine's own matrix products.
+"""The speed of a training step on CPU cores, beside its peers and the machine's own matrix products.
 
-    .venv/bin/python -m pip install torch==2.13.0
+    .venv/bin/python -m pip install torch==2.15.0       # jax, too, for its row
     .venv/bin/python benchmarks/cpu_step.py
 
-For each work and number of ranks the contenders are ours, without and with sequence parallelism; PyTorch as it is
-("eager") and with `torch.compile`; and the same number of processes that only multiply large matrices. All are started
-first, and then take turns (turns.py), so that other load on the machine slows all of them down. A process has one
-thread. The table has medians over all turns; the ratio of our faster contender to PyTorch's faster one; and the share
-of the rate of those matrix products that our step's own products reach (works.py counts them).
+For each work and number of ranks the contenders are ours and what else a user would pick, each in float32 and in
+bfloat16, as far as that makes a difference; and the same number of processes that only multiply large matrices, in
+float32. All are started first, and then take turns (turns.py), so that other load on the machine slows all of them
+down. The tables have medians over all turns; the ratio of our fastest contender to each peer's faster format; and the
+share of the rate of those matrix products that our float32 step's own products reach (works.py counts them).
 """
 import argparse
 import importlib.util
 import socket
-from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 from contenders.sgemm import FLOPS
 from programs import head, parse, parser_of, row
@@ -24,10 +24,36 @@ from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.errors import UserError
 
-OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
 BETWEEN = [("h192", 1), ("h192", 3), ("h256", 1), ("h256", 2), ("h320", 1), ("h384", 1), ("h384", 2), ("llama256", 1),
            ("llama256", 2), ("llama320", 1), ("bert256", 1), ("bert256", 2), ("bert384", 1), ("bert384", 2)]
 CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128", 8)]
+FORMATS = {"float32": [], "bfloat16": ["--bf16"]}
+SGEMM = "products alone"
+
+
+class Way(NamedTuple):
+    """A way to take a step: the contender's program, its options, and whether it is one process with all threads."""
+
+    program: str
+    options: tuple[str, ...] = ()
+    threads: bool = False
+
+
+# By how the ranks divide the work, and then by name. Ours come first.
+WAYS = {
+    "tensor": {
+        "ours": Way("shardlab_gpt"),
+        "ours, sequence parallel": Way("shardlab_gpt", ("--sequence-parallel",)),
+        "PyTorch": Way("pytorch_gpt"),
+        "PyTorch, compiled": Way("pytorch_gpt", ("--compile",)),
+        "PyTorch, one process": Way("pytorch_gpt", threads=True),
+        "JAX, one process": Way("jax_gpt", threads=True)},
+    "data": {
+        "ours": Way("shardlab_gpt", ("--data-parallel",)),
+        "PyTorch DDP": Way("pytorch_gpt", ("--ddp",))},
+    "zero-3": {
+        "ours, --zero-stage 3": Way("shardlab_gpt", ("--data-parallel", "--zero-stage-3")),
+        "PyTorch FSDP2": Way("pytorch_gpt", ("--fsdp2",))}}
 
 
 def main() -> None:
@@ -35,19 +61,17 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="WORK:RANKS",
                         help=f"as h512:2; works are {', '.join(WORKS)}; 'between' is {len(BETWEEN)} smaller cases "
                              "(default: six of h512 and h128)")
+    parser.add_argument("--split", choices=WAYS, default="tensor",
+                        help="what ranks divide: the layers, the samples, or also all states (default: tensor)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
-    parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
+    parser.add_argument("--without", nargs="*", default=[], metavar="PART",
+                        help="leave out contenders and formats whose names have such a part, as compiled (which takes "
+                             "minutes to start), JAX, or bfloat16")
     options = parse(parser, turns=(7, "of each contender"))
     cases = [case for text in options.cases for case in (BETWEEN if text == "between" else [case_of(text)])] or CASES
-    if not options.no_peer and importlib.util.find_spec("torch") is None:
-        raise UserError("PyTorch is not installed. Install it into this environment, as in `pip install "
-                        "torch==2.13.0`, or leave it out with --no-peer.")
-    print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn\n")
-    print(head("work", "ranks", "ours", "sequence parallel", "PyTorch eager", "compiled", "ours / PyTorch",
-               "of sgemm's rate"), flush=True)
+    print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn")
     for name, ranks in cases:
-        print(measure(name, ranks, options), flush=True)
+        print(f"\n{measure(name, ranks, options)}", flush=True)
 
 
 def case_of(text: str) -> tuple[str, int]:
@@ -60,34 +84,57 @@ def case_of(text: str) -> tuple[str, int]:
 
 
 def measure(name: str, ranks: int, options: argparse.Namespace) -> str:
-    """Measure a case, and return the row of the table."""
-    work = WORKS[name]
-    times = median_times(contenders(name, ranks, options), options.turns, lambda one: warm_up(one, options.seconds))
-    speed = {who: work.tokens / found for who, found in times.items() if who != "sgemm"}
-    ours, peers = ([speed[who] for who in names if who in speed] for names in (OURS, PEERS))
-    ratio = f"**{max(ours) / max(peers):.2f}**" if peers else "-"
-    share = max(ours) / work.tokens * work.flops / (ranks * FLOPS / times["sgemm"])
-    columns = [f"{speed[who]:,.0f}" if who in speed else "-" for who in (*OURS, *PEERS)]
-    return row(work, ranks, *columns, ratio, f"{share:.0%}")
+    """Measure a case, and return its table."""
+    work, ways = WORKS[name], ways_of(name, ranks, options)
+    commands = [contender(f"{who} {form}", way, flags, name, ranks) for who, way in ways.items()
+                for form, flags in FORMATS.items() if not left_out(form, options)]
+    products = Contender(SGEMM, [program("sgemm")] * ranks, thread_settings({}), ranks)
+    times = median_times([*commands, products], options.turns, lambda one: warm_up(one, options.seconds))
+    speed = {who: {form: work.tokens / times[f"{who} {form}"] for form in FORMATS if f"{who} {form}" in times}
+             for who in ways}
+    ours = [who for who in ways if who.startswith("ours")]
+    best = max(rate for who in ours for rate in speed[who].values())
+    lines = [head(f"{work}, on {ranks} ranks" if ranks > 1 else f"{work}, on one rank", *FORMATS, "ours / it")]
+    for who in ways:
+        ratio = "" if who in ours else f"**{best / max(speed[who].values()):.2f}**"
+        lines.append(row(who, *(f"{speed[who][form]:,.0f}" if form in speed[who] else "" for form in FORMATS), ratio))
+    if "float32" in speed[ours[0]]:
+        rate = max(speed[who]["float32"] for who in ours) / work.tokens * work.flops
+        lines.append(row("our products, of the rate of products alone", f"{rate / (ranks * FLOPS / times[SGEMM]):.0%}",
+                         "", ""))
+    return "\n".join(lines)
 
 
-def warm_up(contender: Contender, seconds: float) -> int:
-    """Return how many steps fit into this many seconds, at least 1, after a first few that do not count."""
-    contender.turn(2)
-    return max(1, round(seconds / median(contender.turn(3))))
+def left_out(name: str, options: argparse.Namespace) -> bool:
+    return any(part in name for part in options.without)
 
 
-def contenders(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
-    """Start the contenders for a work."""
-    environment, sizes, divided = thread_settings({}), WORKS[name].argument, WORKS[name].s % ranks == 0
-    peer = "pytorch_bert" if WORKS[name].bert else "pytorch_gpt"
-    for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 and divided else ([],)):
-        yield Contender(who, [launched(ranks, "shardlab_gpt", sizes, "1", *more)], environment, ranks)
-    if not options.no_peer:
-        for who, more in zip(PEERS, ([],) if options.no_compile else ([], ["--compile"])):
-            yield Contender(who, [[*program(peer), sizes, *more]] * ranks, environment | torch_world(ranks),
-                            ranks)
-    yield Contender("sgemm", [program("sgemm")] * ranks, environment, ranks)
+def ways_of(name: str, ranks: int, options: argparse.Namespace) -> dict[str, Way]:
+    """Return the ways that this work can be done. Raises UserError if a peer's library is not installed."""
+    work, found = WORKS[name], {}
+    for who, way in WAYS[options.split].items():
+        impossible = (ranks == 1 and (way.threads and "PyTorch" in who or "sequence" in who)
+                      or "sequence" in who and work.s % ranks or "JAX" in who and (work.g or work.bert))
+        if not impossible and not left_out(who, options):
+            found[who] = way
+    for who, library in (("PyTorch", "torch"), ("JAX", "jax")):
+        if any(who in one for one in found) and importlib.util.find_spec(library) is None:
+            raise UserError(f"{who} is not installed. Install it into this environment, as in `pip install {library}`, "
+                            f"or leave it out with --without {who}.")
+    return found
+
+
+def contender(who: str, way: Way, flags: list[str], name: str, ranks: int) -> Contender:
+    """Start a contender."""
+    work, environment = WORKS[name], thread_settings({})
+    if way.program == "shardlab_gpt":
+        command = launched(ranks, way.program, work.argument, "1", *way.options, *flags)
+        return Contender(who, [command], environment, ranks)
+    script = "pytorch_bert" if work.bert and way.program == "pytorch_gpt" else way.program
+    processes = 1 if way.threads else ranks
+    command = [*program(script), work.argument, *way.options, *flags]
+    threads = ["--threads", str(ranks)] if way.threads else []
+    return Contender(who, [[*command, *threads]] * processes, environment | torch_world(processes), processes)
 
 
 def torch_world(ranks: int) -> dict[str, str]:
@@ -96,6 +143,12 @@ def torch_world(ranks: int) -> dict[str, str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+
+
+def warm_up(one: Contender, seconds: float) -> int:
+    """Return how many steps fit into this many seconds, at least 1, after a first few that do not count."""
+    one.turn(2)
+    return max(1, round(seconds / median(one.turn(3))))
 
 
 if __name__ == "__main__":

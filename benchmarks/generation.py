@@ -1,15 +1,15 @@
 """The speed of generation on CPU cores, beside transformers' `GPT2LMHeadModel.generate`.
 
-    .venv/bin/python -m pip install torch==2.13.0 transformers
+    .venv/bin/python -m pip install torch==2.15.0 transformers
     .venv/bin/python benchmarks/generation.py
 
-GPT-2's smallest model, 124 million random weights, which transformers saves and all contenders load; float32, greedy,
-with a KV cache, in batches of texts. Ours is tensor-parallel, one thread a rank. transformers is one process, with a
-thread for each rank, but no more than there are cores; its attention is once eager and once sdpa, and we compare with
-the faster one. All take turns (turns.py), and the referee checks that all find the same tokens. The prompts are read in
-one forward, up to the first new token; the rate is that of the tokens after it. A token needs every weight once: the
-last column is the time in which the same number of processes multiply a vector with matrices of as many elements, as a
-share of our time for a token of each text.
+GPT-2's smallest model, 124 million random weights, which transformers saves and all contenders load; in float32 and in
+bfloat16, greedy, with a KV cache, in batches of texts. Ours is tensor-parallel, one thread a rank. transformers is one
+process, with a thread for each rank, but no more than there are cores; its attention is once eager and once sdpa. All
+take turns (turns.py), and the referee checks that all find the same tokens in float32. The prompts are read in one
+forward, up to the first new token; the rate is that of the tokens after it. Ratios are to a peer's faster format. A
+token needs every weight once: the last row is the time in which the same number of processes multiply a vector with
+matrices of as many elements, as a share of our time for a token of each text.
 """
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.errors import UserError
 
-PEERS = ("eager", "sdpa")
+PEERS, FORMATS = ("eager", "sdpa"), ("float32", "bfloat16")
 CASES = [(1, 1), (1, 2), (1, 4), (8, 1), (8, 2), (8, 4)]
 WEIGHTS = 124_439_808       # of GPT-2's smallest model; its logits use the table of its words
 
@@ -43,15 +43,13 @@ def main() -> None:
                         "time.")
     if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
         raise UserError("transformers is not installed. Install it into this environment, as in `pip install "
-                        "torch==2.13.0 transformers`.")
+                        "torch transformers`.")
     print(f"{cores()} cores; prompts of {options.prompt} tokens and {options.new} new ones; medians of {options.turns} "
-          "turns each, taken in turn\n")
-    print(head("texts", "ranks", "threads", "prompts: ours", "transformers", "ratio", "tokens/s: ours", *PEERS, "ratio",
-               "of reading the weights"), flush=True)
+          "turns each, taken in turn")
     with tempfile.TemporaryDirectory() as folder:
         output_of([*program("transformers_texts"), folder])
         for b, ranks in cases:
-            print(measure(Texts(b, options.prompt, options.new), ranks, folder, options.turns), flush=True)
+            print(f"\n{measure(Texts(b, options.prompt, options.new), ranks, folder, options.turns)}", flush=True)
 
 
 def case_of(text: str) -> tuple[int, int]:
@@ -64,35 +62,52 @@ def case_of(text: str) -> tuple[int, int]:
 
 
 def measure(texts: Texts, ranks: int, folder: str, turns: int) -> str:
-    """Measure a case, and return the row of the table."""
-    threads, files = min(ranks, cores()), {who: Path(folder, f"{who}.json") for who in ("ours", *PEERS)}
+    """Measure a case, and return its table."""
+    threads = min(ranks, cores())
+    files = {f"{who} {form}": Path(folder, f"{who}-{form}.json") for who in ("ours", *PEERS) for form in FORMATS}
     times: dict[str, list[list[float]]] = {}
     with ExitStack() as stack:
         started = [stack.enter_context(closing(one)) for one in contenders(texts, ranks, threads, folder, files)]
         for _ in range(turns):
             for one in started:
                 times.setdefault(one.name, []).append(one.turn(2))
-    tokens = {who: json.loads(file.read_text()) for who, file in files.items()}
+    found = {who: json.loads(file.read_text()) for who, file in files.items()}
     for who in PEERS:
-        if tokens[who] != tokens["ours"]:
+        if found[f"{who} float32"] != found["ours float32"]:
             raise SystemExit(f"error: transformers ({who}) has found other tokens than we.")
     prompt = {who: median(one for one, _ in found) for who, found in times.items()}
     token = {who: median(both - one for one, both in found) / (texts.new - 1) for who, found in times.items()}
     reading = median(both for _, both in times["sgemv"])
-    fastest = [min(times[who] for who in PEERS) for times in (prompt, token)]
-    return row(texts.b, ranks, threads, f"{prompt['ours']:.2f} s", f"{fastest[0]:.2f} s",
-               f"**{fastest[0] / prompt['ours']:.2f}**", *(f"{texts.b / token[who]:,.1f}" for who in ("ours", *PEERS)),
-               f"**{fastest[1] / token['ours']:.2f}**", f"{reading / token['ours']:.0%}")
+    title = f"{texts.b} texts, {ranks} ranks, {threads} threads of transformers"
+    lines = [head(title, *(f"{what}, {form}" for what in ("prompts", "tokens/s") for form in FORMATS),
+                  "ours / it, prompts", "ours / it, tokens")]
+    for who in ("ours", *PEERS):
+        ratios = [best(times, who) / best(times, "ours") for times in (prompt, token)]
+        lines.append(row(who, *(f"{prompt[f'{who} {form}']:.2f} s" for form in FORMATS),
+                         *(f"{texts.b / token[f'{who} {form}']:,.1f}" for form in FORMATS),
+                         *(f"**{ratio:.2f}**" if who in PEERS else "" for ratio in ratios)))
+    same = {who: sum(map(list.__eq__, found[f"{who} bfloat16"], found["ours float32"])) for who in ("ours", *PEERS)}
+    share = f"{reading / token['ours float32']:.0%}"
+    lines.append(row("reading float32's weights, of our time", "", "", share, *3 * [""]))
+    counts = ", ".join(f"{who} {count} of {texts.b}" for who, count in same.items())
+    return "\n".join([*lines, "", f"Texts that are the same in bfloat16: {counts}"])
+
+
+def best(times: dict[str, float], who: str) -> float:
+    """Return the time of a contender's faster format."""
+    return min(times[f"{who} {form}"] for form in FORMATS)
 
 
 def contenders(texts: Texts, ranks: int, threads: int, folder: str, files: dict[str, Path]) -> Iterator[Contender]:
     """Start the contenders for a case."""
     environment = thread_settings({})
-    yield Contender("ours", [launched(ranks, "shardlab_texts", folder, texts.argument, str(files["ours"]))],
-                    environment, ranks)
-    for who in PEERS:
-        yield Contender(who, [[*program("transformers_texts"), folder, texts.argument, str(files[who]), str(threads),
-                               who]], {}, 1)
+    for name, file in files.items():
+        who, form = name.split()
+        what = folder, texts.argument, str(file), form
+        if who == "ours":
+            yield Contender(name, [launched(ranks, "shardlab_texts", *what)], environment, ranks)
+        else:
+            yield Contender(name, [[*program("transformers_texts"), *what, str(threads), who]], {}, 1)
     yield Contender("sgemv", [[*program("sgemv"), str(WEIGHTS // ranks)]] * ranks, environment, ranks)
 
 

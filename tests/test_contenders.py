@@ -10,7 +10,7 @@ from reference.models.bert import bert_forward, bert_tensors
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import initialize
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -25,8 +25,8 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_bert", "shardlab_gpt", "cpu_times", "gpu_times", "turns"} & (
-            set(sys.modules) - before):
+    for name in {"works", "pytorch_gpt", "pytorch_bert", "jax_gpt", "shardlab_gpt", "cpu_times", "gpu_times",
+                 "turns"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
@@ -48,6 +48,32 @@ def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
             parameter.copy_(torch.as_tensor(found[key]))
         loss = float(model(*map(torch.as_tensor, as_torch_batch(batch))))
     assert loss == pytest.approx(whole_loss(weights, config, batch), rel=1e-12)
+
+
+def test_jax_has_the_same_loss_from_the_same_weights(contenders):
+    jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
+    jax.config.update("jax_enable_x64", True)
+    work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128)
+    ours = contenders("shardlab_gpt")
+    config, batch = ours.model_of(work), ours.batch_of(work)
+    weights = initialize(gpt_tensors(config), seed=1, dtype=np.float64)
+    found = {"word": weights.embedding.word, "position": weights.embedding.position,
+             "blocks": [as_jax_block(block, work) for block in weights.blocks.values()],
+             **as_jax_norm("", weights.final_layernorm)}
+    loss = contenders("jax_gpt").loss_of(found, batch.tokens, batch.targets, np.float64)
+    assert float(loss) == pytest.approx(whole_loss(weights, config, batch), rel=1e-8)   # softmax in float32
+
+
+def as_jax_block(block, work) -> dict[str, np.ndarray]:
+    attention, mlp = block.attention, block.mlp
+    return {**as_jax_norm("_1", block.input_layernorm), **as_jax_norm("_2", block.post_attention_layernorm),
+            "qkv": attention.w_qkv, "qkv_bias": attention.b_qkv, "out": attention.w_out.reshape(work.a, -1, work.h),
+            "out_bias": attention.b_out, "w_in": mlp.w_in, "in_bias": mlp.b_in, "w_out": mlp.w_out,
+            "out_bias_2": mlp.b_out}
+
+
+def as_jax_norm(number: str, p) -> dict[str, np.ndarray]:
+    return {f"norm{number}": p.weight, f"shift{number}": p.bias}
 
 
 def whole_loss(weights, config, batch) -> float:

@@ -2,7 +2,8 @@
 
 A work with `g` is a Llama; the BERT is in pytorch_bert.py.
 
-Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
+With `--threads n` it is one process with n threads; with `--ddp` or `--fsdp2` ranks divide the samples. Written as
+PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; in a Llama gate and up in one product, keys and values repeated for the heads of their group
 as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model. With `--bf16`, and
 always with `--cuda`, on a GPU, products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
@@ -20,7 +21,9 @@ from turns import PROCESS, serve
 from works import Work
 
 NONE = -100     # the target of a position that counts for nothing, as in PyTorch itself
-RANK, SIZE = int(os.environ[PROCESS]), int(os.environ["WORLD_SIZE"])
+DATA = "--ddp" in sys.argv or "--fsdp2" in sys.argv         # whether ranks divide samples in place of layers
+RANKS = int(os.environ["WORLD_SIZE"])
+RANK, SIZE = (0, 1) if DATA else (int(os.environ[PROCESS]), RANKS)      # of a layer's shard
 
 
 def all_reduce(x, op=dist.ReduceOp.SUM):
@@ -169,21 +172,34 @@ class TorchGPT(nn.Module):
         return loss_of_logits(F.linear(Enter.apply(self.norm(x)), self.head if self.llama else self.word), targets)
 
 
+def split_by_samples(model, halves):
+    """Wrap a model for `--ddp` or `--fsdp2`, which has its own policy for halves; leave it as it is for neither."""
+    if "--ddp" in sys.argv:
+        return nn.parallel.DistributedDataParallel(model)
+    if "--fsdp2" in sys.argv:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if halves else MixedPrecisionPolicy()
+        for part in (*model.blocks, model):
+            fully_shard(part, mp_policy=policy)
+    return model
+
+
 def main(kind=TorchGPT):
     work = Work(*map(int, sys.argv[1].split(",")))
-    torch.set_num_threads(1)
-    if SIZE > 1:
-        dist.init_process_group("gloo", rank=RANK)
+    torch.set_num_threads(int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 1)
+    if RANKS > 1:
+        dist.init_process_group("gloo", rank=int(os.environ[PROCESS]))
     device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
     halves = device.type == "cuda" or "--bf16" in sys.argv
     torch.manual_seed(0)     # replicated parameters are then identical on every rank
-    model = kind(work).to(device)
+    model = split_by_samples(kind(work).to(device), halves)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model
-    batch = [x.to(device) for x in kind.batch(work, torch.Generator().manual_seed(0))]
+    mine = work._replace(b=work.b // (RANKS if DATA else 1))
+    batch = [x.to(device) for x in kind.batch(mine, torch.Generator().manual_seed(0))]
 
     def step():
-        with torch.autocast(device.type, torch.bfloat16) if halves else nullcontext():
+        with torch.autocast(device.type, torch.bfloat16) if halves and "--fsdp2" not in sys.argv else nullcontext():
             loss = loss_of(*batch)
         loss.backward()
         optimizer.step()
@@ -192,7 +208,7 @@ def main(kind=TorchGPT):
             torch.cuda.synchronize()
 
     serve(step)
-    if SIZE > 1:
+    if RANKS > 1:
         dist.destroy_process_group()
 
 

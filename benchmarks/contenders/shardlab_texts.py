@@ -1,6 +1,7 @@
 """One rank of Shardlab's side of generation.py: greedy texts from a tensor-parallel GPT-2.
 
-Its arguments are the folder of the model, which transformers has saved, the sizes of the texts, and a file for them.
+Its arguments are the folder of the model, which transformers has saved, the sizes of the texts, a file for them, and
+the format to compute in.
 """
 import os
 import sys
@@ -20,10 +21,10 @@ from reference.config import ParallelConfig
 from reference.generation.decoding import Sampling
 
 
-def replica_in(folder: str, ranks: Group) -> Replica:
+def replica_in(folder: str, ranks: Group, form: str) -> Replica:
     """Load the model in a folder, tensor-parallel over all ranks."""
     source = find(SimpleNamespace(load=None, load_hf=folder))
-    return load_model(source, connect(ranks, ParallelConfig(ranks.size)), "float32", device_of("cpu", ranks).like)
+    return load_model(source, connect(ranks, ParallelConfig(ranks.size)), form, device_of("cpu", ranks).like)
 
 
 def extend(replica: Replica, prompts, count: int) -> list[list[int]]:
@@ -32,8 +33,8 @@ def extend(replica: Replica, prompts, count: int) -> list[list[int]]:
 
 
 def main() -> None:
-    (folder, texts, path), ranks = sys.argv[1:], world()
-    serve_texts(partial(extend, replica_in(folder, ranks)), texts, path if ranks.rank == 0 else os.devnull)
+    (folder, texts, path, form), ranks = sys.argv[1:], world()
+    serve_texts(partial(extend, replica_in(folder, ranks, form)), texts, path if ranks.rank == 0 else os.devnull)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """transformers' side of generation.py: greedy texts by `GPT2LMHeadModel.generate`, with its KV cache.
 
-Its arguments are the folder of the model, the sizes of the texts, a file for them, the number of threads, and the
-implementation of attention, eager or sdpa. With a folder alone it saves GPT-2's smallest model there, with 124 million
-random weights.
+Its arguments are the folder of the model, the sizes of the texts, a file for them, the format to compute in, the
+number of threads, and the implementation of attention, eager or sdpa. With a folder alone it saves GPT-2's smallest
+model there, with 124 million random weights.
 """
 import sys
 from functools import partial
@@ -12,8 +12,9 @@ import transformers
 from texts import serve_texts
 
 
-def load(folder: str, attention: str):
-    model = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation=attention).eval()
+def load(folder: str, attention: str, form: str):
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation=attention,
+                                                         dtype=getattr(torch, form)).eval()
     model.generation_config.eos_token_id = None      # a text goes on behind the end of a document
     return model
 
@@ -37,9 +38,9 @@ def main() -> None:
     if len(sys.argv) == 2:
         save_random_model(sys.argv[1])
         return
-    folder, texts, path, threads, attention = sys.argv[1:]
+    folder, texts, path, form, threads, attention = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    serve_texts(partial(extend, load(folder, attention)), texts, path)
+    serve_texts(partial(extend, load(folder, attention, form)), texts, path)
 
 
 if __name__ == "__main__":
