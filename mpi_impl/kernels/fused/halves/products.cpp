@@ -6,21 +6,18 @@ struct Product {
     int m, n, k, add;
 };
 
-template <class To> void multiply_either(const element *a, const element *b, const float *bias, To *c, const Product &its) {
-    const Matrix left{a, its.a_row, its.a_column}, right{b, its.b_row, its.b_column};
-    const Sizes size{its.m, its.n, its.k};
-    if (is_few(size) && !its.add) few_rows(left, right, size, bias, c, its.c_row);
-    else multiply(left, right, size, bias, c, its.c_row, its.add);
+template <class To> void multiply_its(const element *a, const element *b, const float *bias, To *c, const Product &its) {
+    multiply({a, its.a_row, its.a_column}, {b, its.b_row, its.b_column}, {its.m, its.n, its.k}, bias, c, its.c_row, its.add);
 }
 
 // c [m, n] = a [m, k] b [k, n] + bias [n], if there is one.
 extern "C" __global__ void product(const element *a, const element *b, const element *bias, element *c, Product its) {
     std::vector<float> wide(bias ? its.n + N : 0);
     for (int j = 0; bias && j < its.n; ++j) wide[j] = widen(bias[j]);
-    multiply_either(a, b, bias ? wide.data() : nullptr, c, its);
+    multiply_its(a, b, bias ? wide.data() : nullptr, c, its);
 }
 
 // The same as floats, without a bias; or with `add`, sums += a b.
 extern "C" __global__ void product_in_floats(const element *a, const element *b, float *sums, Product its) {
-    multiply_either(a, b, nullptr, sums, its);
+    multiply_its(a, b, nullptr, sums, its);
 }

@@ -257,9 +257,9 @@ struct Room {
     alignas(64) Lane left[lanes_of<HEIGHT>(DEPTH) * (ROWS / HEIGHT)], right[lanes_of<N>(DEPTH) * (COLUMNS / N)];
 };
 
-// C [m, n] = A [m, k] B [k, n] + bias [n], if there is one; or, of floats with `add`, C += A B.
+// What `multiply` computes, block by block.
 template <class To>
-static void multiply(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row, bool add = false) {
+static void multiply_blocks(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row, bool add) {
     static const std::unique_ptr<Room> room(new Room);
     const bool apart = sizeof(To) == 2 && size.k > DEPTH;               // sums of a part of k are floats
     const std::unique_ptr<float[]> parts(apart ? new float[(Index)size.m * COLUMNS] : nullptr);
@@ -324,11 +324,8 @@ template <int R> static void add_rows(const Lane *a, Matrix b, float *sums, Size
 
 constexpr int FEW = 4;
 
-// Whether B would be packed for too few rows of A, and has no edges.
-static bool is_few(Sizes size) { return size.m <= FEW && size.k % DEEP == 0 && size.n % N == 0; }
-
-// What `multiply` computes, to the bit.
-template <class To> static void few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
+// What `multiply` computes, to the bit, for at most FEW rows, where B has no edges.
+template <class To> static void multiply_few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
     std::vector<float> sums((Index)size.m * size.n);
     std::vector<Lane> left(lanes_of<HEIGHT>(size.k));
     pack<HEIGHT>(a.transposed(), size.k, size.m, size.m, size.k, left.data());
@@ -341,4 +338,12 @@ template <class To> static void few_rows(Matrix a, Matrix b, Sizes size, const f
     }
     for (int i = 0; i < size.m; ++i)
         for (int j = 0; j < size.n; j += LANES) put(c + i * c_row + j, *(const Floats *)&sums[(Index)i * size.n + j]);
+}
+
+// C [m, n] = A [m, k] B [k, n] + bias [n], if there is one; or, of floats with `add`, C += A B.
+template <class To>
+static void multiply(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row, bool add = false) {
+    const bool whole = size.k % DEEP == 0 && size.n % N == 0;
+    if (size.m <= FEW && whole && !add) multiply_few_rows(a, b, size, bias, c, c_row);
+    else multiply_blocks(a, b, size, bias, c, c_row, add);
 }
