@@ -9,7 +9,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from turns import serve
 from works import Work
 
@@ -78,7 +78,7 @@ def main():
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])      # before XLA makes its threads
     jax.config.update("jax_num_cpu_devices", threads)
     form = jnp.bfloat16 if "--bf16" in sys.argv else jnp.float32
-    p = tensors(work, jax.make_mesh((threads,), ("tensor",)))
+    p = tensors(work, jax.make_mesh((threads,), ("tensor",), axis_types=(AxisType.Auto,)))
     state = [p, jax.tree.map(jnp.zeros_like, p), jax.tree.map(jnp.zeros_like, p)]
     tokens, targets = jax.random.randint(jax.random.key(1), (2, work.b, work.s), 0, work.V)
 
