@@ -106,7 +106,7 @@ def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transpo
     """Neither on how many other rows and columns there are, nor on the layout: so ranks have what one process has."""
     (m, n, k), rng = sizes, np.random.default_rng(data.draw(st.integers(0, 99)))
     x, w, b = (rng.normal(size=shape).astype(dtype_of(form)) for shape in ((m, k), (k, n), n))
-    few, some = data.draw(st.integers(1, min(m, 6))), data.draw(whole_blocks(n))
+    few, some = data.draw(st.integers(1, min(m, 20))), data.draw(whole_blocks(n))
     rows, columns = slice(m - few, m), slice(n - some, n)
     part = np.asfortranarray(w[:, columns]) if transposed else w[:, columns]
     np.testing.assert_array_equal(compiled_halves.linear(x[rows], part, b[columns]).view(np.uint16),

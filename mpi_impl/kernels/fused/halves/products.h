@@ -294,14 +294,16 @@ static void multiply_blocks(Matrix a, Matrix b, Sizes size, const float *bias, T
 
 // ---- a few rows of A: B is read once, and in its own order ----------------------------------------------------------
 
-// sums [R, WIDTH] += a [R, 2 PAIRS] b: of a block of B that was packed for R rows of A.
-template <int R, int WIDTH, int PAIRS> static inline void add_block(const Lane *a, const Lane *b, float *sums, int row) {
-    for (int i = 0; i < R; ++i, sums += row)
+constexpr int FEW = 16;
+
+// sums [rows, WIDTH] += a [rows, 2 PAIRS] b, for a block of B that has been packed.
+template <int WIDTH, int PAIRS> static inline void add_block(const Lane *a, const Lane *b, float *sums, Index step, int rows) {
+    for (int i = 0; i < rows; ++i, sums += step)
         for (int l = 0; l < WIDTH; l += LANES) {
             Floats sum = *(const Floats *)(sums + l);
 #pragma GCC unroll 32
-            for (int step = 0; step < STEPS * PAIRS; ++step)
-                sum = dot(sum, broadcast(a[step * STRIDE<HEIGHT> + i]), *(const Lanes *)(b + step * WIDTH + l));
+            for (int j = 0; j < STEPS * PAIRS; ++j)
+                sum = dot(sum, broadcast(a[j * STRIDE<FEW> + i]), *(const Lanes *)(b + j * WIDTH + l));
             put(sums + l, sum);
         }
 }
@@ -311,38 +313,27 @@ static inline void prefetch(const element *x, Index step) {
     for (int i = 0; i < LANES; ++i) __builtin_prefetch(x + i * step);
 }
 
-template <int R> static void add_rows(const Lane *a, Matrix b, float *sums, Sizes size) {
-    alignas(64) Lane lanes[lanes_of<LANES>(DEEP)];
+// What `multiply` computes, to the bit, for at most FEW rows, where B has no edges.
+template <class To> static void multiply_few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
+    std::vector<float> sums((Index)size.m * size.n);
+    std::vector<Lane> left(lanes_of<FEW>(size.k));
+    alignas(64) Lane right[lanes_of<LANES>(DEEP)];
+    pack<FEW>(a.transposed(), size.k, size.m, size.m, size.k, left.data());
+    for (int i = 0; bias && i < size.m; ++i) std::copy(bias, bias + size.n, sums.data() + (Index)i * size.n);
     if (b.column == 1)      // whole lines of the cache, of fewer rows
         for (int p = 0; p < size.k; p += LANES)
             for (int j = 0; j < size.n; j += N) {
                 prefetch(b.from(p + LANES, j).at, b.row);
-                pack_rows<N, LANES / 2, true>(b.from(p, j), LANES, N, lanes);
-                add_block<R, N, LANES / 2>(a + lanes_of<HEIGHT>(p), lanes, sums + j, size.n);
+                pack_rows<N, LANES / 2, true>(b.from(p, j), LANES, N, right);
+                add_block<N, LANES / 2>(left.data() + lanes_of<FEW>(p), right, sums.data() + j, size.n, size.m);
             }
     else
         for (int j = 0; j < size.n; j += LANES)
             for (int p = 0; p < size.k; p += DEEP) {
                 prefetch(b.from(p, j + LANES).at, b.column);
-                pack_columns<LANES, true>(b.from(p, j), DEEP, LANES, lanes);
-                add_block<R, LANES, LANES>(a + lanes_of<HEIGHT>(p), lanes, sums + j, size.n);
+                pack_columns<LANES, true>(b.from(p, j), DEEP, LANES, right);
+                add_block<LANES, LANES>(left.data() + lanes_of<FEW>(p), right, sums.data() + j, size.n, size.m);
             }
-}
-
-constexpr int FEW = 4;
-
-// What `multiply` computes, to the bit, for at most FEW rows, where B has no edges.
-template <class To> static void multiply_few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
-    std::vector<float> sums((Index)size.m * size.n);
-    std::vector<Lane> left(lanes_of<HEIGHT>(size.k));
-    pack<HEIGHT>(a.transposed(), size.k, size.m, size.m, size.k, left.data());
-    for (int i = 0; bias && i < size.m; ++i) std::copy(bias, bias + size.n, sums.data() + (Index)i * size.n);
-    switch (size.m) {
-    case 1: add_rows<1>(left.data(), b, sums.data(), size); break;
-    case 2: add_rows<2>(left.data(), b, sums.data(), size); break;
-    case 3: add_rows<3>(left.data(), b, sums.data(), size); break;
-    default: add_rows<FEW>(left.data(), b, sums.data(), size);
-    }
     for (int i = 0; i < size.m; ++i)
         for (int j = 0; j < size.n; j += LANES) put(c + i * c_row + j, *(const Floats *)&sums[(Index)i * size.n + j]);
 }
