@@ -3,8 +3,8 @@
 #
 # A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
 # several times as fast; a CPU's core twice as fast, if it has instructions for that ([what that wins, and
-# where](../docs/precision.md#what-16-bits-win-on-cpu-cores)). So large models compute in 16 bits. But not everything
-# can be done in 16 bits, and where it cannot, it fails quietly: no error, only a model that learns less, or nothing.
+# where](../docs/precision.md)). So large models compute in 16 bits. But not everything can be done in 16 bits, and
+# where it cannot, it fails quietly: no error, only a model that learns less, or nothing.
 #
 # **You will** see which numbers 16 bits can represent; watch three computations fail in them, and correct each; let a
 # loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real

@@ -3,7 +3,7 @@
 // A processor with AVX512-BF16 multiplies a pair of neighbours along k in each lane, and adds both products to a float.
 // So A and B are packed in blocks that fit the caches, as words of one pair each, in the order in which a tile of C
 // meets them (Goto and van de Geijn 2008). Other processors, and float16, get floats in place of the pairs. An element
-// of C is summed along k in one order, whatever the sizes: a row's bits depend neither on other rows nor on the packing.
+// of C is summed along k in one order, whatever the sizes: its bits depend neither on other rows nor on the packing.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -273,7 +273,8 @@ static void multiply_blocks(Matrix a, Matrix b, Sizes size, const float *bias, T
                 pack<HEIGHT>(a.from(i, p).transposed(), k, rows, size.m - i, DEPTH, room->left);
                 for (int l = 0; l < columns; l += N)
                     for (int r = 0; r < rows; r += HEIGHT) {
-                        const Lane *x = room->left + r / HEIGHT * lanes_of<HEIGHT>(DEPTH), *y = room->right + l / N * lanes_of<N>(DEPTH);
+                        const Lane *x = room->left + r / HEIGHT * lanes_of<HEIGHT>(DEPTH);
+                        const Lane *y = room->right + l / N * lanes_of<N>(DEPTH);
                         const int height = std::min(HEIGHT, rows - r), width = std::min(N, columns - l);
                         To *to = c + (i + r) * c_row + j + l;
                         float *part = apart ? parts.get() + (Index)(i + r) * COLUMNS + l : (float *)to;
@@ -297,7 +298,8 @@ static void multiply_blocks(Matrix a, Matrix b, Sizes size, const float *bias, T
 constexpr int FEW = 16;
 
 // sums [rows, WIDTH] += a [rows, 2 PAIRS] b, for a block of B that has been packed.
-template <int WIDTH, int PAIRS> static inline void add_block(const Lane *a, const Lane *b, float *sums, Index step, int rows) {
+template <int WIDTH, int PAIRS>
+static inline void add_block(const Lane *a, const Lane *b, float *sums, Index step, int rows) {
     for (int i = 0; i < rows; ++i, sums += step)
         for (int l = 0; l < WIDTH; l += LANES) {
             Floats sum = *(const Floats *)(sums + l);
@@ -314,7 +316,8 @@ static inline void prefetch(const element *x, Index step) {
 }
 
 // What `multiply` computes, to the bit, for at most FEW rows, where B has no edges.
-template <class To> static void multiply_few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
+template <class To>
+static void multiply_few_rows(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row) {
     std::vector<float> sums((Index)size.m * size.n);
     std::vector<Lane> left(lanes_of<FEW>(size.k));
     alignas(64) Lane right[lanes_of<LANES>(DEEP)];
