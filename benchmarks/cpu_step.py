@@ -69,6 +69,7 @@ def main() -> None:
                              "minutes to start), JAX, or bfloat16")
     options = parse(parser, turns=(7, "of each contender"))
     cases = [case for text in options.cases for case in (BETWEEN if text == "between" else [case_of(text)])] or CASES
+    check(cases, options)
     print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn")
     for name, ranks in cases:
         print(f"\n{measure(name, ranks, options)}", flush=True)
@@ -81,6 +82,18 @@ def case_of(text: str) -> tuple[str, int]:
         raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:1' for work in WORKS)}, with a "
                         "number of ranks that divides the model's heads; of a Llama, those of keys and values.")
     return name, int(ranks)
+
+
+def check(cases: list[tuple[str, int]], options: argparse.Namespace) -> None:
+    """Raise UserError if there is a case in which nothing can be measured."""
+    if not any(who.startswith("ours") and not left_out(who, options) for who in WAYS[options.split]) or all(
+            left_out(form, options) for form in FORMATS):
+        raise UserError(f"--without {' '.join(options.without)} leaves nothing of ours to compare with: leave out "
+                        "peers, or one of the two formats.")
+    for name, ranks in cases:
+        if options.split != "tensor" and (ranks == 1 or WORKS[name].b % ranks):
+            raise UserError(f"--split {options.split} divides the samples: {name} has {WORKS[name].b}, so the number of "
+                            f"ranks must divide {WORKS[name].b}, and be more than 1; it is {ranks}.")
 
 
 def measure(name: str, ranks: int, options: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""Half precision on a core, as a GPU's fused kernels have it: read float16 or bfloat16, compute in float32, round once.
+"""Half precision in NumPy, without a C++ compiler: read float16 or bfloat16, compute in float32, round once.
 
 Each function computes with its namesake for float32, in cpu.py or reference/ops.py, where its docstring is. It rounds
 its result to the format of its first argument, except for statistics and gradients of parameters. A cache keeps inputs

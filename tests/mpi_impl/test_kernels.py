@@ -103,7 +103,7 @@ def whole_blocks(most: int):
 @needs_a_compiler
 @given(st.sampled_from(HALVES), st.tuples(*(whole_blocks(most) for most in (64, 128, 2176))), st.booleans(), st.data())
 def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transposed, data):
-    """Neither on how many other rows and columns there are, nor on the layout: so ranks have what one process has."""
+    """Neither on other rows and columns, nor on the layout: a rank that has some of them computes the same."""
     (m, n, k), rng = sizes, np.random.default_rng(data.draw(st.integers(0, 99)))
     x, w, b = (rng.normal(size=shape).astype(dtype_of(form)) for shape in ((m, k), (k, n), n))
     few, some = data.draw(st.integers(1, min(m, 20))), data.draw(whole_blocks(n))

@@ -203,7 +203,9 @@ template <class To> struct Sums {
     Index to_row;
     bool add;
 
-    Sums below(int rows) const { return {from ? from + rows * from_row : from, from_row, to + rows * to_row, to_row, add}; }
+    Sums at(int row, int column) const {
+        return {from ? from + row * from_row + column : from, from_row, to + row * to_row + column, to_row, add};
+    }
 };
 
 // R rows and V vectors of a tile, of which `width` columns are there.
@@ -239,7 +241,7 @@ template <int R, int V, class To> static void tile(const Lane *a, const Lane *b,
 
 template <int V, class To> static void tiles(int rows, const Lane *a, const Lane *b, int depth, Sums<To> c, int width) {
     auto take = [&](auto R) {
-        for (; rows >= R; rows -= R, a += R, c = c.below(R)) tile<R, V>(a, b, depth, c, width);
+        for (; rows >= R; rows -= R, a += R, c = c.at(R, 0)) tile<R, V>(a, b, depth, c, width);
     };
     take(std::integral_constant<int, HEIGHT>()), take(std::integral_constant<int, 8>());
     take(std::integral_constant<int, 4>()), take(std::integral_constant<int, 2>()), take(std::integral_constant<int, 1>());
@@ -257,40 +259,40 @@ struct Room {
     alignas(64) Lane left[lanes_of<HEIGHT>(DEPTH) * (ROWS / HEIGHT)], right[lanes_of<N>(DEPTH) * (COLUMNS / N)];
 };
 
-// What `multiply` computes, block by block.
+// Multiplies a block of A with a block of B, once both are packed.
+template <class To> static void multiply_packed(const Room &room, int rows, int columns, int steps, Sums<To> c) {
+    for (int j = 0; j < columns; j += N)
+        for (int i = 0; i < rows; i += HEIGHT) {
+            const Lane *x = room.left + i / HEIGHT * lanes_of<HEIGHT>(DEPTH), *y = room.right + j / N * lanes_of<N>(DEPTH);
+            const int height = std::min(HEIGHT, rows - i), width = std::min(N, columns - j);
+            if (width > LANES) tiles<2>(height, x, y, steps, c.at(i, j), width);
+            else tiles<1>(height, x, y, steps, c.at(i, j), width);
+        }
+}
+
+// What `multiply` computes, block by block. Sums of a part of k are floats: in C itself, if it has floats.
 template <class To>
 static void multiply_blocks(Matrix a, Matrix b, Sizes size, const float *bias, To *c, Index c_row, bool add) {
     static const std::unique_ptr<Room> room(new Room);
-    const bool apart = sizeof(To) == 2 && size.k > DEPTH;               // sums of a part of k are floats
+    const bool apart = sizeof(To) == 2 && size.k > DEPTH;
     const std::unique_ptr<float[]> parts(apart ? new float[(Index)size.m * COLUMNS] : nullptr);
-    for (int j = 0; j < size.n; j += COLUMNS) {
-        const int columns = std::min(COLUMNS, size.n - j);
+    for (int j = 0; j < size.n; j += COLUMNS)
         for (int p = 0; p == 0 || p < size.k; p += DEPTH) {     // once, even if there is nothing to add
-            const int k = std::min(DEPTH, size.k - p), steps = (k + 1) / 2 * STEPS;
+            const int columns = std::min(COLUMNS, size.n - j), k = std::min(DEPTH, size.k - p);
+            const int steps = (k + 1) / 2 * STEPS;
+            const bool first = p == 0 && !add, last = p + k == size.k;
             pack<N>(b.from(p, j), k, columns, size.n - j, DEPTH, room->right);
             for (int i = 0; i < size.m; i += ROWS) {
                 const int rows = std::min(ROWS, size.m - i);
                 pack<HEIGHT>(a.from(i, p).transposed(), k, rows, size.m - i, DEPTH, room->left);
-                for (int l = 0; l < columns; l += N)
-                    for (int r = 0; r < rows; r += HEIGHT) {
-                        const Lane *x = room->left + r / HEIGHT * lanes_of<HEIGHT>(DEPTH);
-                        const Lane *y = room->right + l / N * lanes_of<N>(DEPTH);
-                        const int height = std::min(HEIGHT, rows - r), width = std::min(N, columns - l);
-                        To *to = c + (i + r) * c_row + j + l;
-                        float *part = apart ? parts.get() + (Index)(i + r) * COLUMNS + l : (float *)to;
-                        const Index part_row = apart ? COLUMNS : c_row;
-                        const bool first = p == 0 && !add, last = p + k == size.k;
-                        const float *from = first ? bias ? bias + j + l : nullptr : part;
-                        auto take = [&](auto sums) {
-                            if (width > LANES) tiles<2>(height, x, y, steps, sums, width);
-                            else tiles<1>(height, x, y, steps, sums, width);
-                        };
-                        if (last) take(Sums<To>{from, first ? 0 : part_row, to, c_row, add});
-                        else take(Sums<float>{from, first ? 0 : part_row, part, part_row, add});
-                    }
+                To *to = c + i * c_row + j;
+                float *part = apart ? parts.get() + (Index)i * COLUMNS : (float *)to;
+                const Index part_row = apart ? COLUMNS : c_row, from_row = first ? 0 : part_row;
+                const float *from = first ? bias ? bias + j : nullptr : part;
+                if (last) multiply_packed(*room, rows, columns, steps, Sums<To>{from, from_row, to, c_row, add});
+                else multiply_packed(*room, rows, columns, steps, Sums<float>{from, from_row, part, part_row, add});
             }
         }
-    }
 }
 
 // ---- a few rows of A: B is read once, and in its own order ----------------------------------------------------------
