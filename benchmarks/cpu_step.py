@@ -92,8 +92,8 @@ def check(cases: list[tuple[str, int]], options: argparse.Namespace) -> None:
                         "peers, or one of the two formats.")
     for name, ranks in cases:
         if options.split != "tensor" and (ranks == 1 or WORKS[name].b % ranks):
-            raise UserError(f"--split {options.split} divides the samples: {name} has {WORKS[name].b}, so the number of "
-                            f"ranks must divide {WORKS[name].b}, and be more than 1; it is {ranks}.")
+            raise UserError(f"--split {options.split} divides the samples: {name} has {WORKS[name].b}, so the number "
+                            f"of ranks must divide {WORKS[name].b}, and be more than 1; it is {ranks}.")
 
 
 def measure(name: str, ranks: int, options: argparse.Namespace) -> str:

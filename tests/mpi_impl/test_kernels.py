@@ -101,7 +101,7 @@ def whole_blocks(most: int):
 
 
 @needs_a_compiler
-@given(st.sampled_from(HALVES), st.tuples(*(whole_blocks(most) for most in (64, 128, 2176))), st.booleans(), st.data())
+@given(st.sampled_from(HALVES), st.tuples(*(whole_blocks(most) for most in (64, 1088, 2176))), st.booleans(), st.data())
 def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transposed, data):
     """Neither on other rows and columns, nor on the layout: a rank that has some of them computes the same."""
     (m, n, k), rng = sizes, np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -111,6 +111,20 @@ def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transpo
     part = np.asfortranarray(w[:, columns]) if transposed else w[:, columns]
     np.testing.assert_array_equal(compiled_halves.linear(x[rows], part, b[columns]).view(np.uint16),
                                   compiled_halves.linear(x, w, b)[rows, columns].view(np.uint16))
+
+
+@needs_a_compiler
+@given(st.sampled_from(HALVES), st.integers(0, 2**32 - 1))
+def test_halves_are_rounded_to_the_nearest_even_one(form, seed):
+    """As NumPy rounds: sums of any bits, with infinities and numbers that are none; and products, which are exact."""
+    rng, dtype = np.random.default_rng(seed), dtype_of(form)
+    x, y = rng.integers(2**16, size=(2, 8, 512), dtype=np.uint16).view(dtype)
+    row, column = (rng.normal(size=shape).astype(dtype) for shape in ((1, 512), (100, 1)))
+    with np.errstate(all="ignore"):
+        expected = (x.astype(np.float32) + y.astype(np.float32)).astype(dtype)
+        products = (column.astype(np.float32) * row.astype(np.float32)).astype(dtype)
+    np.testing.assert_array_equal(fused.add_to(y.copy(), x).astype(np.float32), expected.astype(np.float32))
+    np.testing.assert_array_equal(compiled_halves.linear(column, row).view(np.uint16), products.view(np.uint16))
 
 
 # ---- numbers that are rarely drawn ----------------------------------------------------------------------------------
