@@ -31,6 +31,11 @@ class Work(NamedTuple):
         return ",".join(map(str, self))
 
     @property
+    def predicted(self) -> int:
+        """Return the tokens of a sample that are predicted."""
+        return round(MASKED * self.s) if self.bert else self.s
+
+    @property
     def tokens(self) -> int:
         return self.b * self.s
 
@@ -40,7 +45,8 @@ class Work(NamedTuple):
         leaves. (BERT's head for masked tokens has a layer of h columns; that for sentences reads one position only.)
         """
         attention, mlp = (2 + 2 * (self.g or self.a) / self.a) * self.h**2, (3 if self.g else 2) * self.h * self.f
-        weights = self.L * (attention + mlp) + self.V * self.h + self.bert * self.h**2
+        logits = self.V * self.h * self.predicted / self.s
+        weights = self.L * (attention + mlp) + logits + self.bert * self.h**2
         keys = self.s if self.bert else (self.s + 1) / 2
         core = 2 * self.L * self.h * keys                   # q k^T and probabilities times v, for a token
         return 6 * self.tokens * (weights + core)

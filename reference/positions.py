@@ -12,7 +12,7 @@ sum for every rank.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,35 @@ def collect(xs, chunks_of_ranks, axis=1):
     placed = [(chunk.start, part) for x, chunks in zip(xs, chunks_of_ranks)
               for chunk, part in zip(chunks, np.split(x, len(chunks), axis))]
     return np.concatenate([part for _, part in sorted(placed, key=lambda pair: pair[0])], axis)
+
+
+# ---- some positions of each sample -----------------------------------------------------------------------------------
+
+
+class SomePositions(NamedTuple):
+    """n of the s positions of each of b samples."""
+
+    index: Any     # int64 [b, n]: the numbers of the positions, counted through all samples
+    s: int
+
+    @classmethod
+    def with_weight(cls, weights, most):
+        """Choose every position that has a weight [b, s], of which a sample may have `most`, and behind them others, so
+        that there are `most` of each sample: the size of arrays does not depend on the data then.
+        """
+        b, s = weights.shape
+        first = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]
+        return cls(first + s * np.arange(b, like=weights)[:, None], s)
+
+    def gather(self, x):
+        """Return x [b, s, ...] at these positions, [b, n, ...]."""
+        return x.reshape(-1, *x.shape[2:])[self.index]
+
+    def scatter(self, x):
+        """Return x [b, n, ...] at its positions in [b, s, ...], and 0 elsewhere: the adjoint of `gather`."""
+        found = np.zeros_like(x, order="C", shape=(len(x) * self.s, *x.shape[2:]))
+        found[self.index] = x
+        return found.reshape(len(x), self.s, *x.shape[2:])
 
 
 # ---- blocks of attention's scores -----------------------------------------------------------------------------------

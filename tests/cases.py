@@ -68,6 +68,7 @@ class Case:
         lengths, weights = rng.integers(1, s + 1, rows), rng.integers(0, 2, counted)
         if kind is ChoiceBatch:
             return ChoiceBatch(tokens, types, lengths, rng.integers(0, CHOICES, count), weights)
+        weights[np.cumsum(weights, 1) > self.model.most_predicted(s)] = 0
         targets, swapped = self.ids(f"targets {what}", rows, s), rng.integers(0, 2, rows)
         return BERTBatch(tokens, types, targets, weights, lengths, swapped)
 

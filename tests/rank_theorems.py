@@ -21,6 +21,7 @@ from reference.layers import (block as textbook_block, cross_entropy as textbook
 from reference.models.model import model_tensors
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
+from reference.positions import SomePositions
 from tests.cases import KEEP_ALL, Case, close, trees_close
 from tests.textbook_theorems import (lengths_of, rotary_of, spread, token_types_of, whole_layer, whole_linear,
                                      whole_model, with_mask)
@@ -169,10 +170,13 @@ def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     share.gradients_equal(grads, tolerance)
 
 
-def head_equals_whole(group, case: Case, tensors, textbook, ours, wrap, tolerance):
-    """Check the logits of a head, of which each rank has those of its words, and all gradients."""
+def head_equals_whole(group, case: Case, tensors, textbook, ours, wrap, tolerance, positions=None):
+    """Check the logits of a head, of which each rank has those of its words, at all or so many positions, and all
+    gradients.
+    """
     def whole():
-        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, case.model.vocab_size)
+        p, x = case.params(tensors), case.x()
+        dlogits = case.array("dlogits", case.b, positions or case.s, case.model.vocab_size)
         logits, cache = textbook[0](x, p)
         return p, x, dlogits, logits, *textbook[1](dlogits, p, cache)
 
@@ -202,19 +206,22 @@ def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    """Check BERT's head for masked tokens."""
-    c = case.model
+    """Check BERT's head for masked tokens, at the positions that are to be predicted."""
+    c, most = case.model, 1 + case.seed % case.s
+    weights = case.ids("weights", case.b, case.s) % 2
+    weights[np.cumsum(weights, 1) > most] = 0
+    at = SomePositions.with_weight(weights, most)
     tensors = {"word": textbook_embedding.word_tensor(c), "head": textbook_heads.masked_lm_tensors(c)}
 
     def both(p):
         return p["head"], p["word"]
 
-    textbook = (lambda x, p: textbook_heads.masked_lm_forward(x, *both(p), c),
+    textbook = (lambda x, p: textbook_heads.masked_lm_forward(x, *both(p), c, at),
                 lambda dlogits, p, cache: textbook_heads.masked_lm_backward(dlogits, *both(p), cache, c))
-    ours = (lambda x, share: heads.masked_lm_forward(x, *both(share.p), c, share.region),
+    ours = (lambda x, share: heads.masked_lm_forward(x, *both(share.p), c, share.region, at),
             lambda dlogits, share, cache: heads.masked_lm_backward(
                 dlogits, *both(share.p), cache, c, both(share.grads), kernels.accumulate, share.region))
-    head_equals_whole(group, case, tensors, textbook, ours, wrap, tolerance)
+    head_equals_whole(group, case, tensors, textbook, ours, wrap, tolerance, positions=most)
 
 
 def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11):

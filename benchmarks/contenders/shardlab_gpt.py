@@ -33,7 +33,7 @@ def model_of(work: Work) -> ModelConfig:
     """Return the GPT, the Llama, or the BERT of these sizes."""
     llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
                  ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
-    bert = dict(architecture="bert", heads=("lm", "sop"))
+    bert = dict(architecture="bert", heads=("lm", "sop"), mask_prob=MASKED)
     return gpt(work.L, work.h, work.a, work.V, work.s, **llama if work.g else bert if work.bert else {})
 
 
@@ -44,7 +44,8 @@ def batch_of(work: Work) -> GPTBatch | BERTBatch:
     if not work.bert:
         return GPTBatch(tokens, targets)
     lengths, position = np.array(lengths_of(work)), np.arange(work.s)
-    masked = (data.random(tokens.shape) < MASKED) & (position < lengths[:, None])
+    order = data.random(tokens.shape) + (position >= lengths[:, None])       # padding is last
+    masked = order.argsort(1).argsort(1) < work.predicted
     types = (position >= lengths[:, None] // 2) & (position < lengths[:, None])
     return BERTBatch(tokens, types.astype(np.int64), targets, masked.astype(np.int64), lengths,
                      data.integers(2, size=work.b))

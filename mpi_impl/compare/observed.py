@@ -97,10 +97,11 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
         scores, loss_cache = caches[head]
         if head == "lm" and c.architecture == "bert":
             show(observer, "forward", "lm_head.layernorm", scores[0][-1], NormCache)
-        name, axis = ("", 2) if head == "lm" else (f"{head} ", None)
-        if head == "lm" or observer.has_first_position:
-            observer.see_inside("forward", f"{name}probabilities", loss_cache.probabilities, axis)
-        observer.see_inside("forward", f"{name}loss", loss)
+        if head == "lm":
+            observer.see_inside("forward", "probabilities", observer.at_all_positions(loss_cache.probabilities), 2)
+        elif observer.has_first_position:
+            observer.see_inside("forward", f"{head} probabilities", loss_cache.probabilities)
+        observer.see_inside("forward", "loss" if head == "lm" else f"{head} loss", loss)
 
 
 def show(observer: Observer, phase: str, path: str, cache, kind: type | None = None) -> None:

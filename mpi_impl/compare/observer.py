@@ -6,6 +6,7 @@ import numpy as np
 
 from mpi_impl.compare.names import PREDICTED, name_inside
 from mpi_impl.compare.observed import ObservedPass
+from mpi_impl.models.bert import positions_to_predict
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.runtime.arrays import to_host, widened
@@ -115,8 +116,8 @@ class Observer(ABC):
         if unit == SHARED_BLOCK:
             return
         if unit == name:                                 # a word table: it gets dlogits^T x
-            self.see_inside("kept", "logits.input", dy)
-            self.see_inside("backward", "logits", x, axis=2)
+            self.see_inside("kept", "logits.input", self.at_all_positions(dy))
+            self.see_inside("backward", "logits", self.at_all_positions(x), axis=2)
             return
         if unit in HEADS:
             self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
@@ -144,6 +145,11 @@ class Observer(ABC):
         elif self.has_first_position:
             self.see_inside("kept", f"{layer}.input", x)
             self.see_inside("backward", f"{layer}.output", dy)
+
+    def at_all_positions(self, x):
+        """Return x [b, s, ...] of the logits' x [b, n, ...], which has those that a BERT predicts: 0 elsewhere."""
+        c, batch = self.state.model, self.work.microbatches[self.microbatch]
+        return x if c.causal else positions_to_predict(batch, c, self.state.region).scatter(x)
 
     # ---- the place of a part in the whole ----
 

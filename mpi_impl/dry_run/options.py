@@ -50,7 +50,7 @@ DESCRIPTION = ("Run the training program as single ranks of an imagined world, o
                "memory, its messages and its time on GPUs. The other options are those of the run, pretrain_gpt's or, "
                "with --model bert, pretrain_bert's.")
 WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(TokenizerFileOptions),
-                  *declared(StateOptions), *declared(ReportOptions), "sample_tokens", "mask_prob", "short_seq_prob",
+                  *declared(StateOptions), *declared(ReportOptions), "sample_tokens", "short_seq_prob",
                   "train_iters", "exit_interval", "init_method_std", "offload_folder", "seed",
                   "distributed_timeout_minutes"} - {"load_hf", "vocab_size", "trace"}
 

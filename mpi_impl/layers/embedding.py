@@ -41,13 +41,19 @@ def embedding_backward(dx, cache, grads: Embedding, region):
     lookup_backward(dx * held[..., None], ids, grads.word)
 
 
-def logits_forward(x, word, vocab_size, region):
-    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
+def logits_forward(x, word, vocab_size, region, at=None):
+    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t], or [b, n, V/t] at some of the
+    positions; minus infinity for padding.
+    """
     entered = region.enter(x, LOGITS_INPUT)                  # f
-    return mask_padding(linear(entered, word.T), region.rank * len(word), vocab_size), region.keep(x, entered)
+    logits = linear(at.gather(entered) if at else entered, word.T)
+    return mask_padding(logits, region.rank * len(word), vocab_size), region.keep(x, entered)
 
 
-def logits_backward(dlogits, word, kept, grads, sink, region):
-    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads` is the word table's [V/t, h]."""
-    sink(grads, dlogits, region.enter_again(kept, LOGITS_INPUT))     # forward: logits = f(x) @ word^T
-    return region.enter_backward(linear(dlogits, word), LOGITS_INPUT)   # f, backward
+def logits_backward(dlogits, word, kept, grads, sink, region, at=None):
+    """Return dx [b, s, h], outside the region, for dlogits, where there are any. `grads` is the word table's [V/t, h].
+    """
+    entered = region.enter_again(kept, LOGITS_INPUT)
+    sink(grads, dlogits, at.gather(entered) if at else entered)      # forward: logits = f(x) @ word^T
+    dx = linear(dlogits, word)
+    return region.enter_backward(at.scatter(dx) if at else dx, LOGITS_INPUT)    # f, backward

@@ -24,19 +24,21 @@ def transform_backward(dy, p: MaskedLMHead, cache, c, grads: MaskedLMHead, sink)
     return linear_backward(act_backward(da, act_cache), p.dense, x, grads.dense, sink)
 
 
-def masked_lm_forward(x, p: MaskedLMHead, word, c, region):
-    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
+def masked_lm_forward(x, p: MaskedLMHead, word, c, region, at):
+    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, n, V/t] at SomePositions; minus infinity for
+    padding.
+    """
     y, transform = transform_forward(x, p, c)
-    logits, kept = logits_forward(y, word, c.vocab_size, region)
+    logits, kept = logits_forward(y, word, c.vocab_size, region, at)
     add_to(logits, p.bias)                                   # minus infinity stays minus infinity
-    return logits, (transform, kept)
+    return logits, (transform, kept, at)
 
 
 def masked_lm_backward(dlogits, p: MaskedLMHead, word, cache, c, grads, sink, region):
-    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads`: the head's, and the word table's."""
-    (dhead, dword), (transform, kept) = grads, cache
+    """Return dx [b, s, h], outside the region, for dlogits [b, n, V/t]. `grads`: the head's, and the word table's."""
+    (dhead, dword), (transform, kept, at) = grads, cache
     dhead.bias[...] += total(rows(dlogits))
-    dy = logits_backward(dlogits, word, kept, dword, sink, region)
+    dy = logits_backward(dlogits, word, kept, dword, sink, region, at)
     return transform_backward(dy, p, transform, c, dhead, sink)
 
 

@@ -14,6 +14,7 @@ from reference.layer_context import EVALUATION, TRAINING
 from reference.layers import cross_entropy as textbook
 from reference.models.bert import BERT, classifier_of, logits_and_targets, stage_inputs
 from reference.models.stage import has_head
+from reference.positions import SomePositions
 
 
 def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
@@ -69,18 +70,26 @@ def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
 # ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
+def positions_to_predict(batch, c, region):
+    """Return SomePositions of this rank's part of the batch, with all that are to be predicted."""
+    ranks = region.context_ranks.size if region.context_ranks else 1
+    return SomePositions.with_weight(batch.weights, c.most_predicted(batch.weights.shape[1], ranks))
+
+
 def lm_loss_forward(normed, p: BERT, c, batch, region):
-    """Map normed [b, s, h] to loss [b, s]."""
+    """Map normed [b, s, h] to loss [b, s], which is 0 where nothing is predicted."""
+    at = positions_to_predict(batch, c, region)
     with materialized(p.lm_head) as head, materialized(p.embedding.word) as word:
-        logits, cache = masked_lm_forward(normed, head, word, c, region)
-    loss, loss_cache = cross_entropy_forward(logits, batch.targets, region.group, widen=not c.fp16_lm_cross_entropy)
-    return loss, (cache, loss_cache)
+        logits, cache = masked_lm_forward(normed, head, word, c, region, at)
+    targets = at.gather(batch.targets)
+    loss, loss_cache = cross_entropy_forward(logits, targets, region.group, widen=not c.fp16_lm_cross_entropy)
+    return at.scatter(loss), (cache, loss_cache)
 
 
 def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
     """Map dloss [b, s] to dnormed [b, s, h]."""
     head_cache, loss_cache = cache
-    dlogits = cross_entropy_backward(dloss, loss_cache)
+    dlogits = cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
     with (materialized(p.lm_head) as head, materialized(p.embedding.word) as word,
           materialized(grads.lm_head) as dhead, materialized(grads.embedding.word) as dword):
         dnormed = masked_lm_backward(dlogits, head, word, head_cache, c, (dhead, dword), sink, region)

@@ -305,7 +305,7 @@ class BERTPretrainingOptions(PretrainingOptions):
     tokenizer_type: str = same_option(DataOptions, "tokenizer_type", "BertWordPieceLowerCase")
     bert_no_binary_head: bool = option_field(
         False, "predict masked tokens alone, not whether the two pieces of text were swapped")
-    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
+    mask_prob: float = option_field(0.15, "the largest share of a sample's tokens to predict", "P")
     short_seq_prob: float = option_field(0.1, "share of samples that are shorter than necessary", "P")
 
 

@@ -40,7 +40,7 @@ DESCRIPTION = ("Prove that a training run on these ranks computes the same formu
                "or, with --model bert, pretrain_bert's.")
 
 WITHOUT_EFFECT = {*declared(DataOptions), *declared(TokenizerFileOptions), *declared(StateOptions),
-                  *declared(ReportOptions), "sample_tokens", "mask_prob", "short_seq_prob", "train_iters",
+                  *declared(ReportOptions), "sample_tokens", "short_seq_prob", "train_iters",
                   "exit_interval", "dtype", "init_method_std", "offload_folder", "distributed_backend"} - {
                       "load_hf", "vocab_size"}
 

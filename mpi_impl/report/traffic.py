@@ -77,7 +77,8 @@ def summary(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig
             work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
     own = s // p.context_parallel_size
-    statements = [*([] if c.experts else in_layers(ledger, c, p, b, own, work)), for_the_loss(ledger, c, b, own, work)]
+    statements = [*([] if c.experts else in_layers(ledger, c, p, b, own, work)),
+                  for_the_loss(ledger, c, b, own, p.context_parallel_size, work)]
     if p.context_parallel_size > 1:
         statements.append(between_positions(ledger, predicted, c, p, own, work))
     if n := edges_between_ranks(c, p):
@@ -107,12 +108,16 @@ def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int,
             f"{tensor_parallel_traffic(b, s, c.hidden_size, t, gathers_again):,.0f}."]
 
 
-def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCounts) -> str:
-    """Describe the traffic of the loss of logits that are sharded by vocabulary."""
+def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, ranks: int, work: PassCounts) -> str:
+    """Describe the traffic of the loss of logits that are sharded by vocabulary, if so many ranks with s positions each
+    share a sample.
+    """
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
-    return (f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
-            f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.")
+    n, name = c.most_predicted(s, ranks), "s" if c.causal else "n"
+    meaning = "" if c.causal else f", n = {n}, the positions that are predicted at most"
+    return (f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b {name} = {3 * b * n:,}{meaning}. "
+            f"Gathering the logits would take b {name} V = {b * n * c.vocab_size:,}.")
 
 
 def between_positions(ledger: Ledger, predicted: Totals, c: ModelConfig, p: ParallelConfig, s: int,

@@ -73,9 +73,9 @@ def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -
 
 def head_activations(c: ModelConfig, b: int, s: int, t: int) -> float:
     """Return bytes on a rank of the last stage: inputs of the final norm and the logits, 2 b s h each, and logits, 4 b
-    s V.
+    s V; of a BERT as many as it predicts.
     """
-    return 4 * s * b * (c.hidden_size + c.vocab_size) / t
+    return 4 * b * (s * c.hidden_size + c.most_predicted(s) * c.vocab_size) / t
 
 
 def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> int:

@@ -60,16 +60,17 @@ def embedding(sizes: Sizes, hardware: Hardware) -> StageTime:
 
 
 @cache
-def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> StageTime:
-    """Time the logits of V/t tokens and their cross-entropy, with f's messages: the loss sends few elements.
+def head(sizes: Sizes, words: int, predicted: int, transformed: bool, hardware: Hardware) -> StageTime:
+    """Time the logits of V/t tokens at the predicted positions, and their cross-entropy, with f's messages: the loss
+    sends few elements.
 
     BERT has a layer before them, outside the region. Its heads for one position count nothing.
     """
-    n, h = sizes.b * sizes.s, sizes.h
-    logits = hardware.product(n, h, words)
+    n, h, predicted = sizes.b * sizes.s, sizes.h, sizes.b * predicted
+    logits = hardware.product(predicted, h, words)
     if transformed:
         logits += hardware.product(n // (sizes.t if sizes.sequence_parallel else 1), h, h)
-    forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
+    forward, backward = (hardware.stream(predicted * words, passes) for passes in hardware.passes.logits)
     sent = collective_time(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
     return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
@@ -84,7 +85,8 @@ def work_of(plan: Plan, hardware: Hardware, held: LayerCounts) -> StageTime:
         work = work.plus(embedding(sizes, hardware))
     if held.has_logits:
         words, transformed = plan.model.padded_vocab_size(t) // t, plan.model.architecture == "bert"
-        work = work.plus(head(sizes, words, transformed, hardware))
+        predicted = plan.model.most_predicted(sizes.s, plan.parallel.context_parallel_size)
+        work = work.plus(head(sizes, words, predicted, transformed, hardware))
     return work
 
 

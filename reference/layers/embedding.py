@@ -137,17 +137,20 @@ def logits_backward(dlogits, word, x):
     return dx, dword.T
 
 
-def sharded_logits_forward(xs, words, vocab_size, region):
-    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, s, V/t]."""
+def sharded_logits_forward(xs, words, vocab_size, region, at=None):
+    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, s, V/t]; or [b, n, V/t] at some
+    of the positions.
+    """
     entered = region.enter(xs)
-    return [mask_padding(linear(x, word.T), rank * len(word), vocab_size)
+    return [mask_padding(linear(at.gather(x) if at else x, word.T), rank * len(word), vocab_size)
             for rank, (x, word) in enumerate(zip(entered, words))], region.keep(xs, entered)
 
 
-def sharded_logits_backward(dlogits, words, kept, region):
-    """Return each rank's dx [b, s, h], outside the region, and dword [V/t, h] for its dlogits [b, s, V/t]."""
-    partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.enter_again(kept))])
-    return region.enter_backward(partial), list(dwords)
+def sharded_logits_backward(dlogits, words, kept, region, at=None):
+    """Return each rank's dx [b, s, h], outside the region, and dword [V/t, h] for its dlogits, where it has them."""
+    entered = [at.gather(x) if at else x for x in region.enter_again(kept)]
+    partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, entered)])
+    return region.enter_backward([at.scatter(dx) if at else dx for dx in partial]), list(dwords)
 
 
 def mask_padding(logits, vocab_start_index, vocab_size):

@@ -3,7 +3,10 @@
 The head for tokens is a layer and a norm of its own, then the logits: the embedding's table read as columns, and a
 bias. The others read only the first position, which attends to all: the pooler, a layer with tanh, and a linear layer.
 
-All but the logits is outside the tensor-parallel regions: the ranks compute the same, or each its own positions.
+All but the logits is outside the tensor-parallel regions: the ranks compute the same, or each its own positions. And
+logits, which are the most work, are computed where a token is to be predicted, of which the data say how many there
+are at most: --mask-prob, 15 % of the positions. (Megatron-LM computes them at all positions, and gives the others no
+weight.)
 """
 from dataclasses import dataclass
 from typing import Any
@@ -60,32 +63,32 @@ def transform_backward(dy, p, cache, c):
     return dx, MaskedLMHead(ddense, layernorm, None)
 
 
-def masked_lm_forward(x, p, word, c):
-    """Map x [b, s, h], word [V, h] -> logits [b, s, V]."""
+def masked_lm_forward(x, p, word, c, at):
+    """Map x [b, s, h], word [V, h] -> logits [b, n, V] at SomePositions."""
     y, transform = transform_forward(x, p, c)
-    logits, logits_cache = logits_forward(y, word, c.vocab_size)
-    return logits + p.bias, (transform, logits_cache)
+    logits, logits_cache = logits_forward(at.gather(y), word, c.vocab_size)
+    return logits + p.bias, (transform, logits_cache, at)
 
 
 def masked_lm_backward(dlogits, p, word, cache, c):
-    """Return dx [b, s, h], dword [V, h] and the gradients, as a MaskedLMHead, for dlogits [b, s, V]."""
-    transform, logits_cache = cache
+    """Return dx [b, s, h], dword [V, h] and the gradients, as a MaskedLMHead, for dlogits [b, n, V]."""
+    transform, logits_cache, at = cache
     dy, dword = logits_backward(dlogits, word, logits_cache)
-    dx, grads = transform_backward(dy, p, transform, c)
+    dx, grads = transform_backward(at.scatter(dy), p, transform, c)
     return dx, dword, MaskedLMHead(grads.dense, grads.layernorm, rows(dlogits).sum(0))
 
 
-def sharded_masked_lm_forward(xs, shards, words, c, region):
-    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, s, V/t]."""
+def sharded_masked_lm_forward(xs, shards, words, c, region, at):
+    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, n, V/t] at SomePositions."""
     ys, transforms = zip(*[transform_forward(x, p, c) for x, p in zip(xs, shards)])
-    logits, logits_cache = sharded_logits_forward(list(ys), words, c.vocab_size, region)
-    return [one + p.bias for one, p in zip(logits, shards)], (transforms, logits_cache)    # padding stays -infinity
+    logits, logits_cache = sharded_logits_forward(list(ys), words, c.vocab_size, region, at)
+    return [one + p.bias for one, p in zip(logits, shards)], (transforms, logits_cache, at)    # padding stays -infinity
 
 
 def sharded_masked_lm_backward(dlogits, shards, words, cache, c, region):
-    """Return each rank's dx [b, s, h], outside the region, dword and gradients for its dlogits [b, s, V/t]."""
-    transforms, logits_cache = cache
-    dys, dwords = sharded_logits_backward(dlogits, words, logits_cache, region)
+    """Return each rank's dx [b, s, h], outside the region, dword and gradients for its dlogits [b, n, V/t]."""
+    transforms, logits_cache, at = cache
+    dys, dwords = sharded_logits_backward(dlogits, words, logits_cache, region, at)
     dxs, grads = zip(*[transform_backward(dy, p, one, c) for dy, p, one in zip(dys, shards, transforms)])
     return list(dxs), dwords, [MaskedLMHead(grad.dense, grad.layernorm, rows(one).sum(0))
                                for grad, one in zip(grads, dlogits)]

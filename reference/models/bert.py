@@ -20,6 +20,7 @@ from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm
 from reference.layers.layer import declare, layer_backward, layer_forward
 from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
                                     sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
+from reference.positions import SomePositions
 
 HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
 CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
@@ -108,17 +109,26 @@ def heads_backward(dlosses, p, cache, c):
 # ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
+def positions_to_predict(batch, c):
+    """Return SomePositions of the batch, with all whose tokens are to be predicted."""
+    most = c.most_predicted(batch.weights.shape[1])
+    assert (batch.weights != 0).sum(1).max() <= most, f"at most {most} tokens of a sample are predicted"
+    return SomePositions.with_weight(batch.weights, most)
+
+
 def lm_loss_forward(normed, p, c, batch):
-    """Map normed [b, s, h] to loss [b, s]."""
-    logits, cache = masked_lm_forward(normed, p.lm_head, p.embedding.word, c)
-    loss, loss_cache = cross_entropy_forward(logits, batch.targets)
-    return loss, (cache, loss_cache)
+    """Map normed [b, s, h] to loss [b, s], which is 0 where nothing is predicted."""
+    at = positions_to_predict(batch, c)
+    logits, cache = masked_lm_forward(normed, p.lm_head, p.embedding.word, c, at)
+    loss, loss_cache = cross_entropy_forward(logits, at.gather(batch.targets))
+    return at.scatter(loss), (cache, loss_cache)
 
 
 def lm_loss_backward(dloss, p, c, cache):
     """Map dloss [b, s] to dnormed [b, s, h]; return dword [V, h] and the gradients too, as a MaskedLMHead."""
     head_cache, loss_cache = cache
-    return masked_lm_backward(cross_entropy_backward(dloss, loss_cache), p.lm_head, p.embedding.word, head_cache, c)
+    dlogits = cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
+    return masked_lm_backward(dlogits, p.lm_head, p.embedding.word, head_cache, c)
 
 
 # ---- heads that read the first position -----------------------------------------------------------------------------
@@ -171,10 +181,11 @@ def sharded_bert_forward(batch, shards, c, region, context=TRAINING):
     losses, caches = [], {}
     for head in c.heads:
         if head == "lm":
+            at = positions_to_predict(batch, c)
             scores, head_cache = sharded_masked_lm_forward(normed, [p.lm_head for p in shards],
-                                                           [p.embedding.word for p in shards], c, region)
-            loss, loss_cache = sharded_cross_entropy_forward(scores, batch.targets)
-            caches[head] = head_cache, loss_cache
+                                                           [p.embedding.word for p in shards], c, region, at)
+            loss, loss_cache = sharded_cross_entropy_forward(scores, at.gather(batch.targets))
+            loss, caches[head] = at.scatter(loss), (head_cache, loss_cache)
         else:       # of its own first position each rank has something: only that of the sequence's first counts
             found, caches[head] = zip(*[pooled_loss_forward(x, p, head, batch) for x, p in zip(normed, shards)])
             loss = region.of_first_position(list(found))[0]
@@ -190,7 +201,7 @@ def sharded_bert_backward(dlosses, shards, cache, c, region):
     for head, dloss in zip(c.heads, dlosses):
         if head == "lm":
             head_cache, loss_cache = caches[head]
-            dscores = sharded_cross_entropy_backward(dloss, loss_cache)
+            dscores = sharded_cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
             dxs, dwords, grads["lm_head"] = sharded_masked_lm_backward(
                 dscores, [p.lm_head for p in shards], [p.embedding.word for p in shards], head_cache, c, region)
             dnormed = [one + dx for one, dx in zip(dnormed, dxs)]

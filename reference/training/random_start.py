@@ -35,5 +35,6 @@ class RandomSamples:
             return np.concatenate([tokens[0], tokens[1, :, :1]], 1)
         types, weights = rng.integers(0, 2, (2, 1, self.s))
         weights[:, 0] = 1
+        weights[np.cumsum(weights, 1) > self.model.most_predicted(self.s)] = 0
         return BERTBatch(tokens[0], types, tokens[1], weights, rng.integers(1, self.s + 1, 1),
                          rng.integers(0, 2, 1)).pack()

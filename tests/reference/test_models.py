@@ -38,7 +38,10 @@ def test_losses_follow_from_the_formulas(case):
                for sample in zip(batch.tokens, batch.token_types, batch.lengths, strict=True)]
     if "lm" in losses:
         for i, x in enumerate(encoded):
-            close(losses["lm"][i, :len(x)], log_loss(words(x, p, c), batch.targets[i, :len(x)]), 1e-10)
+            to_predict = np.flatnonzero(batch.weights[i, :len(x)])
+            formula = log_loss(words(x, p, c), batch.targets[i, :len(x)])
+            close(losses["lm"][i, to_predict], formula[to_predict], 1e-10)
+        assert (losses["lm"] != 0).sum(1).max() <= c.most_predicted(case.s)
     if "sop" in losses:
         close(losses["sop"], log_loss(np.stack([first(x, p, p.binary_head) for x in encoded]), batch.swapped), 1e-10)
     if "choice" in losses:

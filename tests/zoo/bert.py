@@ -1,6 +1,6 @@
 """Mistakes of a BERT: which losses count, padding, the order of norms, token types, and heads."""
-from tests.zoo.cases import (BERT_SHARDED, CHOICE, DEEP_BERT, FULL, MIDDLE, POST_NORM, Plan, in_textbook, of_bert,
-                             trained_bert)
+from tests.zoo.cases import (BERT_SHARDED, CHOICE, DEEP_BERT, FULL, HALF_PREDICTED, MIDDLE, POST_NORM, Plan,
+                             in_textbook, of_bert, trained_bert)
 from tests.zoo.entry import Bug, Entry, Theorem
 
 ENTRIES = [
@@ -62,6 +62,15 @@ ENTRIES = [
           Bug("mpi_impl.layers.heads", "add_to(logits, p.bias)",
               "add_to(logits, region.group.broadcast(p.bias.copy(), 'bias'))"),
           of_bert("rank_theorems.masked_lm_equals_whole")),
+    Entry("losses of some positions lie at the first", "computation", "model", "classic",
+          "The losses are computed where tokens are to be predicted, and returned one after the other.",
+          Bug("mpi_impl.models.bert", "return at.scatter(loss), (cache",
+              "return np.pad(loss, [(0, 0), (0, at.s - loss.shape[1])]), (cache"),
+          of_bert("rank_theorems.model_equals_whole", model=HALF_PREDICTED)),
+    Entry("a part of a sequence predicts its share of the tokens", "computation", "CP", "classic",
+          "A rank with half of the positions has room for half of the predictions, but all may be in its half.",
+          Bug("mpi_impl.models.bert", "batch.weights.shape[1], ranks)", "batch.weights.shape[1])"),
+          trained_bert(m=4, c=2, model=HALF_PREDICTED)),
     Entry("a name that keeps the final norm", "memory", "ZeRO", "classic",
           "A local name refers to the final norm while the heads gather their own layers.",
           Bug("mpi_impl.models.bert", "        del norm ", "        pass "),

@@ -173,6 +173,7 @@ FOUND_OF_A_BERT = {
     "every rank's first position is [CLS]": "1 forward: sop loss",
     "every rank's first position learns what [CLS] does": "1 backward: blocks.1.mlp.output",
     "one head's gradient in the place of the other's": "1 backward: blocks.1.mlp.output",
+    "losses of some positions lie at the first": "1 forward: loss",
 }
 
 # The others, and why two recordings do not tell them apart.

@@ -51,7 +51,8 @@ def parts(c: ModelConfig, p: ParallelConfig, b: int, s: int, layers: Sequence[in
                                file_of(layer.tensors)))
     found.append(StagePart(f"norms and residual sums in {each}", outside, "", outside, "", f"{folder}/block.py"))
     if layers[-1] == c.num_layers - 1:
-        logits, file = f"[{b}, {s}, {rows}]", "heads.py" if c.architecture == "bert" else "embedding.py"
+        n, file = c.most_predicted(s), "heads.py" if c.architecture == "bert" else "embedding.py"
+        logits = f"[{b}, {n}, {rows}]"
         found += [StagePart("logits", inside, f"@ [{h}, {rows}]", logits, f"[{h}, {rows}]",
                             f"{folder}/{file}"),
                   StagePart("loss", logits, "", f"[{b}, {s}]", "", f"{folder}/cross_entropy.py")]
