@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/overlap.py [--plot benchmarks/overlap.svg]
 
-Two ranks take training steps, a core each (contenders/overlap_ranks.py), first through shared memory, where the cores
-that compute also copy the bytes, and then through a wire: the loopback device of a network of their own, whose speed
-Linux limits, so that bytes travel while the ranks do something else. The wire needs MPICH, `unshare`, `ip` and `tc`.
+Ranks take training steps (contenders/overlap_ranks.py), two of them unless `--ranks` says otherwise, for each should
+have a core: first through shared memory, where the cores that compute also copy the bytes, and then through a wire: the
+loopback device of a network of their own, whose speed Linux limits, so that bytes travel while the ranks do something
+else. The wire needs MPICH, `unshare`, `ip` and `tc`.
 
 The share that is hidden is 1 - spent / alone: what a rank spends on the messages of a step (posting them, helping them
 on, waiting for them), relative to what it spends where nothing else runs. Both are medians of the same run.
@@ -25,7 +26,6 @@ from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.tables import aligned
 from reference.errors import UserError
 
-RANKS = 2
 SWEPT = {"buckets": "MB of a bucket", "zero_2": "MB of a bucket, ZeRO-2", "zero_3": "width of a layer, gradients",
          "prefetch": "width of a layer", "ring": "positions of a rank"}
 OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}      # MPICH's variables
@@ -49,10 +49,12 @@ class Overlap(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(parser_of("overlap", __doc__), argv, plot="draw the shares and the steps there",
-                 turns=(6, "of each step in each way"), wire=(8, "the wire's Gbit/s"))
+                 turns=(6, "of each step in each way"), wire=(8, "the wire's Gbit/s"), ranks=(2, "that train"))
+    if args.ranks == 1:
+        raise UserError("--ranks is 1, but one rank alone sends nothing: choose at least 2.")
     found = {}
     for name, wire in (("shared memory", None), (f"a wire of {args.wire} Gbit/s", args.wire)):
-        found[name] = measure(args.turns, wire)
+        found[name] = measure(args.ranks, args.turns, wire)
         print(f"\n{name}\n{table(found[name])}", flush=True)
     if args.plot:
         from pictures import draw_overlap  # matplotlib takes a second to import
@@ -61,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         save(draw_overlap(found, SWEPT), args.plot)
 
 
-def measure(turns: int, wire: int | None) -> list[Overlap]:
+def measure(ranks: int, turns: int, wire: int | None) -> list[Overlap]:
     """Let the ranks take their steps through shared memory, or through a wire of this many Gbit/s. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "overlap.json")
-        command = launched(RANKS, "overlap_ranks", str(turns), str(output))
+        command = launched(ranks, "overlap_ranks", str(turns), str(output))
         if wire is not None:
             command = ["env", *(f"{name}={value}" for name, value in OVER_TCP.items()),
                        "unshare", "--map-root-user", "--net", "sh", "-c", LIMITED, str(wire), *command]

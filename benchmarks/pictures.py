@@ -1,5 +1,6 @@
-"""Pictures of predicted and measured step times: how a step scales with the ranks, what overlap hides."""
+"""Pictures of step times, predicted and measured: how a step scales, what overlap hides; and of losses by format."""
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -9,6 +10,7 @@ from mpi_impl.report.drawing import name_rows, one_panel
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 OVERLAPS = "gradients", "gradients, ZeRO-2", "gradients, ZeRO-3", "ZeRO-3's prefetch", "ring attention"
+WINDOW = 25         # iterations whose mean is drawn
 NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 
 
@@ -49,6 +51,29 @@ def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, M
     right.set_ylim(0, 1.15)
     left.legend(frameon=False)
     return figure
+
+
+def draw_formats(found: Mapping[str, Sequence]) -> Figure:
+    """Draw the training losses of all runs (formats.py's Curves, by format), and their differences to float32's."""
+    figure = Figure((10.5, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (form, runs), color in zip(found.items(), COLORS.values()):
+        for i, (curves, others) in enumerate(zip(runs, found["float32"])):
+            at, losses, theirs = windows(list(curves.training)), *(
+                windows(list(one.training.values())) for one in (curves, others))
+            left.plot(at, losses, color=color, linewidth=1, label="" if i else form)
+            if form != "float32":
+                right.plot(at, [one - other for one, other in zip(losses, theirs)], color=color, linewidth=1)
+    right.axhline(0, color="#707070", linewidth=1)
+    finish(left, "iteration", f"training loss, means of {WINDOW} iterations", "both", "nats")
+    finish(right, "iteration", "less float32's, from the same seed", "both")
+    left.legend(frameon=False)
+    return figure
+
+
+def windows(values: Sequence[float]) -> list[float]:
+    """Return the means of each WINDOW neighbours."""
+    return [mean(values[i:i + WINDOW]) for i in range(0, len(values), WINDOW)]
 
 
 def draw_overlap(found: Mapping[str, Sequence], swept: Mapping[str, str]) -> Figure:

@@ -96,6 +96,8 @@ class SomePositions(NamedTuple):
         that there are `most` of each sample: the size of arrays does not depend on the data then.
         """
         b, s = weights.shape
+        if isinstance(weights, np.ndarray):     # nobody waits for a GPU to check this
+            assert (weights != 0).sum(1).max() <= most, f"more than {most} positions of a sample have a weight"
         first = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]
         return cls(first + s * np.arange(b, like=weights)[:, None], s)
 

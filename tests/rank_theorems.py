@@ -210,7 +210,7 @@ def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     c, most = case.model, 1 + case.seed % case.s
     weights = case.ids("weights", case.b, case.s) % 2
     weights[np.cumsum(weights, 1) > most] = 0
-    at = SomePositions.with_weight(weights, most)
+    at, ours_at = (SomePositions.with_weight(x, most) for x in (weights, wrap(weights)))
     tensors = {"word": textbook_embedding.word_tensor(c), "head": textbook_heads.masked_lm_tensors(c)}
 
     def both(p):
@@ -218,7 +218,7 @@ def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
     textbook = (lambda x, p: textbook_heads.masked_lm_forward(x, *both(p), c, at),
                 lambda dlogits, p, cache: textbook_heads.masked_lm_backward(dlogits, *both(p), cache, c))
-    ours = (lambda x, share: heads.masked_lm_forward(x, *both(share.p), c, share.region, at),
+    ours = (lambda x, share: heads.masked_lm_forward(x, *both(share.p), c, share.region, ours_at),
             lambda dlogits, share, cache: heads.masked_lm_backward(
                 dlogits, *both(share.p), cache, c, both(share.grads), kernels.accumulate, share.region))
     head_equals_whole(group, case, tensors, textbook, ours, wrap, tolerance, positions=most)

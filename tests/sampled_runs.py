@@ -124,7 +124,7 @@ def draw_run(name: str, choices: Choices, rng: np.random.Generator) -> SampledRu
         hidden_dropout=pick(0.0, 0.1), attention_dropout=pick(0.0, 0.5))
     if name in ARCHITECTURES:
         model |= dict(architecture=name, heads=pick(*ARCHITECTURES[name]), activation=pick(*sorted(ACTIVATIONS)),
-                      mask_prob=pick(1.0, 0.5, 0.15) if name == "bert" else 1.0,
+                      predicted_share=pick(1.0, 0.5, 0.15) if name == "bert" else 1.0,
                       position_embedding_type=pick("learned_absolute", "rope"), rotary_percent=2 / size,
                       apply_residual_connection_post_layernorm=pick(False, True))
     else:

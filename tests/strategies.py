@@ -46,7 +46,7 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), exact=False
         max_position_embeddings=s + draw(st.integers(0, 2)),
         position_embedding_type=pick("learned_absolute", "rope"),
         architecture=architecture, heads=pick(*ARCHITECTURES[architecture]),
-        mask_prob=pick(1.0, 0.5, 0.15) if architecture == "bert" else 1.0,
+        predicted_share=pick(1.0, 0.5, 0.15) if architecture == "bert" else 1.0,
         apply_residual_connection_post_layernorm=draw(st.booleans()),
         untie_embeddings_and_output_weights=architecture == "gpt" and draw(st.booleans()),
         activation=pick(*sorted(ACTIVATIONS)),

@@ -33,7 +33,7 @@ def model_of(work: Work) -> ModelConfig:
     """Return the GPT, the Llama, or the BERT of these sizes."""
     llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
                  ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
-    bert = dict(architecture="bert", heads=("lm", "sop"), mask_prob=MASKED)
+    bert = dict(architecture="bert", heads=("lm", "sop"), predicted_share=MASKED)
     return gpt(work.L, work.h, work.a, work.V, work.s, **llama if work.g else bert if work.bert else {})
 
 

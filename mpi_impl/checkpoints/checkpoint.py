@@ -32,7 +32,7 @@ from reference.precision import rounded
 
 # The fields of a ModelConfig about training, initial weights and storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
-                 "make_vocab_size_divisible_by", "mask_prob", "moe_aux_loss_coeff", "moe_z_loss_coeff",
+                 "make_vocab_size_divisible_by", "predicted_share", "moe_aux_loss_coeff", "moe_z_loss_coeff",
                  "moe_expert_capacity_factor"}
 
 # Names of fields that are not options.

@@ -95,13 +95,14 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
     caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
     for head, loss in zip(c.heads, losses):
         scores, loss_cache = caches[head]
+        probabilities, (name, axis) = loss_cache.probabilities, ("", 2) if head == "lm" else (f"{head} ", None)
         if head == "lm" and c.architecture == "bert":
-            show(observer, "forward", "lm_head.layernorm", scores[0][-1], NormCache)
-        if head == "lm":
-            observer.see_inside("forward", "probabilities", observer.at_all_positions(loss_cache.probabilities), 2)
-        elif observer.has_first_position:
-            observer.see_inside("forward", f"{head} probabilities", loss_cache.probabilities)
-        observer.see_inside("forward", "loss" if head == "lm" else f"{head} loss", loss)
+            (*_, norm), _, predicted = scores
+            show(observer, "forward", "lm_head.layernorm", norm, NormCache)
+            probabilities = predicted.scatter(probabilities)         # 0 where nothing is predicted
+        if head == "lm" or observer.has_first_position:
+            observer.see_inside("forward", f"{name}probabilities", probabilities, axis)
+        observer.see_inside("forward", f"{name}loss", loss)
 
 
 def show(observer: Observer, phase: str, path: str, cache, kind: type | None = None) -> None:

@@ -7,7 +7,7 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launch.option_fields import declared, filled
-from mpi_impl.programs.options import OPTIONS, LlamaOptions, PretrainingOptions, parse_options
+from mpi_impl.programs.options import OPTIONS, BERTPretrainingOptions, LlamaOptions, PretrainingOptions, parse_options
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
 from mpi_impl.runtime.tables import count
@@ -73,9 +73,9 @@ def experts_config(args) -> ExpertsConfig | None:
 
 
 def in_other_words(args) -> dict[str, Any]:
-    """Return the fields of a ModelConfig that have another form than the options."""
+    """Return the fields of a ModelConfig that have another form than the options, or another name."""
     if not isinstance(args, LlamaOptions):
-        return {}
+        return {"predicted_share": args.mask_prob} if isinstance(args, BERTPretrainingOptions) else {}
     groups = 1 if args.num_query_groups is None else args.num_query_groups
     return {"num_query_groups": groups if args.group_query_attention else None,
             "add_bias_linear": not args.disable_bias_linear}

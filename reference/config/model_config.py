@@ -35,7 +35,7 @@ class ModelConfig:
     fp16_lm_cross_entropy: bool = False                # compute the loss in float16 too, not in float32
     architecture: str = "gpt"                          # or bert, whose attention is bidirectional
     heads: tuple[str, ...] = ("lm",)                   # predictions: tokens (lm), sentence order (sop), a choice
-    mask_prob: float = 1.0                             # the largest share of a sample's tokens that a BERT predicts
+    predicted_share: float = 1.0                       # of a sample's tokens, the most that a BERT predicts
     apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
     normalization: str = "LayerNorm"                   # or RMSNorm
     swiglu: bool = False                               # the MLP has a gate: layers/gated_mlp.py
@@ -73,9 +73,9 @@ class ModelConfig:
                                 "is dropped in training.")
         if not 0 < self.layernorm_epsilon < float("inf"):
             raise UserError(f"--layernorm-epsilon is {self.layernorm_epsilon}, but must be a number above 0.")
-        if not 0 < self.mask_prob <= 1:
-            raise UserError(f"--mask-prob is {self.mask_prob}, but must be above 0 and at most 1: it is the share of a "
-                            "sample's tokens that is predicted.")
+        if not 0 < self.predicted_share <= 1:
+            raise UserError(f"--mask-prob is {self.predicted_share}, but must be above 0 and at most 1: it is the "
+                            "share of a sample's tokens that is predicted.")
         if not 0 < self.rotary_percent <= 1:
             raise UserError(f"--rotary-percent is {self.rotary_percent}, but must be above 0 and at most 1: "
                             "it is the share of each head's dimensions that is rotated.")
@@ -135,7 +135,7 @@ class ModelConfig:
 
     def most_predicted(self, s: int, ranks: int = 1) -> int:
         """Return how many of a rank's s positions are predicted at most, if so many ranks share a sample."""
-        return min(s, max(1, round(self.mask_prob * s * ranks)))
+        return min(s, max(1, round(self.predicted_share * s * ranks)))
 
     @property
     def causal(self) -> bool:

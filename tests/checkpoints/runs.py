@@ -79,12 +79,14 @@ def options(folder, more="") -> list[str]:
 
 
 def model_in(folder, more="", **choices) -> ModelConfig:
-    """Return the model in a folder, as the options of a run take it from there, with the heads that its class has."""
+    """Return the model in a folder, as the options of a run take it from there, with the heads that its class has, and
+    with predictions at any number of positions.
+    """
     layout, config = layout_in(str(folder))
     model = parse(options(folder, more), 1, layout.architecture).model(
         read_config(str(folder), layout.architecture)["vocab_size"])
     (class_name,) = config.get("architectures", [""])
-    return replace(model, **{"heads": HEADS.get(class_name, model.heads)} | choices)
+    return replace(model, **{"heads": HEADS.get(class_name, model.heads), "predicted_share": 1.0} | choices)
 
 
 # ---- on ranks -------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def llamas(draw):
 def fields_of(model: ModelConfig) -> Any:
     """Return the fields that a config.json tells of a model; of one with rope in the form that all of them have."""
     if model.position_embedding_type != "rope":
-        return replace(model, make_vocab_size_divisible_by=1)
+        return replace(model, make_vocab_size_divisible_by=1, predicted_share=1.0)
     names = ("num_layers", "hidden_size", "num_attention_heads", "groups", "head_size", "vocab_size", "tied",
              "add_qkv_bias", "qk_layernorm", "rope_scaling", "rotary_base", "layernorm_epsilon")
     experts = model.experts

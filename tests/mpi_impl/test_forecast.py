@@ -150,7 +150,7 @@ def test_rates_of_a_run(ranks, corpus, tmp_path, capfd, program, n, more):
     assert ranks.run(n, count_measurements, program, options, timeout=120) == [1] * n
     printed = capfd.readouterr().out
     V = int(re.search(r"vocabulary (\d+), padded", printed)[1])
-    bert = {"architecture": "bert", "heads": ("lm", "sop"), "mask_prob": 0.15}
+    bert = {"architecture": "bert", "heads": ("lm", "sop"), "predicted_share": 0.15}
     flops = iteration_flops(ModelConfig(2, 32, 4, V, 24, **(bert if program is pretrain_bert else {})), 8, 24)
     for row in map(json.loads, path.read_text().splitlines()):
         seconds = 8 * 24 / row["tokens_per_second"]

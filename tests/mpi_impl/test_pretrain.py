@@ -2,6 +2,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -190,7 +191,7 @@ def test_a_preset_is_the_published_model(architecture, name):
     """A Llama has the parameters of the weights' files, to the last one, others as many as their name says. Every
     preset passes all checks on one rank, and has the FLOPs that Megatron counts: its num_floating_point_operations,
     12 B s L h^2 (1 + g/a + s/h + f/h + V/(2 L h)), with its own terms for the size of a head, the gate and experts, and
-    without padding of the vocabulary; we also count BERT's heads.
+    without padding of the vocabulary; we also count BERT's heads, and its logits where tokens are to be predicted.
     """
     settings = parse(["--preset", name], 1, architecture)
     c = settings.model(VOCABULARIES.get(name) or WORDS[architecture])
@@ -206,7 +207,8 @@ def test_a_preset_is_the_published_model(architecture, name):
     attention = (1 + c.groups / c.num_attention_heads + s / h) * c.head_size * c.num_attention_heads / h
     mlp = ((1.5 if c.swiglu else 1) * k * c.ffn_size + routed / 2) / h
     heads = 6 * B * (s * h**2 + h**2 + 2 * h) if architecture == "bert" else 0  # the layer, the pooler, the order
-    assert iteration_flops(c, B, s) == pytest.approx(
+    assert c.most_predicted(s) == (round(0.15 * s) if architecture == "bert" else s)
+    assert iteration_flops(replace(c, predicted_share=1.0), B, s) == pytest.approx(
         12 * B * s * L * h**2 * (attention + mlp + c.vocab_size / (2 * L * h)) + heads, rel=1e-12)
 
 
