@@ -88,6 +88,7 @@ class SomePositions(NamedTuple):
     """n of the s positions of each of b samples."""
 
     index: Any     # int64 [b, n]: the numbers of the positions, counted through all samples
+    real: Any      # bool [b, n]: False for one that only fills the array
     s: int
 
     @classmethod
@@ -99,7 +100,8 @@ class SomePositions(NamedTuple):
         if isinstance(weights, np.ndarray):     # nobody waits for a GPU to check this
             assert (weights != 0).sum(1).max() <= most, f"more than {most} positions of a sample have a weight"
         first = np.argsort(weights == 0, axis=1, kind="stable")[:, :most]
-        return cls(first + s * np.arange(b, like=weights)[:, None], s)
+        index = first + s * np.arange(b, like=weights)[:, None]
+        return cls(index, weights.reshape(-1)[index] != 0, s)
 
     def gather(self, x):
         """Return x [b, s, ...] at these positions, [b, n, ...]."""
@@ -110,6 +112,14 @@ class SomePositions(NamedTuple):
         found = np.zeros_like(x, order="C", shape=(len(x) * self.s, *x.shape[2:]))
         found[self.index] = x
         return found.reshape(len(x), self.s, *x.shape[2:])
+
+    def scatter_losses(self, losses):
+        """Return losses [b, n] at their positions in [b, s], and 0 elsewhere."""
+        return self.scatter(losses * self.real)
+
+    def gather_losses(self, dlosses):
+        """Return the losses' gradients [b, n] for [b, s]: the adjoint of `scatter_losses`."""
+        return self.gather(dlosses) * self.real
 
 
 # ---- blocks of attention's scores -----------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
         if head == "lm" and c.architecture == "bert":
             (*_, norm), _, predicted = scores
             show(observer, "forward", "lm_head.layernorm", norm, NormCache)
-            probabilities = predicted.scatter(probabilities)         # 0 where nothing is predicted
+            probabilities = predicted.scatter(probabilities * predicted.real[..., None])
         if head == "lm" or observer.has_first_position:
             observer.see_inside("forward", f"{name}probabilities", probabilities, axis)
         observer.see_inside("forward", f"{name}loss", loss)

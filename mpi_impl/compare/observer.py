@@ -148,8 +148,10 @@ class Observer(ABC):
 
     def at_all_positions(self, x):
         """Return x [b, s, ...] of the logits' x [b, n, ...], which has those that a BERT predicts: 0 elsewhere."""
-        c, batch = self.state.model, self.work.microbatches[self.microbatch]
-        return x if c.causal else positions_to_predict(batch, c, self.state.region).scatter(x)
+        if self.state.model.causal:
+            return x
+        at = positions_to_predict(self.work.microbatches[self.microbatch], self.state.model, self.state.region)
+        return at.scatter(widened(x) * at.real[..., None])
 
     # ---- the place of a part in the whole ----
 

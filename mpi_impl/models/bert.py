@@ -83,13 +83,13 @@ def lm_loss_forward(normed, p: BERT, c, batch, region):
         logits, cache = masked_lm_forward(normed, head, word, c, region, at)
     targets = at.gather(batch.targets)
     loss, loss_cache = cross_entropy_forward(logits, targets, region.group, widen=not c.fp16_lm_cross_entropy)
-    return at.scatter(loss), (cache, loss_cache)
+    return at.scatter_losses(loss), (cache, loss_cache)
 
 
 def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
     """Map dloss [b, s] to dnormed [b, s, h]."""
     head_cache, loss_cache = cache
-    dlogits = cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
+    dlogits = cross_entropy_backward(head_cache[-1].gather_losses(dloss), loss_cache)
     with (materialized(p.lm_head) as head, materialized(p.embedding.word) as word,
           materialized(grads.lm_head) as dhead, materialized(grads.embedding.word) as dword):
         dnormed = masked_lm_backward(dlogits, head, word, head_cache, c, (dhead, dword), sink, region)

@@ -119,13 +119,13 @@ def lm_loss_forward(normed, p, c, batch):
     at = positions_to_predict(batch, c)
     logits, cache = masked_lm_forward(normed, p.lm_head, p.embedding.word, c, at)
     loss, loss_cache = cross_entropy_forward(logits, at.gather(batch.targets))
-    return at.scatter(loss), (cache, loss_cache)
+    return at.scatter_losses(loss), (cache, loss_cache)
 
 
 def lm_loss_backward(dloss, p, c, cache):
     """Map dloss [b, s] to dnormed [b, s, h]; return dword [V, h] and the gradients too, as a MaskedLMHead."""
     head_cache, loss_cache = cache
-    dlogits = cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
+    dlogits = cross_entropy_backward(head_cache[-1].gather_losses(dloss), loss_cache)
     return masked_lm_backward(dlogits, p.lm_head, p.embedding.word, head_cache, c)
 
 
@@ -183,7 +183,7 @@ def sharded_bert_forward(batch, shards, c, region, context=TRAINING):
             scores, head_cache = sharded_masked_lm_forward(normed, [p.lm_head for p in shards],
                                                            [p.embedding.word for p in shards], c, region, at)
             loss, loss_cache = sharded_cross_entropy_forward(scores, at.gather(batch.targets))
-            loss, caches[head] = at.scatter(loss), (head_cache, loss_cache)
+            loss, caches[head] = at.scatter_losses(loss), (head_cache, loss_cache)
         else:       # of its own first position each rank has something: only that of the sequence's first counts
             found, caches[head] = zip(*[pooled_loss_forward(x, p, head, batch) for x, p in zip(normed, shards)])
             loss = region.of_first_position(list(found))[0]
@@ -199,7 +199,7 @@ def sharded_bert_backward(dlosses, shards, cache, c, region):
     for head, dloss in zip(c.heads, dlosses):
         if head == "lm":
             head_cache, loss_cache = caches[head]
-            dscores = sharded_cross_entropy_backward(head_cache[-1].gather(dloss), loss_cache)
+            dscores = sharded_cross_entropy_backward(head_cache[-1].gather_losses(dloss), loss_cache)
             dxs, dwords, grads["lm_head"] = sharded_masked_lm_backward(
                 dscores, [p.lm_head for p in shards], [p.embedding.word for p in shards], head_cache, c, region)
             dnormed = [one + dx for one, dx in zip(dnormed, dxs)]

@@ -64,7 +64,7 @@ ENTRIES = [
           of_bert("rank_theorems.masked_lm_equals_whole")),
     Entry("losses of some positions lie at the first", "computation", "model", "classic",
           "The losses are computed where tokens are to be predicted, and returned one after the other.",
-          Bug("mpi_impl.models.bert", "return at.scatter(loss), (cache",
+          Bug("mpi_impl.models.bert", "return at.scatter_losses(loss), (cache",
               "return np.pad(loss, [(0, 0), (0, at.s - loss.shape[1])]), (cache"),
           of_bert("rank_theorems.model_equals_whole", model=HALF_PREDICTED)),
     Entry("a part of a sequence predicts its share of the tokens", "computation", "CP", "classic",
