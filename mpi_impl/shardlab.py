@@ -283,6 +283,8 @@ COMMANDS = {
                              Completed("mpi_impl.plot_schedule")),
     "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),
                        Completed()),
+    "hang": Command("DUMPS", "say who did not come to which collective, from PyTorch's flight recorder", partial(
+        Module, "mpi_impl.hang"), Completed()),
     "prove": Command("[-n RANKS] ...", "prove that a training run computes what one process does", partial(
         on_ranks, "mpi_impl.prove", 4), PROGRAMS["prove"]._replace(launches=True)),
     "microshard": Command("[-n RANKS] ...", "train, prove and write with the whole algorithm in one file", partial(

@@ -1,0 +1,265 @@
+"""Who waits for whom in the dumps of a job that hangs, and who is waited for without waiting for anybody.
+
+A rank is where its first entry is that has not ended. It waits there for the ranks of that group that have not come to
+this entry, or have come and are held up before it by one of their own. Each of these may wait in turn, in another
+group: following that ends at a rank that waits for nobody, or in a circle.
+"""
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from mpi_impl.comm.watchdog import listed
+from mpi_impl.hang.dumps import Dump, Entry, Group
+
+
+class Disagreement(NamedTuple):
+    """The first collective of a group that its ranks have not called alike."""
+
+    group: Group
+    number: int
+    calls: dict[int, Entry]         # by rank
+    odd: tuple[int, ...]            # the ranks that differ from most others; () where neither side is larger
+    one_more: dict[int, bool]       # of the odd ranks: True where it has this one more, False where it lacks one
+
+
+class Wait(NamedTuple):
+    """A rank that is held up."""
+
+    rank: int
+    group: Group
+    entry: Entry
+    absent: tuple[int, ...]         # ranks that have not come
+    held_up: tuple[int, ...]        # ranks that have posted it, and wait for something before it
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return self.absent + self.held_up
+
+
+class Job:
+    """The dumps of a job."""
+
+    def __init__(self, dumps: Sequence[Dump]):
+        self.dumps = {dump.rank: dump for dump in dumps}
+        self.collectives: dict[Group, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
+        self.messages: dict[tuple, list[Entry]] = defaultdict(list)     # by (group, rank, kind, sender, receiver)
+        for dump in dumps:
+            for entry in dump.entries:
+                group = self.group_of(dump, entry)
+                if entry.message:
+                    self.messages[(group, dump.rank, *sides(entry))].append(entry)
+                elif not entry.is_p2p:
+                    self.collectives[group][dump.rank][entry.collective_seq_id] = entry
+
+    def group_of(self, dump: Dump, entry: Entry) -> Group:
+        """Return an entry's group, with its ranks: where this dump has none, those that another has; and the default
+        group's are all.
+        """
+        group = dump.group_of(entry)
+        if group.ranks:
+            return group
+        everyone = [tuple(self.dumps)] if "default_pg" in entry.process_group else [()]
+        known = [one.groups[group.name] for one in self.dumps.values() if one.groups.get(group.name)]
+        return Group(group.name, (known or everyone)[0])
+
+    def members(self, group: Group) -> tuple[int, ...]:
+        """Return the group's ranks of the world: those that have used it, where no dump lists them."""
+        return group.ranks or tuple(sorted(self.collectives[group]))
+
+    @cached_property
+    def without_dump(self) -> tuple[int, ...]:
+        known = {rank for dump in self.dumps.values() for ranks in dump.groups.values() for rank in ranks}
+        return tuple(sorted(known - self.dumps.keys()))
+
+    # ---- what was not called alike ----
+
+    @cached_property
+    def disagreements(self) -> list[Disagreement]:
+        """Return the first of each group."""
+        found = [self.disagreement(group, calls) for group, calls in self.collectives.items()]
+        return [one for one in found if one]
+
+    def disagreement(self, group: Group, calls: dict[int, dict[int, Entry]]) -> Disagreement | None:
+        """Compare each number among the ranks whose dumps still have it."""
+        for number in sorted({n for entries in calls.values() for n in entries}):
+            here = {rank: entries[number] for rank, entries in sorted(calls.items()) if number in entries}
+            kinds = Counter(entry.signature for entry in here.values())
+            if len(kinds) > 1:
+                (usual, most), (_, second) = kinds.most_common(2)
+                odd = () if most == second else tuple(rank for rank in here if here[rank].signature != usual)
+                return Disagreement(group, number, here, odd, self.shifted(calls, number, here, odd))
+        return None
+
+    @staticmethod
+    def shifted(calls: dict[int, dict[int, Entry]], number: int, here: dict[int, Entry],
+                odd: Sequence[int]) -> dict[int, bool]:
+        """Find the ranks that have one collective more than another, or one less, and agree from there on."""
+        def after(rank: int, start: int) -> list[tuple]:
+            return [calls[rank][n].signature for n in sorted(calls[rank]) if n >= start]
+
+        found = {}
+        for rank in odd or list(here)[:1]:
+            other = next(one for one in here if here[one].signature != here[rank].signature)
+            for more, mine, theirs in ((True, after(rank, number + 1), after(other, number)),
+                                       (False, after(rank, number), after(other, number + 1))):
+                n = min(len(mine), len(theirs))
+                if n and mine[:n] == theirs[:n]:
+                    found[rank] = more
+                    break
+        return found
+
+    # ---- who waits ----
+
+    @cached_property
+    def waits(self) -> dict[int, Wait]:
+        """Return where each rank is held up, if it is."""
+        found = {}
+        for rank, dump in self.dumps.items():
+            entry = self.first_open(rank)
+            if entry is not None:
+                group = self.group_of(dump, entry)
+                found[rank] = self.wait_of(rank, group, entry)
+        return found
+
+    def first_open(self, rank: int) -> Entry | None:
+        dump = self.dumps[rank]
+        return next((entry for entry in dump.entries if not dump.has_ended(entry)), None)
+
+    def wait_of(self, rank: int, group: Group, entry: Entry) -> Wait:
+        absent, held_up = [], []
+        for other in self.partners(rank, group, entry):
+            counterpart = self.counterpart(rank, other, group, entry)
+            if counterpart is None:
+                absent.append(other)
+            elif not self.dumps[other].has_ended(counterpart) and counterpart is not self.first_open(other):
+                held_up.append(other)
+        return Wait(rank, group, entry, tuple(absent), tuple(held_up))
+
+    def partners(self, rank: int, group: Group, entry: Entry) -> Iterable[int]:
+        """Return the ranks of the world with which the entry deals."""
+        members = self.members(group)
+        if entry.message:
+            number = entry.message[2]
+            return [members[number]] if number < len(members) else []
+        return [one for one in members if one != rank]
+
+    def call(self, wait: Wait) -> str:
+        """Return 'all_reduce 7', 'a send to rank 6'."""
+        if wait.entry.message is None:
+            return f"{wait.entry.operation} {wait.entry.collective_seq_id}"
+        to = "send to" if wait.entry.message[0] == "send" else "receive from"
+        return f"a {to} {listed(list(self.partners(wait.rank, wait.group, wait.entry)) or [wait.entry.message[2]])}"
+
+    def counterpart(self, rank: int, other: int, group: Group, entry: Entry) -> Entry | None:
+        """Return what the other rank has posted for this entry; None if it has not."""
+        if not entry.message:
+            return self.collectives[group].get(other, {}).get(entry.collective_seq_id)
+        kind, sender, receiver = sides(entry)
+        mine = self.messages[group, rank, kind, sender, receiver]
+        theirs = self.messages[group, other, "recv" if kind == "send" else "send", sender, receiver]
+        i = next(i for i, one in enumerate(mine) if one is entry)
+        return theirs[i] if i < len(theirs) else None
+
+    # ---- where that ends ----
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Return the ranks that are waited for, and wait for nobody themselves."""
+        waited_for = {other for wait in self.waits.values() for other in wait.others}
+        return tuple(sorted(rank for rank in waited_for if rank not in self.waits or not self.waits[rank].others))
+
+    @cached_property
+    def circle(self) -> list[int]:
+        """Return ranks of which each waits for the next, and the last for the first; [] if there are none."""
+        for start in self.waits:
+            path = [start]
+            while path[-1] in self.waits and self.waits[path[-1]].others:
+                following = self.waits[path[-1]].others[0]
+                if following in path:
+                    return path[path.index(following):]
+                path.append(following)
+        return []
+
+
+def sides(entry: Entry) -> tuple[str, int, int]:
+    """Return ("send", its sender, its receiver), as ranks of the group, and likewise of a receive."""
+    assert entry.message
+    kind, mine, other = entry.message
+    return (kind, mine, other) if kind == "send" else (kind, other, mine)
+
+
+# ---- in words -------------------------------------------------------------------------------------------------------
+
+
+def report(job: Job) -> str:
+    """Say what was not called alike, who waits for whom, and where that ends."""
+    lines = [f"{len(job.dumps)} dumps, of {listed(sorted(job.dumps))}."]
+    if job.without_dump:
+        lines.append(f"There is no dump of {listed(job.without_dump)}: what did not write one may have ended, or hangs "
+                     "outside of Python.")
+    for one in job.disagreements:
+        lines += ["", *say_disagreement(one)]
+    if job.waits:
+        lines += ["", *(say_wait(job, wait) for wait in job.waits.values())]
+    return "\n".join([*lines, "", verdict(job)])
+
+
+def say_disagreement(one: Disagreement) -> list[str]:
+    by_call: dict[str, list[int]] = defaultdict(list)
+    for rank, entry in one.calls.items():
+        by_call[f"{entry}{entry.place}"].append(rank)
+    said = "; ".join(f"{listed(ranks)} called {call}" for call, ranks in by_call.items())
+    lines = [f"In {one.group} collective {one.number} is not the same on all ranks: {said}."]
+    for rank, more in one.one_more.items():
+        lines.append(f"  From there on, all agree if rank {rank} has called this one more than the others." if more else
+                     f"  From there on, all agree if rank {rank} has left one out that the others have called.")
+    return lines
+
+
+def say_wait(job: Job, wait: Wait) -> str:
+    begin = f"Rank {wait.rank} waits in {job.call(wait)} of {wait.group}{wait.entry.place}"
+    reasons = []
+    if wait.absent:
+        reasons.append(f"for {listed(wait.absent)}, which {'has' if len(wait.absent) == 1 else 'have'} not come to it")
+    for rank in wait.held_up:
+        reasons.append(f"for rank {rank}, which has posted it behind {job.first_open(rank)}")
+    if reasons:
+        return f"{begin} {' and '.join(reasons)}."
+    if not wait.group.ranks:
+        return f"{begin}. The dumps do not list its ranks; {listed(job.members(wait.group))} used it."
+    return f"{begin}, to which all its ranks have come: it is slow, or the network or a kernel has stopped."
+
+
+def verdict(job: Job) -> str:
+    """Return the last sentence: where to look."""
+    if job.disagreements:
+        first = min(job.disagreements, key=lambda one: min(entry.record_id for entry in one.calls.values()))
+        where = f"rank{'s' * (len(first.odd) > 1)} {', '.join(map(str, first.odd))}" if first.odd else (
+            "the ranks that differ")
+        return (f"Look first at collective {first.number} of {first.group}, and at what {where} did before it: what "
+                "comes after it follows from it.")
+    if job.circle:
+        steps = ", ".join(f"rank {rank} in {job.waits[rank].group} for rank {job.waits[rank].others[0]}"
+                          for rank in job.circle)
+        return f"That is a circle: {steps}. These ranks use their groups, or their sends and receives, in other orders."
+    if job.ends:
+        return f"All waiting ends at {listed(job.ends)}. " + " ".join(last_of(job, rank) for rank in job.ends)
+    if any(not wait.group.ranks for wait in job.waits.values()):
+        return "Where that ends cannot be told, since the dumps do not list the ranks of these groups."
+    if job.waits:
+        return "Every rank has come to what it waits in: look at the network, the GPUs' errors and the kernels."
+    return "Nobody waits: all that was posted has ended."
+
+
+def last_of(job: Job, rank: int) -> str:
+    """Say what a rank did last that is known."""
+    if rank not in job.dumps:
+        return f"Rank {rank} has left no dump."
+    if rank in job.waits:
+        return f"Rank {rank} is in {job.waits[rank].entry}, where it waits for nobody."
+    if not job.dumps[rank].entries:
+        return f"Rank {rank} has posted nothing."
+    entry = job.dumps[rank].entries[-1]
+    return (f"Rank {rank} waits for nobody: the last that it posted, {entry}{entry.place}, has ended. It is at work "
+            "after that, or stuck.")
