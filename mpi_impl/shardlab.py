@@ -283,6 +283,8 @@ COMMANDS = {
                              Completed("mpi_impl.plot_schedule")),
     "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),
                        Completed()),
+    "recorder": Command("> shardlab_recorder.py", "print a file by which a PyTorch program records its steps", partial(
+        Module, "mpi_impl.compare.their_runs"), Completed()),
     "hang": Command("DUMPS", "say who did not come to which collective, from PyTorch's flight recorder", partial(
         Module, "mpi_impl.hang"), Completed()),
     "prove": Command("[-n RANKS] ...", "prove that a training run computes what one process does", partial(

@@ -22,7 +22,7 @@ from mpi_impl.notebook.predictions import reveal
 from reference.errors import UserError
 
 if not find_spec("torch"):
-    raise UserError("This walkthrough needs PyTorch: run `%pip install torch==2.13.0` in a cell, and restart.")
+    raise UserError("This walkthrough needs PyTorch: run `%pip install torch==2.15.0` in a cell, and restart.")
 
 # %% [markdown]
 # ## Four ranks, with two ways to communicate

@@ -13,7 +13,7 @@ tensors that are computed with moved weights are compared less strictly.
 """
 from dataclasses import dataclass, field, is_dataclass
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,10 +51,23 @@ class Holder(NamedTuple):
         return f"{self.run}, rank {ranks}" if len(self.ranks) == 1 else f"{self.run}, sum over ranks {ranks}"
 
 
+class TensorKey(Protocol):
+    """A tensor of a run: a Key, or that of another program's."""
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def layer(self) -> int | None: ...
+
+
 class TensorDifference(NamedTuple):
     """The largest difference of one tensor between the two runs."""
 
-    key: Key
+    key: TensorKey
     holders: list[Holder]         # the holders that differ from run A (or from the first holder), the worst first
     size: float
     unit: float                   # the unit of the size,
@@ -88,7 +101,7 @@ class Findings:
     alone: int = 0                   # tensors of one run, compared only between its own ranks
     worst: TensorDifference | None = None  # among those that agree, the one nearest to its tolerance
     before: int = 0                  # tensors that agree before the first that differs,
-    last: Key | None = None          # and the last of them
+    last: TensorKey | None = None    # and the last of them
 
 
 def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:

@@ -9,13 +9,17 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
     formats = " and ".join(sorted({a.about.format, b.about.format}))
     if found.differences:
         return "\n".join([*first(found), "", *table(found.differences)])
+    alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
+    return agreement(found, format_iterations(sorted({key.iteration for key in a.parts})), f"{formats}{alone}")
+
+
+def agreement(found: Findings, when: str, formats: str) -> str:
+    """Describe two runs that do not differ beyond rounding."""
     worst = found.worst
     assert worst is not None, "recordings that are whole have tensors in common"
-    alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
-    when = format_iterations(sorted({key.iteration for key in a.parts}))
-    return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
-            f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "
-            f"{worst.allowed:.0e} is allowed.")
+    return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}. They differ most in "
+            f"{worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; {worst.allowed:.0e} "
+            "is allowed.")
 
 
 def first(found: Findings) -> list[str]:

@@ -115,7 +115,7 @@ class FineTuning(Program):
                                        self.microbatches, self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.say(introduction(settings, self.model, self.world.hosts()))
-        self.say(f"{self.device.description or kernels.describe()}\n"
+        self.say(f"{self.device.description or kernels.describe(precision(self.args).compute)}\n"
                  f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
         self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
                  f"the test; {self.length.iterations:,} iterations")

@@ -66,8 +66,8 @@ class ZeroShot(Program):
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
         placed = ranks.hosts().describe(self.topology.tensor.size)
-        self.introduction = "\n".join(filter(None, [source.describe(), device.description or kernels.describe(),
-                                                   self.about(), placed]))
+        work = device.description or kernels.describe(args.dtype)
+        self.introduction = "\n".join(filter(None, [source.describe(), work, self.about(), placed]))
 
     def find_model(self) -> tuple[ModelSource, Tokenizer]:
         """Find the model and its tokenizer, on rank 0."""

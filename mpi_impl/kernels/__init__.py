@@ -41,10 +41,11 @@ def column(x) -> int:
     return column(x[0]) if isinstance(x, (tuple, list)) else TEXTBOOK
 
 
-def describe() -> str:
-    """Describe the kernels in use for element-wise work on CPU cores."""
-    return "element-wise work is done by " + (
-        "kernels compiled for this machine" if core.works() else
+def describe(form: str) -> str:
+    """Describe the kernels in use on CPU cores, for a model that computes in this format."""
+    work = "element-wise work and products of 16 bits are" if form in core.HALVES else "element-wise work is"
+    return f"{work} done by " + (
+        "kernels compiled for this machine" if core.works(form) else
         "NumPy; with a C++ compiler and a writable cache folder, it would be several times as fast")
 
 

@@ -187,7 +187,7 @@ class Pretraining(Program):
 
     def work(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
-        self.say(self.device.description or kernels.describe())
+        self.say(self.device.description or kernels.describe(self.settings.precision.compute))
         self.say(forecast.describe(self.forecast, self.hosts))
         self.say(forecast.describe_time(self.imagined, self.measured))
         if self.throughput:

@@ -37,7 +37,7 @@ def test_the_notebook_is_that_of_its_source(source):
 def test_it_runs_and_shows_what_is_stored(source):
     """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""
     if "\nimport torch" in source.read_text():
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
     again = execute(from_source(source))
     assert printed_outputs(again) == printed_outputs(read_stored(source)), "Run `python tools/notebooks.py`."
     for cell in again.cells:

@@ -1,0 +1,38 @@
+"""Training runs of other programs: a recorder for PyTorch, which they import, and the comparison of what it records."""
+from pathlib import Path
+
+from mpi_impl.compare.completeness import format_iterations
+from mpi_impl.compare.report import agreement, first, table
+from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.records import is_recording, read
+from reference.errors import UserError
+
+RECORDER = Path(__file__).with_name("shardlab_recorder.py")
+
+# What is said first where the runs are not the same run from the start.
+NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else is expected to be equal: give both the "
+                         "same samples in each step, the global batch divided among the ranks of dp.",
+                "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
+                              "load one checkpoint, or draw them before the model is divided."}
+
+
+def are_recordings(a: str, b: str) -> bool:
+    """Report whether these are two folders of shardlab_recorder.py. Raises UserError if only one is."""
+    found = [is_recording(folder) for folder in (a, b)]
+    if any(found) and not all(found):
+        theirs, other = (a, b) if found[0] else (b, a)
+        raise UserError(f"{theirs} is a recording of shardlab_recorder.py, and {other} is none: both must be.")
+    return all(found)
+
+
+def compared(a: str, b: str) -> tuple[str, bool]:
+    """Compare two recordings: what is to be said, and whether they differ. Raises UserError."""
+    comparison = Comparison(read(a), read(b))
+    found = comparison.findings()
+    alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
+    if not found.differences:
+        return agreement(found, format_iterations(sorted({key.iteration for key in comparison.a.parts})),
+                         f"{comparison.format}{alone}"), False
+    one = found.differences[0].key
+    note = NOT_THE_SAME.get(one.phase) if one.iteration == comparison.a.first_step else None
+    return "\n".join([*([note, ""] if note else []), *first(found), "", *table(found.differences)]), True

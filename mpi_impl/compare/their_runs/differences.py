@@ -1,0 +1,149 @@
+"""The first tensor, in the order of computation, in which two recordings of other programs differ beyond rounding.
+
+As compare/differences.py does for our own runs: the whole is assembled from A's parts, and every part of both runs is
+compared with it, also A's own, since ranks that should hold the same may not. What differs here is that nothing is
+known of the model. So a gradient is compared relative to the largest of its tensor, or to a hundredth of the largest of
+all: of a bias of keys it is 0, but for rounding. And weights are compared after an update relative to how far A has
+moved them, where their gradient is more than rounding: Adam takes a whole step in whichever direction that points.
+"""
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.compare.completeness import covers
+from mpi_impl.compare.differences import TOLERANCE, Findings, Holder, TensorDifference, assemble, contains, distance
+from mpi_impl.compare.recording import whole_shape
+from mpi_impl.compare.their_runs.records import TheirKey, TheirRun, names_of
+from reference.errors import UserError
+from reference.precision import FORMATS
+
+SHOWN = 6           # differences to look for
+NEGLIGIBLE = 1e-2   # of the largest gradient of all: what a smaller tensor's is compared with
+ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
+
+
+class Scale(NamedTuple):
+    """What a tensor's differences are compared with."""
+
+    unit: float
+    unit_is: str
+    allowed: float
+
+
+class Comparison:
+    """Two runs, of which the first is taken for right where that must be decided."""
+
+    def __init__(self, a: TheirRun, b: TheirRun):
+        self.a, self.b = a, b
+        self.format = max(a.format, b.format, key=lambda form: FORMATS[form].epsilon)
+
+    def findings(self, shown: int = SHOWN) -> Findings:
+        """Return the first differences. Raises UserError if the two have nothing in common."""
+        common = self.a.parts.keys() & self.b.parts.keys()
+        if not common:
+            raise UserError(unmatched(self.a, self.b))
+        found = Findings()
+        found.alone = len(self.a.parts.keys() ^ self.b.parts.keys())
+        for key in (key for key in self.a.order if key in common):
+            found.compared += 1
+            difference = self.difference(key)
+            if difference.beyond_rounding:
+                found.differences.append(difference)
+                if len(found.differences) == shown:
+                    break
+            elif not found.differences:
+                found.before, found.last = found.before + 1, key
+                if found.worst is None or difference.strain > found.worst.strain:
+                    found.worst = difference
+        return found
+
+    # ---- one tensor ----
+
+    def difference(self, key: TheirKey) -> TensorDifference:
+        """Return the largest difference of a tensor's holders to A's whole."""
+        expected, others = holders_of("A", self.a, key), holders_of("B", self.b, key)
+        shapes = [whole_shape(holders) for holders in (expected, others)]
+        if shapes[0] != shapes[1]:
+            raise UserError(f"{key} is {list(shapes[0])} in A, but {list(shapes[1])} in B, when its ranks' parts are "
+                            "put together: the dims of one of the two are wrong, or the runs are of different models "
+                            "or batches.")
+        whole, there = assemble(expected, shapes[0])
+        counted = there & self.is_no_rounding(key, whole.shape)
+        holders = [*expected, *others]
+        apart = [np.where(counted[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
+        scale = self.scale(key, whole)
+        sizes = [float(one.max(initial=0)) for one in apart]
+        worst = int(np.argmax(sizes))
+        off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > scale.allowed * scale.unit]
+        inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
+        at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
+        right = next((one for one in expected if contains(one.box, at)), expected[0])
+        return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], *scale, at,
+                                whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
+
+    def scale(self, key: TheirKey, whole: Any) -> Scale:
+        largest, tolerance = magnitude(whole), TOLERANCE[self.format]
+        allowed = tolerance.first if key.iteration == self.a.first_step else tolerance.later
+        if key.phase == "batch":
+            return Scale(largest, "the largest element", FORMATS["float64"].epsilon)      # tokens, and masks
+        if key.phase == "optimizer parameters":
+            before = key._replace(phase="parameters")
+            moved = magnitude(whole - self.whole(before)) if before in self.a.parts else largest
+            rounding = 2 * FORMATS[self.a.format_of(key)].epsilon * largest
+            return Scale(max(moved, rounding), "the largest step of a weight", tolerance.weights)
+        if key.phase == "parameters" and key.iteration > self.a.first_step:
+            return Scale(largest, "the largest element", tolerance.later)
+        if key.phase == "gradients":
+            least = NEGLIGIBLE * self.largest_gradients[key.iteration]
+            return Scale(max(largest, least), "the largest gradient", allowed)
+        return Scale(largest, "the largest element", allowed)
+
+    def is_no_rounding(self, key: TheirKey, shape: tuple[int, ...]) -> Any:
+        """Return which weights have a gradient that is more than rounding: bool [shape]."""
+        gradient = key._replace(phase="gradients")
+        if key.phase != "optimizer parameters" or gradient not in self.a.parts:
+            return np.ones(shape, bool)
+        least = ROUNDING * FORMATS[self.format].epsilon * self.largest_gradients[key.iteration]
+        return abs(self.whole(gradient)) > least
+
+    @cached_property
+    def largest_gradients(self) -> dict[int, float]:
+        """Return the largest gradient of a weight in A, by step."""
+        found: dict[int, float] = {}
+        for key in self.a.parts:
+            if key.phase == "gradients":
+                found[key.iteration] = max(found.get(key.iteration, 0), magnitude(self.whole(key)))
+        return found
+
+    def whole(self, key: TheirKey) -> Any:
+        holders = holders_of("A", self.a, key)
+        return assemble(holders, whole_shape(holders))[0]
+
+
+def magnitude(x: Any) -> float:
+    return float(abs(x[np.isfinite(x)]).max(initial=0))
+
+
+def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
+    """Return every holder of a part; for partial sums, all ranks as one. Raises UserError if parts are missing."""
+    held = recording.parts[key]
+    parts = [part for part, _ in held]
+    shape = whole_shape(parts)
+    if not covers(parts, shape):
+        raise UserError(f"{run} lacks a part of {key}: by its dims the ranks' parts do not make the whole, "
+                        f"{list(shape)}.")
+    holders = [Holder(run, (part.rank,), part.box, recording.load(stored)) for part, stored in held]
+    if not any(part.summed for part in parts):
+        return holders
+    total = np.zeros(shape)
+    for holder in holders:
+        total[holder.box] += holder.values
+    return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
+
+
+def unmatched(a: TheirRun, b: TheirRun) -> str:
+    """Say that no tensor has the same name in both, with names of each."""
+    some = [", ".join(sorted(names_of(run))[:4]) for run in (a, b)]
+    return (f"A and B have no tensor of one name: A has {some[0]}, ...; B has {some[1]}, .... Record models whose "
+            "modules have the same names.")

@@ -1,0 +1,225 @@
+"""The recordings of shardlab_recorder.py: for each rank a list of tensors, as JSON lines, and their values."""
+import os
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from mpi_impl.compare.recording import TensorPart
+from mpi_impl.compare.their_runs.dims import Dim, Local, parse, place
+from mpi_impl.runtime.files import check_readable, is_there, read_text
+from mpi_impl.runtime.formats import sentence
+from reference.errors import UserError
+from reference.precision import FORMATS
+
+LINES = re.compile(r"rank_(\d{5})\.jsonl")
+LARGEST_LINES = 1 << 28
+STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}     # as safetensors calls them
+PHASES = ("batch", "parameters", "forward", "recompute", "backward", "gradients", "optimizer parameters")
+REVERSED = ("backward", "gradients")        # from the loss to the first layer
+
+
+class TheirKey(NamedTuple):
+    """One tensor of a run. `name` is a parameter's, or a module's with 'input' or 'output' behind it."""
+
+    iteration: int
+    phase: str
+    name: str
+    call: int           # which of the module's calls in a step
+
+    @property
+    def layer(self) -> int | None:
+        found = re.search(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)(?:\.|$)", self.name.partition(" ")[0])
+        return int(found[1]) if found else None
+
+    def __str__(self) -> str:
+        what = "gradient of " if self.phase in REVERSED else ""
+        call = f", call {self.call + 1}" if self.call else ""
+        return f"step {self.iteration}, {self.phase}: {what}{self.name}{call}"
+
+
+@dataclass
+class About:
+    """The first line of a rank's list."""
+
+    shardlab_recorder: Literal[1]
+    rank: int
+    ranks: int
+    axes: dict[str, tuple[int, int]]
+
+
+@dataclass
+class Line:
+    """A tensor, of which the rank has the values under `key`."""
+
+    step: int
+    phase: str
+    name: str
+    call: int
+    key: str
+    dims: str
+
+    @property
+    def tensor(self) -> "TheirKey":
+        return TheirKey(self.step, self.phase, self.name, self.call)
+
+
+class Stored(NamedTuple):
+    """Where the values of a part are: a file, a name in it, and the part's place in that array."""
+
+    path: str
+    key: str
+    inside: tuple[slice, ...]
+
+
+@dataclass
+class TheirRun:
+    """A recording: the parts of each tensor, and the tensors in the order of computation."""
+
+    folder: str
+    order: list[TheirKey]
+    parts: dict[TheirKey, list[tuple[TensorPart, Stored]]]
+    formats: dict[TheirKey, str]
+
+    @cached_property
+    def first_step(self) -> int:
+        return min(key.iteration for key in self.parts)
+
+    @cached_property
+    def format(self) -> str:
+        """Return the coarsest format of a tensor in it."""
+        return max({self.format_of(key) for key in self.parts}, key=lambda form: FORMATS[form].epsilon)
+
+    def format_of(self, key: TheirKey) -> str:
+        """Return the format of a tensor: of whole numbers float64, which holds them."""
+        return self.formats[key]
+
+    def load(self, stored: Stored) -> Any:
+        """Read a part's values, in float64."""
+        with opened(stored.path) as file:
+            return file.get_tensor(stored.key)[stored.inside].astype(np.float64)
+
+
+def is_recording(folder: str) -> bool:
+    return os.path.isdir(folder) and any(map(LINES.fullmatch, os.listdir(folder)))
+
+
+def read(folder: str) -> TheirRun:
+    """Read the recording of all ranks. Raises UserError if it is not whole, or makes no sense."""
+    lists = [read_list(os.path.join(folder, name)) for name in sorted(filter(LINES.fullmatch, os.listdir(folder)))]
+    check_ranks(folder, [about for about, _ in lists])
+    arrays = {path: arrays_in(path) for path in sorted({path_of(folder, about, line)
+                                                        for about, lines in lists for line in lines})}
+    run = TheirRun(folder, in_order(lists), {}, {})
+    seen: dict[TheirKey, list[tuple[About, Line]]] = defaultdict(list)
+    for about, lines in lists:
+        for line in lines:
+            seen[line.tensor].append((about, line))
+    for key, held in seen.items():
+        run.parts[key], run.formats[key] = parts_of(folder, key, held, arrays)
+    if not run.parts:
+        raise UserError(f"{folder} lists no tensor: the run was ended before its first step did. Record it again.")
+    return run
+
+
+def read_list(path: str) -> tuple[About, list[Line]]:
+    """Read a rank's list. Raises UserError."""
+    first, *others = read_text(path, LARGEST_LINES).splitlines() or [""]
+    try:
+        about = msgspec.json.decode(first, type=About)
+        lines = [msgspec.json.decode(line, type=Line) for line in others]
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not what shardlab_recorder.py writes: {sentence(error)}.") from error
+    if unknown := next((line.phase for line in lines if line.phase not in PHASES), None):
+        raise UserError(f"{path} has the phase {unknown!r}, which shardlab_recorder.py does not write.")
+    return about, lines
+
+
+def check_ranks(folder: str, abouts: list[About]) -> None:
+    """Raise UserError unless there is a list of each rank."""
+    there, ranks = {about.rank for about in abouts}, max(about.ranks for about in abouts)
+    if missing := sorted(set(range(ranks)) - there):
+        raise UserError(f"{folder} is of {ranks} ranks, but the list of rank {missing[0]} is not there. Record again, "
+                        "with a recorder on every rank and one folder for all.")
+
+
+def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
+             arrays: dict[str, dict[str, "Array"]]) -> tuple[list[tuple[TensorPart, Stored]], str]:
+    """Return the parts of a tensor with the places of their values, and its format."""
+    texts = {line.dims for _, line in held}
+    if len(texts) > 1:
+        raise UserError(f"{folder}: the ranks say different dims of {key}: {' and '.join(sorted(texts))}.")
+    try:
+        dims: tuple[Dim, ...] = parse(texts.pop())
+    except ValueError as error:
+        raise UserError(f"{folder}: the dims of {key} cannot be read: {error}.") from error
+    stored, locals_, formats = {}, [], set()
+    for about, line in held:
+        path = path_of(folder, about, line)
+        if line.key not in arrays[path]:
+            raise UserError(f"{path} lacks the tensor {line.key}, which its rank's list names: {key}.")
+        array = arrays[path][line.key]
+        stored[about.rank] = path, line.key
+        locals_.append(Local(about.rank, array.shape, about.axes))
+        formats.add(array.format)
+    dims = dims if locals_[0].shape else ()
+    return ([(one.part, Stored(*stored[one.part.rank], one.inside)) for one in place(str(key), dims, locals_)],
+            max(formats, key=lambda form: FORMATS[form].epsilon))
+
+
+# ---- the order of computation ---------------------------------------------------------------------------------------
+
+
+def in_order(lists: list[tuple[About, list[Line]]]) -> list[TheirKey]:
+    """Return all tensors in the order of computation: steps, and phases, and in a phase the order in which a rank has
+    met them; a pipeline's stages one after the other, backward from the last.
+    """
+    place: dict[TheirKey, tuple] = {}
+    for about, lines in lists:
+        stage = about.axes.get("pp", (0, 1))[0]
+        for n, line in enumerate(lines):
+            backward = line.phase in REVERSED
+            at = -n if line.phase == "gradients" else n         # these are met in the order of the parameters
+            place.setdefault(line.tensor, (line.step, PHASES.index(line.phase), -stage if backward else stage, at))
+    return sorted(place, key=place.__getitem__)
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+class Array(NamedTuple):
+    """What the head of a file says of an array."""
+
+    shape: tuple[int, ...]
+    format: str             # float64 stands for whole numbers, too, which it holds
+
+
+def path_of(folder: str, about: About, line: Line) -> str:
+    return os.path.join(folder, f"rank_{about.rank:05}_{line.step}.safetensors")
+
+
+def arrays_in(path: str) -> dict[str, Array]:
+    """Return the arrays of a file, of which only the head is read. Raises UserError."""
+    with opened(path) as file:
+        heads = {key: file.get_slice(key) for key in list(file.keys())}
+        return {key: Array(tuple(head.get_shape()), STORED.get(head.get_dtype(), "float64"))
+                for key, head in heads.items()}
+
+
+def opened(path: str) -> Any:
+    if not is_there(path):
+        raise UserError(f"{path} is missing: the rank was ended before its step did, or its files are not all here.")
+    check_readable(path)
+    try:
+        return safe_open(path, "np")
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file, or is damaged: {error}.") from error
+
+
+def names_of(run: TheirRun) -> set[str]:
+    return {key.name for key in run.parts}

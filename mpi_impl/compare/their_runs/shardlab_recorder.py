@@ -1,0 +1,150 @@
+"""Records what a PyTorch training computes, so that `shardlab compare A B` names the first tensor where two runs part.
+
+    from shardlab_recorder import Recorder
+
+    recorder = Recorder("recorded/two", model, optimizer)           # on every rank, before the first step
+    for batch in batches:
+        recorder.batch(**batch)
+        model(**batch).loss.backward()
+        optimizer.step()                                            # ends a step; after two, nothing is recorded
+        optimizer.zero_grad()
+
+It records the inputs and outputs of all modules and the outputs' gradients, in the order of computation; and at the
+optimizer's step the gradients and the weights, before and after. A tensor may be a part of a whole: a DTensor knows it;
+batches, and activations with as many rows, are this rank's samples if there is an axis "dp"; the last dimension of a
+linear layer's output or input is divided as its weight is, if that is a DTensor. All else is whole and the same on all
+ranks, unless `dims` says otherwise, by regular expressions for "PHASE NAME":
+
+    dims={"forward .*qkv output": "s b heads[tp]", "(forward|backward) .*norm output": "s[cp:zigzag,tp] b h"}
+
+A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
+chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has for each axis this rank's number and the
+size, or a process group: {"dp": (0, 2), "tp": group}. Without it, all ranks are one axis "dp". The loss is the `mean`
+over a rank's own samples, as in DDP: activations' gradients are divided by the size of dp. Needs PyTorch 2.5 or newer
+and safetensors. A rank writes rank_00000.jsonl and, for each step, rank_00000_1.safetensors.
+"""
+import json
+import os
+import re
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(\.|$)")
+
+
+class Recorder:
+    """Hooks that write the first `steps` steps of a model and its optimizer into a folder."""
+
+    def __init__(self, folder, model, optimizer, axes=None, dims=None, steps=2, mean=True):
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        axes = {"dp": (self.rank, self.ranks)} if axes is None else axes
+        self.axes = {name: list(one) if isinstance(one, (tuple, list)) else
+                     [dist.get_rank(one), dist.get_world_size(one)] for name, one in axes.items()}
+        self.dims = [(re.compile(key), text) for key, text in (dims or {}).items()]
+        self.step, self.steps, self.lines, self.tensors, self.calls = 1, steps, [], {}, {}
+        self.mean, self.samples = mean, {0}
+        os.makedirs(folder, exist_ok=True)
+        self.path = os.path.join(folder, f"rank_{self.rank:05}")
+        self.parameters = {plain(name): p for name, p in model.named_parameters()}
+        for name, module in model.named_modules():
+            self.hook(module, plain(name) or "model")
+        optimizer.register_step_pre_hook(lambda *_: self.see_weights("gradients", "parameters"))
+        optimizer.register_step_post_hook(lambda *_: (self.see_weights("optimizer parameters"), self.end_step()))
+
+    def hook(self, module, name):
+        def before(module, args, kwargs):
+            self.see(phase_now(), f"{name} input", first_tensor((*args, *kwargs.values())), module)
+
+        def after(module, args, output):
+            y, phase = first_tensor(output), phase_now()
+            call = self.see(phase, f"{name} output", y, module)
+            if call is not None and phase == "forward" and y.requires_grad:
+                y.register_hook(lambda dy: (self.see("backward", f"{name} output", dy, module, call), None)[1])
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after)
+
+    def batch(self, **tensors):
+        """Record a step's batch. Call it before the forward."""
+        for name, x in tensors.items():
+            if isinstance(x, torch.Tensor):
+                self.samples = {x.shape[0], x.shape[:2].numel()}
+                self.see("batch", name, x)
+
+    def see_weights(self, *phases):
+        for phase in phases:
+            for name, p in self.parameters.items():
+                main = getattr(p, "main_grad", None)        # Megatron's
+                self.see(phase, name, p if phase != "gradients" else p.grad if main is None else main)
+
+    def see(self, phase, name, x, module=None, call=None):
+        """Copy a tensor, if there is one; return which call of its module this is, or None after the last step."""
+        if x is None or self.step > self.steps:
+            return None
+        if call is None:
+            call = self.calls[phase, name] = self.calls.get((phase, name), -1) + 1
+        dims, key = self.dims_of(phase, name, x, module), str(len(self.lines))
+        x = (x.to_local() if isinstance(x, DTensor) else x).detach().to("cpu", copy=True).contiguous()
+        self.tensors[key] = x / self.axes.get("dp", [0, 1])[1] if phase == "backward" and self.mean else x
+        self.lines.append({"step": self.step, "phase": phase, "name": name, "call": call, "key": key, "dims": dims})
+        return call
+
+    def dims_of(self, phase, name, x, module):
+        """Return the names of the dimensions, with the axes that divide them."""
+        for key, text in self.dims:
+            if key.fullmatch(f"{phase} {name}"):
+                return text
+        divided = self.division(x) if isinstance(x, DTensor) else [[] for _ in range(x.dim())]
+        of_samples = phase in ("batch", "forward", "recompute", "backward") and x.dim() > 0
+        if of_samples and "dp" in self.axes and "dp" not in sum(divided, []):
+            if x.shape[0] in self.samples:
+                divided[0].insert(0, "dp")
+            elif phase == "backward":       # of what all samples use: each rank has its samples' part of the sum
+                divided[0].insert(0, "dp:partial")
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, DTensor) and isinstance(module, torch.nn.Linear) and not isinstance(x, DTensor):
+            divided[-1] += [axis for axis in self.division(weight)[name.endswith(" input")] if axis != "dp"]
+        return " ".join("ijklmnop"[i] + (f"[{','.join(axes)}]" if axes else "") for i, axes in enumerate(divided))
+
+    def division(self, x):
+        """Return the axes along each dimension of a DTensor; its mesh becomes known."""
+        divided, mesh = [[] for _ in range(max(1, x.dim()))], x.device_mesh
+        for i, placement in enumerate(x.placements):
+            axis = (mesh.mesh_dim_names or ["dp", "mesh1", "mesh2", "mesh3"])[i]
+            self.axes[axis] = [mesh.get_coordinate()[i], mesh.size(i)]
+            if placement.is_partial():
+                divided[0].append(f"{axis}:partial")
+            elif hasattr(placement, "split_factor"):        # FSDP of what the axes behind it have divided before
+                divided[placement.dim].append(axis)
+            elif placement.is_shard():
+                strided = sum(hasattr(one, "split_factor") for one in x.placements[:i])
+                divided[placement.dim].insert(len(divided[placement.dim]) - strided, axis)
+        return divided
+
+    def end_step(self):
+        if self.step <= self.steps:
+            save_file(self.tensors, f"{self.path}_{self.step}.safetensors")
+            about = {"shardlab_recorder": 1, "rank": self.rank, "ranks": self.ranks, "axes": self.axes}
+            with open(f"{self.path}.jsonl", "w" if self.step == 1 else "a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in [about] * (self.step == 1) + self.lines)
+        self.step, self.lines, self.tensors, self.calls = self.step + 1, [], {}, {}
+
+
+def phase_now():
+    """Return the phase: a forward inside of a backward is a recomputation."""
+    return "forward" if torch._C._current_graph_task_id() == -1 else "recompute"
+
+
+def plain(name):
+    """Return a module's or a parameter's name without what wrappers have put into it."""
+    return WRAPPERS.sub("", name).rstrip(".")
+
+
+def first_tensor(x):
+    if isinstance(x, torch.Tensor):
+        return x
+    values = x.values() if isinstance(x, dict) else x if isinstance(x, (tuple, list)) else ()
+    return next((found for found in map(first_tensor, values) if found is not None), None)

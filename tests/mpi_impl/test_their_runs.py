@@ -1,0 +1,234 @@
+"""Recordings of other programs: divided here in every way that dims can say, put together again, and compared."""
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from safetensors.numpy import save_file
+
+from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
+from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.dims import parse, written
+from mpi_impl.compare.their_runs.records import read
+from reference.errors import UserError
+from reference.positions import take, zigzag
+
+# ---- a whole, divided -----------------------------------------------------------------------------------------------
+
+
+def divided(whole, dims, coordinates, axes, seed):
+    """Return a rank's part of the whole, as PyTorch's ranks would hold it."""
+    x = whole
+    for mod in (mod for dim in dims for mod in dim.mods if mod.partial):
+        parts = np.random.default_rng(seed).normal(size=(axes[mod.axis], *whole.shape))
+        parts[0] += whole - parts.sum(0)
+        x = parts[coordinates[mod.axis]]
+    for i, dim in enumerate(dims):
+        for mod in dim.sharding:
+            number, size = coordinates[mod.axis], axes[mod.axis]
+            x = take(x, zigzag(size, x.shape[i])[number], i) if mod.zigzag else np.array_split(x, size, i)[number]
+    return x
+
+
+def write(folder, tensors, axes, values=None):
+    """Write a recording of tensors by (step, phase, name): (whole, dims). `values` changes what a rank has."""
+    folder.mkdir()
+    for rank, numbers in enumerate(product(*map(range, axes.values()))):
+        coordinates = dict(zip(axes, numbers))
+        lines = [{"shardlab_recorder": 1, "rank": rank, "ranks": prod(axes.values()),
+                  "axes": {axis: [number, axes[axis]] for axis, number in coordinates.items()}}]
+        arrays: dict[int, dict] = {}
+        for n, ((step, phase, name), (whole, text)) in enumerate(tensors.items()):
+            part = divided(whole, parse(text), coordinates, axes, n)
+            arrays.setdefault(step, {})[str(n)] = np.ascontiguousarray(values(rank, name, part) if values else part)
+            lines.append({"step": step, "phase": phase, "name": name, "call": 0, "key": str(n), "dims": text})
+        Path(folder, f"rank_{rank:05}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for step, held in arrays.items():
+            save_file(held, Path(folder, f"rank_{rank:05}_{step}.safetensors"))
+    return str(folder)
+
+
+@st.composite
+def tensors(draw):
+    """Draw axes, and a tensor whose dimensions some of them divide, in uneven parts where that is possible."""
+    axes = {axis: draw(st.integers(1, 3)) for axis in ("dp", "tp", "cp")}
+    free, dims, shape = list(draw(st.permutations(list(axes)))), [], []
+    for name in "ijk"[:draw(st.integers(1, 3))]:
+        mods, size = [], draw(st.integers(1, 5))
+        if "cp" in free and draw(st.booleans()):
+            free.remove("cp")
+            mods.append("cp:zigzag")
+            size = 2 * axes["cp"] * draw(st.integers(1, 3))
+        while free and draw(st.booleans()):
+            mods.append(free.pop() + draw(st.sampled_from(["", "", ":partial"] if not mods else [""])))
+        dims.append(f"{name}[{','.join(mods)}]" if mods else name)
+        shape.append(max(size, prod(axes[mod.partition(":")[0]] for mod in mods) * 2))
+    if any("zigzag" in dim for dim in dims):
+        shape = [n + -n % (2 * axes["cp"]) if "zigzag" in dim else n for n, dim in zip(shape, dims)]
+    if sum("partial" in dim for dim in dims) > 1:
+        dims = [dim.replace(":partial", "") if i else dim for i, dim in enumerate(dims)]
+    return axes, " ".join(dims), tuple(shape), draw(st.integers(0, 1000))
+
+
+@given(tensors())
+def test_parts_make_the_whole_whatever_divides_them(tmp_path_factory, drawn):
+    axes, text, shape, seed = drawn
+    whole = np.random.default_rng(seed).normal(size=shape)
+    tmp, key = tmp_path_factory.mktemp("runs"), (1, "forward", "layers.0 output")
+    alone = write(tmp / "alone", {key: (whole, " ".join("ijk"[:whole.ndim]))}, {})
+    ranks = write(tmp / "ranks", {key: (whole, text)}, axes)
+    assert written(parse(text)) == text
+    for a, b in ((alone, ranks), (ranks, alone)):
+        said, differ = compared(a, b)
+        assert not differ and said.startswith("A and B agree: 1 tensors of iteration 1 were compared, in float64"), said
+
+
+@given(tensors(), st.data())
+def test_an_element_that_is_wrong_is_named_with_its_rank_and_place(tmp_path_factory, drawn, data):
+    axes, text, shape, seed = drawn
+    whole = np.random.default_rng(seed).normal(size=shape)
+    tmp, key = tmp_path_factory.mktemp("runs"), (1, "forward", "layers.0 output")
+    summed = "partial" in text
+    wrong = 0 if summed else data.draw(st.integers(0, prod(axes.values()) - 1))
+
+    def values(rank, name, part):
+        return part + (rank == wrong) * (np.arange(part.size) == part.size - 1).reshape(part.shape)
+
+    alone = write(tmp / "alone", {key: (whole, " ".join("ijk"[:whole.ndim]))}, {})
+    ranks = write(tmp / "ranks", {key: (whole, text)}, axes, values)
+    found, = Comparison(read(alone), read(ranks)).findings().differences
+    assert found.size == pytest.approx(1) and (summed or [one.ranks for one in found.holders] == [(wrong,)])
+    expected, value = found.values
+    assert expected == whole[found.at] and value == pytest.approx(expected + 1)
+
+
+def run(tmp, name, changed=(), **more):
+    """Write a recording of two steps of a model of two layers, of which some tensors are changed."""
+    rng, found = np.random.default_rng(0), {}
+    for step in (1, 2):
+        for phase, names in (("batch", ["tokens"]), ("forward", ["layers.0 output", "layers.1 output"]),
+                             ("backward", ["layers.1 output", "layers.0 output"]),
+                             ("gradients", ["layers.0.weight", "layers.1.weight", "layers.1.bias"]),
+                             ("parameters", ["layers.0.weight", "layers.1.weight"]),
+                             ("optimizer parameters", ["layers.0.weight", "layers.1.weight"])):
+            for one in names:
+                x = rng.normal(size=(4, 3)) * (1e-20 if one.endswith("bias") else 1)
+                found[step, phase, one] = x + ((step, phase, one) in changed), "b h"
+    return write(tmp / name, found, {}, **more)
+
+
+@pytest.mark.parametrize("changed, said", [
+    ([(1, "forward", "layers.1 output"), (1, "backward", "layers.0 output")], "step 1, forward: layers.1 output"),
+    ([(1, "backward", "layers.0 output"), (1, "backward", "layers.1 output")],
+     "step 1, backward: gradient of layers.1 output"),
+    ([(1, "gradients", "layers.0.weight"), (1, "gradients", "layers.1.weight")],
+     "step 1, gradients: gradient of layers.1.weight"),
+    ([(2, "forward", "layers.0 output"), (1, "optimizer parameters", "layers.1.weight")],
+     "step 1, optimizer parameters: layers.1.weight"),
+    ([(1, "batch", "tokens"), (1, "forward", "layers.0 output")], "A and B were given different batches"),
+    ([(1, "parameters", "layers.1.weight")], "A and B begin with different weights")])
+def test_the_first_in_the_order_of_computation_is_named(tmp_path, changed, said):
+    """Backward that is from the last layer on, and so it is for the gradients of weights."""
+    text, differ = compared(run(tmp_path, "a"), run(tmp_path, "b", changed))
+    assert differ and said in text[:text.find("where")], text
+
+
+def test_a_gradient_that_is_rounding_is_compared_with_the_others(tmp_path):
+    """That of a key's bias, say, which is 0."""
+    text, differ = compared(run(tmp_path, "a"), run(tmp_path, "b", values=lambda rank, name, x: (
+        -x if name.endswith("bias") else x)))
+    assert not differ, text
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda folder: Path(folder, "rank_00001.jsonl").unlink(), "the list of rank 1 is not there"),
+    (lambda folder: Path(folder, "rank_00001_1.safetensors").unlink(), "rank_00001_1.safetensors is missing"),
+    (lambda folder: Path(folder, "rank_00001_1.safetensors").write_bytes(b"x" * 100), "is not a safetensors file"),
+    (lambda folder: Path(folder, "rank_00000.jsonl").write_text("{"), "is not what shardlab_recorder.py writes"),
+    (lambda folder: edit(folder, '"i[tp] j"', '"i[tp j"'), "the dims of step 1, forward: x output cannot be read"),
+    (lambda folder: edit(folder, '"i[tp] j"', '"i j"'), "has 2 dimensions" ),
+    (lambda folder: edit(folder, '"i[tp] j"', '"i[tp] j k"'), "has 2 dimensions on rank 0, but 3 by its dims"),
+    (lambda folder: edit(folder, '"i[tp] j"', '"i[tp] j[tp]"'), "has the axis tp twice"),
+    (lambda folder: edit(folder, '"i[tp] j"', '"i j"', 1), "the ranks say different dims"),
+    (lambda folder: edit(folder, '"forward"', '"sideways"'), "has the phase 'sideways'"),
+    (lambda folder: edit(folder, '"x output"', '"z output"'), "A and B have no tensor of one name: A has x output")])
+def test_what_makes_no_sense_is_refused(tmp_path, change, said):
+    key, whole = (1, "forward", "x output"), np.arange(12.0).reshape(4, 3)
+    a, b = (write(tmp_path / name, {key: (whole, "i[tp] j")}, {"tp": 2}) for name in "ab")
+    if '"i j"' in said or said == "has 2 dimensions":
+        change(b)
+        with pytest.raises(UserError, match=r"is \[4, 3\] in A, but \[2, 3\] in B"):
+            compared(a, b)
+        return
+    change(b)
+    with pytest.raises(UserError, match=re.escape(said)):
+        compared(a, b)
+
+
+def edit(folder, old, new, *ranks):
+    for rank in ranks or (0, 1):
+        path = Path(folder, f"rank_{rank:05}.jsonl")
+        path.write_text(path.read_text().replace(old, new))
+
+
+def test_ours_and_theirs_are_not_mixed(tmp_path):
+    theirs = run(tmp_path, "a")
+    with pytest.raises(UserError, match="both must be"):
+        are_recordings(theirs, "-n 2")
+    assert not are_recordings("-n 1", str(tmp_path))
+
+
+# ---- PyTorch itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a function that runs tests/torch_training.py, on ranks, and returns its recording."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
+    tmp = tmp_path_factory.mktemp("torch")
+    shutil.copy(RECORDER, tmp)
+    shutil.copy(Path(__file__).parents[1] / "torch_training.py", tmp)
+
+    def record(way, ranks, *bug):
+        folder, port = tmp / "-".join((way, *bug)), free_port()
+        if not folder.exists():
+            started = [subprocess.Popen([sys.executable, "torch_training.py", str(rank), str(ranks), port, way,
+                                         str(folder), *bug], cwd=tmp) for rank in range(ranks)]
+            assert [one.wait(200) for one in started] == [0] * ranks
+        return str(folder)
+
+    return record
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("way, ranks", [("ddp", 2), ("fsdp", 2), ("tp", 2), ("fsdp_tp", 4)])
+def test_pytorch_is_the_same_run_however_it_is_divided(recorded, way, ranks):
+    """Nothing is said of the places of the parts: the recorder takes them from the tensors."""
+    text, differ = compared(recorded("alone", 1), recorded(way, ranks))
+    assert not differ and re.match(r"A and B agree: 36\d tensors of iterations 1 and 2 were compared", text), text
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("bug, way, said", [
+    ("same_samples", "ddp", ("A and B were given different batches", "step 1, batch: tokens")),
+    ("other_weights", "tp", ("A and B begin with different weights", "step 1, parameters: word.weight")),
+    ("loss_divided_twice", "ddp", ("step 1, backward: gradient of head output", "5.0e-01 of the largest")),
+    ("gradients_not_summed", "ddp", ("step 1, gradients: gradient of head.weight", "ranks 0, 1 of B")),
+    ("one_norm_off", "tp", ("step 1, forward: layers.1.norm_2 output", "rank 1 of B, layer 1"))])
+def test_a_bug_in_a_program_of_pytorch_is_named(recorded, bug, way, said):
+    text, differ = compared(recorded("alone", 1), recorded(way, 2, bug))
+    assert differ and all(one in text for one in said), text

@@ -1,0 +1,108 @@
+"""A training program as PyTorch's users write them: torch_training.py RANK RANKS PORT WAY FOLDER [BUG].
+
+A transformer of two layers in float64, on gloo ranks that divide the samples (ddp, fsdp), the layers (tp), or both
+(fsdp_tp). The recorder is beside this file, as `shardlab recorder` prints it.
+"""
+import os
+import sys
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from shardlab_recorder import Recorder
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+H, HEADS, V, S, B = 16, 4, 32, 6, 4
+STEPS = 3       # one more than are recorded
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(H), nn.LayerNorm(H)
+        self.q, self.k, self.v, self.out = (nn.Linear(H, H) for _ in range(4))
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+
+    def forward(self, x):
+        y = self.norm_1(x)
+        q, k, v = (layer(y).unflatten(-1, (-1, H // HEADS)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(y)
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word, self.position = nn.Embedding(V, H), nn.Embedding(S, H)
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
+
+    def forward(self, tokens):
+        x = self.word(tokens) + self.position(torch.arange(S))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def divided(model, way, ranks, bug):
+    """Return the model on this rank, and the mesh."""
+    d = {"ddp": ranks, "fsdp": ranks, "tp": 1, "fsdp_tp": ranks // 2}[way]
+    mesh = init_device_mesh("cpu", (d, ranks // d), mesh_dim_names=("dp", "tp"))
+    if "tp" in way:
+        plan = {name: ColwiseParallel() for name in ("q", "k", "v", "up")}
+        plan |= {name: RowwiseParallel() for name in ("out", "down")}
+        if bug == "down_is_whole":
+            del plan["down"], plan["up"]
+        for layer in model.layers:
+            parallelize_module(layer, mesh["tp"], plan)
+    if "fsdp" in way:
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    if way == "ddp" and bug != "gradients_not_summed":
+        model = nn.parallel.DistributedDataParallel(model, process_group=mesh["dp"].get_group())
+    return model, mesh
+
+
+def train(rank, ranks, way, folder, bug):
+    torch.manual_seed(rank if bug == "other_weights" else 0)
+    model, axes, part = GPT(), None, SimpleNamespace(number=0, of=1)
+    if way != "alone":
+        model, mesh = divided(model, way, ranks, bug)
+        axes = {"dp": mesh["dp"].get_group(), "tp": mesh["tp"].get_group()}
+        part = SimpleNamespace(number=mesh["dp"].get_local_rank(), of=mesh["dp"].size())
+    if bug == "one_norm_off" and rank == ranks - 1:
+        model.layers[1].norm_2.register_forward_hook(lambda module, args, y: y + 1e-9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    recorder = Recorder(folder, model, optimizer, axes=axes)
+    data = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        text = torch.randint(V, (B, S + 1), generator=data)
+        n = B // part.of
+        text = text[:n] if bug == "same_samples" else text[part.number * n:(part.number + 1) * n]
+        recorder.batch(tokens=text[:, :-1], targets=text[:, 1:])
+        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        (loss / part.of if bug == "loss_divided_twice" else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main():
+    rank, ranks, port, way, folder, *bug = sys.argv[1:]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, WORLD_SIZE=ranks)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    if way != "alone":
+        dist.init_process_group("gloo")
+    train(int(rank), int(ranks), way, folder, bug[0] if bug else "")
+    if way != "alone":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
