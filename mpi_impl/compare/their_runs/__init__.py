@@ -3,8 +3,9 @@ from pathlib import Path
 
 from mpi_impl.compare.completeness import format_iterations
 from mpi_impl.compare.report import agreement, first, table
+from mpi_impl.compare.their_runs import sglang
 from mpi_impl.compare.their_runs.differences import Comparison
-from mpi_impl.compare.their_runs.records import is_recording, read
+from mpi_impl.compare.their_runs.records import TheirRun, is_recording, read
 from reference.errors import UserError
 
 RECORDER = Path(__file__).with_name("shardlab_recorder.py")
@@ -16,18 +17,26 @@ NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else 
                               "load one checkpoint, or draw them before the model is divided."}
 
 
+READERS = ((is_recording, read), (sglang.is_dump, sglang.read))
+
+
 def are_recordings(a: str, b: str) -> bool:
-    """Report whether these are two folders of shardlab_recorder.py. Raises UserError if only one is."""
-    found = [is_recording(folder) for folder in (a, b)]
+    """Report whether these are two recordings of other programs. Raises UserError if only one is."""
+    found = [any(is_one(folder) for is_one, _ in READERS) for folder in (a, b)]
     if any(found) and not all(found):
         theirs, other = (a, b) if found[0] else (b, a)
-        raise UserError(f"{theirs} is a recording of shardlab_recorder.py, and {other} is none: both must be.")
+        raise UserError(f"{theirs} is a recording of another program, and {other} is none: both must be.")
     return all(found)
+
+
+def read_any(folder: str) -> TheirRun:
+    """Read a recording of any kind. Raises UserError."""
+    return next(read_it for is_one, read_it in READERS if is_one(folder))(folder)
 
 
 def compared(a: str, b: str) -> tuple[str, bool]:
     """Compare two recordings: what is to be said, and whether they differ. Raises UserError."""
-    comparison = Comparison(read(a), read(b))
+    comparison = Comparison(read_any(a), read_any(b))
     found = comparison.findings()
     alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
     if not found.differences:

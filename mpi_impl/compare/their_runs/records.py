@@ -14,6 +14,7 @@ from mpi_impl.compare.recording import TensorPart
 from mpi_impl.compare.their_runs.dims import Dim, Local, parse, place
 from mpi_impl.runtime.files import check_readable, is_there, read_text
 from mpi_impl.runtime.formats import sentence
+from mpi_impl.runtime.torch_files import opened_saved
 from reference.errors import UserError
 from reference.precision import FORMATS
 
@@ -63,6 +64,7 @@ class Line:
     call: int
     key: str
     dims: str
+    file: str = ""      # where that does not follow from the rank and the step
 
     @property
     def tensor(self) -> "TheirKey":
@@ -101,6 +103,9 @@ class TheirRun:
 
     def load(self, stored: Stored) -> Any:
         """Read a part's values, in float64."""
+        if stored.path.endswith(".pt"):
+            with opened_saved(stored.path) as saved:
+                return saved.load(saved.content["value"])[stored.inside].astype(np.float64)
         with opened(stored.path) as file:
             return file.get_tensor(stored.key)[stored.inside].astype(np.float64)
 
@@ -113,6 +118,11 @@ def read(folder: str) -> TheirRun:
     """Read the recording of all ranks. Raises UserError if it is not whole, or makes no sense."""
     lists = [read_list(os.path.join(folder, name)) for name in sorted(filter(LINES.fullmatch, os.listdir(folder)))]
     check_ranks(folder, [about for about, _ in lists])
+    return placed(folder, lists)
+
+
+def placed(folder: str, lists: list[tuple[About, list[Line]]]) -> TheirRun:
+    """Put the ranks' tensors into their places in whole ones. Raises UserError."""
     arrays = {path: arrays_in(path) for path in sorted({path_of(folder, about, line)
                                                         for about, lines in lists for line in lines})}
     run = TheirRun(folder, in_order(lists), {}, {})
@@ -199,12 +209,21 @@ class Array(NamedTuple):
     format: str             # float64 stands for whole numbers, too, which it holds
 
 
+def format_of(dtype: np.dtype) -> str:
+    """Return the name of a floating-point format, and float64 for what it holds."""
+    return dtype.name if dtype.name in FORMATS else "float64"
+
+
 def path_of(folder: str, about: About, line: Line) -> str:
-    return os.path.join(folder, f"rank_{about.rank:05}_{line.step}.safetensors")
+    return os.path.join(folder, line.file or f"rank_{about.rank:05}_{line.step}.safetensors")
 
 
 def arrays_in(path: str) -> dict[str, Array]:
     """Return the arrays of a file, of which only the head is read. Raises UserError."""
+    if path.endswith(".pt"):
+        with opened_saved(path) as saved:
+            value = saved.content["value"]
+            return {"value": Array(value.shape, format_of(np.dtype(value.dtype)))}
     with opened(path) as file:
         heads = {key: file.get_slice(key) for key in list(file.keys())}
         return {key: Array(tuple(head.get_shape()), STORED.get(head.get_dtype(), "float64"))
