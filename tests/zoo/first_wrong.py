@@ -163,7 +163,6 @@ FOUND = {
 FOUND_OF_A_BERT = {
     "a mean of the replicas' means": "1 backward: logits",
     "a mean of the microbatches' means": "1 backward: logits",
-    "tokens that were not masked count": "1 backward: logits",
     "padding is attended to": "1 forward: blocks.0.attention.probs",
     "padding is attended to in a recomputed layer": "1 recompute: blocks.0.attention.probs",
     "a stage in the middle does not get the lengths": "1 forward: blocks.1.attention.probs",
