@@ -199,6 +199,17 @@ def test_a_ring_buffer_that_has_lost_its_beginning_is_read_by_its_numbers(tmp_pa
     assert not found.disagreements and found.ends == (1,)
 
 
+def test_a_rank_whose_buffer_has_lost_a_collective_has_come_to_it(tmp_path):
+    """It has posted others since, of which the first has not ended either."""
+    everyone = ("all_reduce", (0, 1, 2))
+    played = Played([[everyone] * 3, [everyone] * 5, [everyone] * 2], ahead=4)
+    dumps = [played.dump(rank) for rank in range(3)]
+    dumps[1]["entries"] = dumps[1]["entries"][3:]
+    write(tmp_path, dumps)
+    found = Job(read_all([str(tmp_path)]))
+    assert found.waits[0].absent == (2,) and found.ends == (2,)
+
+
 def test_a_rank_without_a_dump_is_said(tmp_path):
     played = Played([[("all_reduce", (0, 1, 2))]] * 2 + [[]])
     write(tmp_path, [played.dump(0), played.dump(1)])

@@ -131,7 +131,7 @@ class Job:
         for other in self.partners(rank, group, entry):
             counterpart = self.counterpart(rank, other, group, entry)
             if counterpart is None:
-                absent.append(other)
+                absent += [] if self.has_lost(other, group, entry) else [other]
             elif not self.dumps[other].has_ended(counterpart) and counterpart is not self.first_open(other):
                 held_up.append(other)
         return Wait(rank, group, entry, tuple(absent), tuple(held_up))
@@ -143,6 +143,11 @@ class Job:
             number = entry.message[2]
             return [members[number]] if number < len(members) else []
         return [one for one in members if one != rank]
+
+    def has_lost(self, rank: int, group: Group, entry: Entry) -> bool:
+        """Report whether a rank's ring buffer begins after this collective, to which it has therefore come."""
+        numbers = self.collectives[group].get(rank, {})
+        return entry.message is None and bool(numbers) and min(numbers) > entry.collective_seq_id
 
     def call(self, wait: Wait) -> str:
         """Return 'all_reduce 7', 'a send to rank 6'."""
