@@ -44,7 +44,7 @@ nitpick_ignore_regex = [("py:.*", rf"(?!(?:{'|'.join(PACKAGES)})\.).*"),     # o
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource",
                            "ignore-module-all": True}    # a name is described where it is defined
 autodoc_preserve_defaults = True     # as they are written: `PTD_P`, and not a page of numbers
-autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda"]
+autodoc_mock_imports = ["cupy", "cupy_backends", "cudnn", "cuda", "torch", "safetensors.torch"]
 autodoc_class_signature = "mixed"
 add_module_names, python_use_unqualified_type_names = False, True
 viewcode_follow_imported_members = False

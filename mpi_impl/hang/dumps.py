@@ -24,7 +24,7 @@ LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]torch[/\\]")
 P2P = re.compile(r"(?:\w+:)?(send|recv)\s+(\d+)(?:->|<-)(\d+)")
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """A process group: two may share a name, and have other ranks."""
 
     name: str
@@ -122,9 +122,9 @@ class Dump:
     groups: dict[str, tuple[int, ...]]      # the ranks of each group, by its name
     status: dict[str, GroupStatus]
 
-    def group_of(self, entry: Entry) -> Group:
+    def group_of(self, entry: Entry) -> ProcessGroup:
         name = entry.process_group[0]
-        return Group(name, self.groups.get(name, ()))
+        return ProcessGroup(name, self.groups.get(name, ()))
 
     def has_ended(self, entry: Entry) -> bool:
         last = self.status.get(str(entry.pg_id), GroupStatus()).last_completed_collective

@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mpi_impl.comm.watchdog import listed
-from mpi_impl.hang.dumps import Dump, Entry, Group
+from mpi_impl.hang.dumps import Dump, Entry, ProcessGroup
 
 
 class Disagreement(NamedTuple):
     """The first collective of a group that its ranks have not called alike."""
 
-    group: Group
+    group: ProcessGroup
     number: int
     calls: dict[int, Entry]         # by rank
     odd: tuple[int, ...]            # the ranks that differ from most others; () where neither side is larger
@@ -27,7 +27,7 @@ class Wait(NamedTuple):
     """A rank that is held up."""
 
     rank: int
-    group: Group
+    group: ProcessGroup
     entry: Entry
     absent: tuple[int, ...]         # ranks that have not come
     held_up: tuple[int, ...]        # ranks that have posted it, and wait for something before it
@@ -42,7 +42,7 @@ class Job:
 
     def __init__(self, dumps: Sequence[Dump]):
         self.dumps = {dump.rank: dump for dump in dumps}
-        self.collectives: dict[Group, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
+        self.collectives: dict[ProcessGroup, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
         self.messages: dict[tuple, list[Entry]] = defaultdict(list)     # by (group, rank, kind, sender, receiver)
         for dump in dumps:
             for entry in dump.entries:
@@ -52,7 +52,7 @@ class Job:
                 elif not entry.is_p2p:
                     self.collectives[group][dump.rank][entry.collective_seq_id] = entry
 
-    def group_of(self, dump: Dump, entry: Entry) -> Group:
+    def group_of(self, dump: Dump, entry: Entry) -> ProcessGroup:
         """Return an entry's group, with its ranks: where this dump has none, those that another has; and the default
         group's are all.
         """
@@ -61,9 +61,9 @@ class Job:
             return group
         everyone = [tuple(self.dumps)] if "default_pg" in entry.process_group else [()]
         known = [one.groups[group.name] for one in self.dumps.values() if one.groups.get(group.name)]
-        return Group(group.name, (known or everyone)[0])
+        return ProcessGroup(group.name, (known or everyone)[0])
 
-    def members(self, group: Group) -> tuple[int, ...]:
+    def members(self, group: ProcessGroup) -> tuple[int, ...]:
         """Return the group's ranks of the world: those that have used it, where no dump lists them."""
         return group.ranks or tuple(sorted(self.collectives[group]))
 
@@ -80,7 +80,7 @@ class Job:
         found = [self.disagreement(group, calls) for group, calls in self.collectives.items()]
         return [one for one in found if one]
 
-    def disagreement(self, group: Group, calls: dict[int, dict[int, Entry]]) -> Disagreement | None:
+    def disagreement(self, group: ProcessGroup, calls: dict[int, dict[int, Entry]]) -> Disagreement | None:
         """Compare each number among the ranks whose dumps still have it."""
         for number in sorted({n for entries in calls.values() for n in entries}):
             here = {rank: entries[number] for rank, entries in sorted(calls.items()) if number in entries}
@@ -126,7 +126,7 @@ class Job:
         dump = self.dumps[rank]
         return next((entry for entry in dump.entries if not dump.has_ended(entry)), None)
 
-    def wait_of(self, rank: int, group: Group, entry: Entry) -> Wait:
+    def wait_of(self, rank: int, group: ProcessGroup, entry: Entry) -> Wait:
         absent, held_up = [], []
         for other in self.partners(rank, group, entry):
             counterpart = self.counterpart(rank, other, group, entry)
@@ -136,7 +136,7 @@ class Job:
                 held_up.append(other)
         return Wait(rank, group, entry, tuple(absent), tuple(held_up))
 
-    def partners(self, rank: int, group: Group, entry: Entry) -> Iterable[int]:
+    def partners(self, rank: int, group: ProcessGroup, entry: Entry) -> Iterable[int]:
         """Return the ranks of the world with which the entry deals."""
         members = self.members(group)
         if entry.message:
@@ -144,7 +144,7 @@ class Job:
             return [members[number]] if number < len(members) else []
         return [one for one in members if one != rank]
 
-    def has_lost(self, rank: int, group: Group, entry: Entry) -> bool:
+    def has_lost(self, rank: int, group: ProcessGroup, entry: Entry) -> bool:
         """Report whether a rank's ring buffer begins after this collective, to which it has therefore come."""
         numbers = self.collectives[group].get(rank, {})
         return entry.message is None and bool(numbers) and min(numbers) > entry.collective_seq_id
@@ -156,7 +156,7 @@ class Job:
         to = "send to" if wait.entry.message[0] == "send" else "receive from"
         return f"a {to} {listed(list(self.partners(wait.rank, wait.group, wait.entry)) or [wait.entry.message[2]])}"
 
-    def counterpart(self, rank: int, other: int, group: Group, entry: Entry) -> Entry | None:
+    def counterpart(self, rank: int, other: int, group: ProcessGroup, entry: Entry) -> Entry | None:
         """Return what the other rank has posted for this entry; None if it has not."""
         if not entry.message:
             return self.collectives[group].get(other, {}).get(entry.collective_seq_id)
