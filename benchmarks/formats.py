@@ -1,4 +1,4 @@
-"""What a format's rounding costs: the demo's loss curves in float32, bfloat16 and float16, from several seeds.
+"""The cost of rounding: the demo's loss curves in float32, bfloat16 and float16, from several seeds.
 
     .venv/bin/python benchmarks/formats.py --plot benchmarks/formats.svg
 

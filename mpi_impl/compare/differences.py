@@ -103,6 +103,15 @@ class Findings:
     before: int = 0                  # tensors that agree before the first that differs,
     last: TensorKey | None = None    # and the last of them
 
+    def note(self, difference: TensorDifference) -> None:
+        """Note a tensor's largest difference, the next in the order of computation."""
+        if difference.beyond_rounding:
+            self.differences.append(difference)
+        elif not self.differences:
+            self.before, self.last = self.before + 1, difference.key
+            if self.worst is None or difference.strain > self.worst.strain:
+                self.worst = difference
+
 
 def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     """Compare two recordings, up to the first `shown` differences.
@@ -125,14 +134,9 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
         difference = largest_difference(key, a, b)
         if difference is None:
             continue
-        if difference.beyond_rounding:
-            found.differences.append(difference)
-            if len(found.differences) == shown:
-                break
-        elif not found.differences:
-            found.before, found.last = found.before + 1, key
-            if found.worst is None or difference.strain > found.worst.strain:
-                found.worst = difference
+        found.note(difference)
+        if len(found.differences) == shown:
+            break
     if silent and not found.differences:
         first = min(silent)
         if any(recording.about.format == "float16" for recording in silent[first]):

@@ -1,11 +1,11 @@
-"""Who did not come to which collective: `shardlab hang DUMPS`, for a job of PyTorch's that hangs.
+"""`shardlab hang DUMPS` says which rank of a hanging PyTorch job did not come to which collective.
 
     shardlab hang comm_traces/          # a folder with a dump of each rank
-    shardlab hang /tmp/nccl_trace_rank_*
+    shardlab hang nccl_trace_rank_*
 
-Reads the dumps of PyTorch's flight recorder, pickles or JSON, without PyTorch, and without executing anything in them.
-It names the first collective of each group that its ranks have not called alike; says of each rank where it waits, and
-for whom; and follows that to the rank that waits for nobody, or to the circle of ranks that wait for one another.
+It reads the dumps of PyTorch's flight recorder, pickles or JSON, without PyTorch and without executing anything in
+them. In each group it names the first collective that the ranks have called differently. For each rank it says where it
+waits and for whom, and follows that to a rank that waits for nobody, or to ranks that wait for one another in a circle.
 
 The exit status is 1 if anybody waits or ranks disagree, and 0 if all has ended.
 """

@@ -115,7 +115,8 @@ class Content:
 
 @dataclass
 class Dump:
-    """What a rank has posted, in its order. (gloo's do not list their groups: all have the name "" there.)"""
+    """The entries of a rank, in the order in which it posted them. (gloo does not list its groups: all are named "".)
+    """
 
     rank: int
     entries: list[Entry]

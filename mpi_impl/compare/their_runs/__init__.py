@@ -16,7 +16,6 @@ NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else 
                 "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
                               "load one checkpoint, or draw them before the model is divided."}
 
-
 READERS = ((is_recording, read), (sglang.is_dump, sglang.read))
 
 

@@ -24,7 +24,7 @@ ROUNDING = 16       # epsilons of the largest gradient, below which a gradient i
 
 
 class Scale(NamedTuple):
-    """What a tensor's differences are compared with."""
+    """The unit of a tensor's differences, and how many of it are allowed."""
 
     unit: float
     unit_is: str
@@ -47,15 +47,9 @@ class Comparison:
         found.alone = len(self.a.parts.keys() ^ self.b.parts.keys())
         for key in (key for key in self.a.order if key in common):
             found.compared += 1
-            difference = self.difference(key)
-            if difference.beyond_rounding:
-                found.differences.append(difference)
-                if len(found.differences) == shown:
-                    break
-            elif not found.differences:
-                found.before, found.last = found.before + 1, key
-                if found.worst is None or difference.strain > found.worst.strain:
-                    found.worst = difference
+            found.note(self.difference(key))
+            if len(found.differences) == shown:
+                break
         return found
 
     # ---- one tensor ----

@@ -43,7 +43,7 @@ class Dim(NamedTuple):
 
 
 class Local(NamedTuple):
-    """What one rank has of a tensor."""
+    """One rank's part of a tensor."""
 
     rank: int
     shape: tuple[int, ...]

@@ -72,7 +72,7 @@ class Line:
 
 
 class Stored(NamedTuple):
-    """Where the values of a part are: a file, a name in it, and the part's place in that array."""
+    """The place of a part's values: a file, the name of an array in it, and the part's place in that array."""
 
     path: str
     key: str
@@ -203,7 +203,7 @@ def in_order(lists: list[tuple[About, list[Line]]]) -> list[TheirKey]:
 
 
 class Array(NamedTuple):
-    """What the head of a file says of an array."""
+    """The shape and the format of an array in a file."""
 
     shape: tuple[int, ...]
     format: str             # float64 stands for whole numbers, too, which it holds
