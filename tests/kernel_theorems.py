@@ -312,7 +312,8 @@ def norm(tensors: int):
 def norm_backward(name: str, tensors: int):
     def arguments(d):
         x, weight, *others = norm(tensors)(d)
-        return [d.lying(*x.shape), weight, getattr(d.mine, name)(x, weight, *others)[1]]
+        around = [d.array(*x.shape)] if d.flag() else []
+        return [d.lying(*x.shape), weight, getattr(d.mine, name)(x, weight, *others)[1], *around]
 
     return arguments
 

@@ -134,6 +134,8 @@ OTHER_ARGUMENTS = {
         "generate": "a Replica has the parameters and the ModelConfig of its rank",
     },
     "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
+    "layers.layer_norm": {"layer_norm_backward": "the machine's adds what came around the branch in the same kernel"},
+    "layers.rms_norm": {"rms_norm_backward": "the same"},
     "layers.layer": {"Layer": "what the textbook's record says of a kind is true on ranks, too, but for the functions"},
     "training.trainer": {
         "Trainer": "a ModelState has the model, the seed and the precision of its rank",

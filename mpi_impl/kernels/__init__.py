@@ -108,10 +108,10 @@ activated_linear = Kernel(multiply_then_activate, multiply_then_activate, multip
 
 layer_norm = Kernel(ops.layer_norm, cpu.layer_norm, half.layer_norm, fused.layer_norm, fused.layer_norm,
                     fused.layer_norm)
-layer_norm_backward = Kernel(ops.layer_norm_backward, cpu.layer_norm_backward, half.layer_norm_backward,
+layer_norm_backward = Kernel(plain.layer_norm_backward, cpu.layer_norm_backward, half.layer_norm_backward,
                              fused.layer_norm_backward, fused.layer_norm_backward, fused.layer_norm_backward)
 rms_norm = Kernel(ops.rms_norm, cpu.rms_norm, half.rms_norm, fused.rms_norm, fused.rms_norm, fused.rms_norm)
-rms_norm_backward = Kernel(ops.rms_norm_backward, cpu.rms_norm_backward, half.rms_norm_backward,
+rms_norm_backward = Kernel(plain.rms_norm_backward, cpu.rms_norm_backward, half.rms_norm_backward,
                            fused.rms_norm_backward, fused.rms_norm_backward, fused.rms_norm_backward)
 dropout = Kernel(ops.dropout, cpu.dropout, half.dropout, fused.dropout, fused.dropout, fused.dropout)
 dropout_backward = Kernel(ops.dropout_backward, cpu.dropout_backward, half.dropout_backward, fused.dropout_backward,

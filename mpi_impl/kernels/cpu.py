@@ -6,6 +6,7 @@ from math import pi, sqrt
 
 import numpy as np
 
+from mpi_impl.kernels.plain import and_around
 from mpi_impl.runtime.arrays import TILE
 from reference import counter_rng, ops
 from reference.ops import Mask, rows
@@ -121,6 +122,7 @@ def layer_norm(x, weight, bias, epsilon):
     return y, (normed, inverse_std)
 
 
+@and_around
 def layer_norm_backward(dy, weight, cache):
     normed, inverse_std = cache
     dx, dweight, dbias = empty(dy), np.zeros_like(weight), np.zeros_like(weight)
@@ -150,6 +152,7 @@ def rms_norm(x, weight, epsilon):
     return y, (normed, inverse_rms)
 
 
+@and_around
 def rms_norm_backward(dy, weight, cache):
     normed, inverse_rms = cache
     dx, dweight = empty(dy), np.zeros_like(weight)

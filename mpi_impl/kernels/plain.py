@@ -1,8 +1,10 @@
 """Functions that reference/ops.py does not have, in plain NumPy operations on arrays of any library."""
+from functools import wraps
+
 import numpy as np
 
 from mpi_impl.runtime.arrays import is_half, narrowed, widened
-from reference import optimizer
+from reference import ops, optimizer
 from reference.ops import rows
 
 UFUNCS = {"sum": np.add, "max": np.maximum}
@@ -36,6 +38,21 @@ def stack(parts):
     """Stack arrays [b, s, heads, d] -> [b, s, number of arrays, heads, d]."""
     return np.stack(parts, 2)
 
+
+# ---- norms ----
+
+
+def and_around(backward):
+    """Make a norm's backward add to dx what came around the branch behind the norm, if that is given."""
+    @wraps(backward)
+    def summed(dy, weight, cache, around=None):
+        dx, *of_tensors = backward(dy, weight, cache)
+        return dx if around is None else add_to(dx, around), *of_tensors
+
+    return summed
+
+
+layer_norm_backward, rms_norm_backward = and_around(ops.layer_norm_backward), and_around(ops.rms_norm_backward)
 
 # ---- gradients, which are float32 where dy is of halves ----
 

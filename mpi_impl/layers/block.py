@@ -33,7 +33,7 @@ def residual_backward(dy, dnormed, p, cache, c, grads):
     """Return dx of a norm; dy came around the branch, dnormed, which is overwritten, through it."""
     if c.apply_residual_connection_post_layernorm:
         return layer_backward(kernels.add_to(dnormed, dy), p, cache, grads)
-    return kernels.add_to(layer_backward(dnormed, p, cache, grads), dy)
+    return layer_backward(dnormed, p, cache, grads, dy)
 
 
 def add_branch(x, y, region, dropout, site):

@@ -9,9 +9,9 @@ def layer_norm_forward(x, p: LayerNorm, epsilon):
     return kernels.layer_norm(x, p.weight, p.bias, epsilon)
 
 
-def layer_norm_backward(dy, p: LayerNorm, cache, grads: LayerNorm):
-    """Return dx [b, s, h] for dy [b, s, h]."""
-    dx, dweight, dbias = kernels.layer_norm_backward(dy, p.weight, cache)
+def layer_norm_backward(dy, p: LayerNorm, cache, grads: LayerNorm, around=None):
+    """Return dx [b, s, h] for dy [b, s, h]. What came around the branch behind the norm is added to it."""
+    dx, dweight, dbias = kernels.layer_norm_backward(dy, p.weight, cache, around)
     grads.weight[...] += dweight
     grads.bias[...] += dbias
     return dx

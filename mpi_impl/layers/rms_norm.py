@@ -9,9 +9,9 @@ def rms_norm_forward(x, p: RMSNorm, epsilon):
     return kernels.rms_norm(x, p.weight, epsilon)
 
 
-def rms_norm_backward(dy, p: RMSNorm, cache, grads: RMSNorm):
-    """Return dx [b, s, h] for dy [b, s, h]."""
-    dx, dweight = kernels.rms_norm_backward(dy, p.weight, cache)
+def rms_norm_backward(dy, p: RMSNorm, cache, grads: RMSNorm, around=None):
+    """Return dx [b, s, h] for dy [b, s, h]. What came around the branch behind the norm is added to it."""
+    dx, dweight = kernels.rms_norm_backward(dy, p.weight, cache, around)
     grads.weight[...] += dweight
     return dx
 

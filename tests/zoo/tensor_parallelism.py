@@ -106,7 +106,7 @@ ENTRIES = [
     Entry("a residual adds the branch's gradient twice",
           "computation", "TP", "after verify-llm/TrainVerify mutation 10",
           "The backward of the residual sum adds what came through the branch to itself: the names are alike.",
-          Bug("mpi_impl.layers.block", "p, cache, grads), dy)", "p, cache, grads), dnormed)"),
+          Bug("mpi_impl.layers.block", "p, cache, grads, dy)", "p, cache, grads, dnormed)"),
           on_ranks("rank_theorems.block_equals_whole", CASE)),
     Entry("rope's gradients of q and k change places", "computation", "TP", "after verify-llm/TrainVerify mutation 11",
           "Both have one shape and come from one call, and the backward takes them in the other order.",

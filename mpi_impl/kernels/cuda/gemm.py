@@ -31,11 +31,12 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
     if (counter := counter_of(out)):
         counter.multiply(r, k, c, out.size // (r * c))
         return out
-    library, codes = cublas()
+    library, codes, handle_now = cublas()
     compute, alpha, beta, _ = factors(number(x.dtype), scale, add)
-    library.setMathMode(handle(), SUMS_IN_NUMBERS)      # each time: CuPy's own products set the mode of this handle
+    handle = handle_now()       # of this rank's GPU
+    library.setMathMode(handle, SUMS_IN_NUMBERS)        # each time: CuPy's own products set the mode of this handle
     # cuBLAS counts along columns, and so sees the transpose of each: it computes out^T = y^T x^T.
-    sizes = handle(), how_y, how_x, c, r, k, alpha
+    sizes = handle, how_y, how_x, c, r, k, alpha
     a, b, result = ((z.data.ptr, codes[z.dtype], step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))
     if out.ndim == 2:
         library.gemmEx(*sizes, *a, *b, beta, *result, compute, DEFAULT)
@@ -62,23 +63,19 @@ def layout(x):
 
 @cache
 def cublas():
-    """Return the library, and its codes of the formats."""
+    """Return the library, its codes of the formats, and CuPy's function that gives the handle for the library."""
     from cupy.cuda import runtime
+    from cupy.cuda.device import get_cublas_handle
     from cupy_backends.cuda.libs import cublas
     names = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
-    return cublas, {dtype_of(name): getattr(runtime, f"CUDA_R_{code}") for name, code in names.items()}
-
-
-def handle() -> int:
-    """Return cuBLAS's handle of this rank's GPU."""
-    from cupy.cuda.device import get_cublas_handle
-    return get_cublas_handle()
+    codes = {dtype_of(name): getattr(runtime, f"CUDA_R_{code}") for name, code in names.items()}
+    return cublas, codes, get_cublas_handle
 
 
 @cache
 def factors(dtype, scale: float, add: bool):
     """Return the type in which cuBLAS computes, the addresses of alpha and beta, and the array that holds them."""
-    library, _ = cublas()
+    library, *_ = cublas()
     values = np.array([scale, float(add)], dtype)
     compute = library.CUBLAS_COMPUTE_64F if dtype == np.float64 else library.CUBLAS_COMPUTE_32F
     return compute, values.ctypes.data, values.ctypes.data + values.itemsize, values

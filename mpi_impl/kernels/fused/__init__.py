@@ -183,15 +183,21 @@ def layer_norm(x, weight, bias, epsilon):
     return into.y, tuple(into[1:])
 
 
-def layer_norm_backward(dy, weight, cache):
-    (normed, inverse_std), dy, h = cache, contiguous(dy), dy.shape[-1]
-    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
-    partial = np.zeros_like(dy, shape=(blocks, 2, h), dtype=number(dy.dtype))
-    wide = packed(h, dy, normed, dx)
-    launch("layer_norm.layer_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_std, dx, partial, count(dy),
-           h, wide, threads=threads_for(h, dy.dtype, wide))
-    dweight, dbias = partial.sum(0)
+def layer_norm_backward(dy, weight, cache, around=None):
+    dx, (dweight, dbias) = norm_backward("layer_norm.layer_norm_backward", dy, weight, cache, around, sums=2)
     return dx, dweight, dbias
+
+
+def norm_backward(kernel, dy, weight, cache, around, sums):
+    """Launch this kernel -> dx, and the `sums` of columns that give the gradients of the tensors, [sums, h]."""
+    (normed, inverse), dy, h = cache, contiguous(dy), dy.shape[-1]
+    around = None if around is None else contiguous(around)
+    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
+    partial = np.empty_like(dy, shape=(blocks, sums, h), dtype=number(dy.dtype))
+    wide = packed(h, dy, normed, around, dx)
+    launch(kernel, dy.dtype, blocks, dy, weight, normed, inverse, around, dx, partial, count(dy), h, wide,
+           threads=threads_for(h, dy.dtype, wide))
+    return dx, partial.sum(0)
 
 
 # ---- RMS norm -------------------------------------------------------------------------------------------------------
@@ -204,14 +210,9 @@ def rms_norm(x, weight, epsilon):
     return y, (normed, inverse_rms)
 
 
-def rms_norm_backward(dy, weight, cache):
-    (normed, inverse_rms), dy, h = cache, contiguous(dy), dy.shape[-1]
-    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
-    partial = np.zeros_like(dy, shape=(blocks, h), dtype=number(dy.dtype))
-    wide = packed(h, dy, normed, dx)
-    launch("rms_norm.rms_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_rms, dx, partial, count(dy), h,
-           wide, threads=threads_for(h, dy.dtype, wide))
-    return dx, partial.sum(0)
+def rms_norm_backward(dy, weight, cache, around=None):
+    dx, (dweight,) = norm_backward("rms_norm.rms_norm_backward", dy, weight, cache, around, sums=1)
+    return dx, dweight
 
 
 # ---- rotary position embedding --------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
 def sum_of_squares(x):
     """Sum in float64."""
     sums = np.zeros_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
-    launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums)
+    launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums, packed(x.size, x))
     return sums.sum()
 
 

@@ -49,11 +49,20 @@ extern "C" __global__ void adam(number *param, number *grad, number *m, number *
 
 #if !defined(CORE)  // where BLAS does it
 
-// Each block adds up its part, in double precision; the caller adds up the blocks' sums.
-extern "C" __global__ void sum_of_squares(const element *x, Index count, double *sums) {
-    __shared__ double of_warps[32];
+template <int N> __device__ double squares_of(const element *x, Index packs) {
     double sum = 0;
-    EACH_ELEMENT(i, count) sum += (double)widen(x[i]) * widen(x[i]);
+#pragma unroll 4  // more words on their way at a time
+    EACH_ELEMENT(pack, packs) {
+        Pack<N> xs = load<N>(x + pack * N);
+        EACH(i) sum += (double)widen(xs.of[i]) * widen(xs.of[i]);
+    }
+    return sum;
+}
+
+// Each block adds up its part, in double precision; the caller adds up the blocks' sums.
+extern "C" __global__ void sum_of_squares(const element *x, Index count, double *sums, int packed) {
+    __shared__ double of_warps[32];
+    double sum = PACKED(squares_of, (x, packed ? count / PACK : count));
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, distance);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
     __syncthreads();

@@ -81,11 +81,11 @@ extern "C" __global__ void dropout_backward(const element *dy, const Byte *keep,
         dx[at + column] = narrow(keep[at + column] ? widen(dy[at + column]) * (number)scale : 0);
 }
 
-// dx = (dn - mean of dn - normed * mean of dn * normed) / std, dn = dy * weight. Adds d to dbias and d * normed to dweight
-// in the same columns, or, if these are HELD for this thread alone, in its own.
-template <int N, bool HELD>
+// dx = (dn - mean of dn - normed * mean of dn * normed) / std, dn = dy * weight, and to ADD is what came around the branch.
+// Adds d to dbias and d * normed to dweight in the same columns, or, if these are HELD for this thread alone, in its own.
+template <int N, bool HELD, bool ADD>
 __device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_std,
-                         element *dx, number *dweight, number *dbias, int width) {
+                         const element *around, element *dx, number *dweight, number *dbias, int width) {
     number sum = 0, along = 0;
     SUMMING(sum, along) EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column);
@@ -101,31 +101,38 @@ __device__ void backward(const element *dy, const element *weight, const element
     sum /= width, along /= width;
     VECTORS EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
+        Pack<N> arounds = load<N>(around + column);
         EACH(i) {
             number dn = widen(dys.of[i]) * widen(weight[column + i]);
-            dxs.of[i] = narrow((dn - sum - widen(normeds.of[i]) * along) * inverse_std);
+            number value = (dn - sum - widen(normeds.of[i]) * along) * inverse_std;
+            dxs.of[i] = narrow(ADD ? value + widen(arounds.of[i]) : value);
         }
         store<N>(dx + column, dxs);
     }
 }
 
-// A block takes every gridDim.x-th row. What they give to dweight and dbias goes to rows of its own, [2, width], which
-// begin as zeros. A thread that has one pack of columns at most (HELD) adds up in registers.
-template <int N, bool HELD>
+// A block takes every gridDim.x-th row. What they give to dweight and dbias goes to rows of its own, [2, width].
+// A thread that has one pack of columns at most (HELD) adds up in registers.
+template <int N, bool HELD, bool ADD>
 __device__ void backward_rows(const element *dy, const element *weight, const element *normed,
-                              const number *inverse_std, element *dx, number *partial, int rows, int width) {
+                              const number *inverse_std, const element *around, element *dx, number *partial, int rows,
+                              int width) {
     number *dweight = partial + (Index)blockIdx.x * 2 * width, *dbias = dweight + width, held[2][N] = {};
+    if (!HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = dbias[column + i] = 0;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         Index at = (Index)row * width;
-        backward<N, HELD>(dy + at, weight, normed + at, inverse_std[row], dx + at, HELD ? held[0] : dweight,
-                          HELD ? held[1] : dbias, width);
+        backward<N, HELD, ADD>(dy + at, weight, normed + at, inverse_std[row], (ADD ? around : dy) + at, dx + at,
+                               HELD ? held[0] : dweight, HELD ? held[1] : dbias, width);
     }
     if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[0][i], dbias[column + i] = held[1][i];
 }
 
+#define BACKWARD(held, add) \
+    PACKED(backward_rows, (dy, weight, normed, inverse_std, around, dx, partial, rows, width), held, add)
+
 extern "C" __global__ void layer_norm_backward(const element *dy, const element *weight, const element *normed,
-                                               const number *inverse_std, element *dx, number *partial, int rows,
-                                               int width, int packed) {
-    if (HOLDS(width)) PACKED(backward_rows, (dy, weight, normed, inverse_std, dx, partial, rows, width), true);
-    else PACKED(backward_rows, (dy, weight, normed, inverse_std, dx, partial, rows, width), false);
+                                               const number *inverse_std, const element *around, element *dx,
+                                               number *partial, int rows, int width, int packed) {
+    if (HOLDS(width)) around ? BACKWARD(true, true) : BACKWARD(true, false);
+    else around ? BACKWARD(false, true) : BACKWARD(false, false);
 }

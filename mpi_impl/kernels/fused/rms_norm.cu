@@ -31,10 +31,10 @@ extern "C" __global__ void rms_norm(const element *x, const element *weight, ele
     PACKED(normalise, (x + at, weight, y + at, normed + at, inverse_rms + row, (number)epsilon, width));
 }
 
-// dx = (dn - normed * mean of dn * normed) / rms, dn = dy * weight. Blocks and HELD as in layer_norm.cu.
-template <int N, bool HELD>
+// dx = (dn - normed * mean of dn * normed) / rms, dn = dy * weight. Blocks, HELD and ADD as in layer_norm.cu.
+template <int N, bool HELD, bool ADD>
 __device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_rms,
-                         element *dx, number *dweight, int width) {
+                         const element *around, element *dx, number *dweight, int width) {
     number along = 0;
     SUMMING(along) EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column);
@@ -47,28 +47,36 @@ __device__ void backward(const element *dy, const element *weight, const element
     along = over_block<Sum>(along) / width;
     VECTORS EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
+        Pack<N> arounds = load<N>(around + column);
         EACH(i) {
             number dn = widen(dys.of[i]) * widen(weight[column + i]);
-            dxs.of[i] = narrow((dn - widen(normeds.of[i]) * along) * inverse_rms);
+            number value = (dn - widen(normeds.of[i]) * along) * inverse_rms;
+            dxs.of[i] = narrow(ADD ? value + widen(arounds.of[i]) : value);
         }
         store<N>(dx + column, dxs);
     }
 }
 
-template <int N, bool HELD>
+template <int N, bool HELD, bool ADD>
 __device__ void backward_rows(const element *dy, const element *weight, const element *normed,
-                              const number *inverse_rms, element *dx, number *partial, int rows, int width) {
+                              const number *inverse_rms, const element *around, element *dx, number *partial, int rows,
+                              int width) {
     number *dweight = partial + (Index)blockIdx.x * width, held[N] = {};
+    if (!HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = 0;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         Index at = (Index)row * width;
-        backward<N, HELD>(dy + at, weight, normed + at, inverse_rms[row], dx + at, HELD ? held : dweight, width);
+        backward<N, HELD, ADD>(dy + at, weight, normed + at, inverse_rms[row], (ADD ? around : dy) + at, dx + at,
+                               HELD ? held : dweight, width);
     }
     if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[i];
 }
 
+#define BACKWARD(held, add) \
+    PACKED(backward_rows, (dy, weight, normed, inverse_rms, around, dx, partial, rows, width), held, add)
+
 extern "C" __global__ void rms_norm_backward(const element *dy, const element *weight, const element *normed,
-                                             const number *inverse_rms, element *dx, number *partial, int rows,
-                                             int width, int packed) {
-    if (HOLDS(width)) PACKED(backward_rows, (dy, weight, normed, inverse_rms, dx, partial, rows, width), true);
-    else PACKED(backward_rows, (dy, weight, normed, inverse_rms, dx, partial, rows, width), false);
+                                             const number *inverse_rms, const element *around, element *dx,
+                                             number *partial, int rows, int width, int packed) {
+    if (HOLDS(width)) around ? BACKWARD(true, true) : BACKWARD(true, false);
+    else around ? BACKWARD(false, true) : BACKWARD(false, false);
 }
