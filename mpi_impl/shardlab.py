@@ -285,6 +285,8 @@ COMMANDS = {
                        Completed()),
     "recorder": Command("> shardlab_recorder.py", "print a file by which a PyTorch program records its steps", partial(
         Module, "mpi_impl.compare.their_runs"), Completed()),
+    "textbook": Command("MODEL RECORDING ...", "compute the first step of recordings again, and name the wrong one",
+                        partial(Module, "mpi_impl.compare.their_runs.textbook"), Completed()),
     "hang": Command("DUMPS", "say who did not come to which collective, from PyTorch's flight recorder", partial(
         Module, "mpi_impl.hang"), Completed()),
     "prove": Command("[-n RANKS] ...", "prove that a training run computes what one process does", partial(

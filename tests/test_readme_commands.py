@@ -77,7 +77,7 @@ def run(command: Command, clone: Path) -> str:
     elif "--help" not in words:
         words += short
     done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent), capture_output=True, text=True,
-                          timeout=120)
+                          timeout=300)
     return "" if done.returncode == 0 else f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-1000:]}"
 
 

@@ -13,22 +13,22 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
     return agreement(found, format_iterations(sorted({key.iteration for key in a.parts})), f"{formats}{alone}")
 
 
-def agreement(found: Findings, when: str, formats: str) -> str:
+def agreement(found: Findings, when: str, formats: str, runs: str = "A and B") -> str:
     """Describe two runs that do not differ beyond rounding."""
     worst = found.worst
     assert worst is not None, "recordings that are whole have tensors in common"
-    return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}. They differ most in "
+    return (f"{runs} agree: {found.compared:,} tensors of {when} were compared, in {formats}. They differ most in "
             f"{worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; {worst.allowed:.0e} "
             "is allowed.")
 
 
-def first(found: Findings) -> list[str]:
+def first(found: Findings, runs: str = "A and B") -> list[str]:
     """Describe the first difference."""
     one = found.differences[0]
     layer = "" if one.key.layer is None else f", layer {one.key.layer}"
     before = f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.last else "none"
     expected, value = one.values
-    return ["A and B differ. The first tensor, in the order of computation:", "",
+    return [f"{runs} differ. The first tensor, in the order of computation:", "",
             f"  {one.key}",
             f"  where      {ranks(one)}{layer}",
             f"  size       {one.size:.1e}, which is {one.relative:.1e} of {one.unit_is}; rounding explains "
@@ -41,7 +41,7 @@ def first(found: Findings) -> list[str]:
 def ranks(one: TensorDifference) -> str:
     """Name the ranks that differ from what is expected."""
     texts = []
-    for run in ("A", "B"):
+    for run in sorted({holder.run for holder in one.holders}):
         held = sorted({rank for holder in one.holders if holder.run == run for rank in holder.ranks})
         if held:
             alone = all(len(holder.ranks) == 1 for holder in one.holders if holder.run == run)

@@ -110,6 +110,29 @@ def test_an_element_that_is_wrong_is_named_with_its_rank_and_place(tmp_path_fact
     assert expected == whole[found.at] and value == pytest.approx(expected + 1)
 
 
+@given(st.integers(1, 12), st.data())
+def test_what_rounding_explains_grows_with_the_root_of_the_layers_before(tmp_path_factory, layers, data):
+    layer, backward = data.draw(st.integers(0, layers - 1)), data.draw(st.booleans())
+    passed = 2 * layers - layer if backward else layer + 1
+    names = [("forward", f"layers.{i} output") for i in range(layers)]
+    names += [("backward", f"layers.{i} output") for i in reversed(range(layers))]
+    found = {}
+    for factor in (0, 0.99, 1.01):
+        off = factor * 1e-12 * np.sqrt((1 + passed) / 9)
+        wrong = "backward" if backward else "forward", f"layers.{layer} output"
+        found[factor] = write(tmp_path_factory.mktemp("runs") / "run", {
+            (1, *name): (np.array([1.0, 0.5 + off * (name == wrong)]), "i") for name in names}, {})
+    assert [compared(found[0], found[factor])[1] for factor in (0.99, 1.01)] == [False, True]
+
+
+def test_a_coarse_format_explains_what_comes_after_it_alone(tmp_path):
+    right = {(1, "forward", f"layers.{i} output"): np.ones(3, np.float32 if i == 1 else np.float64) for i in range(3)}
+    a, *others = (write(tmp_path / f"wrong{wrong}", {
+        key: (x + 1e-6 * (key[2] == f"layers.{wrong} output"), "i") for key, x in right.items()}, {})
+        for wrong in (9, 0, 1, 2))
+    assert [compared(a, b)[1] for b in others] == [True, False, False]
+
+
 def run(tmp, name, changed=(), **more):
     """Write a recording of two steps of a model of two layers, of which some tensors are changed."""
     rng, found = np.random.default_rng(0), {}

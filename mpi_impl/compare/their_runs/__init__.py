@@ -30,17 +30,24 @@ def are_recordings(a: str, b: str) -> bool:
 
 def read_any(folder: str) -> TheirRun:
     """Read a recording of any kind. Raises UserError."""
-    return next(read_it for is_one, read_it in READERS if is_one(folder))(folder)
+    for is_one, read_it in READERS:
+        if is_one(folder):
+            return read_it(folder)
+    raise UserError(f"{folder} is not a recording: shardlab_recorder.py writes a folder with a list for each rank.")
 
 
 def compared(a: str, b: str) -> tuple[str, bool]:
     """Compare two recordings: what is to be said, and whether they differ. Raises UserError."""
-    comparison = Comparison(read_any(a), read_any(b))
-    found = comparison.findings()
+    return describe(Comparison(read_any(a), read_any(b)))
+
+
+def describe(comparison: Comparison) -> tuple[str, bool]:
+    """Compare the two runs: what is to be said, and whether they differ. Raises UserError."""
+    found, runs = comparison.findings(), " and ".join(comparison.names)
     alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
     if not found.differences:
         return agreement(found, format_iterations(sorted({key.iteration for key in comparison.a.parts})),
-                         f"{comparison.format}{alone}"), False
+                         f"{comparison.format}{alone}", runs), False
     one = found.differences[0].key
     note = NOT_THE_SAME.get(one.phase) if one.iteration == comparison.a.first_step else None
-    return "\n".join([*([note, ""] if note else []), *first(found), "", *table(found.differences)]), True
+    return "\n".join([*([note, ""] if note else []), *first(found, runs), "", *table(found.differences)]), True

@@ -5,8 +5,14 @@ compared with it, also A's own, since ranks that should hold the same may not. W
 known of the model. So a gradient is compared relative to the largest of its tensor, or to a hundredth of the largest of
 all: of a bias of keys it is 0, but for rounding. And weights are compared after an update relative to how far A has
 moved them, where their gradient is more than rounding: Adam takes a whole step in whichever direction that points.
+
+Rounding explains more the coarser the formats are in which a tensor and those before it are stored, and the more layers
+lie before it. Each layer adds errors that do not depend on those of others, so together they grow with the square root
+of the number of layers (Higham and Mary 2019). The worst case, in which all errors point in one direction, grows in
+proportion to it (TTrace, arXiv 2506.09280, theorem 5.3), and would hide a mistake in a deep model.
 """
 from functools import cached_property
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +20,14 @@ import numpy as np
 from mpi_impl.compare.completeness import covers
 from mpi_impl.compare.differences import TOLERANCE, Findings, Holder, TensorDifference, assemble, contains, distance
 from mpi_impl.compare.recording import whole_shape
-from mpi_impl.compare.their_runs.records import TheirKey, TheirRun, names_of
+from mpi_impl.compare.their_runs.records import REVERSED, TheirKey, TheirRun, names_of
 from reference.errors import UserError
 from reference.precision import FORMATS
 
 SHOWN = 6           # differences to look for
 NEGLIGIBLE = 1e-2   # of the largest gradient of all: what a smaller tensor's is compared with
+MEASURED = 8        # layers, forward and backward, of the models whose rounding TOLERANCE has been measured on
+WEIGHTS = "batch", "parameters", "optimizer parameters"     # phases whose tensors are not computed layer after layer
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
 
 
@@ -34,9 +42,10 @@ class Scale(NamedTuple):
 class Comparison:
     """Two runs, of which the first is taken for right where that must be decided."""
 
-    def __init__(self, a: TheirRun, b: TheirRun):
-        self.a, self.b = a, b
-        self.format = max(a.format, b.format, key=lambda form: FORMATS[form].epsilon)
+    def __init__(self, a: TheirRun, b: TheirRun, names: tuple[str, str] = ("A", "B"), format: str = "float64"):
+        """Prepare to compare. `format` is the coarsest that the two use unseen, inside of what is recorded."""
+        self.a, self.b, self.names, self.unseen = a, b, names, format
+        self.format = coarsest(a.format, b.format)
 
     def findings(self, shown: int = SHOWN) -> Findings:
         """Return the first differences. Raises UserError if the two have nothing in common."""
@@ -56,12 +65,12 @@ class Comparison:
 
     def difference(self, key: TheirKey) -> TensorDifference:
         """Return the largest difference of a tensor's holders to A's whole."""
-        expected, others = holders_of("A", self.a, key), holders_of("B", self.b, key)
+        expected, others = (holders_of(name, run, key) for name, run in zip(self.names, (self.a, self.b)))
         shapes = [whole_shape(holders) for holders in (expected, others)]
         if shapes[0] != shapes[1]:
-            raise UserError(f"{key} is {list(shapes[0])} in A, but {list(shapes[1])} in B, when its ranks' parts are "
-                            "put together: the dims of one of the two are wrong, or the runs are of different models "
-                            "or batches.")
+            in_a, in_b = (f"{list(shape)} in {name}" for shape, name in zip(shapes, self.names))
+            raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: the "
+                            "dims of one of the two are wrong, or the runs are of different models or batches.")
         whole, there = assemble(expected, shapes[0])
         counted = there & self.is_no_rounding(key, whole.shape)
         holders = [*expected, *others]
@@ -77,8 +86,9 @@ class Comparison:
                                 whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
 
     def scale(self, key: TheirKey, whole: Any) -> Scale:
-        largest, tolerance = magnitude(whole), TOLERANCE[self.format]
-        allowed = tolerance.first if key.iteration == self.a.first_step else tolerance.later
+        (form, depth), largest = self.roundings[key], magnitude(whole)
+        tolerance, growth = TOLERANCE[form], sqrt((1 + depth) / (1 + MEASURED))
+        allowed = tolerance.first * growth if key.iteration == self.a.first_step else tolerance.later * max(1, growth)
         if key.phase == "batch":
             return Scale(largest, "the largest element", FORMATS["float64"].epsilon)      # tokens, and masks
         if key.phase == "optimizer parameters":
@@ -98,8 +108,23 @@ class Comparison:
         gradient = key._replace(phase="gradients")
         if key.phase != "optimizer parameters" or gradient not in self.a.parts:
             return np.ones(shape, bool)
-        least = ROUNDING * FORMATS[self.format].epsilon * self.largest_gradients[key.iteration]
+        least = ROUNDING * FORMATS[coarsest(self.format, self.unseen)].epsilon * self.largest_gradients[key.iteration]
         return abs(self.whole(gradient)) > least
+
+    @cached_property
+    def roundings(self) -> dict[TheirKey, tuple[str, int]]:
+        """Return for each of A's tensors the coarsest format until then, and how many layers its errors have passed."""
+        found, layers = {}, 1 + max((key.layer for key in self.a.order if key.layer is not None), default=-1)
+        form, depth, step = self.unseen, 0, self.a.first_step
+        for key in self.a.order:
+            if key.iteration != step:
+                depth, step = 0, key.iteration
+            backward = key.phase in REVERSED
+            if key.phase not in WEIGHTS and key.layer is not None:
+                depth = 2 * layers - key.layer if backward else key.layer + 1
+            form = coarsest(form, *(run.format_of(key) for run in (self.a, self.b) if key in run.parts))
+            found[key] = form, depth
+        return found
 
     @cached_property
     def largest_gradients(self) -> dict[int, float]:
@@ -111,8 +136,17 @@ class Comparison:
         return found
 
     def whole(self, key: TheirKey) -> Any:
-        holders = holders_of("A", self.a, key)
-        return assemble(holders, whole_shape(holders))[0]
+        return whole_of("A", self.a, key)
+
+
+def whole_of(run: str, recording: TheirRun, key: TheirKey) -> Any:
+    """Put a whole tensor together. Raises UserError if parts are missing."""
+    holders = holders_of(run, recording, key)
+    return assemble(holders, whole_shape(holders))[0]
+
+
+def coarsest(*formats: str) -> str:
+    return max(formats, key=lambda form: FORMATS[form].epsilon)
 
 
 def magnitude(x: Any) -> float:

@@ -1,0 +1,177 @@
+"""The textbook, given the weights and the batch of a recording, computes what the recorded program has computed."""
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from mpi_impl.compare.their_runs import RECORDER, describe
+from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.records import read
+from mpi_impl.compare.their_runs.textbook import main, replay
+from reference.errors import UserError
+from tests.checkpoints import golden
+from tests.checkpoints.test_transformers import random_model
+from tests.mpi_impl.test_their_runs import write
+
+H, HEADS, LAYERS, V, B, S, EPSILON = 8, 2, 2, 11, 2, 5, 1e-5
+CONFIG = {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": H, "n_head": HEADS, "vocab_size": V, "n_positions": S}
+SHAPES = {"ln_1.weight": (H,), "ln_1.bias": (H,), "attn.c_attn.weight": (H, 3 * H), "attn.c_attn.bias": (3 * H,),
+          "attn.c_proj.weight": (H, H), "attn.c_proj.bias": (H,), "ln_2.weight": (H,), "ln_2.bias": (H,),
+          "mlp.c_fc.weight": (H, 4 * H), "mlp.c_fc.bias": (4 * H,), "mlp.c_proj.weight": (4 * H, H),
+          "mlp.c_proj.bias": (H,)}
+
+
+# ---- a GPT-2 of its own ---------------------------------------------------------------------------------------------
+
+
+def weights_of(seed):
+    shapes = {"wte.weight": (V, H), "wpe.weight": (S, H), "ln_f.weight": (H,), "ln_f.bias": (H,)}
+    shapes |= {f"h.{i}.{name}": shape for i in range(LAYERS) for name, shape in SHAPES.items()}
+    rng = np.random.default_rng(seed)
+    return {f"transformer.{name}": rng.normal(size=shape) / 2 for name, shape in shapes.items()}
+
+
+def norm(x, weight, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * weight + bias
+
+
+def softmax(x):
+    exponentials = np.exp(x - x.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def forward(w, tokens, targets):
+    """Compute a GPT-2 -> the mean loss of the targets that are not -100, and the outputs of modules, by name."""
+    seen = {}
+
+    def see(name, x):
+        seen[f"{name} output"] = x
+        return x
+
+    x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"]
+    for layer in (f"transformer.h.{i}" for i in range(LAYERS)):
+        p = {name: w[f"{layer}.{name}"] for name in SHAPES}
+        y = see(f"{layer}.ln_1", norm(x, p["ln_1.weight"], p["ln_1.bias"]))
+        q, k, v = np.moveaxis((y @ p["attn.c_attn.weight"] + p["attn.c_attn.bias"]).reshape(B, S, 3, HEADS, -1),
+                              (2, 3), (0, 2))
+        scores = np.where(np.tri(S, dtype=bool), q @ np.swapaxes(k, -1, -2) / np.sqrt(H / HEADS), -np.inf)
+        y = np.swapaxes(softmax(scores) @ v, 1, 2).reshape(B, S, H)
+        x = x + see(f"{layer}.attn", y @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"])
+        y = see(f"{layer}.ln_2", norm(x, p["ln_2.weight"], p["ln_2.bias"])) @ p["mlp.c_fc.weight"] + p["mlp.c_fc.bias"]
+        y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        x = see(layer, x + see(f"{layer}.mlp", y @ p["mlp.c_proj.weight"] + p["mlp.c_proj.bias"]))
+    x = see("transformer.ln_f", norm(x, w["transformer.ln_f.weight"], w["transformer.ln_f.bias"]))
+    logits = see("lm_head", x @ w["transformer.wte.weight"].T)
+    picked = np.take_along_axis(softmax(logits), np.maximum(targets, 0)[..., None], -1)[..., 0]
+    return -(np.log(picked) * (targets >= 0)).sum() / (targets >= 0).sum(), seen
+
+
+def recording(folder, w, tokens, labels, seen=(), more=()):
+    """Write a recording of a step on 2 x 2 ranks: samples are divided, and the rows of all matrices."""
+    tensors = {(1, "batch", "input_ids"): (tokens, "i[dp] j"), (1, "batch", "labels"): (labels, "i[dp] j")}
+    tensors |= {(1, "parameters", name): (x, "i[tp] j" if x.ndim == 2 else "i") for name, x in w.items()}
+    tensors |= {(1, "forward", name): (x, "i[dp] j k") for name, x in dict(seen).items()}
+    return write(folder, tensors | dict(more), {"dp": 2, "tp": 2})
+
+
+def model_in(folder, **changes):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return str(folder)
+
+
+def batch(seed, shifted):
+    """Draw tokens and labels, of which some do not count -> also the token to predict at each position."""
+    rng = np.random.default_rng(seed)
+    text = rng.integers(V, size=(B, S + 1))
+    tokens, targets = text[:, :-1], np.where(rng.random((B, S)) < 0.2, -100, text[:, 1:])
+    targets[0, 0] = text[0, 1]
+    if shifted:
+        return tokens, targets, targets
+    labels = np.where(rng.random((B, S)) < 0.2, -100, tokens)
+    labels[0, 1] = tokens[0, 1]
+    return tokens, labels, np.concatenate([labels[:, 1:], np.full((B, 1), -100)], 1)
+
+
+@given(seed=st.integers(0, 1000), shifted=st.booleans())
+def test_it_computes_what_a_gpt2_does_and_its_gradients_are_derivatives(tmp_path_factory, seed, shifted):
+    tmp, w = tmp_path_factory.mktemp("replay"), weights_of(seed)
+    tokens, labels, targets = batch(seed, shifted)
+    _, seen = forward(w, tokens, targets)
+    run = read(recording(tmp / "run", w, tokens, labels, seen))
+    again = replay(run, model_in(tmp / "model"))
+    found = Comparison(again, run).findings()
+    assert not found.differences and found.compared == len(seen) == 4 * LAYERS + LAYERS + 2
+    rng = np.random.default_rng(seed)
+    for name, x in w.items():
+        step = rng.normal(size=x.shape)
+        ahead, back = (forward(w | {name: x + size * step}, tokens, targets)[0] for size in (1e-4, -1e-4))
+        along = (again.arrays["gradients", name] * step).sum()
+        assert abs((ahead - back) / 2e-4 - along) <= 1e-6 * max(1, abs(along)), name
+
+
+def test_the_program_names_the_run_that_is_wrong(tmp_path, capsys, monkeypatch):
+    w, (tokens, labels, targets) = weights_of(0), batch(0, False)
+    _, seen = forward(w, tokens, targets)
+    right = recording(tmp_path / "right", w, tokens, labels, seen)
+    seen["transformer.h.1.attn output"] = 1.01 * seen["transformer.h.1.attn output"]
+    wrong = recording(tmp_path / "wrong", w, tokens, labels, seen)
+    monkeypatch.setattr(sys, "argv", ["textbook", f"{model_in(tmp_path / 'model')}/config.json", right, wrong])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    said = capsys.readouterr().out
+    assert said.startswith(f"The textbook and {right} agree: 12 tensors of iteration 1 were compared, in float64")
+    assert f"The textbook and {wrong} differ. The first tensor, in the order of computation:\n\n" \
+        "  step 1, forward: transformer.h.1.attn output\n" in said and f"ranks 0, 1, 2, 3 of {wrong}, layer 1" in said
+
+
+@pytest.mark.parametrize("config, change, said", [
+    ({"vocab_size": 9}, {}, "transformer.wte.weight as [11, 8], but the model of the config.json asks for [9, 8]"),
+    ({"n_layer": 3}, {}, "has no transformer.h.2.ln_1.weight among its parameters; it has transformer.h."),
+    ({"model_type": "bert"}, {}, "this program has a GPT, so it must be gpt2 or llama"),
+    ({}, {"input_ids": None}, "has no input_ids or tokens or text among its batch; it has labels"),
+    ({}, {"labels": np.zeros((B, S + 1), np.int64)}, "has tokens [2, 5] and targets [2, 6], but both must be [b, s]"),
+    ({}, {"input_ids": np.full((B, S), V)}, "has the token 11, but the model of")])
+def test_what_does_not_belong_together_is_refused(tmp_path, config, change, said):
+    w, (tokens, labels, _) = weights_of(0), batch(0, False)
+    arrays = {"input_ids": tokens, "labels": labels} | change
+    tensors = {(1, "batch", name): (x, "i[dp] j") for name, x in arrays.items() if x is not None}
+    tensors |= {(1, "parameters", name): (x, "i j"[:2 * x.ndim - 1]) for name, x in w.items()}
+    with pytest.raises(UserError, match=re.escape(said)):
+        replay(read(write(tmp_path / "run", tensors, {"dp": 1})), model_in(tmp_path / "model", **config))
+
+
+# ---- transformers itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["tied", "untied", "Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_it_computes_what_transformers_does(transformers, tmp_path, kind):
+    """All in float64, also the loss, which transformers itself would compute in float32."""
+    import torch
+
+    class_name, config = golden.KINDS[kind]
+    model = random_model(transformers, class_name, config, 1)
+    model.config.save_pretrained(tmp_path / "model")
+    found = importlib.util.spec_from_file_location("shardlab_recorder", Path(RECORDER))
+    recorder = importlib.util.module_from_spec(found)
+    found.loader.exec_module(recorder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    ids = torch.tensor(golden.TOKENS)
+    watch = recorder.Recorder(tmp_path / "run", model, optimizer, steps=1)
+    watch.batch(input_ids=ids, labels=ids)
+    logits = model(input_ids=ids).logits[:, :-1]
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+    optimizer.step()
+    run = read(str(tmp_path / "run"))
+    comparison = Comparison(replay(run, str(tmp_path / "model")), run)
+    text, differ = describe(comparison)
+    assert not differ, text
+    assert {form for form, _ in comparison.roundings.values()} == {"float64"}
+    assert {key.phase for key in comparison.a.parts if key in run.parts} == {"forward", "backward", "gradients"}
