@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.compare.their_runs import RECORDER, describe
+from mpi_impl.compare import recording
+from mpi_impl.compare.names import Key
+from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared, describe
 from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.ours import read_ours, whole_of
 from mpi_impl.compare.their_runs.records import read
-from mpi_impl.compare.their_runs.textbook import main, replay
+from mpi_impl.compare.their_runs.replay import replay
+from mpi_impl.compare.their_runs.textbook import main
 from reference.errors import UserError
 from tests.checkpoints import golden
 from tests.checkpoints.test_transformers import random_model
 from tests.mpi_impl.test_their_runs import write
+from tests.program import pretrain
 
 H, HEADS, LAYERS, V, B, S, EPSILON = 8, 2, 2, 11, 2, 5, 1e-5
 CONFIG = {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": H, "n_head": HEADS, "vocab_size": V, "n_positions": S}
@@ -72,7 +77,7 @@ def forward(w, tokens, targets):
     return -(np.log(picked) * (targets >= 0)).sum() / (targets >= 0).sum(), seen
 
 
-def recording(folder, w, tokens, labels, seen=(), more=()):
+def recorded(folder, w, tokens, labels, seen=(), more=()):
     """Write a recording of a step on 2 x 2 ranks: samples are divided, and the rows of all matrices."""
     tensors = {(1, "batch", "input_ids"): (tokens, "i[dp] j"), (1, "batch", "labels"): (labels, "i[dp] j")}
     tensors |= {(1, "parameters", name): (x, "i[tp] j" if x.ndim == 2 else "i") for name, x in w.items()}
@@ -104,7 +109,7 @@ def test_it_computes_what_a_gpt2_does_and_its_gradients_are_derivatives(tmp_path
     tmp, w = tmp_path_factory.mktemp("replay"), weights_of(seed)
     tokens, labels, targets = batch(seed, shifted)
     _, seen = forward(w, tokens, targets)
-    run = read(recording(tmp / "run", w, tokens, labels, seen))
+    run = read(recorded(tmp / "run", w, tokens, labels, seen))
     again = replay(run, model_in(tmp / "model"))
     found = Comparison(again, run).findings()
     assert not found.differences and found.compared == len(seen) == 4 * LAYERS + LAYERS + 2
@@ -112,16 +117,16 @@ def test_it_computes_what_a_gpt2_does_and_its_gradients_are_derivatives(tmp_path
     for name, x in w.items():
         step = rng.normal(size=x.shape)
         ahead, back = (forward(w | {name: x + size * step}, tokens, targets)[0] for size in (1e-4, -1e-4))
-        along = (again.arrays["gradients", name] * step).sum()
+        along = (again.arrays[f"step 1, gradients: gradient of {name}"] * step).sum()
         assert abs((ahead - back) / 2e-4 - along) <= 1e-6 * max(1, abs(along)), name
 
 
 def test_the_program_names_the_run_that_is_wrong(tmp_path, capsys, monkeypatch):
     w, (tokens, labels, targets) = weights_of(0), batch(0, False)
     _, seen = forward(w, tokens, targets)
-    right = recording(tmp_path / "right", w, tokens, labels, seen)
+    right = recorded(tmp_path / "right", w, tokens, labels, seen)
     seen["transformer.h.1.attn output"] = 1.01 * seen["transformer.h.1.attn output"]
-    wrong = recording(tmp_path / "wrong", w, tokens, labels, seen)
+    wrong = recorded(tmp_path / "wrong", w, tokens, labels, seen)
     monkeypatch.setattr(sys, "argv", ["textbook", f"{model_in(tmp_path / 'model')}/config.json", right, wrong])
     with pytest.raises(SystemExit, match="1"):
         main()
@@ -145,6 +150,47 @@ def test_what_does_not_belong_together_is_refused(tmp_path, config, change, said
     tensors |= {(1, "parameters", name): (x, "i j"[:2 * x.ndim - 1]) for name, x in w.items()}
     with pytest.raises(UserError, match=re.escape(said)):
         replay(read(write(tmp_path / "run", tensors, {"dp": 1})), model_in(tmp_path / "model", **config))
+
+
+# ---- a run of our own -----------------------------------------------------------------------------------------------
+
+
+LLAMA = """--num-layers 2 --hidden-size 16 --num-attention-heads 4 --group-query-attention --num-query-groups 2 --swiglu
+    --position-embedding-type rope --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights
+    --ffn-hidden-size 24 --seq-length 8 --micro-batch-size 1 --global-batch-size 2 --vocab-size 300 --split 8,2
+    --dtype float64 --tensor-model-parallel-size 2 --sequence-parallel --train-iters 400 --exit-interval 2
+    --eval-iters 0 --hidden-dropout 0 --attention-dropout 0""".split()
+LLAMA_THERE = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 8, "rms_norm_eps": 1e-5}
+
+
+def test_a_run_of_our_own_is_compared_with_one_of_transformers_names(ranks, corpus, tmp_path):
+    """The other has the weights and the batch of ours, and what the textbook computes of them; then a wrong element."""
+    mine, folder = str(tmp_path / "mine"), tmp_path / "model"
+    ranks.run(4, pretrain, [*LLAMA, *corpus, "--record", mine])
+    ours, about = read_ours(mine), recording.read(mine)
+    targets = whole_of(about, Key(1, "batch", "targets")).astype(np.int64)
+    given = {(1, "batch", "labels"): (targets, "i j")}
+    for key in ours.order:
+        if key.iteration == 1 and key.phase in ("batch", "parameters"):
+            x = ours.arrays[str(key)]
+            given[key[:3]] = x.astype(np.int64) if key.phase == "batch" else x, " ".join("ijk"[:x.ndim])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_THERE | {"vocab_size": about.about.model.vocab_size}))
+    again = replay(read(write(tmp_path / "given", given, {})), str(folder))
+    computed = given | {key[:3]: (again.arrays[str(key)], " ".join("ijk"[:again.arrays[str(key)].ndim]))
+                        for key in again.order}
+    theirs = write(tmp_path / "theirs", computed, {})
+    assert are_recordings(mine, theirs) and are_recordings(theirs, mine)
+    text, differ = compared(theirs, mine)
+    assert not differ, text
+    found = Comparison(read(theirs), ours).findings()
+    assert {key.phase for key in ours.parts if key in read(theirs).parts} == {
+        "batch", "parameters", "forward", "backward", "gradients"} and found.compared > 60
+    name = (1, "backward", "model.layers.0.self_attn output")
+    computed[name][0][1, 2, 3] += 1e-6
+    text, differ = compared(write(tmp_path / "wrong", computed, {}), mine)
+    assert differ and "step 1, backward: gradient of model.layers.0.self_attn output" in text, text
 
 
 # ---- transformers itself --------------------------------------------------------------------------------------------

@@ -133,6 +133,45 @@ def test_a_coarse_format_explains_what_comes_after_it_alone(tmp_path):
     assert [compared(a, b)[1] for b in others] == [True, False, False]
 
 
+# ---- two frameworks -------------------------------------------------------------------------------------------------
+
+# Each framework's names of the word table, a norm, the output of attention, and of layer 1, and one that has no row.
+NAMED = {"Megatron-core": ("embedding.word_embeddings", "decoder.layers.0.pre_mlp_layernorm",
+                           "decoder.layers.1.self_attention", "decoder.layers.1", "decoder.layers.1.mlp.linear_fc1"),
+         "torchtitan": ("tok_embeddings", "layers.0.ffn_norm", "layers.1.attention", "layers.1",
+                        "layers.1.attention.wq"),
+         "transformers' GPT-2": ("transformer.wte", "transformer.h.0.ln_2", "transformer.h.1.attn", "transformer.h.1",
+                                 "transformer.h.1.mlp.c_fc"),
+         "transformers": ("model.embed_tokens", "model.layers.0.post_attention_layernorm", "model.layers.1.self_attn",
+                          "model.layers.1", "model.layers.1.mlp.gate_proj")}
+
+
+@pytest.mark.parametrize("one, other", list(product(NAMED, NAMED)))
+def test_frameworks_have_other_names_and_other_orders_of_dimensions(tmp_path, one, other):
+    """Of A the samples come first, on two ranks of dp; of B the positions, zigzag on two ranks of cp."""
+    def recorded(folder, framework, turned, axes, wrong=None):
+        table, *modules = NAMED[framework]
+        rng, found = np.random.default_rng(0), {(1, "parameters", f"{table}.weight"): (np.eye(3), "i j")}
+        for i, module in enumerate(modules):
+            x = rng.normal(size=(2, 4, 3)) + (i == wrong)
+            x = x + 9 * (i == 3) * (framework == one != other)      # what has no row
+            part = (x.swapaxes(0, 1), "s[cp:zigzag] b h") if turned else (x, "i[dp] j k")
+            found[1, "forward", f"{module} output"] = part
+        return write(folder, found, axes)
+
+    a = recorded(tmp_path / "a", one, False, {"dp": 2})
+    b = recorded(tmp_path / "b", other, True, {"cp": 2})
+    text, differ = compared(a, b)
+    common = 5 if one == other else 4
+    assert not differ and f"{common} tensors" in text and ("; 2 more are in one alone" in text) == (one != other), text
+    text, differ = compared(a, recorded(tmp_path / "wrong", other, True, {"cp": 2}, wrong=1))
+    name = NAMED[one if one == other else "transformers"][2]
+    assert differ and f"step 1, forward: {name} output\n  where      ranks 0, 1 of B, layer 1" in text, text
+
+
+# ---- two steps ------------------------------------------------------------------------------------------------------
+
+
 def run(tmp, name, changed=(), **more):
     """Write a recording of two steps of a model of two layers, of which some tensors are changed."""
     rng, found = np.random.default_rng(0), {}

@@ -5,6 +5,8 @@ from mpi_impl.compare.completeness import format_iterations
 from mpi_impl.compare.report import agreement, first, table
 from mpi_impl.compare.their_runs import sglang
 from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.frameworks import in_common_names
+from mpi_impl.compare.their_runs.ours import is_ours, read_ours
 from mpi_impl.compare.their_runs.records import TheirRun, is_recording, read
 from reference.errors import UserError
 
@@ -16,21 +18,23 @@ NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else 
                 "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
                               "load one checkpoint, or draw them before the model is divided."}
 
-READERS = ((is_recording, read), (sglang.is_dump, sglang.read))
+READERS = ((is_recording, read), (sglang.is_dump, sglang.read))        # of other programs' recordings
 
 
 def are_recordings(a: str, b: str) -> bool:
-    """Report whether these are two recordings of other programs. Raises UserError if only one is."""
+    """Report whether one of these is a recording of another program. Raises UserError if the other is none at all."""
     found = [any(is_one(folder) for is_one, _ in READERS) for folder in (a, b)]
     if any(found) and not all(found):
         theirs, other = (a, b) if found[0] else (b, a)
-        raise UserError(f"{theirs} is a recording of another program, and {other} is none: both must be.")
-    return all(found)
+        if not is_ours(other):
+            raise UserError(f"{theirs} is a recording of another program, and {other} is none, nor one of "
+                            "`pretrain_gpt --record`: both must be recordings.")
+    return any(found)
 
 
 def read_any(folder: str) -> TheirRun:
     """Read a recording of any kind. Raises UserError."""
-    for is_one, read_it in READERS:
+    for is_one, read_it in (*READERS, (is_ours, read_ours)):
         if is_one(folder):
             return read_it(folder)
     raise UserError(f"{folder} is not a recording: shardlab_recorder.py writes a folder with a list for each rank.")
@@ -38,7 +42,7 @@ def read_any(folder: str) -> TheirRun:
 
 def compared(a: str, b: str) -> tuple[str, bool]:
     """Compare two recordings: what is to be said, and whether they differ. Raises UserError."""
-    return describe(Comparison(read_any(a), read_any(b)))
+    return describe(Comparison(*in_common_names(read_any(a), read_any(b))))
 
 
 def describe(comparison: Comparison) -> tuple[str, bool]:

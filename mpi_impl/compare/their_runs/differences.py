@@ -27,6 +27,7 @@ from reference.precision import FORMATS
 SHOWN = 6           # differences to look for
 NEGLIGIBLE = 1e-2   # of the largest gradient of all: what a smaller tensor's is compared with
 MEASURED = 8        # layers, forward and backward, of the models whose rounding TOLERANCE has been measured on
+UNNAMED, BATCH_FIRST = ("i", "j", "k"), ("b", "s", "h")     # dimensions that nobody has named
 WEIGHTS = "batch", "parameters", "optimizer parameters"     # phases whose tensors are not computed layer after layer
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
 
@@ -66,6 +67,7 @@ class Comparison:
     def difference(self, key: TheirKey) -> TensorDifference:
         """Return the largest difference of a tensor's holders to A's whole."""
         expected, others = (holders_of(name, run, key) for name, run in zip(self.names, (self.a, self.b)))
+        others = transposed(others, *(run.dims.get(key, ()) for run in (self.b, self.a)))
         shapes = [whole_shape(holders) for holders in (expected, others)]
         if shapes[0] != shapes[1]:
             in_a, in_b = (f"{list(shape)} in {name}" for shape, name in zip(shapes, self.names))
@@ -168,6 +170,16 @@ def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
     for holder in holders:
         total[holder.box] += holder.values
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
+
+
+def transposed(holders: list[Holder], dims: tuple[str, ...], wanted: tuple[str, ...]) -> list[Holder]:
+    """Transpose a tensor whose dimensions have the same names in another order; the recorder's own are [b, s, h]."""
+    dims, wanted = (BATCH_FIRST if names == UNNAMED else names for names in (dims, wanted))
+    if dims == wanted or sorted(dims) != sorted(wanted):
+        return holders
+    order = [dims.index(name) for name in wanted]
+    return [holder._replace(box=tuple(holder.box[i] for i in order), values=holder.values.transpose(order))
+            for holder in holders]
 
 
 def unmatched(a: TheirRun, b: TheirRun) -> str:

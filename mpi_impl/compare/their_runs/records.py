@@ -2,7 +2,7 @@
 import os
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -87,6 +87,7 @@ class TheirRun:
     order: list[TheirKey]
     parts: dict[TheirKey, list[tuple[TensorPart, Stored]]]
     formats: dict[TheirKey, str]
+    dims: dict[TheirKey, tuple[str, ...]] = field(default_factory=dict)     # the dimensions' names, where it has such
 
     @cached_property
     def first_step(self) -> int:
@@ -131,7 +132,7 @@ def placed(folder: str, lists: list[tuple[About, list[Line]]]) -> TheirRun:
         for line in lines:
             seen[line.tensor].append((about, line))
     for key, held in seen.items():
-        run.parts[key], run.formats[key] = parts_of(folder, key, held, arrays)
+        run.parts[key], run.formats[key], run.dims[key] = parts_of(folder, key, held, arrays)
     if not run.parts:
         raise UserError(f"{folder} lists no tensor: the run was ended before its first step did. Record it again.")
     return run
@@ -159,8 +160,8 @@ def check_ranks(folder: str, abouts: list[About]) -> None:
 
 
 def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
-             arrays: dict[str, dict[str, "Array"]]) -> tuple[list[tuple[TensorPart, Stored]], str]:
-    """Return the parts of a tensor with the places of their values, and its format."""
+             arrays: dict[str, dict[str, "Array"]]) -> tuple[list[tuple[TensorPart, Stored]], str, tuple[str, ...]]:
+    """Return the parts of a tensor with the places of their values, its format, and the names of its dimensions."""
     texts = {line.dims for _, line in held}
     if len(texts) > 1:
         raise UserError(f"{folder}: the ranks say different dims of {key}: {' and '.join(sorted(texts))}.")
@@ -179,7 +180,7 @@ def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
         formats.add(array.format)
     dims = dims if locals_[0].shape else ()
     return ([(one.part, Stored(*stored[one.part.rank], one.inside)) for one in place(str(key), dims, locals_)],
-            max(formats, key=lambda form: FORMATS[form].epsilon))
+            max(formats, key=lambda form: FORMATS[form].epsilon), tuple(dim.name for dim in dims))
 
 
 # ---- the order of computation ---------------------------------------------------------------------------------------

@@ -1,43 +1,17 @@
-"""The textbook as a third run: it computes the first step of a recording again, from its weights and its batch.
+"""The textbook's word on recordings: it computes their first step again, and names what differs from it.
 
     shardlab textbook MODEL recorded/one recorded/two         # MODEL: a folder with transformers' config.json
-
-It can do so for transformers' GPT-2, Llama, Mistral, Qwen, and those with experts: a config.json says which model it
-is, and the layout of its checkpoints (mpi_impl/checkpoints) which names it uses. The textbook computes on one rank, in
-float64, without dropout. So where two recordings differ, it tells which one is wrong.
 """
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any
 
-import numpy as np
-
-from mpi_impl.checkpoints.huggingface import join_shards
-from mpi_impl.checkpoints.huggingface_config import CONFIG, layout_in, model_of, read_config
-from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
-from mpi_impl.compare.recording import TensorPart
+from mpi_impl.checkpoints.huggingface_config import CONFIG
 from mpi_impl.compare.their_runs import describe, read_any
-from mpi_impl.compare.their_runs.differences import Comparison, whole_of
-from mpi_impl.compare.their_runs.records import Stored, TheirKey, TheirRun, names_of
+from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.replay import replay
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from reference.batches import GPTBatch
-from reference.config import ModelConfig
-from reference.errors import UserError
-from reference.layers.embedding import logits_forward
-from reference.layers.layer import LAYERS
-from reference.models.gpt import output_table
-from reference.models.model import model_tensors
-from reference.params import children, leaves, tree_map, with_names
-from reference.training.trainer import loss_and_gradients
 
-TOKENS, TARGETS = ("input_ids", "tokens", "text"), ("labels", "targets")       # as programs call them
-NONE = -100             # the target of a position without a loss, in PyTorch
 AT_LEAST = "float32"    # of transformers, whatever the model is in: the angles of rope, the logits
-DROPOUTS = "hidden_dropout", "attention_dropout"
 
 
 def main() -> None:
@@ -55,165 +29,6 @@ def main() -> None:
         print(text, end="\n\n" if name != options.recordings[-1] else "\n")
         differ.append(differs)
     sys.exit(int(any(differ)))
-
-
-@dataclass
-class Replay(TheirRun):
-    """What the textbook has computed: a recording of one rank, in memory."""
-
-    arrays: dict[tuple[str, str], Any] = field(default_factory=dict)
-
-    def note(self, step: int, phase: str, name: str, x: Any) -> None:
-        """Add a tensor, the next in the order of computation."""
-        key = TheirKey(step, phase, name, 0)
-        self.order.append(key)
-        self.parts[key] = [(TensorPart(0, (0,) * x.ndim, x.shape, False), Stored(phase, name, (slice(None),) * x.ndim))]
-        self.formats[key], self.arrays[phase, name] = "float64", x
-
-    def load(self, stored: Stored) -> Any:
-        return self.arrays[stored.path, stored.key]
-
-
-def replay(run: TheirRun, folder: str) -> Replay:
-    """Compute a recording's first step with the model of the config.json in a folder. Raises UserError if the two do
-    not belong together.
-    """
-    layout, _ = layout_in(folder)
-    config = read_config(folder, "gpt")
-    model = model_of(config, architecture="gpt", heads=next(iter(layout.classes)), **dict.fromkeys(DROPOUTS, 0.0))
-    names = Names(layout, model, names_of(run))
-    batch, params = batch_of(run), params_of(run, model, names)
-    if batch.tokens.max() >= model.vocab_size:
-        raise UserError(f"{run.folder} has the token {batch.tokens.max()}, but the model of {folder} has a vocabulary "
-                        f"of {model.vocab_size}. Give the config.json of the model that was recorded.")
-    found, step = Replay("the textbook", [], {}, {}), run.first_step
-    paths = {id(p): path for path, p in layers_of(params)}
-    inputs = [*(f"blocks.{i}.input_layernorm" for i in range(1, model.num_layers)), "final_layernorm"]
-    blocks = {path: names.module(f"blocks.{i}") for i, path in enumerate(inputs)}       # whose output they are given
-
-    def see(p: Any, phase: str, end: str, x: Any) -> None:
-        if (path := paths.get(id(p))) is None:
-            return
-        if end == "input" and path in blocks:
-            found.note(step, phase, f"{blocks[path]} output", x)
-        found.note(step, phase, f"{names.module(path)} {end}", x)
-        if (phase, path, end) == ("forward", "final_layernorm", "output"):
-            logits, _ = logits_forward(x, output_table(params), model.vocab_size)
-            found.note(step, phase, "lm_head output", logits[..., :model.vocab_size])
-
-    with watched(see):
-        _, grads = loss_and_gradients(batch, params, model)
-    for name, grad in reversed(list(in_their_layout(grads, model, names))):
-        found.note(step, "gradients", name, grad)
-    return found
-
-
-@contextmanager
-def watched(see: Callable[[Any, str, str, Any], None]) -> Iterator[None]:
-    """Show what goes into and comes out of each layer of the textbook: see(its tensors, phase, end, x)."""
-    def with_eyes(layer):
-        def forward(x, p, *arguments):
-            see(p, "forward", "input", x)
-            y, cache = layer.forward(x, p, *arguments)
-            see(p, "forward", "output", y)
-            return y, cache
-
-        def backward(dy, p, *arguments):
-            see(p, "backward", "output", dy)
-            return layer.backward(dy, p, *arguments)
-
-        return layer._replace(forward=forward, backward=backward)
-
-    blind = dict(LAYERS)
-    LAYERS.update({kind: with_eyes(layer) for kind, layer in blind.items()})
-    try:
-        yield
-    finally:
-        LAYERS.update(blind)
-
-
-# ---- names ----------------------------------------------------------------------------------------------------------
-
-
-class Names:
-    """The names of modules and tensors in a recording of a model in transformers' layout."""
-
-    def __init__(self, layout: TransformersLayout, model: ModelConfig, recorded: set[str]):
-        self.tensors = {name: (tensor, layout.places(name, tensor, model.num_layers))
-                        for name, tensor in leaves(model_tensors(model))}
-        first = self.tensors["embedding.word"][1][0].name
-        self.has_prefix = layout.full_name(first) in recorded       # else the model without a head was recorded
-        self.layout, self.recorded = layout, recorded
-
-    def full(self, name: str) -> str:
-        return self.layout.full_name(name) if self.has_prefix else name
-
-    def module(self, path: str) -> str:
-        """Translate the path of a layer: blocks.3.attention -> transformer.h.3.attn."""
-        below = next(name for name in self.tensors if name.startswith(f"{path}."))
-        theirs = self.tensors[below][1][0].name.split(".")
-        return self.full(".".join(theirs[:path.count(".") + 1]))
-
-
-def layers_of(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the tensors of every layer in a tree, also of one within another."""
-    if type(tree) in LAYERS:
-        yield path, tree
-    for key, subtree in children(tree) or ():
-        yield from layers_of(subtree, f"{path}.{key}" if path else str(key))
-
-
-# ---- what the recording holds ---------------------------------------------------------------------------------------
-
-
-def params_of(run: TheirRun, model: ModelConfig, names: Names) -> Any:
-    """Return the textbook's parameters, in float64, of those that the recording begins with. Raises UserError."""
-    def filled(named: Any) -> Any:
-        x = np.zeros(named.leaf.shape)
-        for place in names.tensors[named.name][1]:
-            theirs = names.full(place.name)
-            whole = recorded(run, "parameters", theirs)
-            if whole.shape != place.shape:
-                raise UserError(f"{run.folder} has {theirs} as {list(whole.shape)}, but the model of the config.json "
-                                f"asks for {list(place.shape)}.")
-            part, there = place.shard_and_place(x, 0)
-            part[...] = whole[there]
-        return x
-
-    return tree_map(filled, with_names(model_tensors(model)))
-
-
-def in_their_layout(tree: Any, model: ModelConfig, names: Names) -> Iterator[tuple[str, Any]]:
-    """Yield each of their tensors that a tree of ours makes, by its name."""
-    for name, x in leaves(tree):
-        places = names.tensors[name][1]
-        theirs = dict.fromkeys(place.name for place in places)
-        yield from zip(map(names.full, theirs), join_shards([x], places), strict=True)
-
-
-def batch_of(run: TheirRun) -> GPTBatch:
-    """Return the batch of the first step. Labels may be the tokens themselves, as transformers expects them, or those
-    that follow. Raises UserError.
-    """
-    tokens, targets = (recorded(run, "batch", *names).astype(np.int64) for names in (TOKENS, TARGETS))
-    if tokens.ndim != 2 or tokens.shape != targets.shape:
-        raise UserError(f"{run.folder} has tokens {list(tokens.shape)} and targets {list(targets.shape)}, but both "
-                        "must be [b, s].")
-    if (targets == np.where(targets == NONE, NONE, tokens)).all():
-        targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], NONE)], 1)
-    return GPTBatch(tokens, np.where(targets == NONE, 0, targets), (targets != NONE).astype(np.int64))
-
-
-def recorded(run: TheirRun, phase: str, *names: str) -> Any:
-    """Return a whole tensor of the first step, under the first of these names that is there. Raises UserError."""
-    keys = [TheirKey(run.first_step, phase, name, 0) for name in names]
-    if found := next((key for key in keys if key in run.parts), None):
-        return whole_of("B", run, found)
-    there = [key.name for key in run.order if key.phase == phase and key.iteration == run.first_step]
-    close = get_close_matches(names[0], there, 3, cutoff=0) or ["nothing"]
-    raise UserError(f"{run.folder} has no {' or '.join(names)} among its {phase}; it has {', '.join(close)}"
-                    f"{', ...' if len(there) > 3 else ''}. Record the model of the config.json itself, not a part of "
-                    "it, and its batch with recorder.batch(...).")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""The names of one module in several frameworks, so that recordings of two of them can be compared.
+
+All become the names of transformers' Llama. A module has a row only if it computes the same array in both. torchtitan's
+queries and keys have the columns of a head in another order than transformers'; Megatron-core computes q, k and v in
+one product, by groups, and gate and up in one. Names without a row stay as they are.
+"""
+import re
+from dataclasses import replace
+
+from mpi_impl.compare.their_runs.records import TheirRun, names_of
+
+LAYER = r"(\d+)"
+FRAMEWORKS = {
+    "Megatron-core": {
+        "embedding.word_embeddings": "model.embed_tokens",
+        f"decoder.layers.{LAYER}.input_layernorm": r"model.layers.\1.input_layernorm",
+        f"decoder.layers.{LAYER}.self_attention.linear_proj": r"model.layers.\1.self_attn.o_proj",
+        f"decoder.layers.{LAYER}.self_attention": r"model.layers.\1.self_attn",
+        f"decoder.layers.{LAYER}.pre_mlp_layernorm": r"model.layers.\1.post_attention_layernorm",
+        f"decoder.layers.{LAYER}.mlp.linear_fc2": r"model.layers.\1.mlp.down_proj",
+        f"decoder.layers.{LAYER}.mlp.router": r"model.layers.\1.mlp.gate",
+        f"decoder.layers.{LAYER}.mlp": r"model.layers.\1.mlp",
+        f"decoder.layers.{LAYER}": r"model.layers.\1",
+        "decoder.final_layernorm": "model.norm",
+        "output_layer": "lm_head"},
+    "torchtitan": {
+        "tok_embeddings": "model.embed_tokens",
+        f"layers.{LAYER}.attention_norm": r"model.layers.\1.input_layernorm",
+        f"layers.{LAYER}.attention.wv": r"model.layers.\1.self_attn.v_proj",
+        f"layers.{LAYER}.attention.wo": r"model.layers.\1.self_attn.o_proj",
+        f"layers.{LAYER}.attention": r"model.layers.\1.self_attn",
+        f"layers.{LAYER}.ffn_norm": r"model.layers.\1.post_attention_layernorm",
+        f"layers.{LAYER}.feed_forward.w1": r"model.layers.\1.mlp.gate_proj",
+        f"layers.{LAYER}.feed_forward.w2": r"model.layers.\1.mlp.down_proj",
+        f"layers.{LAYER}.feed_forward.w3": r"model.layers.\1.mlp.up_proj",
+        f"layers.{LAYER}.feed_forward": r"model.layers.\1.mlp",
+        f"layers.{LAYER}": r"model.layers.\1",
+        "norm": "model.norm",
+        "output": "lm_head"},
+    "transformers' GPT-2": {        # its matrices are [in, out], so the weights of linear layers have no row
+        "transformer.wte": "model.embed_tokens",
+        rf"transformer.h.{LAYER}.ln_1": r"model.layers.\1.input_layernorm",
+        rf"transformer.h.{LAYER}.attn": r"model.layers.\1.self_attn",
+        rf"transformer.h.{LAYER}.ln_2": r"model.layers.\1.post_attention_layernorm",
+        rf"transformer.h.{LAYER}.mlp": r"model.layers.\1.mlp",
+        rf"transformer.h.{LAYER}": r"model.layers.\1",
+        "transformer.ln_f": "model.norm"},
+    "transformers": {"model.embed_tokens": "model.embed_tokens"},
+}
+ENDS = r"( input| output|\.weight|\.bias)"
+
+
+def framework_of(run: TheirRun) -> str | None:
+    """Return the framework whose name the word table has in a run, if it is one of these."""
+    names = names_of(run)
+    return next((framework for framework, table in FRAMEWORKS.items()
+                 if any(name.startswith(next(iter(table))) for name in names)), None)
+
+
+def in_common_names(a: TheirRun, b: TheirRun) -> tuple[TheirRun, TheirRun]:
+    """Return the two runs with the names of one framework, if they are of two."""
+    one, other = framework_of(a), framework_of(b)
+    if one == other or one is None or other is None:
+        return a, b
+    return renamed(a, FRAMEWORKS[one]), renamed(b, FRAMEWORKS[other])
+
+
+def renamed(run: TheirRun, table: dict[str, str]) -> TheirRun:
+    """Return a run with the names of the table."""
+    rows = [(re.compile(f"{name.replace('.', '[.]')}{ENDS}"), rf"{common}\{name.count('(') + 1}")
+            for name, common in table.items()]
+
+    def common(key):
+        found = ((row.fullmatch(key.name), text) for row, text in rows)
+        return key._replace(name=next((match.expand(text) for match, text in found if match), key.name))
+
+    return replace(run, order=list(map(common, run.order)), parts={common(key): x for key, x in run.parts.items()},
+                   formats={common(key): x for key, x in run.formats.items()},
+                   dims={common(key): x for key, x in run.dims.items()})
