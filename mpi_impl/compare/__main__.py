@@ -6,7 +6,8 @@
 A and B are the same training run on two topologies: same model, data, seed and batch. Each is either a folder that
 `pretrain_gpt --record DIR` has written, or pretrain_gpt's options, quoted, with the number of ranks: then it is run
 here, for its first two iterations, and recorded. Or both are folders that shardlab_recorder.py has written, in training
-programs of PyTorch (mpi_impl/compare/their_runs). It compares every rank's shard of every tensor that both runs have:
+programs of PyTorch, or both are checkpoints of such programs, or dumps or logs of their frameworks
+(mpi_impl/compare/their_runs). It compares every rank's shard of every tensor that both runs have:
 the parameters, the activations, their gradients, the weights' gradients before and after they are summed over ranks,
 and the updated parameters (mpi_impl/compare/names.py has the list, in order).
 
@@ -37,13 +38,18 @@ def main() -> None:
     parser = ArgumentParser(prog="mpi_impl.compare", description="Name the first tensor in which two runs differ.",
                             epilog="The exit status is 0 if they agree, and 1 if they differ.")
     for run in ("A", "B"):
-        parser.add_argument(run, help="a folder written by pretrain_gpt --record or by shardlab_recorder.py, or a "
-                            "run's options in quotes: '-n RANKS' and pretrain_gpt's")
+        parser.add_argument(run, help="a folder written by pretrain_gpt --record or by shardlab_recorder.py, a "
+                            "checkpoint of PyTorch's (a folder of DCP, a file of torch.save, safetensors), a folder of "
+                            "torchtitan's numerics logs, or a run's options in quotes: '-n RANKS' and pretrain_gpt's")
+    parser.add_argument("--report", metavar="FILE", help="a page to write for a browser: all tensors of two runs of "
+                        "other programs, side by side")
     options = parser.parse_args()
     if their_runs.are_recordings(options.A, options.B):
-        text, differ = their_runs.compared(options.A, options.B)
+        text, differ = their_runs.compared(options.A, options.B, options.report)
         print(text)
         sys.exit(int(differ))
+    if options.report:
+        raise UserError("--report shows runs of other programs, recorded by shardlab_recorder.py. Leave it out.")
     with ExitStack() as until_compared:
         a, b = (recording_of(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
         check_whole(a, b)

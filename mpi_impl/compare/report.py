@@ -22,13 +22,13 @@ def agreement(found: Findings, when: str, formats: str, runs: str = "A and B") -
             "is allowed.")
 
 
-def first(found: Findings, runs: str = "A and B") -> list[str]:
+def first(found: Findings, runs: str = "A and B", order: str = "the order of computation") -> list[str]:
     """Describe the first difference."""
     one = found.differences[0]
     layer = "" if one.key.layer is None else f", layer {one.key.layer}"
     before = f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.last else "none"
     expected, value = one.values
-    return [f"{runs} differ. The first tensor, in the order of computation:", "",
+    return [f"{runs} differ. The first tensor, in {order}:", "",
             f"  {one.key}",
             f"  where      {ranks(one)}{layer}",
             f"  size       {one.size:.1e}, which is {one.relative:.1e} of {one.unit_is}; rounding explains "

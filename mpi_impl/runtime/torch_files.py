@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import prod
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from mpi_impl.runtime.files import check_readable, reading
+from mpi_impl.runtime.files import opened_to_read
 from mpi_impl.runtime.pickles import DAMAGED, LARGEST_PICKLE, Refused, RestrictedUnpickler
 from reference.errors import UserError
 
@@ -103,17 +103,23 @@ class SavedFile:
 
 
 @contextmanager
-def opened_saved(path: str) -> Iterator[SavedFile]:
-    """Open a file of torch.save. Raises UserError for any other."""
-    check_readable(path)
-    with reading(path):
-        if not zipfile.is_zipfile(path):
+def opened_saved(path: str, span: tuple[int, int] | None = None) -> Iterator[SavedFile]:
+    """Open a file of torch.save, or the one in a span of a file, its offset and length. Raises UserError for any other.
+    """
+    with opened_to_read(path) as file:
+        content: BinaryIO = file
+        if span is not None:
+            file.seek(span[0])
+            content = BytesIO(file.read(span[1]))
+        if not zipfile.is_zipfile(content):
             raise UserError(f"{path} is no file of torch.save: it is no zip archive. (Before PyTorch 1.6 it was none "
                             "either: load it there, and save it again.)")
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(content) as archive:
                 yield SavedFile(path, archive)
-        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        except UserError:
+            raise
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
             raise UserError(f"{path} is a damaged zip archive: {error}.") from error
 
 

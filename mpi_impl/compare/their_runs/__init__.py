@@ -1,13 +1,19 @@
-"""Training runs of other programs: a recorder for PyTorch, which they import, and the comparison of what it records."""
+"""Training runs of other programs: a recorder for PyTorch, which they import, and the comparison of what it records, of
+their checkpoints, and of their frameworks' dumps and logs.
+"""
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from mpi_impl.compare.completeness import format_iterations
 from mpi_impl.compare.report import agreement, first, table
-from mpi_impl.compare.their_runs import sglang
+from mpi_impl.compare.their_runs import checkpoints, numerics, records, sglang
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.ours import is_ours, read_ours
-from mpi_impl.compare.their_runs.records import TheirRun, is_recording, read
+from mpi_impl.compare.their_runs.page import page
+from mpi_impl.compare.their_runs.records import TheirRun
+from mpi_impl.runtime.files import check_writable, write_whole
 from reference.errors import UserError
 
 RECORDER = Path(__file__).with_name("shardlab_recorder.py")
@@ -18,31 +24,71 @@ NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else 
                 "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
                               "load one checkpoint, or draw them before the model is divided."}
 
-READERS = ((is_recording, read), (sglang.is_dump, sglang.read))        # of other programs' recordings
+READERS = ((records.is_recording, records.read), (sglang.is_dump, sglang.read))     # of other programs' runs
+
+
+class RecordingKind(NamedTuple):
+    """A kind of recording: how to call it, how to recognize one, and how to compare two."""
+
+    name: str
+    is_one: Callable[[str], bool]
+    compare: Callable[[str, str], tuple[str, bool]]
 
 
 def are_recordings(a: str, b: str) -> bool:
-    """Report whether one of these is a recording of another program. Raises UserError if the other is none at all."""
-    found = [any(is_one(folder) for is_one, _ in READERS) for folder in (a, b)]
-    if any(found) and not all(found):
-        theirs, other = (a, b) if found[0] else (b, a)
-        if not is_ours(other):
-            raise UserError(f"{theirs} is a recording of another program, and {other} is none, nor one of "
-                            "`pretrain_gpt --record`: both must be recordings.")
-    return any(found)
+    """Report whether these are two recordings of other programs, or one of such a run and one of our own.
+
+    Raises UserError if only one is, or for two kinds.
+    """
+    kinds = [kind_of(path) for path in (a, b)]
+    if kinds[0] is kinds[1]:
+        return kinds[0] is not None
+    if RUN in kinds and is_ours((a, b)[kinds.index(RUN) - 1]):
+        return True
+    what = [f"{path} is {kind.name if kind else 'not from another program'}" for path, kind in zip((a, b), kinds)]
+    raise UserError(f"{what[0]}, and {what[1]}: both must be of one kind.")
 
 
-def read_any(folder: str) -> TheirRun:
-    """Read a recording of any kind. Raises UserError."""
-    for is_one, read_it in (*READERS, (is_ours, read_ours)):
+def compared(a: str, b: str, report: str | None = None) -> tuple[str, bool]:
+    """Compare two recordings: what is to be said, and whether they differ. Write a page if `report` names a file.
+
+    Raises UserError.
+    """
+    kind = kind_of(a) or kind_of(b)
+    assert kind is not None, "the caller has asked are_recordings"
+    if report is None:
+        return kind.compare(a, b)
+    if kind is not RUN:
+        raise UserError(f"--report shows recordings of runs side by side, and {a} is {kind.name}. Leave it out.")
+    check_writable(report)
+    comparison = Comparison(*in_common_names(read_run(a), read_run(b)), (a, b))
+    said = describe(comparison)
+    write_whole(report, page(comparison, said[0]))
+    return said
+
+
+def kind_of(path: str) -> RecordingKind | None:
+    return next((kind for kind in KINDS if kind.is_one(path)), None)
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def is_run(folder: str) -> bool:
+    return any(is_one(folder) for is_one, _ in READERS)
+
+
+def read_run(folder: str) -> TheirRun:
+    """Read a recording of what steps compute, of another program or of our own. Raises UserError."""
+    for is_one, read in (*READERS, (is_ours, read_ours)):
         if is_one(folder):
-            return read_it(folder)
+            return read(folder)
     raise UserError(f"{folder} is not a recording: shardlab_recorder.py writes a folder with a list for each rank.")
 
 
-def compared(a: str, b: str) -> tuple[str, bool]:
-    """Compare two recordings: what is to be said, and whether they differ. Raises UserError."""
-    return describe(Comparison(*in_common_names(read_any(a), read_any(b))))
+def compare_runs(a: str, b: str) -> tuple[str, bool]:
+    """Compare two recordings of what steps compute. Raises UserError."""
+    return describe(Comparison(*in_common_names(read_run(a), read_run(b))))
 
 
 def describe(comparison: Comparison) -> tuple[str, bool]:
@@ -55,3 +101,8 @@ def describe(comparison: Comparison) -> tuple[str, bool]:
     one = found.differences[0].key
     note = NOT_THE_SAME.get(one.phase) if one.iteration == comparison.a.first_step else None
     return "\n".join([*([note, ""] if note else []), *first(found, runs), "", *table(found.differences)]), True
+
+
+RUN = RecordingKind("a recording of another program", is_run, compare_runs)
+KINDS = (RUN, RecordingKind("a folder of torchtitan's numerics logs", numerics.is_log_folder, numerics.compared),
+         RecordingKind("a checkpoint", checkpoints.is_checkpoint, checkpoints.compared))

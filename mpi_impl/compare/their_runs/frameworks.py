@@ -5,9 +5,9 @@ queries and keys have the columns of a head in another order than transformers';
 one product, by groups, and gate and up in one. Names without a row stay as they are.
 """
 import re
-from dataclasses import replace
+from typing import Any
 
-from mpi_impl.compare.their_runs.records import TheirRun, names_of
+from mpi_impl.compare.their_runs.records import TheirKey, TheirRun, names_of
 
 LAYER = r"(\d+)"
 FRAMEWORKS = {
@@ -70,10 +70,11 @@ def renamed(run: TheirRun, table: dict[str, str]) -> TheirRun:
     rows = [(re.compile(f"{name.replace('.', '[.]')}{ENDS}"), rf"{common}\{name.count('(') + 1}")
             for name, common in table.items()]
 
-    def common(key):
+    def common(key: TheirKey) -> TheirKey:
         found = ((row.fullmatch(key.name), text) for row, text in rows)
         return key._replace(name=next((match.expand(text) for match, text in found if match), key.name))
 
-    return replace(run, order=list(map(common, run.order)), parts={common(key): x for key, x in run.parts.items()},
-                   formats={common(key): x for key, x in run.formats.items()},
-                   dims={common(key): x for key, x in run.dims.items()})
+    def of(by_key: dict[TheirKey, Any]) -> dict[TheirKey, Any]:
+        return {common(key): x for key, x in by_key.items()}
+
+    return TheirRun(run.folder, list(map(common, run.order)), of(run.parts), of(run.formats), of(run.dims))

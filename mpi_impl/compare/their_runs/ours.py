@@ -13,7 +13,7 @@ from mpi_impl.compare import recording
 from mpi_impl.compare.names import Key
 from mpi_impl.compare.recording import Recording, whole_shape
 from mpi_impl.compare.their_runs.records import PHASES
-from mpi_impl.compare.their_runs.replay import Names, Replay, in_their_layout
+from mpi_impl.compare.their_runs.replay import Names, Wholes, in_their_layout
 from reference.errors import UserError
 
 OF_WEIGHTS = {"parameters": "parameters", "reduction": "gradients", "optimizer parameters": "optimizer parameters"}
@@ -25,13 +25,13 @@ def is_ours(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, recording.INDEX))
 
 
-def read_ours(folder: str) -> Replay:
+def read_ours(folder: str) -> Wholes:
     """Read a recording of a GPT. Raises UserError for one that transformers does not have."""
     run = recording.read(folder)
     if run.about.model.architecture != "gpt":
         raise UserError(f"{folder} is not of a GPT, but only a GPT can be compared with a "
                         "recording of another program.")
-    model, found = run.about.model, Replay(folder, [], {}, {})
+    model, found = run.about.model, Wholes(folder)
     if model.hidden_dropout or model.attention_dropout:
         raise UserError(f"{folder} was recorded with dropout, and no other program drops the same elements. Record it "
                         "with --hidden-dropout 0 --attention-dropout 0.")

@@ -2,8 +2,9 @@
 import os
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ LARGEST_LINES = 1 << 28
 STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}     # as safetensors calls them
 PHASES = ("batch", "parameters", "forward", "recompute", "backward", "gradients", "optimizer parameters")
 REVERSED = ("backward", "gradients")        # from the loss to the first layer
+
+ReadValues = Callable[[], Any]              # reads the values of a part from their file
 
 
 class TheirKey(NamedTuple):
@@ -71,21 +74,13 @@ class Line:
         return TheirKey(self.step, self.phase, self.name, self.call)
 
 
-class Stored(NamedTuple):
-    """The place of a part's values: a file, the name of an array in it, and the part's place in that array."""
-
-    path: str
-    key: str
-    inside: tuple[slice, ...]
-
-
 @dataclass
 class TheirRun:
     """A recording: the parts of each tensor, and the tensors in the order of computation."""
 
     folder: str
     order: list[TheirKey]
-    parts: dict[TheirKey, list[tuple[TensorPart, Stored]]]
+    parts: dict[TheirKey, list[tuple[TensorPart, ReadValues]]]
     formats: dict[TheirKey, str]
     dims: dict[TheirKey, tuple[str, ...]] = field(default_factory=dict)     # the dimensions' names, where it has such
 
@@ -102,13 +97,12 @@ class TheirRun:
         """Return the format of a tensor: of whole numbers float64, which holds them."""
         return self.formats[key]
 
-    def load(self, stored: Stored) -> Any:
-        """Read a part's values, in float64."""
-        if stored.path.endswith(".pt"):
-            with opened_saved(stored.path) as saved:
-                return saved.load(saved.content["value"])[stored.inside].astype(np.float64)
-        with opened(stored.path) as file:
-            return file.get_tensor(stored.key)[stored.inside].astype(np.float64)
+    def load(self, read_values: ReadValues) -> Any:
+        """Read a part's values, in float64. Raises UserError for complex numbers."""
+        values = read_values()
+        if np.iscomplexobj(values):
+            raise UserError(f"{self.folder} has a tensor of complex numbers, which are not compared: leave it out.")
+        return values.astype(np.float64)
 
 
 def is_recording(folder: str) -> bool:
@@ -160,7 +154,7 @@ def check_ranks(folder: str, abouts: list[About]) -> None:
 
 
 def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
-             arrays: dict[str, dict[str, "Array"]]) -> tuple[list[tuple[TensorPart, Stored]], str, tuple[str, ...]]:
+             arrays: dict[str, dict[str, "Array"]]) -> tuple[list[tuple[TensorPart, ReadValues]], str, tuple[str, ...]]:
     """Return the parts of a tensor with the places of their values, its format, and the names of its dimensions."""
     texts = {line.dims for _, line in held}
     if len(texts) > 1:
@@ -179,7 +173,8 @@ def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
         locals_.append(Local(about.rank, array.shape, about.axes))
         formats.add(array.format)
     dims = dims if locals_[0].shape else ()
-    return ([(one.part, Stored(*stored[one.part.rank], one.inside)) for one in place(str(key), dims, locals_)],
+    return ([(one.part, partial(read_array, *stored[one.part.rank], one.inside))
+             for one in place(str(key), dims, locals_)],
             max(formats, key=lambda form: FORMATS[form].epsilon), tuple(dim.name for dim in dims))
 
 
@@ -229,6 +224,18 @@ def arrays_in(path: str) -> dict[str, Array]:
         heads = {key: file.get_slice(key) for key in list(file.keys())}
         return {key: Array(tuple(head.get_shape()), STORED.get(head.get_dtype(), "float64"))
                 for key, head in heads.items()}
+
+
+def read_array(path: str, key: str, inside: tuple[slice, ...] = ()) -> Any:
+    """Read a part of an array of a file. Raises UserError for a format that NumPy does not have."""
+    if path.endswith(".pt"):
+        with opened_saved(path) as saved:
+            return saved.load(saved.content["value"])[inside]
+    with opened(path) as file:
+        try:
+            return file.get_tensor(key)[inside]
+        except AttributeError as error:     # of 8 bits: safetensors looks for them in NumPy
+            raise UserError(f"{path} has {key} in a format that is not read here: {error}.") from error
 
 
 def opened(path: str) -> Any:

@@ -6,7 +6,6 @@ float64, without dropout. So where two recordings differ, it tells which one is 
 """
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +16,7 @@ from mpi_impl.checkpoints.huggingface_config import layout_in, model_of, read_co
 from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.compare.recording import TensorPart
 from mpi_impl.compare.their_runs.differences import whole_of
-from mpi_impl.compare.their_runs.records import Stored, TheirKey, TheirRun, names_of
+from mpi_impl.compare.their_runs.records import TheirKey, TheirRun, names_of
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.errors import UserError
@@ -33,24 +32,25 @@ NONE = -100             # the target of a position without a loss, in PyTorch
 DROPOUTS = "hidden_dropout", "attention_dropout"
 
 
-@dataclass
-class Replay(TheirRun):
+class Wholes(TheirRun):
     """A recording in memory, of whole tensors, as the textbook computes them."""
 
-    arrays: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, folder: str):
+        super().__init__(folder, [], {}, {})
 
     def note(self, step: int, phase: str, name: str, x: Any) -> None:
         """Add a tensor, the next in the order of computation."""
         key = TheirKey(step, phase, name, 0)
         self.order.append(key)
-        self.parts[key] = [(TensorPart(0, (0,) * x.ndim, x.shape, False), Stored("", str(key), ()))]
-        self.formats[key], self.arrays[str(key)] = "float64", x
+        self.parts[key] = [(TensorPart(0, (0,) * x.ndim, x.shape, False), lambda: x)]
+        self.formats[key] = "float64"
 
-    def load(self, stored: Stored) -> Any:
-        return self.arrays[stored.key]
+    def whole(self, key: TheirKey) -> Any:
+        (_, read), = self.parts[key]
+        return read()
 
 
-def replay(run: TheirRun, folder: str) -> Replay:
+def replay(run: TheirRun, folder: str) -> Wholes:
     """Compute a recording's first step with the model of the config.json in a folder. Raises UserError if the two do
     not belong together.
     """
@@ -63,7 +63,7 @@ def replay(run: TheirRun, folder: str) -> Replay:
     if batch.tokens.max() >= model.vocab_size:
         raise UserError(f"{run.folder} has the token {batch.tokens.max()}, but the model of {folder} has a vocabulary "
                         f"of {model.vocab_size}. Give the config.json of the model that was recorded.")
-    found, step = Replay("the textbook", [], {}, {}), run.first_step
+    found, step = Wholes("the textbook"), run.first_step
     paths = {id(p): path for path, p in layers_of(params)}
     inputs = [*(f"blocks.{i}.input_layernorm" for i in range(1, model.num_layers)), "final_layernorm"]
     blocks = {path: names.module(f"blocks.{i}") for i, path in enumerate(inputs)}       # whose output they are given

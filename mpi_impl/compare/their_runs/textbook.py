@@ -6,7 +6,7 @@ import os
 import sys
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG
-from mpi_impl.compare.their_runs import describe, read_any
+from mpi_impl.compare.their_runs import describe, read_run
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.replay import replay
 from mpi_impl.launch.entry import ArgumentParser, run_alone
@@ -24,7 +24,7 @@ def main() -> None:
     folder = os.path.dirname(options.model) if os.path.basename(options.model) == CONFIG else options.model
     differ = []
     for name in options.recordings:
-        run = read_any(name)
+        run = read_run(name)
         text, differs = describe(Comparison(replay(run, folder or "."), run, ("The textbook", name), AT_LEAST))
         print(text, end="\n\n" if name != options.recordings[-1] else "\n")
         differ.append(differs)

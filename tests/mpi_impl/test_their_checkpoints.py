@@ -1,0 +1,231 @@
+"""Checkpoints of other programs: chunks make the whole, whoever has saved them, and the first tensor is named."""
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from safetensors.numpy import save_file
+
+from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
+from mpi_impl.compare.their_runs.checkpoints import in_natural_order
+from reference.errors import UserError
+from tests.mpi_impl.test_their_runs import free_port
+from tests.torch_saves import save, save_distributed
+
+
+def chunks(shape, grid):
+    """Return the boxes of a grid, each of another rank."""
+    edges = [np.linspace(0, n, k + 1).astype(int).tolist() for n, k in zip(shape, grid)]
+    return list(enumerate(product(*([slice(*pair) for pair in zip(along, along[1:])] for along in edges))))
+
+
+def saved(folder, arrays, grid=(2, 1), **more):
+    return save_distributed(folder, {name: (x, chunks(x.shape, grid)) for name, x in arrays.items()}, **more)
+
+
+def model():
+    """Return the tensors of a checkpoint, in float32, with what an optimizer has of some."""
+    rng = np.random.default_rng(0)
+    names = ["model.word.weight", *(f"model.layers.{i}.{name}" for i in (10, 2) for name in ("k.weight", "k.bias"))]
+    names += [f"optimizer.state.{name.removeprefix('model.')}.exp_avg" for name in names]
+    shapes = [(4,) if "bias" in name else (4, 6) for name in names]
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in zip(names, shapes)}
+    return arrays | {"optimizer.step": np.array(3), "empty": np.ones(0, np.float32)}
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)), max_size=3), st.data())
+def test_chunks_make_the_whole_and_a_wrong_element_is_named(tmp_path_factory, drawn, data):
+    """Also of chunks without elements, of ranks that have no row of a small tensor."""
+    tmp, shape = tmp_path_factory.mktemp("checkpoints"), tuple(n for n, _, _ in drawn)
+    whole = np.random.default_rng(len(shape)).normal(size=shape)
+    at = tuple(data.draw(st.integers(0, n - 1)) for n in shape)
+    wrong = whole.copy()
+    wrong[at] += 1
+    a, b, c = (saved(tmp / name, {"x.weight": x}, [row[k] for row in drawn])
+               for name, x, k in (("a", whole, 1), ("b", whole, 2), ("c", wrong, 2)))
+    assert compared(a, b)[0].startswith("A and B agree: 1 tensors of the checkpoints were compared, in float64")
+    rank = next(rank for rank, box in chunks(shape, [row[2] for row in drawn])
+                if all(along.start <= i < along.stop for i, along in zip(at, box)))
+    text, differ = compared(a, c)
+    assert differ and f"rank {rank} of B\n" in text and f"at {list(at)} of {list(shape)}" in text, text
+
+
+def test_all_kinds_of_checkpoints_are_compared_in_the_order_of_layers(tmp_path):
+    """Layer 2 is before layer 10, in whatever order they are stored."""
+    arrays, nested = model(), {}
+    for name, x in arrays.items():
+        *outer, last = name.split(".")
+        inner = nested
+        for word in outer:
+            inner = inner.setdefault(word, {})
+        inner[last] = x
+    files = {"model-1.safetensors": 3, "model-2.safetensors": 20}
+    (tmp_path / "index").mkdir()
+    for file, stop in files.items():
+        save_file(dict(list(arrays.items())[stop - 17 if stop > 3 else 0:stop]), tmp_path / "index" / file)
+    (tmp_path / "index/model.safetensors.index.json").write_text(json.dumps({"weight_map": {x: x for x in files}}))
+    save_file(arrays, tmp_path / "one.safetensors")
+    others = [saved(tmp_path / "dcp", arrays, (1, 3)), save(tmp_path / "x.pt", nested | {"words": ["a", 1]}),
+              str(tmp_path / "index"), str(tmp_path / "one.safetensors")]
+    changed = arrays | {name: x + 1e-3 for name, x in arrays.items() if "layers" in name and "exp_avg" not in name}
+    a, b = saved(tmp_path / "a", arrays), saved(tmp_path / "b", changed)
+    for other in others:
+        assert are_recordings(a, other) and not compared(a, other)[1] and not compared(other, others[1])[1]
+        text, differ = compared(other, b)
+        assert differ and text.split("\n")[2].startswith("  model.layers.2.k."), text
+
+
+def test_names_are_sorted_by_their_numbers_alone():
+    names = ["w", "layers.10.b", "layers.10.a.12", "layers.10.a.3", "layers.9.a.0", "layers.9.b", "head",
+             "layers.9.w2.a"]
+    assert in_natural_order(names) == ["w", "layers.9.b", "layers.9.a.0", "layers.9.w2.a", "layers.10.b",
+                                       "layers.10.a.3", "layers.10.a.12", "head"]
+
+
+@pytest.mark.parametrize("name, mean, off, said", [
+    ("model.layers.2.k.bias", 1e-9, 1e-3, "agree"), ("model.layers.2.k.bias", 1.0, 1e-3, "model.layers.2.k.bias"),
+    ("model.layers.2.k.bias", 0.0, 1e-3, "model.layers.2.k.bias"),
+    ("model.word.weight", 1e-9, 1e-3, "model.word.weight"),
+    ("optimizer.state.layers.2.k.bias.exp_avg", 1e-9, 1e-8, "agree"),
+    ("optimizer.state.layers.2.k.bias.exp_avg", 1e-9, 1e-3, "optimizer.state.layers.2.k.bias.exp_avg")])
+def test_a_bias_that_rounding_moves_is_left_out(tmp_path, name, mean, off, said):
+    """Adam moves the keys' by whole steps; but a row of an embedding may have rested, and is compared."""
+    arrays = model()
+    moment = f"optimizer.state.{name.removeprefix('model.')}.exp_avg" if name.startswith("model") else name
+    arrays[moment] = np.full_like(arrays[moment], mean)
+    a, b = saved(tmp_path / "a", arrays), saved(tmp_path / "b", arrays | {name: arrays[name] + np.float32(off)})
+    text, differ = compared(a, b)
+    assert differ == (said != "agree") and said in text.split("size")[0], text
+
+
+def test_a_tensor_is_compared_in_its_own_format(tmp_path):
+    arrays = {"a": np.ones(4, "bfloat16"), "b": np.ones(4, np.float32), "n": np.arange(4)}
+    a = saved(tmp_path / "a", arrays, (1,))
+    for name, off, differs in (("a", 0.03, False), ("b", 0.03, True), ("b", 1e-6, False), ("n", 1, True)):
+        changed = (arrays[name] + np.array(off)).astype(arrays[name].dtype)
+        b = saved(tmp_path / f"{name}{off}", arrays | {name: changed}, (4,))
+        assert compared(a, b)[1] == differs, (name, off)
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.system, ("touch harmed",)
+
+
+def tensor_of(metadata):
+    return metadata.state_dict_metadata["x.weight"]
+
+
+def place_of(metadata):
+    return list(metadata.storage_data.values())[1]
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda it: vars(it).update(version=Harmful()), "wants to use posix.system"),
+    (lambda it: vars(it).update(version=pickle.PicklingError), "wants to use _pickle.PicklingError"),
+    (lambda it: vars(it).pop("storage_data"), "or it is damaged: KeyError"),
+    (lambda it: vars(tensor_of(it)).update(size=(-1, 2)), "or it is damaged: ValueError"),
+    (lambda it: vars(tensor_of(it)).update(size=(4, 7)), "do not make the whole, [4, 7]"),
+    (lambda it: vars(tensor_of(it)).update(chunks=tensor_of(it).chunks[:1]), "do not make the whole, [4, 6]"),
+    (lambda it: vars(tensor_of(it)).update(chunks=tensor_of(it).chunks[:1] * 2), "do not make the whole, [4, 6]"),
+    (lambda it: vars(tensor_of(it)).update(chunks=tensor_of(it).chunks * 2), "do not make the whole, [4, 6]"),
+    (lambda it: vars(tensor_of(it).chunks[0]).update(sizes=(1 << 40, 6)), "is too short for its part of x.weight"),
+    (lambda it: vars(place_of(it)).update(length=1 << 50), "is too short for its part of x.weight"),
+    (lambda it: vars(place_of(it)).update(offset=3), "is a damaged zip archive"),
+    (lambda it: vars(place_of(it)).update(transform_descriptors=["zstd"]), "has been transformed (zstd)"),
+    (lambda it: vars(place_of(it)).update(relative_path="../x"), "a file next to it has a name without a folder"),
+    (lambda it: vars(place_of(it)).update(relative_path="__7_0.distcp"), "__7_0.distcp is missing"),
+    (lambda it: vars(place_of(it)).update(vars(list(it.storage_data.values())[3])), "has something else where"),
+    (lambda it: vars(it).update(state_dict_metadata={}), "holds no tensor")])
+def test_a_checkpoint_that_makes_no_sense_is_refused_and_nothing_executed(tmp_path, monkeypatch, change, said):
+    monkeypatch.chdir(tmp_path)
+    arrays = {"x.weight": np.ones((4, 6)), "y": np.ones((4, 2))}
+    a, b = saved(tmp_path / "a", arrays), saved(tmp_path / "b", arrays, change=change)
+    with pytest.raises(UserError, match=re.escape(said)):
+        compared(a, b)
+    assert not os.path.exists("harmed")
+
+
+def test_other_files_are_refused(tmp_path):
+    a = saved(tmp_path / "a", {"x": np.ones((4, 6))})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/.metadata").write_bytes(Path(a, ".metadata").read_bytes()[:99])
+    deep: list = []
+    deep.append(deep)
+    for other, said in ((str(tmp_path / "b"), "no pickle that can be read"),
+                        (save(tmp_path / "deep.pt", deep), "too many dicts and lists"),
+                        (save(tmp_path / "complex.pt", {"x": np.ones((4, 6), complex)}), "complex numbers")):
+        with pytest.raises(UserError, match=said):
+            compared(a, other)
+    header = b'{"x":{"dtype":"F8_E4M3","shape":[4,6],"data_offsets":[0,24]}}'
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    with pytest.raises(UserError, match="has x in a format that is not read here"):
+        compared(a, str(tmp_path / "x.safetensors"))
+    (tmp_path / "twice").mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"x": np.ones(4)}, tmp_path / "twice" / name)
+    (tmp_path / "twice/model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    with pytest.raises(UserError, match="has the tensor x twice"):
+        compared(a, str(tmp_path / "twice"))
+    with pytest.raises(UserError, match="is a checkpoint, and -n 2 is not from another program: both must be of one"):
+        are_recordings(a, "-n 2")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/rank_0_activations.log").touch()
+    with pytest.raises(UserError, match="numerics logs, and .* is a checkpoint: both must be of one kind"):
+        are_recordings(str(tmp_path / "logs"), a)
+
+
+# ---- PyTorch itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that runs tests/torch_checkpoints.py, on ranks, and returns the folder of its checkpoints."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
+    tmp = tmp_path_factory.mktemp("torch")
+    for file in (RECORDER, *(Path(__file__).parents[1] / f"torch_{name}.py" for name in ("training", "checkpoints"))):
+        shutil.copy(file, tmp)
+
+    def train(way, ranks, *bug):
+        folder, port = tmp / "-".join((way, *bug)), free_port()
+        if not folder.exists():
+            folder.mkdir()
+            started = [subprocess.Popen([sys.executable, "torch_checkpoints.py", str(rank), str(ranks), port, way,
+                                         str(folder), *bug], cwd=tmp) for rank in range(ranks)]
+            assert [one.wait(200) for one in started] == [0] * ranks
+        return folder
+
+    return train
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("way, ranks", [("fsdp", 2), ("tp", 2), ("fsdp_tp", 4)])
+def test_checkpoints_of_pytorch_are_the_same_however_they_are_divided(trained, way, ranks):
+    text, differ = compared(str(trained("alone", 1) / "dcp"), str(trained(way, ranks) / "dcp"))
+    assert not differ and text.startswith("A and B agree: 149 tensors of the checkpoints were compared"), text
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("other, tensors", [("saved.pt", 148), ("saved.safetensors", 37)])
+def test_all_kinds_of_checkpoints_of_pytorch_hold_the_same(trained, other, tensors):
+    text, differ = compared(str(trained("alone", 1) / other), str(trained("fsdp", 2) / "dcp"))
+    assert not differ and text.startswith(f"A and B agree: {tensors} tensors of the checkpoints were compared"), text
+
+
+@pytest.mark.deep
+def test_a_weight_that_one_rank_has_saved_wrongly_is_named(trained):
+    text, differ = compared(str(trained("alone", 1) / "dcp"), str(trained("fsdp", 2, "one_weight_off") / "dcp"))
+    assert differ and "  model.layers.1.up.weight\n" in text and "rank 1 of B, layer 1" in text, text
+    assert "No other tensor differs" in text
