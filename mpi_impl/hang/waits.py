@@ -199,7 +199,7 @@ def sides(entry: Entry) -> tuple[str, int, int]:
 
 def report(job: Job) -> str:
     """Say what was not called alike, who waits for whom, and where that ends."""
-    lines = [f"{len(job.dumps)} dumps, of {listed(sorted(job.dumps))}."]
+    lines = [f"{len(job.dumps)} dump{'s' * (len(job.dumps) > 1)}, of {listed(sorted(job.dumps))}."]
     if job.without_dump:
         lines.append(f"There is no dump of {listed(job.without_dump)}: what did not write one may have ended, or hangs "
                      "outside of Python.")
