@@ -1,7 +1,7 @@
 """A GPT of Megatron-core on gloo ranks, with tensor parallelism: torch_megatron.py RANK RANKS PORT WAY FOLDER [BUG].
 
-It needs no GPU: the model is made on the CPU, in float64, without Transformer Engine, which has the sequence and context
-parallelism. The recorder is beside this file, as `shardlab recorder` prints it.
+It needs no GPU: the model is made on the CPU, in float64, without Transformer Engine, which sequence and context
+parallelism would need. The recorder is beside this file, as `shardlab recorder` prints it.
 """
 import os
 import sys

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.dims import parse, written
-from mpi_impl.compare.their_runs.records import read
+from mpi_impl.compare.their_runs.records import About, Line, in_order, read
 from reference.errors import UserError
 from reference.positions import take, zigzag
 
@@ -210,6 +210,27 @@ def test_a_gradient_that_is_rounding_is_compared_with_the_others(tmp_path):
     assert not differ, text
 
 
+def test_gradients_before_clipping_come_first():
+    """And both from the last layer on."""
+    lines = [Line(1, "gradients", name, call, "0", "h") for call in (0, 1) for name in ("first", "last")]
+    order = in_order([(About(1, 0, 1, {}), lines)])
+    assert [(key.call, key.name) for key in order] == [(0, "last"), (0, "first"), (1, "last"), (1, "first")]
+
+
+def test_a_weight_that_rounding_has_moved_is_not_compared(tmp_path):
+    """A key's bias that begins at 0: Adam moves it by a little, in whichever direction the rounding points."""
+    def bias(name, sign, moved):
+        ones = np.ones(3)
+        return write(tmp_path / name, {
+            (1, "gradients", "weight"): (ones, "h"), (1, "gradients", "bias"): (sign * 1e-20 * ones, "h"),
+            (1, "optimizer parameters", "bias"): (sign * moved, "h"), (2, "parameters", "bias"): (sign * moved, "h")},
+            {})
+
+    mixed = np.array([1e-13, 1e-13, 2e-13])
+    text, differ = compared(bias("a", 1, mixed), bias("b", -1, mixed))
+    assert not differ, text
+
+
 @pytest.mark.parametrize("change, said", [
     (lambda folder: Path(folder, "rank_00001.jsonl").unlink(), "the list of rank 1 is not there"),
     (lambda folder: Path(folder, "rank_00001_1.safetensors").unlink(), "rank_00001_1.safetensors is missing"),
@@ -230,6 +251,16 @@ def test_what_makes_no_sense_is_refused(tmp_path, change, said):
         compared(a, b)
 
 
+def test_a_difference_is_told_though_what_follows_has_another_shape(tmp_path):
+    def recorded_run(name, x, y):
+        return write(tmp_path / name, {(1, "forward", "x output"): (x, "i j"), (1, "forward", "y output"): (y, "i j")},
+                     {})
+
+    one = np.ones((2, 3))
+    text, differ = compared(recorded_run("a", one, one), recorded_run("b", 2 * one, one.T))
+    assert differ and "step 1, forward: x output" in text and "No other tensor differs." in text, text
+
+
 def edit(folder, old, new, *ranks):
     for rank in ranks or (0, 1):
         path = Path(folder, f"rank_{rank:05}.jsonl")
@@ -248,16 +279,16 @@ def test_ours_and_theirs_are_not_mixed(tmp_path):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return a function that runs tests/torch_training.py, on ranks, and returns its recording."""
+    """Return a function that runs a program on ranks, tests/torch_training.py or another, and returns its recording."""
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
     tmp = tmp_path_factory.mktemp("torch")
-    shutil.copy(RECORDER, tmp)
-    shutil.copy(Path(__file__).parents[1] / "torch_training.py", tmp)
+    for path in (RECORDER, *Path(__file__).parents[1].glob("torch_*.py")):
+        shutil.copy(path, tmp)
 
-    def record(way, ranks, *bug):
-        folder, port = tmp / "-".join((way, *bug)), free_port()
+    def record(way, ranks, *bug, program="torch_training.py"):
+        folder, port = tmp / "-".join((program, way, str(ranks), *bug)), free_port()
         if not folder.exists():
-            started = [subprocess.Popen([sys.executable, "torch_training.py", str(rank), str(ranks), port, way,
+            started = [subprocess.Popen([sys.executable, program, str(rank), str(ranks), port, way,
                                          str(folder), *bug], cwd=tmp) for rank in range(ranks)]
             assert [one.wait(200) for one in started] == [0] * ranks
         return str(folder)
@@ -289,3 +320,15 @@ def test_pytorch_is_the_same_run_however_it_is_divided(recorded, way, ranks):
 def test_a_bug_in_a_program_of_pytorch_is_named(recorded, bug, way, said):
     text, differ = compared(recorded("alone", 1), recorded(way, 2, bug))
     assert differ and all(one in text for one in said), text
+
+
+@pytest.mark.deep
+def test_megatron_core(recorded):
+    """Its loss is in float32. The bug: a column-parallel layer does not sum its input's gradient over the ranks."""
+    pytest.importorskip("megatron.core", reason="Megatron-core is not installed: pip install megatron-core==0.16.1")
+    one, two, wrong = (recorded("tp", *run, program="torch_megatron.py")
+                       for run in ((1,), (2,), (2, "input_gradient_not_summed")))
+    text, differ = compared(one, two)
+    assert not differ and re.match(r"A and B agree: 41\d tensors of iterations 1 and 2 were compared", text), text
+    text, differ = compared(one, wrong)
+    assert differ and "step 1, backward: gradient of decoder.layers.1.pre_mlp_layernorm output" in text, text

@@ -30,6 +30,7 @@ MEASURED = 8        # layers, forward and backward, of the models whose rounding
 UNNAMED, BATCH_FIRST = ("i", "j", "k"), ("b", "s", "h")     # dimensions that nobody has named
 WEIGHTS = "batch", "parameters", "optimizer parameters"     # phases whose tensors are not computed layer after layer
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
+MARGIN = 4          # epsilons of the largest gradient that a gradient may be off by
 
 
 class Scale(NamedTuple):
@@ -57,7 +58,12 @@ class Comparison:
         found.alone = len(self.a.parts.keys() ^ self.b.parts.keys())
         for key in (key for key in self.a.order if key in common):
             found.compared += 1
-            found.note(self.difference(key))
+            try:
+                found.note(self.difference(key))
+            except UserError:
+                if found.differences:
+                    break       # what follows from a mistake may have another shape
+                raise
             if len(found.differences) == shown:
                 break
         return found
@@ -71,8 +77,9 @@ class Comparison:
         shapes = [whole_shape(holders) for holders in (expected, others)]
         if shapes[0] != shapes[1]:
             in_a, in_b = (f"{list(shape)} in {name}" for shape, name in zip(shapes, self.names))
-            raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: the "
-                            "dims of one of the two are wrong, or the runs are of different models or batches.")
+            raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: the dims of one of "
+                            "the two are wrong, a rank computes it with a wrong shape, or the runs are of different "
+                            "models or batches.")
         whole, there = assemble(expected, shapes[0])
         counted = there & self.is_no_rounding(key, whole.shape)
         holders = [*expected, *others]
@@ -106,12 +113,25 @@ class Comparison:
         return Scale(largest, "the largest element", allowed)
 
     def is_no_rounding(self, key: TheirKey, shape: tuple[int, ...]) -> Any:
-        """Return which weights have a gradient that is more than rounding: bool [shape]."""
-        gradient = key._replace(phase="gradients")
-        if key.phase != "optimizer parameters" or gradient not in self.a.parts:
-            return np.ones(shape, bool)
-        least = ROUNDING * FORMATS[coarsest(self.format, self.unseen)].epsilon * self.largest_gradients[key.iteration]
-        return abs(self.whole(gradient)) > least
+        """Return which weights no update has moved by a gradient that is rounding alone: bool [shape]."""
+        found = np.ones(shape, bool)
+        if key.phase not in ("parameters", "optimizer parameters"):
+            return found
+        steps = range(self.a.first_step, key.iteration + (key.phase != "parameters"))
+        for gradient in (key._replace(iteration=step, phase="gradients") for step in steps):
+            if gradient in self.a.parts:
+                found &= abs(self.whole(gradient)) > self.rounding(key, len(steps)) * self.largest_gradients[
+                    gradient.iteration]
+        return found
+
+    def rounding(self, key: TheirKey, updates: int) -> float:
+        """Return how large a gradient is, of the largest one, that does not show rounding in a weight.
+
+        Adam's first update has only a gradient's sign, the later ones have the ratios of several gradients.
+        """
+        form, _ = self.roundings[key]
+        epsilon = FORMATS[form].epsilon
+        return max(ROUNDING * epsilon, (updates > 1) * MARGIN * epsilon / TOLERANCE[form].weights)
 
     @cached_property
     def roundings(self) -> dict[TheirKey, tuple[str, int]]:

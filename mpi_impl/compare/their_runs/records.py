@@ -190,7 +190,8 @@ def in_order(lists: list[tuple[About, list[Line]]]) -> list[TheirKey]:
         stage = about.axes.get("pp", (0, 1))[0]
         for n, line in enumerate(lines):
             backward = line.phase in REVERSED
-            at = -n if line.phase == "gradients" else n         # these are met in the order of the parameters
+            # Gradients are met in the order of the parameters; all before clipping, then all after it.
+            at = (line.call, -n) if line.phase == "gradients" else (0, n)
             place.setdefault(line.tensor, (line.step, PHASES.index(line.phase), -stage if backward else stage, at))
     return sorted(place, key=place.__getitem__)
 

@@ -1,7 +1,6 @@
 """Records what a PyTorch training computes, so that `shardlab compare A B` names the first tensor where two runs part.
 
     from shardlab_recorder import Recorder
-
     recorder = Recorder("recorded/two", model, optimizer)           # on every rank, before the first step
     for batch in batches:
         recorder.batch(**batch)
@@ -10,20 +9,20 @@
         optimizer.zero_grad()
 
 It records the inputs and outputs of all modules and the outputs' gradients, in the order of computation; and at the
-optimizer's step the gradients and the weights, before and after. A tensor may be a part of a whole: a DTensor knows it;
-batches, and activations with as many rows, are this rank's samples if there is an axis "dp"; the last dimension of a
+optimizer's step the gradients and the weights, before and after. DTensors and Megatron's weights know which part of a
+tensor a rank has; batches, and activations with as many rows, are this rank's samples if there is an axis "dp"; a
 linear layer's output or input is divided as its weight is, if that is a DTensor. All else is whole and the same on all
 ranks, unless `dims` says otherwise, by regular expressions for "PHASE NAME":
 
     dims={"forward .*qkv output": "s b heads[tp]", "(forward|backward) .*norm output": "s[cp:zigzag,tp] b h"}
 
 A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
-chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has for each axis this rank's number and the
-size, or a process group: {"dp": (0, 2), "tp": group}. Without it, all ranks are one axis "dp". The loss is the `mean`
-over a rank's own samples, as in DDP: activations' gradients are divided by the size of dp. Needs PyTorch 2.5 or newer
-and safetensors. A rank writes rank_00000.jsonl and, for each step, rank_00000_1.safetensors.
+chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has each axis's process group, or this rank's
+number and the size; without it, all ranks are one axis "dp". The loss is the `mean` over a rank's own samples and
+positions: gradients of activations are divided by the sizes of dp and cp. Needs PyTorch 2.5 or newer and safetensors.
 """
 import json
+import math
 import os
 import re
 
@@ -43,7 +42,7 @@ class Recorder:
         axes = {"dp": (self.rank, self.ranks)} if axes is None else axes
         self.axes = {name: list(one) if isinstance(one, (tuple, list)) else
                      [dist.get_rank(one), dist.get_world_size(one)] for name, one in axes.items()}
-        self.dims = [(re.compile(key), text) for key, text in (dims or {}).items()]
+        self.dims = {re.compile(key): text for key, text in (dims or {}).items()}
         self.step, self.steps, self.lines, self.tensors, self.calls = 1, steps, [], {}, {}
         self.mean, self.samples = mean, {0}
         os.makedirs(folder, exist_ok=True)
@@ -75,6 +74,7 @@ class Recorder:
                 self.see("batch", name, x)
 
     def see_weights(self, *phases):
+        """Record the gradients or the weights as they are now."""
         for phase in phases:
             for name, p in self.parameters.items():
                 main = getattr(p, "main_grad", None)        # Megatron's
@@ -84,22 +84,23 @@ class Recorder:
         """Copy a tensor, if there is one; return which call of its module this is, or None after the last step."""
         if x is None or self.step > self.steps:
             return None
-        if call is None:
-            call = self.calls[phase, name] = self.calls.get((phase, name), -1) + 1
+        call = self.calls.get((phase, name), -1) + 1 if call is None else call
         dims, key = self.dims_of(phase, name, x, module), str(len(self.lines))
         x = (x.to_local() if isinstance(x, DTensor) else x).detach().to("cpu", copy=True).contiguous()
-        self.tensors[key] = x / self.axes.get("dp", [0, 1])[1] if phase == "backward" and self.mean else x
+        means = math.prod(self.axes[axis][1] for axis in ("dp", "cp") if axis in self.axes) if self.mean else 1
+        self.tensors[key] = x / means if phase == "backward" else x
+        self.calls[phase, name] = call
         self.lines.append({"step": self.step, "phase": phase, "name": name, "call": call, "key": key, "dims": dims})
         return call
 
     def dims_of(self, phase, name, x, module):
         """Return the names of the dimensions, with the axes that divide them."""
-        for key, text in self.dims:
-            if key.fullmatch(f"{phase} {name}"):
-                return text
+        if given := next((text for key, text in self.dims.items() if key.fullmatch(f"{phase} {name}")), None):
+            return given
         divided = self.division(x) if isinstance(x, DTensor) else [[] for _ in range(x.dim())]
-        of_samples = phase in ("batch", "forward", "recompute", "backward") and x.dim() > 0
-        if of_samples and "dp" in self.axes and "dp" not in sum(divided, []):
+        if getattr(self.parameters.get(name), "tensor_model_parallel", False):      # in Megatron-core
+            divided[self.parameters[name].partition_dim].append("tp")
+        if name not in self.parameters and x.dim() and "dp" in self.axes and "dp" not in sum(divided, []):
             if x.shape[0] in self.samples:
                 divided[0].insert(0, "dp")
             elif phase == "backward":       # of what all samples use: each rank has its samples' part of the sum
@@ -144,7 +145,6 @@ def plain(name):
 
 
 def first_tensor(x):
-    if isinstance(x, torch.Tensor):
-        return x
-    values = x.values() if isinstance(x, dict) else x if isinstance(x, (tuple, list)) else ()
-    return next((found for found in map(first_tensor, values) if found is not None), None)
+    values = x.values() if isinstance(x, dict) else x if isinstance(x, (tuple, list)) else [x]
+    tensors = (one if isinstance(one, torch.Tensor) or one is x else first_tensor(one) for one in values)
+    return next((one for one in tensors if isinstance(one, torch.Tensor)), None)
