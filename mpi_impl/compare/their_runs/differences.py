@@ -44,9 +44,9 @@ class Scale(NamedTuple):
 class Comparison:
     """Two runs, of which the first is taken for right where that must be decided."""
 
-    def __init__(self, a: TheirRun, b: TheirRun, names: tuple[str, str] = ("A", "B"), format: str = "float64"):
-        """Prepare to compare. `format` is the coarsest that the two use unseen, inside of what is recorded."""
-        self.a, self.b, self.names, self.unseen = a, b, names, format
+    def __init__(self, a: TheirRun, b: TheirRun, names: tuple[str, str] = ("A", "B"), unseen: str = "float64"):
+        """Prepare to compare. `unseen` is the coarsest format inside of what is recorded."""
+        self.a, self.b, self.names, self.unseen = a, b, names, unseen
         self.format = coarsest(a.format, b.format)
 
     def findings(self, shown: int = SHOWN) -> Findings:
