@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.compare import recording
 from mpi_impl.compare.names import Key
-from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared, describe
+from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared, describe, megatron
 from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.ours import read_ours, whole_of
 from mpi_impl.compare.their_runs.records import TheirKey, read
 from mpi_impl.compare.their_runs.replay import replay
@@ -151,6 +153,77 @@ def test_what_does_not_belong_together_is_refused(tmp_path, config, change, said
     tensors |= {(1, "parameters", name): (x, "i j"[:2 * x.ndim - 1]) for name, x in w.items()}
     with pytest.raises(UserError, match=re.escape(said)):
         replay(read(write(tmp_path / "run", tensors, {"dp": 1})), model_in(tmp_path / "model", **config))
+
+
+# ---- Megatron-core's names ------------------------------------------------------------------------------------------
+
+
+MEGATRON = {"ln_1": "input_layernorm", "attn.c_attn": "self_attention.linear_qkv", "ln_2": "pre_mlp_layernorm",
+            "attn.c_proj": "self_attention.linear_proj", "mlp.c_fc": "mlp.linear_fc1", "mlp.c_proj": "mlp.linear_fc2"}
+MEGATRON_MODEL = {"wte.weight": "embedding.word_embeddings.weight",
+                  "wpe.weight": "embedding.position_embeddings.weight",
+                  "ln_f.weight": "decoder.final_layernorm.weight", "ln_f.bias": "decoder.final_layernorm.bias"}
+
+
+def as_megatron(w):
+    """Return GPT-2's weights as Megatron-core has them: transposed, with q, k and v of a head next to one another."""
+    found = {"output_layer.weight": (w["transformer.wte.weight"], "v[tp] h")}
+    for name, x in w.items():
+        short = name.removeprefix("transformer.")
+        if short in MEGATRON_MODEL:
+            found[MEGATRON_MODEL[short]] = x, "v[tp] h" if short == "wte.weight" else "i j"[:2 * x.ndim - 1]
+            continue
+        _, layer, rest = short.split(".", 2)
+        module, own = rest.rsplit(".", 1)
+        if module == "attn.c_attn":         # [.., 3 a d] -> [.., a 3 d]
+            x = x.reshape(*x.shape[:-1], 3, HEADS, -1).swapaxes(-2, -3).reshape(x.shape)
+        dims = "i"
+        if own == "weight" and x.ndim == 2:
+            x, dims = x.T, "n[tp] m" if module in ("attn.c_attn", "mlp.c_fc") else "n m[tp]"
+        elif module in ("attn.c_attn", "mlp.c_fc"):
+            dims = "n[tp]"
+        found[f"decoder.layers.{layer}.{MEGATRON[module]}.{own}"] = x, dims
+    return found
+
+
+@given(seed=st.integers(0, 1000), norms_inside=st.booleans())
+def test_megatrons_weights_are_another_layout_of_gpt_2s(tmp_path_factory, seed, norms_inside):
+    """Its activations are [s, b, h]. With Transformer Engine norms belong to the linear layers behind them."""
+    tmp, w, (tokens, labels, targets) = tmp_path_factory.mktemp("replay"), weights_of(seed), batch(seed, True)
+    _, seen = forward(w, tokens, targets)
+    weights = as_megatron(w)
+    if norms_inside:
+        inside = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+                  "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+        weights = {re.sub("|".join(inside), lambda norm: inside[norm[0]], name): x for name, x in weights.items()}
+    tensors = {(1, "batch", "tokens"): (tokens, "b s"), (1, "batch", "labels"): (labels, "b s")}
+    tensors |= {(1, "parameters", name): x for name, x in weights.items()}
+    for layer in range(LAYERS):
+        for there, here in (("attn", "self_attention"), ("mlp", "mlp")):
+            x = seen[f"transformer.h.{layer}.{there} output"]
+            tensors[1, "forward", f"decoder.layers.{layer}.{here} output"] = x.swapaxes(0, 1), "s b h"
+    run = read(write(tmp / "run", tensors, {"tp": 2}))
+    again = replay(run, model_in(tmp / "model", tie_word_embeddings=False))
+    found = Comparison(*in_common_names(again, run)).findings()
+    assert not found.differences and found.compared == 2 * LAYERS
+
+
+@given(g=st.integers(1, 3), each=st.integers(1, 3), d=st.integers(1, 3), t=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_llamas_weights_in_megatrons_layout(g, each, d, t, seed):
+    """A group's queries are before its key and its value; each rank has its rows of the gate before those of up."""
+    rng, h, f, layer = np.random.default_rng(seed), 4, 2 * t, "blocks.0"
+    c = SimpleNamespace(groups=g, num_attention_heads=g * each, head_size=d, swiglu=True, vocab_size=9)
+    q, kv, gated = rng.normal(size=(h, g * each, d)), rng.normal(size=(h, 2, g, d)), rng.normal(size=(h, 2, f))
+    rows = [part for i in range(g) for part in (q[:, i * each:(i + 1) * each].reshape(h, -1), kv[:, 0, i], kv[:, 1, i])]
+    qkv = np.concatenate(rows, 1).T
+    fc1 = np.concatenate([gated[:, i, 2 * rank:2 * rank + 2].T for rank in range(t) for i in range(2)])
+    for name, x, wanted in (("w_q", qkv, q), ("w_kv", qkv, kv), ("b_q", qkv[:, 1], q[1]), ("b_kv", qkv[:, 1], kv[1])):
+        np.testing.assert_array_equal(megatron.our_tensor(f"{layer}.attention.{name}", x, t, c), wanted)
+    np.testing.assert_array_equal(megatron.our_tensor(f"{layer}.mlp.w_in", fc1, t, c), gated)
+    padded = rng.normal(size=(12, h))
+    np.testing.assert_array_equal(megatron.our_tensor("output", padded, t, c), padded[:9])
+    assert megatron.their_names(f"{layer}.attention.q_norm.weight") == (
+        "decoder.layers.0.self_attention.q_layernorm.weight",)
 
 
 # ---- a run of our own -----------------------------------------------------------------------------------------------

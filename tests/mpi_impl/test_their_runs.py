@@ -17,7 +17,9 @@ from safetensors.numpy import save_file
 from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.dims import parse, written
+from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.records import About, Line, in_order, read
+from mpi_impl.compare.their_runs.replay import replay
 from reference.errors import UserError
 from reference.positions import take, zigzag
 
@@ -323,8 +325,8 @@ def test_a_bug_in_a_program_of_pytorch_is_named(recorded, bug, way, said):
 
 
 @pytest.mark.deep
-def test_megatron_core(recorded):
-    """Its loss is in float32. The bug: a column-parallel layer does not sum its input's gradient over the ranks."""
+def test_megatron_core(recorded, tmp_path):
+    """Its loss is in float32, and the textbook agrees with it. The bug: a layer does not sum its input's gradient."""
     pytest.importorskip("megatron.core", reason="Megatron-core is not installed: pip install megatron-core==0.16.1")
     one, two, wrong = (recorded("tp", *run, program="torch_megatron.py")
                        for run in ((1,), (2,), (2, "input_gradient_not_summed")))
@@ -332,3 +334,11 @@ def test_megatron_core(recorded):
     assert not differ and re.match(r"A and B agree: 41\d tensors of iterations 1 and 2 were compared", text), text
     text, differ = compared(one, wrong)
     assert differ and "step 1, backward: gradient of decoder.layers.1.pre_mlp_layernorm output" in text, text
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 4, "vocab_size": 32, "n_positions": 8,
+        "activation_function": "gelu", "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5}))
+    for folder, is_right in ((one, True), (two, True), (wrong, False)):
+        recorded_run = read(folder)
+        both = in_common_names(replay(recorded_run, str(tmp_path)), recorded_run)
+        found = Comparison(*both, unseen="float32").findings()
+        assert (not found.differences) == is_right and found.compared > 20, found

@@ -15,7 +15,9 @@ from mpi_impl.checkpoints.huggingface import join_shards
 from mpi_impl.checkpoints.huggingface_config import layout_in, model_of, read_config
 from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.compare.recording import TensorPart
-from mpi_impl.compare.their_runs.differences import whole_of
+from mpi_impl.compare.their_runs import megatron
+from mpi_impl.compare.their_runs.differences import UNNAMED, whole_of
+from mpi_impl.compare.their_runs.frameworks import framework_of
 from mpi_impl.compare.their_runs.records import TheirKey, TheirRun, names_of
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
@@ -43,7 +45,7 @@ class Wholes(TheirRun):
         key = TheirKey(step, phase, name, 0)
         self.order.append(key)
         self.parts[key] = [(TensorPart(0, (0,) * x.ndim, x.shape, False), lambda: x)]
-        self.formats[key] = "float64"
+        self.formats[key], self.dims[key] = "float64", UNNAMED[:x.ndim]
 
     def whole(self, key: TheirKey) -> Any:
         (_, read), = self.parts[key]
@@ -58,7 +60,8 @@ def replay(run: TheirRun, folder: str) -> Wholes:
     config = read_config(folder, "gpt")
     model = model_of(config, architecture="gpt", heads=next(iter(layout.classes)), **dict.fromkeys(DROPOUTS, 0.0))
     names = Names(layout, model)
-    names.has_prefix = names.full(names.of("embedding.word")) in names_of(run)      # else a model without a head
+    alone = names.of("embedding.word") in names_of(run)
+    names.has_prefix = not alone        # of a model with a head
     batch, params = batch_of(run), params_of(run, model, names)
     if batch.tokens.max() >= model.vocab_size:
         raise UserError(f"{run.folder} has the token {batch.tokens.max()}, but the model of {folder} has a vocabulary "
@@ -146,6 +149,17 @@ def layers_of(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def params_of(run: TheirRun, model: ModelConfig, names: Names) -> Any:
     """Return the textbook's parameters, in float64, of those that the recording begins with. Raises UserError."""
+    def from_megatron(named: Any) -> Any:
+        key = find(run, "parameters", *megatron.their_names(named.name))
+        whole, shards = whole_of("B", run, key), len({part.first for part, _ in run.parts[key]})
+        try:
+            x = megatron.our_tensor(named.name, whole, shards, model)
+            assert x.shape == named.leaf.shape
+        except (ValueError, AssertionError):
+            raise UserError(f"{run.folder} has {key.name} as {list(whole.shape)}, but the model of the config.json "
+                            f"asks for one that makes {list(named.leaf.shape)}.") from None
+        return x
+
     def filled(named: Any) -> Any:
         x = np.zeros(named.leaf.shape)
         for place in names.places[named.name]:
@@ -158,7 +172,8 @@ def params_of(run: TheirRun, model: ModelConfig, names: Names) -> Any:
             part[...] = whole[there]
         return x
 
-    return tree_map(filled, with_names(model_tensors(model)))
+    of = from_megatron if framework_of(run) == "Megatron-core" else filled
+    return tree_map(of, with_names(model_tensors(model)))
 
 
 def in_their_layout(tree: Any, names: Names) -> Iterator[tuple[str, Any]]:
@@ -184,9 +199,14 @@ def batch_of(run: TheirRun) -> GPTBatch:
 
 def recorded(run: TheirRun, phase: str, *names: str) -> Any:
     """Return a whole tensor of the first step, under the first of these names that is there. Raises UserError."""
+    return whole_of("B", run, find(run, phase, *names))
+
+
+def find(run: TheirRun, phase: str, *names: str) -> TheirKey:
+    """Return the first of these names of a phase that is there in the first step. Raises UserError."""
     keys = [TheirKey(run.first_step, phase, name, 0) for name in names]
     if found := next((key for key in keys if key in run.parts), None):
-        return whole_of("B", run, found)
+        return found
     there = [key.name for key in run.order if key.phase == phase and key.iteration == run.first_step]
     close = get_close_matches(names[0], there, 3, cutoff=0) or ["nothing"]
     raise UserError(f"{run.folder} has no {' or '.join(names)} among its {phase}; it has {', '.join(close)}"

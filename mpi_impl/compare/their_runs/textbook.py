@@ -8,6 +8,7 @@ import sys
 from mpi_impl.checkpoints.huggingface_config import CONFIG
 from mpi_impl.compare.their_runs import describe, read_run
 from mpi_impl.compare.their_runs.differences import Comparison
+from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.replay import replay
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 
@@ -25,7 +26,8 @@ def main() -> None:
     differ = []
     for name in options.recordings:
         run = read_run(name)
-        text, differs = describe(Comparison(replay(run, folder or "."), run, ("The textbook", name), AT_LEAST))
+        both = in_common_names(replay(run, folder or "."), run)
+        text, differs = describe(Comparison(*both, ("The textbook", name), AT_LEAST))
         print(text, end="\n\n" if name != options.recordings[-1] else "\n")
         differ.append(differs)
     sys.exit(int(any(differ)))
