@@ -226,6 +226,16 @@ def test_a_llamas_weights_in_megatrons_layout(g, each, d, t, seed):
         "decoder.layers.0.self_attention.q_layernorm.weight",)
 
 
+def test_experts_of_megatron_are_refused(tmp_path):
+    tokens, labels, _ = batch(0, True)
+    tensors = {(1, "parameters", name): x for name, x in as_megatron(weights_of(0)).items()}
+    run = read(write(tmp_path / "run", tensors | {(1, "batch", "tokens"): (tokens, "b s")}, {"tp": 2}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 8,
+                                                      "num_attention_heads": 2, "num_key_value_heads": 2}))
+    with pytest.raises(UserError, match="whose experts are not read here"):
+        replay(run, str(tmp_path))
+
+
 # ---- a run of our own -----------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """The textbook as a third run: it computes the first step of a recording again, from its weights and its batch.
 
-It can do so for transformers' GPT-2, Llama, Mistral, Qwen, and those with experts: a config.json says which model it
-is, and the layout of its checkpoints (mpi_impl/checkpoints) which names it uses. The textbook computes on one rank, in
-float64, without dropout. So where two recordings differ, it tells which one is wrong.
+It can do so for GPT-2, Llama, Mistral and Qwen, of transformers or Megatron-core: a config.json says which model it is,
+and the layout of its checkpoints (mpi_impl/checkpoints) or megatron.py which names it uses. The textbook computes on
+one rank, in float64, without dropout. So where two recordings differ, it tells which one is wrong.
 """
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +59,9 @@ def replay(run: TheirRun, folder: str) -> Wholes:
     layout, _ = layout_in(folder)
     config = read_config(folder, "gpt")
     model = model_of(config, architecture="gpt", heads=next(iter(layout.classes)), **dict.fromkeys(DROPOUTS, 0.0))
+    if model.experts and framework_of(run) == "Megatron-core":
+        raise UserError(f"{run.folder} is of Megatron-core, whose experts are not read here. Record a model that has "
+                        "none.")
     names = Names(layout, model)
     alone = names.of("embedding.word") in names_of(run)
     names.has_prefix = not alone        # of a model with a head
