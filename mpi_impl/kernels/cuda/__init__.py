@@ -21,8 +21,6 @@ from reference.ops import rows
 __all__ = ["attention_core", "attention_core_again", "attention_core_backward", "block_attention",
            "block_attention_backward", "cached_attention"]
 
-ONES: dict = {}
-
 lookup_backward = half.rounding(ops.lookup_backward, half.AS_IS)
 
 
@@ -52,18 +50,8 @@ def accumulate(grad, x, dy):
 def total(dy):
     """Sum by a product with ones, in float32 for halves."""
     out = np.empty_like(dy, shape=(1, dy.size // len(dy)), dtype=number(dy.dtype), order="C")
-    multiply(ones(dy), dy.reshape(len(dy), -1), out)
+    multiply(np.ones_like(dy, shape=(1, len(dy))), dy.reshape(len(dy), -1), out)
     return out.reshape(dy.shape[1:])
-
-
-def ones(dy):
-    """Return a row of ones, [1, rows of dy], of dy's format: the longest so far is kept, and most are a part of it."""
-    if counter_of(dy) is not None:
-        return np.ones_like(dy, shape=(1, len(dy)))
-    kind, n = (type(dy), dy.dtype), len(dy)
-    if kind not in ONES or ONES[kind].size < n:
-        ONES[kind] = np.ones_like(dy, shape=(1, n))
-    return ONES[kind][:, :n]
 
 
 def activated_linear(x, w, b, activation):
