@@ -30,7 +30,7 @@ AGREE = "agree"
 
 
 class Found(NamedTuple):
-    """What the comparison says of a run."""
+    """The result of a comparison with a run."""
 
     place: str          # the first tensor that differs, or AGREE
     relative: float     # how large the difference is, or the largest of a run that agrees

@@ -120,6 +120,7 @@ def act(argv: list[str]) -> None:
     if argv[0] != "run":        # whose programs have names of their own
         name = [word for word in argv[:2 if argv[0] == "demos" else 1] if not word.startswith("-")]
         os.environ[TYPED] = " ".join(["shardlab", *name])
+    check_current_folder()
     program, command = program_of(argv), COMMANDS[argv[0]]
     if isinstance(program, Module):
         run_module(program)
@@ -134,6 +135,14 @@ def act(argv: list[str]) -> None:
     if status == 0 and command.afterwards:
         print(command.afterwards)
     sys.exit(status)
+
+
+def check_current_folder() -> None:
+    """Raise UserError if another Shardlab is in it: ranks, which `python -m` starts, would be of that one."""
+    other = Path("mpi_impl", "shardlab.py")
+    if other.exists() and not other.samefile(__file__):
+        raise UserError(f"The current folder holds another Shardlab, and this is that of {ROOT}: use the other one's "
+                        "command, or go to another folder.")
 
 
 def forget_checkpoints(folder: str) -> None:

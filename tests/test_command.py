@@ -219,6 +219,17 @@ def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, so
     assert sorted(found) == sorted(some)
 
 
+def test_the_command_of_run_sh_is_of_its_clone_in_another_one_too(installed, tmp_path):
+    """And starts nothing there, since ranks would be of the other one."""
+    other = tmp_path / "mpi_impl" / "shardlab.py"
+    other.parent.mkdir()
+    other.write_text("raise SystemExit(5)")
+    (other.parent / "__init__.py").touch()
+    done = [subprocess.run([installed, word], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+                           timeout=SOON) for word in ("--version", "recorder")]
+    assert [one.returncode for one in done] == [0, 2] and "another Shardlab" in done[1].stderr
+
+
 def test_a_shell_gets_the_values_of_an_option(tmp_path):
     program = [sys.executable, "-m", "mpi_impl.shardlab"]
     found = completions("shardlab demo --pipeline-schedule zb", program, environment(), tmp_path)

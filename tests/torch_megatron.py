@@ -20,7 +20,7 @@ V, S, B, STEPS = 32, 8, 2, 3
 
 # Megatron's activations are [s, b, h]. A column-parallel linear's outputs are divided, and a row-parallel one's inputs.
 DIMS = {
-    "batch .*|forward (embedding|.*_embeddings|model) input|(forward|backward) model output": "b s",
+    "batch .*|forward (embedding|.*_embeddings|root) input|(forward|backward) root output": "b s",
     "(forward|backward) .*(linear_qkv|linear_fc1|core_attention|output_layer) output": "s b h[tp]",
     "(forward|backward) .*(linear_proj|linear_fc2) input": "s b h[tp]",
     "(forward|backward) .*(core_attention input|[qk]_layernorm (in|out)put)": "s b heads[tp] d",

@@ -1,7 +1,8 @@
 """A training program as PyTorch's users write them: torch_training.py RANK RANKS PORT WAY FOLDER [BUG].
 
-A transformer of two layers in float64, on gloo ranks that divide the samples (ddp, fsdp), the layers (tp), or both
-(fsdp_tp). The recorder is beside this file, as `shardlab recorder` prints it.
+A transformer of two layers in float64, which returns its loss as those of transformers do, on gloo ranks that divide
+the samples (ddp, fsdp), the layers (tp), or both (fsdp_tp). The recorder is beside this file, as `shardlab recorder`
+prints it.
 """
 import os
 import sys
@@ -42,11 +43,12 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(2))
         self.norm, self.head = nn.LayerNorm(H), nn.Linear(H, V, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens, targets):
         x = self.word(tokens) + self.position(torch.arange(S))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x))
+        logits = self.head(self.norm(x))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
 
 
 def divided(model, way, ranks, bug):
@@ -85,8 +87,9 @@ def train(rank, ranks, way, folder, bug):
         text = torch.randint(V, (B, S + 1), generator=data)
         n = B // part.of
         text = text[:n] if bug == "same_samples" else text[part.number * n:(part.number + 1) * n]
-        recorder.batch(tokens=text[:, :-1], targets=text[:, 1:])
-        loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        recorder.batch(**batch)
+        loss = model(**batch)["loss"]
         (loss / part.of if bug == "loss_divided_twice" else loss).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -252,7 +252,7 @@ def dims():
     """Return what divides the tensors, for the recorder."""
     s = "s[cp:zigzag]"
     outer = "s[cp:zigzag,tp]" if SP else s
-    return {"batch .*|forward (word|model) input|.* (model|loss) output": f"b[dp] {s}",
+    return {"batch .*|forward (word|root) input|.* (root|loss) output": f"b[dp] {s}",
             "forward position input": outer,
             "forward position output": f"{outer} h",
             "backward position output": f"{outer} h[dp:partial]",

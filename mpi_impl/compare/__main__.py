@@ -17,7 +17,7 @@ because they often tell more: an activation that differs on one tensor-parallel 
 that differs on all. With --dtype float64 rounding is so small that any difference is a mistake. In formats of fewer
 digits a correct first update may differ visibly, so all tensors after it are compared less strictly.
 
-The exit status is 0 if the runs agree, and 1 if they differ.
+The exit status is 0 if the runs agree, 1 if they differ, and 2 if they cannot be compared.
 """
 import shlex
 import subprocess
@@ -36,7 +36,8 @@ from reference.errors import UserError
 
 def main() -> None:
     parser = ArgumentParser(prog="mpi_impl.compare", description="Name the first tensor in which two runs differ.",
-                            epilog="The exit status is 0 if they agree, and 1 if they differ.")
+                            epilog="The exit status is 0 if they agree, 1 if they differ, and 2 if they cannot be "
+                            "compared.")
     for run in ("A", "B"):
         parser.add_argument(run, help="a folder written by pretrain_gpt --record or by shardlab_recorder.py, a "
                             "checkpoint of PyTorch's (a folder of DCP, a file of torch.save, safetensors), a folder of "

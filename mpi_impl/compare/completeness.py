@@ -49,7 +49,7 @@ def covers(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
     return bool(there.all())
 
 
-def format_iterations(iterations: list[int]) -> str:
+def format_iterations(iterations: list[int], word: str = "iteration") -> str:
     """Format a list: [1, 2] -> 'iterations 1 and 2'."""
     *others, last = map(str, iterations)
-    return f"iterations {', '.join(others)} and {last}" if others else f"iteration {last}"
+    return f"{word}s {', '.join(others)} and {last}" if others else f"{word} {last}"

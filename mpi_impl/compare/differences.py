@@ -39,7 +39,7 @@ SHOWN = 6       # differences to look for: the first, and a few that follow from
 
 
 class Holder(NamedTuple):
-    """The source of values of a tensor: a rank for a part, or several ranks for their sum."""
+    """The source of values of a tensor: a rank for a part, several ranks for their sum, or no rank but the textbook."""
 
     run: str                   # "A" or "B"
     ranks: tuple[int, ...]
@@ -48,7 +48,8 @@ class Holder(NamedTuple):
 
     def __str__(self):
         ranks = ", ".join(map(str, self.ranks))
-        return f"{self.run}, rank {ranks}" if len(self.ranks) == 1 else f"{self.run}, sum over ranks {ranks}"
+        where = f", rank {ranks}" if len(self.ranks) == 1 else f", sum over ranks {ranks}" if self.ranks else ""
+        return self.run + where
 
 
 class TensorKey(Protocol):

@@ -99,7 +99,7 @@ def read(folder: str) -> Recording:
     path = os.path.join(folder, INDEX)
     if not is_there(path):
         raise UserError(f"{folder} holds no recording: {path} is not there. A recording is a folder that `pretrain_gpt "
-                        "--record` has written to its end.")
+                        "--record` has written to its end, or shardlab_recorder.py to the end of a step.")
     found = read_json(path, Index, LARGEST)
     recording = Recording(found.about, lambda part: load(folder, part))
     try:

@@ -26,7 +26,8 @@ def first(found: Findings, runs: str = "A and B", order: str = "the order of com
     """Describe the first difference."""
     one = found.differences[0]
     layer = "" if one.key.layer is None else f", layer {one.key.layer}"
-    before = f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.last else "none"
+    before = (f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.before > 1 else
+              f"the tensor before it agrees, {found.last}" if found.last else "none")
     expected, value = one.values
     return [f"{runs} differ. The first tensor, in {order}:", "",
             f"  {one.key}",

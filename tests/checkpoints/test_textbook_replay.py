@@ -134,7 +134,7 @@ def test_the_program_names_the_run_that_is_wrong(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="1"):
         main()
     said = capsys.readouterr().out
-    assert said.startswith(f"The textbook and {right} agree: 12 tensors of iteration 1 were compared, in float64")
+    assert said.startswith(f"The textbook and {right} agree: 12 tensors of step 1 were compared, in float64 with")
     assert f"The textbook and {wrong} differ. The first tensor, in the order of computation:\n\n" \
         "  step 1, forward: transformer.h.1.attn output\n" in said and f"ranks 0, 1, 2, 3 of {wrong}, layer 1" in said
 

@@ -179,7 +179,7 @@ def test_other_files_are_refused(tmp_path):
         json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
     with pytest.raises(UserError, match="has the tensor x twice"):
         compared(a, str(tmp_path / "twice"))
-    with pytest.raises(UserError, match="is a checkpoint, and -n 2 is not from another program: both must be of one"):
+    with pytest.raises(UserError, match="is a checkpoint, and -n 2 is a run's options: both must be of one"):
         are_recordings(a, "-n 2")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/rank_0_activations.log").touch()

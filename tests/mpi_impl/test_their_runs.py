@@ -90,7 +90,7 @@ def test_parts_make_the_whole_whatever_divides_them(tmp_path_factory, drawn):
     assert written(parse(text)) == text
     for a, b in ((alone, ranks), (ranks, alone)):
         said, differ = compared(a, b)
-        assert not differ and said.startswith("A and B agree: 1 tensors of iteration 1 were compared, in float64"), said
+        assert not differ and said.startswith("A and B agree: 1 tensors of step 1 were compared, in float64"), said
 
 
 @given(tensors(), st.data())
@@ -150,7 +150,7 @@ NAMED = {"Megatron-core": ("embedding.word_embeddings", "decoder.layers.0.pre_ml
 
 @pytest.mark.parametrize("one, other", list(product(NAMED, NAMED)))
 def test_frameworks_have_other_names_and_other_orders_of_dimensions(tmp_path, one, other):
-    """Of A the samples come first, on two ranks of dp; of B the positions, zigzag on two ranks of cp."""
+    """In A samples are the first dimension, on two ranks of dp; in B positions are, zigzag on two ranks of cp."""
     def recorded(folder, framework, turned, axes, wrong=None):
         table, *modules = NAMED[framework]
         rng, found = np.random.default_rng(0), {(1, "parameters", f"{table}.weight"): (np.eye(3), "i j")}
@@ -271,8 +271,12 @@ def edit(folder, old, new, *ranks):
 
 def test_ours_and_theirs_are_not_mixed(tmp_path):
     theirs = run(tmp_path, "a")
-    with pytest.raises(UserError, match="both must be"):
-        are_recordings(theirs, "-n 2")
+    (tmp_path / "empty").mkdir()
+    for other, said in (("-n 2", "a run's options"), ("nowhere", "nowhere is not there"),
+                        (str(tmp_path / "empty"), "an empty folder"), (str(tmp_path), "a folder without a recording"),
+                        (__file__, "a file of an unknown kind")):
+        with pytest.raises(UserError, match=said):
+            are_recordings(theirs, other)
     assert not are_recordings("-n 1", str(tmp_path))
 
 
@@ -309,14 +313,14 @@ def free_port():
 def test_pytorch_is_the_same_run_however_it_is_divided(recorded, way, ranks):
     """Nothing is said of the places of the parts: the recorder takes them from the tensors."""
     text, differ = compared(recorded("alone", 1), recorded(way, ranks))
-    assert not differ and re.match(r"A and B agree: 36\d tensors of iterations 1 and 2 were compared", text), text
+    assert not differ and re.match(r"A and B agree: 36\d tensors of steps 1 and 2 were compared", text), text
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bug, way, said", [
     ("same_samples", "ddp", ("A and B were given different batches", "step 1, batch: tokens")),
     ("other_weights", "tp", ("A and B begin with different weights", "step 1, parameters: word.weight")),
-    ("loss_divided_twice", "ddp", ("step 1, backward: gradient of head output", "5.0e-01 of the largest")),
+    ("loss_divided_twice", "ddp", ("step 1, backward: gradient of root output", "5.0e-01 of the largest")),
     ("gradients_not_summed", "ddp", ("step 1, gradients: gradient of head.weight", "ranks 0, 1 of B")),
     ("one_norm_off", "tp", ("step 1, forward: layers.1.norm_2 output", "rank 1 of B, layer 1"))])
 def test_a_bug_in_a_program_of_pytorch_is_named(recorded, bug, way, said):
@@ -331,7 +335,7 @@ def test_megatron_core(recorded, tmp_path):
     one, two, wrong = (recorded("tp", *run, program="torch_megatron.py")
                        for run in ((1,), (2,), (2, "input_gradient_not_summed")))
     text, differ = compared(one, two)
-    assert not differ and re.match(r"A and B agree: 41\d tensors of iterations 1 and 2 were compared", text), text
+    assert not differ and re.match(r"A and B agree: 41\d tensors of steps 1 and 2 were compared", text), text
     text, differ = compared(one, wrong)
     assert differ and "step 1, backward: gradient of decoder.layers.1.pre_mlp_layernorm output" in text, text
     (tmp_path / "config.json").write_text(json.dumps({

@@ -1,6 +1,7 @@
 """Training runs of other programs: a recorder for PyTorch, which they import, and the comparison of what it records, of
 their checkpoints, and of their frameworks' dumps and logs.
 """
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -45,8 +46,21 @@ def are_recordings(a: str, b: str) -> bool:
         return kinds[0] is not None
     if RUN in kinds and is_ours((a, b)[kinds.index(RUN) - 1]):
         return True
-    what = [f"{path} is {kind.name if kind else 'not from another program'}" for path, kind in zip((a, b), kinds)]
+    what = [f"{path} is {kind.name if kind else unknown(path)}" for path, kind in zip((a, b), kinds)]
     raise UserError(f"{what[0]}, and {what[1]}: both must be of one kind.")
+
+
+def unknown(path: str) -> str:
+    """Describe what is of no kind."""
+    if path.startswith("-"):
+        return "a run's options"
+    if not os.path.exists(path):
+        return "not there"
+    if is_ours(path):
+        return "a recording of pretrain_gpt"
+    if os.path.isdir(path):
+        return "a folder without a recording or a checkpoint" if os.listdir(path) else "an empty folder"
+    return "a file of an unknown kind"
 
 
 def compared(a: str, b: str, report: str | None = None) -> tuple[str, bool]:
@@ -96,8 +110,9 @@ def describe(comparison: Comparison) -> tuple[str, bool]:
     found, runs = comparison.findings(), " and ".join(comparison.names)
     alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
     if not found.differences:
-        return agreement(found, format_iterations(sorted({key.iteration for key in comparison.a.parts})),
-                         f"{comparison.format}{alone}", runs), False
+        formats = " and ".join(comparison.formats) or "whole numbers"
+        inside = "" if comparison.unseen in ("float64", *comparison.formats) else f" with {comparison.unseen} inside"
+        return agreement(found, format_iterations(comparison.steps, "step"), formats + inside + alone, runs), False
     one = found.differences[0].key
     note = NOT_THE_SAME.get(one.phase) if one.iteration == comparison.a.first_step else None
     return "\n".join([*([note, ""] if note else []), *first(found, runs), "", *table(found.differences)]), True

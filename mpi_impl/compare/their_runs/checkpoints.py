@@ -205,7 +205,7 @@ class Noted:
 
 
 class NotedTensor(Noted):
-    """What stands for TensorStorageMetadata. All other objects of a checkpoint are not tensors."""
+    """A tensor's entry, TensorStorageMetadata in PyTorch. All other objects of a checkpoint are not tensors."""
 
 
 def ignore(*_: Any) -> None:

@@ -47,16 +47,15 @@ class Comparison:
     def __init__(self, a: TheirRun, b: TheirRun, names: tuple[str, str] = ("A", "B"), unseen: str = "float64"):
         """Prepare to compare. `unseen` is the coarsest format inside of what is recorded."""
         self.a, self.b, self.names, self.unseen = a, b, names, unseen
-        self.format = coarsest(a.format, b.format)
+        self.common = a.parts.keys() & b.parts.keys()
 
     def findings(self, shown: int = SHOWN) -> Findings:
         """Return the first differences. Raises UserError if the two have nothing in common."""
-        common = self.a.parts.keys() & self.b.parts.keys()
-        if not common:
+        if not self.common:
             raise UserError(unmatched(self.a, self.b))
         found = Findings()
-        found.alone = len(self.a.parts.keys() ^ self.b.parts.keys())
-        for key in (key for key in self.a.order if key in common):
+        found.alone = sum(key.iteration in self.steps for key in self.a.parts.keys() ^ self.b.parts.keys())
+        for key in (key for key in self.a.order if key in self.common):
             found.compared += 1
             try:
                 found.note(self.difference(key))
@@ -67,6 +66,17 @@ class Comparison:
             if len(found.differences) == shown:
                 break
         return found
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps that both have."""
+        return sorted({key.iteration for key in self.common})
+
+    @property
+    def formats(self) -> list[str]:
+        """Return the formats of what is compared, the finest first; tokens have none."""
+        found = {run.format_of(key) for run in (self.a, self.b) for key in self.common if key.phase != "batch"}
+        return sorted(found, key=lambda form: FORMATS[form].epsilon)
 
     # ---- one tensor ----
 
@@ -183,7 +193,8 @@ def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
     if not covers(parts, shape):
         raise UserError(f"{run} lacks a part of {key}: by its dims the ranks' parts do not make the whole, "
                         f"{list(shape)}.")
-    holders = [Holder(run, (part.rank,), part.box, recording.load(stored)) for part, stored in held]
+    holders = [Holder(run, (part.rank,) if recording.has_ranks else (), part.box, recording.load(stored))
+               for part, stored in held]
     if not any(part.summed for part in parts):
         return holders
     total = np.zeros(shape)

@@ -78,6 +78,8 @@ class Line:
 class TheirRun:
     """A recording: the parts of each tensor, and the tensors in the order of computation."""
 
+    has_ranks = True        # which have the parts
+
     folder: str
     order: list[TheirKey]
     parts: dict[TheirKey, list[tuple[TensorPart, ReadValues]]]
@@ -87,11 +89,6 @@ class TheirRun:
     @cached_property
     def first_step(self) -> int:
         return min(key.iteration for key in self.parts)
-
-    @cached_property
-    def format(self) -> str:
-        """Return the coarsest format of a tensor in it."""
-        return max({self.format_of(key) for key in self.parts}, key=lambda form: FORMATS[form].epsilon)
 
     def format_of(self, key: TheirKey) -> str:
         """Return the format of a tensor: of whole numbers float64, which holds them."""

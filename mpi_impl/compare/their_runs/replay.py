@@ -37,6 +37,8 @@ DROPOUTS = "hidden_dropout", "attention_dropout"
 class Wholes(TheirRun):
     """A recording in memory, of whole tensors, as the textbook computes them."""
 
+    has_ranks = False
+
     def __init__(self, folder: str):
         super().__init__(folder, [], {}, {})
 

@@ -8,18 +8,18 @@
         optimizer.step()                                            # ends a step; after two, nothing is recorded
         optimizer.zero_grad()
 
-It records the inputs and outputs of all modules and the outputs' gradients, in the order of computation; and at the
-optimizer's step the gradients and the weights, before and after. DTensors and Megatron's weights know which part of a
-tensor a rank has; batches, and activations with as many rows, are this rank's samples if there is an axis "dp"; a
-linear layer's output or input is divided as its weight is, if that is a DTensor. All else is whole and the same on all
-ranks, unless `dims` says otherwise, by regular expressions for "PHASE NAME":
+It records the inputs and outputs of all modules, the outputs' gradients, and at the optimizer's step the gradients and
+the weights, before and after. DTensors and Megatron's weights know which part of a tensor a rank has; batches, and
+activations with as many rows, are this rank's samples if there is an axis "dp"; a linear layer's output or input is
+divided as its weight is, if that is a DTensor. All else is whole and the same on all ranks, unless `dims` says
+otherwise, by regular expressions for "PHASE NAME":
 
     dims={"forward .*qkv output": "s b heads[tp]", "(forward|backward) .*norm output": "s[cp:zigzag,tp] b h"}
 
 A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
 chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has each axis's process group, or this rank's
 number and the size; without it, all ranks are one axis "dp". The loss is the `mean` over a rank's own samples and
-positions: gradients of activations are divided by the sizes of dp and cp. Needs PyTorch 2.5 or newer and safetensors.
+positions: activations' gradients, and scalars, are divided by the sizes of dp and cp. Needs PyTorch 2.5, safetensors.
 """
 import json
 import math
@@ -31,25 +31,22 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-WRAPPERS = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(\.|$)")
-
 
 class Recorder:
     """Hooks that write the first `steps` steps of a model and its optimizer into a folder."""
 
     def __init__(self, folder, model, optimizer, axes=None, dims=None, steps=2, mean=True):
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        axes = {"dp": (self.rank, self.ranks)} if axes is None else axes
-        self.axes = {name: list(one) if isinstance(one, (tuple, list)) else
-                     [dist.get_rank(one), dist.get_world_size(one)] for name, one in axes.items()}
+        self.axes = {name: [*one] if isinstance(one, (tuple, list)) else [dist.get_rank(one), dist.get_world_size(one)]
+                     for name, one in ({"dp": (self.rank, self.ranks)} if axes is None else axes).items()}
         self.dims = {re.compile(key): text for key, text in (dims or {}).items()}
-        self.step, self.steps, self.lines, self.tensors, self.calls = 1, steps, [], {}, {}
-        self.mean, self.samples = mean, {0}
+        self.step, self.steps, self.mean, self.samples = 1, steps, mean, {0}
+        self.lines, self.tensors, self.calls = [], {}, {}
         os.makedirs(folder, exist_ok=True)
         self.path = os.path.join(folder, f"rank_{self.rank:05}")
         self.parameters = {plain(name): p for name, p in model.named_parameters()}
-        for name, module in model.named_modules():
-            self.hook(module, plain(name) or "model")
+        for name, module in {plain(name) or "root": module for name, module in model.named_modules()}.items():
+            self.hook(module, name)         # of a wrapper and what is in it, the latter
         optimizer.register_step_pre_hook(lambda *_: self.see_weights("gradients", "parameters"))
         optimizer.register_step_post_hook(lambda *_: (self.see_weights("optimizer parameters"), self.end_step()))
 
@@ -69,7 +66,7 @@ class Recorder:
     def batch(self, **tensors):
         """Record a step's batch. Call it before the forward."""
         for name, x in tensors.items():
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and x.dim():
                 self.samples = {x.shape[0], x.shape[:2].numel()}
                 self.see("batch", name, x)
 
@@ -88,15 +85,19 @@ class Recorder:
         dims, key = self.dims_of(phase, name, x, module), str(len(self.lines))
         x = (x.to_local() if isinstance(x, DTensor) else x).detach().to("cpu", copy=True).contiguous()
         means = math.prod(self.axes[axis][1] for axis in ("dp", "cp") if axis in self.axes) if self.mean else 1
-        self.tensors[key] = x / means if phase == "backward" else x
+        x = x / means if phase == "backward" or dims.startswith("loss") else x
+        self.tensors[key] = torch.atleast_1d(x) if dims else x
         self.calls[phase, name] = call
         self.lines.append({"step": self.step, "phase": phase, "name": name, "call": call, "key": key, "dims": dims})
         return call
 
     def dims_of(self, phase, name, x, module):
         """Return the names of the dimensions, with the axes that divide them."""
-        if given := next((text for key, text in self.dims.items() if key.fullmatch(f"{phase} {name}")), None):
-            return given
+        for key, text in self.dims.items():
+            if key.fullmatch(f"{phase} {name}"):
+                return text
+        if module is not None and not x.dim() and x.is_floating_point():        # a rank's own, as DDP averages it
+            return "loss[dp:partial,cp:partial]"
         divided = self.division(x) if isinstance(x, DTensor) else [[] for _ in range(x.dim())]
         if getattr(self.parameters.get(name), "tensor_model_parallel", False):      # in Megatron-core
             divided[self.parameters[name].partition_dim].append("tp")
@@ -105,9 +106,8 @@ class Recorder:
                 divided[0].insert(0, "dp")
             elif phase == "backward":       # of what all samples use: each rank has its samples' part of the sum
                 divided[0].insert(0, "dp:partial")
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, DTensor) and isinstance(module, torch.nn.Linear) and not isinstance(x, DTensor):
-            divided[-1] += [axis for axis in self.division(weight)[name.endswith(" input")] if axis != "dp"]
+        if isinstance(module, torch.nn.Linear) and isinstance(module.weight, DTensor) and not isinstance(x, DTensor):
+            divided[-1] += [axis for axis in self.division(module.weight)[name.endswith(" input")] if axis != "dp"]
         return " ".join("ijklmnop"[i] + (f"[{','.join(axes)}]" if axes else "") for i, axes in enumerate(divided))
 
     def division(self, x):
@@ -141,7 +141,7 @@ def phase_now():
 
 def plain(name):
     """Return a module's or a parameter's name without what wrappers have put into it."""
-    return WRAPPERS.sub("", name).rstrip(".")
+    return re.sub(r"\b(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)(\.|$)", "", name).rstrip(".")
 
 
 def first_tensor(x):

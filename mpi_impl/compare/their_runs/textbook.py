@@ -18,7 +18,8 @@ AT_LEAST = "float32"    # of transformers, whatever the model is in: the angles 
 def main() -> None:
     parser = ArgumentParser(prog="shardlab textbook", description="Compute the first step of recordings again, with "
                             "the textbook in float64, and name the first tensor in which each differs from it.",
-                            epilog="The exit status is 0 if all agree with the textbook, and 1 if one differs.")
+                            epilog="The exit status is 0 if all agree with the textbook, 1 if one differs, and 2 "
+                            "if they cannot be compared.")
     parser.add_argument("model", metavar="MODEL", help="a folder with the model's config.json, as of transformers")
     parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="a folder written by shardlab_recorder.py")
     options = parser.parse_args()
