@@ -7,7 +7,8 @@
 #
 # **You will** write f and g for `torch.distributed`, and reproduce our numbers up to rounding; meet an
 # all-reduce whose backward is another one; read the trace of PyTorch's own tensor parallelism, and find the lines of
-# our ledger in it; and see buckets leave while a backward is still at work.
+# our ledger in it; see buckets leave while a backward is still at work; and train one model with PyTorch's FSDP and
+# with ours.
 #
 # **You need** walkthroughs [2](02_f_and_g.ipynb) (f and g) and [9](09_data_parallel_and_zero.ipynb) (buckets), and
 # PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
@@ -302,6 +303,75 @@ from mpi_impl.report.timelines.gantt import Panel, timelines_figure
 
 timelines_figure([Panel("a backward with three buckets, read from PyTorch's trace", ranks["slices"])])
 
+# %% [markdown]
+# ## FSDP, theirs and ours
+#
+# A course's example: three linear layers, 8-4, 4-16 and 16-4, on four ranks. PyTorch's `fully_shard` makes each of them
+# a unit; our `FSDP` takes a list of layers, and a policy that makes units of them. Both get the same weights and
+# samples, and take three steps of Adam. PyTorch averages gradients over the ranks; ours are summed, so we divide `dy`
+# by the number of ranks.
+#
+# **Predict.** The model has 184 parameters. How many elements does a rank send in a step, by ring algorithms? (Each of
+# $n$ ranks sends $(n - 1)/n$ of a buffer in an all-gather or a reduce-scatter. Full sharding gathers twice.)
+
+# %%
+guess = ...                # elements
+
+# %% tags=["hide-output"]
+# %%ranks 4
+from torch.distributed.fsdp import fully_shard
+
+from mpi_impl.comm.ledger import ring_bytes
+from mpi_impl.training.fsdp import FSDP, size_based
+from reference import ops
+from reference.optimizer import OptimizerConfig
+from reference.parallel.fsdp import AnyLayer
+
+random, rate, steps = np.random.default_rng(0), 1e-2, 3
+weights = [{"w": random.normal(size=(n, m)), "b": random.normal(size=m)} for n, m in ((8, 4), (4, 16), (16, 4))]
+samples, dys = random.normal(size=(steps, size, 5, 8)), random.normal(size=(steps, size, 5, 4))
+
+def linear_backward(dy, p, x):
+    dx, dw, db = ops.linear_backward(dy, x, p["w"])
+    return dx, {"w": dw, "b": db}
+
+layers = [AnyLayer(p, lambda x, p: (ops.linear(x, p["w"], p["b"]), x), linear_backward) for p in weights]
+fsdp = FSDP(layers, group, auto_wrap_policy=size_based(1))
+adam = fsdp.adam(OptimizerConfig(rate, steps, lr_decay_style="constant", weight_decay=0, clip_grad=0))
+group.ledger.totals.clear()
+for x, dy in zip(samples[:, rank], dys[:, rank]):
+    fsdp.zero_grad()
+    _, caches = fsdp.forward(x)
+    fsdp.backward(dy / size, caches)
+    fsdp.step(adam)
+sent = sum(ring_bytes(*line) for line in group.ledger.totals.items() if line[0].reason != "gradient norm") / 8 / steps
+ours = fsdp.parameters()
+
+module = torch.nn.Sequential(*(torch.nn.Linear(*p["w"].shape) for p in weights)).double()
+with torch.no_grad():
+    for layer, p in zip(module, weights):
+        layer.weight.copy_(torch.tensor(p["w"].T))
+        layer.bias.copy_(torch.tensor(p["b"]))
+for layer in (*module, module):
+    fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+for x, dy in zip(samples[:, rank], dys[:, rank]):
+    optimizer.zero_grad()
+    module(torch.tensor(x)).backward(torch.tensor(dy))
+    optimizer.step()
+
+for layer, p in zip(module, ours):
+    assert near(layer.weight.full_tensor().T, p["w"]) and near(layer.bias.full_tensor(), p["b"])
+print("the same weights after three steps")
+
+# %% tags=["hide-output"]
+reveal(guess, round(ranks["sent"][0]), "elements")
+
+# %% [markdown]
+# Three times $184 \cdot 3/4$: two all-gathers of parameters and a reduce-scatter of gradients. Data parallelism's
+# all-reduce sends two thirds of that, but then each rank keeps all parameters, their gradients and Adam's moments.
+# [FSDP, argument by argument](../docs/fsdp.md) has the other strategies.
+
 # %%
 # %%ranks 4
 dist.destroy_process_group()
@@ -316,6 +386,7 @@ dist.destroy_process_group()
 # | *g*, `region.leave` | `G` above; inside `RowwiseParallel` | `reduce_from_tensor_model_parallel_region` |
 # | the ledger | the profiler's trace | the same |
 # | `Gradients`, buckets | `DistributedDataParallel` | `DistributedDataParallel`, of its own |
+# | `FSDP`, units | `fully_shard`, modules | `--use-torch-fsdp2`: PyTorch's |
 #
 # - The two operators are the whole of tensor parallelism, in any framework. The rest is bookkeeping.
 # - A collective that differentiates itself has decided how many losses there are. Ask it.

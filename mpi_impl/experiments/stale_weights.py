@@ -22,15 +22,16 @@ from reference.config import ModelConfig, require_positive
 from reference.models.model import model_tensors
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
-from reference.parallel.stale_weights import train_without_flush
+from reference.parallel import stale_weights
 from reference.params import initialize, tree_map
 from reference.schedules.generators import make
 
 NUMBERS, POSITIONS, SAMPLES = 24, 12, 8         # V, s, b
 HIDDEN, HEADS = 32, 2
 CHANCE = float(np.log(NUMBERS))                 # the loss of a guess
-EACH, SEVERAL, STASHED, NEWEST = WAYS = ("a flush after each microbatch", "a flush after several",
-                                         "no flush, stashed weights", "no flush, newest weights")
+UNFLUSHED = {f"no flush, {name}": way for name, way in (
+    ("stashed weights", stale_weights.STASHED), ("newest weights", stale_weights.NEWEST))}
+EACH, SEVERAL, *_ = WAYS = ("a flush after each microbatch", "a flush after several", *UNFLUSHED)
 
 
 @option_group
@@ -67,9 +68,9 @@ class StaleWeights(Experiment):
         rng = np.random.default_rng(seed)
         batches = [GPTBatch.unpack(equal_steps(rng, NUMBERS, SAMPLES, POSITIONS + 1)) for _ in range(args.microbatches)]
         with np.errstate(all="ignore"):
-            if way in (STASHED, NEWEST):
+            if way in UNFLUSHED:
                 schedule = make("1f1b", args.stages, args.microbatches)
-                losses, _, _ = train_without_flush(batches, stages, schedule, c, lr, stash=way == STASHED)
+                losses, _, _ = stale_weights.train_without_flush(batches, stages, schedule, c, lr, UNFLUSHED[way])
             else:
                 losses = train_with_flush(batches, stages, self.step_of(way), c, lr)
         return np.where(np.logical_or.accumulate(~np.isfinite(losses)), np.inf, losses)
@@ -88,7 +89,7 @@ class StaleWeights(Experiment):
 
     def panels(self, results: dict) -> list[Panel]:
         """Show twice the time that a pipeline without a flush takes."""
-        shortest = self.at(Kind("", STASHED), self.args.microbatches)[-1]
+        shortest = self.at(Kind("", WAYS[-1]), self.args.microbatches)[-1]
         return [panel._replace(xmax=2 * shortest) for panel in super().panels(results)]
 
     def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:

@@ -24,7 +24,7 @@ OWN_SIZES = [       # what a user may choose for 3 ranks
     ("llama", "--num-attention-heads 9"), ("embedding", "--hidden-size 9"), ("embedding", "--sentence so"),
     ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3"),
     ("ring_attention", "--chunk-length 5"), ("context_parallel", "--chunk-length 1"),
-    ("experts", "--experts-per-rank 1"), ("zero", "--microbatches 3"),
+    ("experts", "--experts-per-rank 1"), ("zero", "--microbatches 3"), ("stale_weights", "--microbatches 1"),
     ("train", "--tensor-model-parallel-size 1 --train-iters 2"),
     *(("pipeline", f"--microbatches 6 --schedule {name}") for name in SCHEDULES if name != "forward-only")]
 SHARDED = {         # what the ranks own, each a part
@@ -139,6 +139,8 @@ DEMO = "mpi_impl.demos."
     ("pipeline", "activations kept", Bug("mpi_impl.parallel.passes",
                                          "self.caches.pop((action.stage, action.microbatch))",
                                          "self.caches[action.stage, action.microbatch]")),
+    ("stale_weights", "losses", Bug("mpi_impl.parallel.stale_weights", "self.versions.move(grads, self.lr)",
+                                    "self.versions.move(grads, 0.9 * self.lr)")),
     ("zero", "numbers sent", Bug(f"{DEMO}zero", '("gradients", "parameters")', '("gradients",)')),
     ("experts", "the router's", Bug(f"{DEMO}experts", "ranks.all_reduce(found.grads.router, ",
                                     "ranks.all_reduce(found.grads.router.copy(), ")),

@@ -3,44 +3,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference import ops
 from reference.errors import UserError
 from reference.parallel import fsdp
-from reference.parallel.fsdp import AnyLayer, FullySharded
+from reference.parallel.fsdp import FullySharded
 from tests.cases import close
+from tests.fsdp_theorems import linear, one_process, tanh
 
 RATE = 0.1
-
-
-def linear(rng, n, m) -> AnyLayer:
-    """Make a linear layer with random numbers."""
-    def backward(dy, p, x):
-        dx, dw, db = ops.linear_backward(dy, x, p["w"])
-        return dx, {"b": db, "w": dw}       # in another order than the parameters
-
-    params = {"w": rng.normal(size=(n, m)), "b": rng.normal(size=m)}
-    return AnyLayer(params, lambda x, p: (ops.linear(x, p["w"], p["b"]), x), backward)
-
-
-def tanh() -> AnyLayer:
-    """Make a layer without parameters."""
-    def forward(x, p):
-        y = np.tanh(x)
-        return y, y
-
-    return AnyLayer({}, forward, lambda dy, p, y: (dy * (1 - y * y), {}))
-
-
-def one_process(layers, params, x, dy):
-    """Return y, dx and each layer's gradients, without a wrapper."""
-    caches, grads = [], []
-    for layer, p in zip(layers, params):
-        x, cache = layer.forward(x, p)
-        caches.append(cache)
-    for layer, p, cache in zip(reversed(layers), reversed(params), reversed(caches)):
-        dy, grad = layer.backward(dy, p, cache)
-        grads.insert(0, grad)
-    return x, dy, grads
 
 
 @given(st.lists(st.integers(1, 7), min_size=2, max_size=4), st.integers(1, 4), st.data())

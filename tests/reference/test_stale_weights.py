@@ -11,7 +11,7 @@ from reference.models.model import model_tensors
 from reference.models.stage import join_stages
 from reference.parallel.pipeline import split_into_stages
 from reference.parallel.stages import layers_of_stage
-from reference.parallel.stale_weights import late_updates, train_without_flush, versions_kept
+from reference.parallel.stale_weights import NEWEST, STASHED, VERTICAL_SYNC, WAYS, late_updates, train_without_flush
 from reference.params import leaves, tree_map
 from reference.schedules.generators import make
 from reference.training.trainer import loss_and_gradients
@@ -30,14 +30,14 @@ def pipelines(draw, fewest=1):
         draw(st.integers(p, 5))
 
 
-def trained(drawn, stash, rate=RATE):
+def trained(drawn, way, rate=RATE):
     """Train without a flush; return the microbatches, the whole parameters at the start, and what training returns."""
     case, p, m = drawn
     batches = [case.batch(f"microbatch {i}", case.b) for i in range(m)]
     start = case.params(model_tensors(case.model))
     layers = [layers_of_stage(stage, p, case.model.num_layers) for stage in range(p)]
     stages = split_into_stages(start, layers, case.model)
-    return batches, start, train_without_flush(batches, stages, make("1f1b", p, m), case.model, rate, stash)
+    return batches, start, train_without_flush(batches, stages, make("1f1b", p, m), case.model, rate, way)
 
 
 @given(pipelines())
@@ -46,8 +46,8 @@ def test_stashed_weights_give_the_gradient_of_a_model_of_many_ages(drawn):
     gradients of each microbatch are those of one process, with each stage's weights as its forward met.
     """
     case, p, m = drawn
-    batches, _, (losses, late, _) = trained(drawn, stash=True)
-    assert versions_kept(make("1f1b", p, 2 * p)) == [p - stage for stage in range(p)]
+    batches, _, (losses, late, versions) = trained(drawn, STASHED)
+    assert all(one.most == p - stage if m >= 2 * p - 1 else one.most <= p - stage for stage, one in enumerate(versions))
     for i, batch in enumerate(batches):
         ways = [late[stage, i] for stage in range(p)]
         for stage, way in enumerate(ways):
@@ -64,7 +64,8 @@ def test_the_newest_weights_give_the_gradient_of_no_model(drawn):
     microbatch, and is of the order of the rate.
     """
     case, p, m = drawn
-    batches, _, (_, late, _) = trained(drawn, stash=False)
+    batches, _, (_, late, versions) = trained(drawn, NEWEST)
+    assert {one.most for one in versions} == {1}
     for i, batch in enumerate(batches):
         ways = [late[stage, i] for stage in range(p)]
         _, grads = loss_and_gradients(batch, join_stages([way.forward.params for way in ways]), case.model)
@@ -75,20 +76,36 @@ def test_the_newest_weights_give_the_gradient_of_no_model(drawn):
             close(grad, expected[name], 1e-10)
 
 
-@given(pipelines(), st.booleans())
-def test_one_stage_is_gradient_descent(drawn, stash):
-    """With nobody to wait for, both ways train as one process does."""
+@given(pipelines())
+def test_vertical_sync_is_gradient_descent_that_is_late(drawn):
+    """In all stages by p - 1 updates: one process that keeps the last p versions of the whole model does the same."""
+    case, p, m = drawn
+    batches, start, (losses, late, versions) = trained(drawn, VERTICAL_SYNC)
+    models = [start]
+    for i, batch in enumerate(batches):
+        met = models[max(0, i - (p - 1))]
+        assert {late_updates(late, stage, i) for stage in range(p)} == {min(i, p - 1)}
+        loss, grads = loss_and_gradients(batch, met, case.model)
+        close(np.stack([losses[i]]), np.stack([loss]))
+        models.append(tree_map(lambda weight, grad: weight - RATE * grad, models[-1], grads))
+    trees_close(join_stages([one.newest.params for one in versions]), models[-1], 1e-10)
+    assert {one.most for one in versions} == {min(m, p)}
+
+
+@given(pipelines(), st.sampled_from(WAYS))
+def test_one_stage_is_gradient_descent(drawn, way):
+    """With nobody to wait for, all ways train as one process does."""
     case, _, m = drawn
-    batches, params, (losses, _, (last,)) = trained((case, 1, m), stash)
+    batches, params, (losses, _, (last,)) = trained((case, 1, m), way)
     for batch, found in zip(batches, losses):
         loss, grads = loss_and_gradients(batch, params, case.model)
         close(np.stack([found]), np.stack([loss]))
         params = tree_map(lambda weight, grad: weight - RATE * grad, params, grads)
-    trees_close(last, params, 1e-10)
+    trees_close(last.newest.params, params, 1e-10)
 
 
 @pytest.mark.parametrize("choice, said", [
     ({"untie_embeddings_and_output_weights": False}, "tied"), ({"share_layers": True}, "share")])
 def test_copies_that_would_move_apart_are_refused(choice, said):
     with pytest.raises(UserError, match=said):
-        trained((Case(1, replace(UNTIED, **choice), 2, 5, seed=7), 4, 6), stash=True)
+        trained((Case(1, replace(UNTIED, **choice), 2, 5, seed=7), 4, 6), STASHED)
