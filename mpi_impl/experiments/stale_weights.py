@@ -20,9 +20,9 @@ from mpi_impl.launch.option_fields import option_field, option_group
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, require_positive
 from reference.models.model import model_tensors
+from reference.parallel import stale_weights
 from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
-from reference.parallel import stale_weights
 from reference.params import initialize, tree_map
 from reference.schedules.generators import make
 

@@ -30,7 +30,6 @@ from reference.parallel.pipeline import in_time
 from reference.params import tree_map
 from reference.schedules.actions import Action, Schedule, needs, result
 
-
 NEWEST, STASHED, VERTICAL_SYNC = WAYS = ("newest", "stashed", "vertical sync")
 
 
