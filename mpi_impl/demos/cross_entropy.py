@@ -1,17 +1,25 @@
 """The loss, from logits that are sharded by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
 
 It shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
-al. 2019, section 3).
+al. 2019, section 3); and the three ways of reference/layers/cross_entropy.py beside each other.
 """
+from statistics import median
+from time import perf_counter
+
 import numpy as np
 
+from mpi_impl.comm.group import Group
 from mpi_impl.demos.printing import first_elements, indent, preview, shape
 from mpi_impl.demos.runner import Demo, Size, program, run_demo
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from mpi_impl.runtime.tables import aligned
+from reference import ops
 from reference.layers import cross_entropy as textbook
+from reference.layers.embedding import local_ids
 
 SAMPLES, POSITIONS = 2, 3
 GPT2_TOKENS = 50_257      # its V
+TIMED, REPEATS = (64, 1024), 5      # positions, and tokens of each rank; of the repeats the median counts
 VOCAB_SIZE = Size("--vocab-size", "cross_entropy", "V", least=16, times=1, help="tokens;",
                   numbers=lambda n, V: n * 4 * SAMPLES * POSITIONS * V)      # logits and what is computed from them
 
@@ -71,6 +79,54 @@ def show(demo: Demo, V: int) -> None:
     demo.equal("the first one by hand", by_hand, whole_loss[0, 0])
     demo.equal("every logit's gradient", dlogits, textbook.cross_entropy_backward(dloss, whole_cache)[..., own])
     demo.equal("what is gathered", gathered, whole)
+    compare_ways(demo, whole, targets)
+
+
+def gathered_loss(logits, targets, group: Group):
+    """Return the mean loss from gathered logits, the first way."""
+    return ops.cross_entropy(group.all_gather(logits, -1, "first way: logits"), targets)[0].mean()
+
+
+def summed_loss(logits, targets, group: Group):
+    """Return the mean loss, the second way: sums of exp, then each rank's sum of the losses of its own targets."""
+    total = group.all_reduce(np.exp(logits).sum(-1), "second way: sum of exp")
+    ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])
+    picked = np.take_along_axis(logits, ids[..., None], -1)[..., 0]
+    own = np.where(held, np.log(total) - picked, 0).sum(keepdims=True)
+    return group.all_reduce(own, "second way: sum of losses").item() / targets.size
+
+
+def safe_loss(logits, targets, group: Group):
+    """Return the mean loss by the layer above, the third way."""
+    return cross_entropy_forward(logits.copy(), targets, group)[0].mean()
+
+
+WAYS = {"1. gather all logits": (gathered_loss, "b s V"), "2. sums of exp, sum of losses": (summed_loss, "b s + 1"),
+        "3. maximum, sum of exp, target": (safe_loss, "3 b s")}
+
+
+def compare_ways(demo: Demo, whole, targets) -> None:
+    """Print a row for each way: what is sent, how long it takes, and what it makes of large logits."""
+    b_s, per_rank = TIMED
+    many, which = np.random.default_rng(demo.rank).normal(size=(1, b_s, per_rank)), np.zeros((1, b_s), np.int64)
+    rows = [("", "all-reduced or gathered", "loss", "of logits x 1,000", "time")]
+    for name, (way, formula) in WAYS.items():
+        before = demo.ranks.ledger.elements()
+        loss = way(whole[..., demo.own(whole.shape[-1])], targets, demo.ranks)
+        sent = demo.ranks.ledger.elements() - before
+        demo.equal("the loss of each way", loss, textbook.cross_entropy_forward(whole, targets)[0].mean())
+        with np.errstate(over="ignore", invalid="ignore"):
+            large = way(1000 * whole[..., demo.own(whole.shape[-1])], targets, demo.ranks)
+        times = []
+        for _ in range(REPEATS):
+            demo.ranks.allgather_objects(None)      # so that all begin together
+            start = perf_counter()
+            way(many, which, demo.ranks)
+            times.append(perf_counter() - start)
+        rows.append((name, f"{formula} = {sent:,}", f"{loss:.4f}", f"{large:,.1f}", f"{1e3 * median(times):.2f} ms"))
+    demo.say(f"Three ways to the loss. Times are of {b_s} positions and {demo.n * per_rank:,} tokens, on this machine:\n"
+             + aligned(rows, left=(0, 1)) + "\nexp of a number above 709 is infinite (in float32, above 88), so the "
+             "second way fails for large logits.\nIt also knows the sum of the losses only, no position's own.\n")
 
 
 def say_how(demo: Demo, logits, target: int) -> float:
