@@ -45,6 +45,7 @@ SHORT = {
     "mpi_impl.demos.mlp": "",
     "mpi_impl.demos.pipeline": "",
     "mpi_impl.demos.stale_weights": "",
+    "mpi_impl.demos.zero": "",
     "mpi_impl.demos.ring_attention": "",
     "mpi_impl.demos.train": "--train-iters 2",
     "reference.prove": "--tensor-model-parallel-size 2",
