@@ -181,12 +181,13 @@ def module(entry: Entry) -> str:
 
 def source(entry: Entry) -> str:
     """Return the source, linked to its thread."""
-    found = re.fullmatch(r"(after )?([\w.-]+/[\w.-]+) (?:#(\d+)|(mutation \d+))", entry.source)
+    found = re.fullmatch(r"(after )?([\w.-]+/[\w.-]+) (?:#(\d+)|(mutation \d+)|commit (\w+))", entry.source)
     if not found:
         return entry.source
-    after, repository, number, mutation = found.groups()
-    thread = f"/issues/{number}" if number else ""
-    return f"{after or ''}[{repository} {mutation or '#' + number}](https://github.com/{repository}{thread})"
+    after, repository, number, mutation, commit = found.groups()
+    page = f"/issues/{number}" if number else f"/commit/{commit}" if commit else ""
+    which = f"#{number}" if number else mutation or commit
+    return f"{after or ''}[{repository} {which}](https://github.com/{repository}{page})"
 
 
 def theorem(entry: Entry) -> str:

@@ -11,7 +11,7 @@ AXES = ("TP", "SP", "CP", "PP", "DP", "EP", "ZeRO", "recompute", "optimizer", "c
 
 # A repository and the thread that reports this mistake; with "after" where the mistake there is only a similar one.
 # TrainVerify's are the broken models of its artifact. A classic is known to everybody, and reported by nobody.
-SOURCE = r"classic|(after )?[\w.-]+/[\w.-]+ (#\d+|mutation \d+)"
+SOURCE = r"classic|(after )?[\w.-]+/[\w.-]+ (#\d+|mutation \d+|commit [0-9a-f]{7})"
 
 
 class Bug(NamedTuple):

@@ -89,6 +89,12 @@ ENTRIES = [
           Bug("mpi_impl.training.trainer", "sequences = global_batch_size * sequences_of(model)",
               "sequences = len(microbatches[0].tokens)"),
           trained(m=2)),
+    Entry("a load-balancing loss divided by t, too", "scaling", "TP", "NVIDIA/Megatron-LM #5047",
+          "All ranks of a layer compute the same loss of the router, and it is divided by their number as if it were a "
+          "sum over them.",
+          Bug("mpi_impl.training.trainer", "sequences = global_batch_size * sequences_of(model)",
+              "sequences = global_batch_size * sequences_of(model) * self.topology.tensor.size"),
+          trained(t=2)),
     Entry("a load-balancing loss without its coefficient", "scaling", "EP", "NVIDIA-NeMo/Automodel #1408",
           "The coefficient decides whether there is such a loss, and is not multiplied with it.",
           Bug("reference.layers.router", "c.moe_aux_loss_coeff * losses.shares", "losses.shares"),

@@ -47,6 +47,21 @@ ENTRIES = [
           Bug("mpi_impl.training.optimizer", "tile.runs, factor, self.iteration, rate, self.config)",
               "tile.runs, factor, self.iteration + (everyone.rank == 1), rate, self.config)"),
           small(t=2)),
+    Entry("gradients clipped before they are summed", "computation", "DP", "after karpathy/nanochat commit 061f83c",
+          "Every replica clips its own gradients, and a sum of clipped gradients is not the clipped sum.",
+          Bug("mpi_impl.parallel.data_parallel", "        flat = self.complete(bucket)\n",
+              "        flat = self.complete(bucket)\n"
+              "        flat *= min(1, 0.05 / np.sqrt(np.vdot(flat, flat)))\n"),
+          small(d=2)),
+    Entry("states made by a step on zeros", "state and checkpoint", "optimizer", "NVIDIA/Megatron-LM #5976",
+          "To allocate the moments the optimizer takes a step on gradients of zeros: weights decay, and the steps are "
+          "counted from two.",
+          Bug("mpi_impl.training.optimizer", "        self.iteration = 0      # updates so far\n",
+              "        self.iteration = 1\n"
+              "        for tile in self.tiles:\n"
+              "            w = self.states['parameters']\n"
+              "            w.store(tile.place, w.load(tile.place) * (1 - config.lr * config.weight_decay))\n"),
+          small()),
     Entry("no bias correction", "computation", "optimizer", "classic",
           "After some hundred steps the correction is 1, so nobody misses it but the first steps.",
           Bug("mpi_impl.training.optimizer", "tile.runs, factor, self.iteration, rate, self.config)",
