@@ -105,7 +105,7 @@ def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
     """Return the layout of the model in a folder, and its config.json. Raise UserError if there is none."""
     path = os.path.join(folder, CONFIG)
     if not is_there(path):
-        raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
+        raise UserError(f"{folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
     found = read_json(path, Object)
     if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "

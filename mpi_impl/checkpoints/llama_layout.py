@@ -74,7 +74,7 @@ def derive(groups: int | None, head_dim: int | None, window: int | None, path: s
     sliding = found.get("sliding_window", window)
     if sliding is not None and found.get("use_sliding_window", window is not None):
         raise UserError(f"{path} says that sliding_window is {sliding}, but here attention sees all positions. Give a "
-                        "model where it is null.")
+                        "model where it is null, or make it null if your texts are shorter.")
     groups, size = (check_type(path, name, default if found.get(name) is None else found[name], int)
                     for name, default in (("num_key_value_heads", groups or a),
                                           ("head_dim", head_dim or max(1, h // max(1, a)))))

@@ -124,7 +124,7 @@ def compare_ways(demo: Demo, whole, targets) -> None:
             way(many, which, demo.ranks)
             times.append(perf_counter() - start)
         rows.append((name, f"{formula} = {sent:,}", f"{loss:.4f}", f"{large:,.1f}", f"{1e3 * median(times):.2f} ms"))
-    demo.say(f"Three ways to the loss. Times are of {b_s} positions and {demo.n * per_rank:,} tokens, on this machine:\n"
+    demo.say(f"Three ways to the loss. Times are of {b_s} positions and {demo.n * per_rank:,} tokens, here:\n"
              + aligned(rows, left=(0, 1)) + "\nexp of a number above 709 is infinite (in float32, above 88), so the "
              "second way fails for large logits.\nIt also knows the sum of the losses only, no position's own.\n")
 

@@ -49,7 +49,7 @@ def sizes(layers: int, hidden: int, heads: int) -> dict[str, Any]:
 # Tokens of the models that bring a tokenizer.json of their own.
 VOCABULARIES = {"smollm2-135m": 49_152, "tinyllama-1.1b": 32_000, "llama3-8b": 128_256, "llama3-70b": 128_256,
                 "llama3-405b": 128_256, "qwen3-0.6b": 151_936, "mixtral-8x7b": 32_000}
-# Of other models, padded: GPT-2's 50,257 to a multiple of 1,024, as in the papers; BERT's 30,522 to one of 128, as we do.
+# Of other models, padded: GPT-2's 50,257 to a multiple of 1,024, as in the papers; BERT's 30,522 to one of 128, by us.
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and name
     "gpt": {"gpt2-355m": GPT2 | sizes(24, 1024, 16), "gpt2-1.2b": GPT2 | sizes(40, 1536, 16),

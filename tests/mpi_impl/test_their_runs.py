@@ -280,6 +280,44 @@ def test_ours_and_theirs_are_not_mixed(tmp_path):
     assert not are_recordings("-n 1", str(tmp_path))
 
 
+# ---- what is said of other mistakes ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3), st.integers(0, 2**32 - 1), st.sampled_from(["parameters", "optimizer parameters"]))
+def test_a_copy_that_drifts_is_named_though_two_runs_may_differ_more(tmp_path_factory, rank, seed, phase):
+    """Replicas make the same update, so their weights are equal; two runs' are not."""
+    tmp, w = tmp_path_factory.mktemp("drift"), np.random.default_rng(seed).normal(size=(3, 2)) + 3
+    tensors = {(1, "gradients", "w"): (np.ones((3, 2)), "i j"), (1, "parameters", "w"): (w, "i j"),
+               (1, "optimizer parameters", "w"): (w + 1, "i j")}
+
+    def drifted(drifting, by):
+        return lambda at, name, x: x * (1 + by) if at in drifting and name == "w" else x
+
+    right = write(tmp / "a", tensors, {"dp": 4})
+    together = write(tmp / "b", tensors, {"dp": 4}, values=drifted(range(4), 1e-13))
+    assert not compared(right, together)[1]
+    alone = write(tmp / "c", {key: one for key, one in tensors.items() if key[1] != "gradients" and key[1] == phase},
+                  {"dp": 4}, values=drifted([rank], 1e-13))
+    text, differ = compared(right, alone)
+    assert differ and f"step 1, {phase}: w\n  where      rank {rank} of C".replace("C", "B") in text, text
+
+
+def test_the_same_samples_in_another_order_are_called_so(tmp_path):
+    tokens = np.arange(12.0).reshape(4, 3)
+    a, b, c = (write(tmp_path / name, {(1, "batch", "tokens"): (x, "b s")}, {})
+               for name, x in (("a", tokens), ("b", tokens[[0, 2, 1, 3]]), ("c", tokens + 1)))
+    assert "in another order" in compared(a, b)[0]
+    assert "in another order" not in compared(a, c)[0] and "different batches" in compared(a, c)[0]
+
+
+def test_weights_of_one_run_alone_are_named(tmp_path):
+    one = {(1, "forward", "x output"): (np.ones(2), "i"), (1, "parameters", "x.weight"): (np.ones(2), "i")}
+    a = write(tmp_path / "a", one, {})
+    b = write(tmp_path / "b", {(1, "forward", "x output"): (np.zeros(2), "i"), (1, "parameters", "x.weight"): one[
+        1, "parameters", "x.weight"], (1, "parameters", "head.weight"): (np.ones(2), "i")}, {})
+    assert "Weights that only one of the two has: head.weight." in compared(a, b)[0]
+
+
 # ---- PyTorch itself -------------------------------------------------------------------------------------------------
 
 

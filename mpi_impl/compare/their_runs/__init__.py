@@ -25,6 +25,9 @@ NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else 
                 "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
                               "load one checkpoint, or draw them before the model is divided."}
 
+SAME_ROWS = ("B was given the samples of A's batch in another order. A rank's share is taken for a contiguous part of "
+             "the global batch, rank 0's for the first: give rank r batch.chunk(ranks)[r], not every ranks-th sample.")
+
 READERS = ((records.is_recording, records.read), (sglang.is_dump, sglang.read))     # of other programs' runs
 
 
@@ -114,8 +117,12 @@ def describe(comparison: Comparison) -> tuple[str, bool]:
         inside = "" if comparison.unseen in ("float64", *comparison.formats) else f" with {comparison.unseen} inside"
         return agreement(found, format_iterations(comparison.steps, "step"), formats + inside + alone, runs), False
     one = found.differences[0].key
-    note = NOT_THE_SAME.get(one.phase) if one.iteration == comparison.a.first_step else None
-    return "\n".join([*([note, ""] if note else []), *first(found, runs), "", *table(found.differences)]), True
+    notes = [NOT_THE_SAME[one.phase]] if one.iteration == comparison.a.first_step and one.phase in NOT_THE_SAME else []
+    if notes and one.phase == "batch" and comparison.same_rows():
+        notes = [SAME_ROWS]
+    if weights := comparison.weights_alone():
+        notes.append(f"Weights that only one of the two has: {weights}.")
+    return "\n\n".join([*notes, "\n".join([*first(found, runs), "", *table(found.differences)])]), True
 
 
 RUN = RecordingKind("a recording of another program", is_run, compare_runs)

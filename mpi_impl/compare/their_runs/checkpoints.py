@@ -34,6 +34,7 @@ TORCH = (".pt", ".pth", ".bin")                 # how files of torch.save are ca
 CHUNKS = re.compile(r".*__(\d{1,9})_\d+\.distcp")
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")      # an optimizer's means of gradients
 STATE = re.compile(r"(?:.*\.)?state\.(.+)\.exp_avg")
+WRAPPED = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")     # what wrappers put into names
 NUMBER = re.compile(r"(?<![^.])(\d{1,9})(?![^.])")
 MOST, DEEPEST = 1 << 20, 32                     # containers in a file of torch.save, and in one another
 
@@ -58,7 +59,7 @@ def compared(a: str, b: str) -> tuple[str, bool]:
     comparison = CheckpointComparison(read(a), read(b))
     found = comparison.findings()
     if found.differences:
-        return "\n".join([*first(found, "the order of the names"), "", *table(found.differences)]), True
+        return "\n".join([*first(found, order="the order of the names"), "", *table(found.differences)]), True
     alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
     formats = ", ".join(sorted({*comparison.a.formats.values(), *comparison.b.formats.values()}))
     return agreement(found, "the checkpoints", f"{formats}{alone}"), False
@@ -74,7 +75,7 @@ def read(path: str) -> TheirRun:
         tensors = safetensors(weight_files(path))
     run = TheirRun(path, [], {}, {})
     for name, parts, dtype in tensors:
-        key = CheckpointKey(0, "checkpoint", name, 0)
+        key = CheckpointKey(0, "checkpoint", WRAPPED.sub("", name), 0)
         if key in run.parts:
             raise UserError(f"{path} has the tensor {name} twice: files of two checkpoints are mixed, or each has a "
                             "part of it. Consolidate them.")
@@ -131,8 +132,14 @@ class CheckpointComparison(Comparison):
 
     @cached_property
     def first_moments(self) -> dict[str, TheirKey]:
-        """Return Adam's mean of the gradient of each weight in A, by the weight's name."""
-        return {found[1]: key for key in self.a.parts if (found := STATE.fullmatch(key.name))}
+        """Return Adam's mean of the gradient of each weight in A, by the weight's name. Where states have numbers, as
+        in a file of torch.save, the n-th is of the n-th weight.
+        """
+        found = {match[1]: key for key in self.a.parts if (match := STATE.fullmatch(key.name))}
+        if not all(name.isdecimal() for name in found):
+            return found
+        weights = [key.name for key in self.a.order if key.name.rpartition(".")[2] in ("weight", "bias")]
+        return {weights[int(name)]: key for name, key in found.items() if int(name) < len(weights)}
 
     @cached_property
     def largest_moments(self) -> dict[str, float]:

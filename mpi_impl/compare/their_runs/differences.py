@@ -28,7 +28,8 @@ SHOWN = 6           # differences to look for
 NEGLIGIBLE = 1e-2   # of the largest gradient of all: what a smaller tensor's is compared with
 MEASURED = 8        # layers, forward and backward, of the models whose rounding TOLERANCE has been measured on
 UNNAMED, BATCH_FIRST = ("i", "j", "k"), ("b", "s", "h")     # dimensions that nobody has named
-WEIGHTS = "batch", "parameters", "optimizer parameters"     # phases whose tensors are not computed layer after layer
+STATES = "parameters", "optimizer parameters"
+WEIGHTS = "batch", *STATES                  # phases whose tensors are not computed layer after layer
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
 MARGIN = 4          # epsilons of the largest gradient that a gradient may be off by
 
@@ -78,10 +79,27 @@ class Comparison:
         found = {run.format_of(key) for run in (self.a, self.b) for key in self.common if key.phase != "batch"}
         return sorted(found, key=lambda form: FORMATS[form].epsilon)
 
+    def weights_alone(self, shown: int = 3) -> str:
+        """Name weights that only one of the runs has, or return an empty text if there is none."""
+        names = [{key.name for key in run.parts if key.phase == "parameters"} for run in (self.a, self.b)]
+        found = sorted(names[0] ^ names[1]) if all(names) else []
+        more = f" and {len(found) - shown:,} more" if len(found) > shown else ""
+        return ", ".join(found[:shown]) + more
+
+    def same_rows(self) -> bool:
+        """Report whether the first step's batches, [b, s], have the same rows, perhaps in another order."""
+        def rows(run: TheirRun, key: TheirKey) -> list[tuple]:
+            return sorted(map(tuple, whole_of("", run, key).tolist()))
+
+        keys = [key for key in self.common if key.phase == "batch" and key.iteration == self.a.first_step]
+        return all(len(self.a.dims[key]) == 2 and rows(self.a, key) == rows(self.b, key) for key in keys)
+
     # ---- one tensor ----
 
     def difference(self, key: TheirKey) -> TensorDifference:
-        """Return the largest difference of a tensor's holders to A's whole."""
+        """Return the largest difference of a tensor's holders to A's whole; or of a run's copies of a weight, which are
+        updated by the same gradient, so that even what rounding explains between two runs is a mistake between them.
+        """
         expected, others = (holders_of(name, run, key) for name, run in zip(self.names, (self.a, self.b)))
         others = transposed(others, *(run.dims.get(key, ()) for run in (self.b, self.a)))
         shapes = [whole_shape(holders) for holders in (expected, others)]
@@ -89,20 +107,17 @@ class Comparison:
             in_a, in_b = (f"{list(shape)} in {name}" for shape, name in zip(shapes, self.names))
             raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: the dims of one of "
                             "the two are wrong, a rank computes it with a wrong shape, or the runs are of different "
-                            "models or batches.")
+                            "models or batches. (Has each run told its recorder the batch, and its axes?)")
         whole, there = assemble(expected, shapes[0])
         counted = there & self.is_no_rounding(key, whole.shape)
-        holders = [*expected, *others]
-        apart = [np.where(counted[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
-        scale = self.scale(key, whole)
-        sizes = [float(one.max(initial=0)) for one in apart]
-        worst = int(np.argmax(sizes))
-        off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > scale.allowed * scale.unit]
-        inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
-        at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-        right = next((one for one in expected if contains(one.box, at)), expected[0])
-        return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], *scale, at,
-                                whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
+        if key.phase in STATES:
+            epsilons = (MARGIN * FORMATS[run.format_of(key)].epsilon for run in (self.a, self.b))
+            for holders, few in zip((expected, others), epsilons):
+                drift = farthest(key, holders, assemble(holders, shapes[0])[0], counted,
+                                 Scale(magnitude(whole), "the largest element", few))
+                if drift.beyond_rounding:
+                    return drift
+        return farthest(key, [*expected, *others], whole, counted, self.scale(key, whole))
 
     def scale(self, key: TheirKey, whole: Any) -> Scale:
         (form, depth), largest = self.roundings[key], magnitude(whole)
@@ -125,7 +140,7 @@ class Comparison:
     def is_no_rounding(self, key: TheirKey, shape: tuple[int, ...]) -> Any:
         """Return which weights no update has moved by a gradient that is rounding alone: bool [shape]."""
         found = np.ones(shape, bool)
-        if key.phase not in ("parameters", "optimizer parameters"):
+        if key.phase not in STATES:
             return found
         steps = range(self.a.first_step, key.iteration + (key.phase != "parameters"))
         for gradient in (key._replace(iteration=step, phase="gradients") for step in steps):
@@ -169,6 +184,19 @@ class Comparison:
 
     def whole(self, key: TheirKey) -> Any:
         return whole_of("A", self.a, key)
+
+
+def farthest(key: TheirKey, holders: list[Holder], whole: Any, counted: Any, scale: Scale) -> TensorDifference:
+    """Return the largest difference of holders to a whole, among the elements that are counted."""
+    apart = [np.where(counted[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
+    sizes = [float(one.max(initial=0)) for one in apart]
+    worst = int(np.argmax(sizes))
+    off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > scale.allowed * scale.unit]
+    inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
+    at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
+    right = next((one for one in holders if contains(one.box, at)), holders[0])     # whose values the whole has
+    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], *scale, at,
+                            whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
 
 
 def whole_of(run: str, recording: TheirRun, key: TheirKey) -> Any:
@@ -216,5 +244,5 @@ def transposed(holders: list[Holder], dims: tuple[str, ...], wanted: tuple[str, 
 def unmatched(a: TheirRun, b: TheirRun) -> str:
     """Say that no tensor has the same name in both, with names of each."""
     some = [", ".join(sorted(names_of(run))[:4]) for run in (a, b)]
-    return (f"A and B have no tensor of one name: A has {some[0]}, ...; B has {some[1]}, .... Record models whose "
+    return (f"A and B have no tensor of one name: A has {some[0]}, ...; B has {some[1]}, .... Give two of models whose "
             "modules have the same names.")

@@ -193,6 +193,9 @@ def batch_of(run: TheirRun) -> GPTBatch:
     """Return the batch of the first step. Labels may be the tokens themselves, as transformers expects them, or those
     that follow. Raises UserError.
     """
+    if any(key.phase == "batch" and key.call for key in run.parts):
+        raise UserError(f"{run.folder} has several batches in a step, of which gradients are a sum or a mean. Record a "
+                        "run without gradient accumulation.")
     tokens, targets = (recorded(run, "batch", *names).astype(np.int64) for names in (TOKENS, TARGETS))
     if tokens.ndim != 2 or tokens.shape != targets.shape:
         raise UserError(f"{run.folder} has tokens {list(tokens.shape)} and targets {list(targets.shape)}, but both "

@@ -8,18 +8,17 @@
         optimizer.step()                                            # ends a step; after two, nothing is recorded
         optimizer.zero_grad()
 
-It records the inputs and outputs of all modules, the outputs' gradients, and at the optimizer's step the gradients and
-the weights, before and after. DTensors and Megatron's weights know which part of a tensor a rank has; batches, and
-activations with as many rows, are this rank's samples if there is an axis "dp"; a linear layer's output or input is
-divided as its weight is, if that is a DTensor. All else is whole and the same on all ranks, unless `dims` says
-otherwise, by regular expressions for "PHASE NAME":
+It records inputs and outputs of all modules, the outputs' gradients, and at the optimizer's step gradients and weights,
+before and after. DTensors and Megatron's weights know which part a rank has; batches, and activations with as many
+rows, are this rank's samples, if there is an axis "dp"; a linear layer's output or input is divided as its weight, a
+DTensor, is. All else is whole and the same on all ranks, unless `dims` says otherwise, by patterns of "PHASE NAME":
 
     dims={"forward .*qkv output": "s b heads[tp]", "(forward|backward) .*norm output": "s[cp:zigzag,tp] b h"}
 
 A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
 chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has each axis's process group, or this rank's
-number and the size; without it, all ranks are one axis "dp". The loss is the `mean` over a rank's own samples and
-positions: activations' gradients, and scalars, are divided by the sizes of dp and cp. Needs PyTorch 2.5, safetensors.
+number and the size; without it, what DTensors' meshes do not name is "dp". The loss is the `mean` over a rank's own
+samples: activations' gradients and single numbers are divided by the sizes of dp and cp. Needs PyTorch, safetensors.
 """
 import json
 import math
@@ -40,7 +39,7 @@ class Recorder:
         self.axes = {name: [*one] if isinstance(one, (tuple, list)) else [dist.get_rank(one), dist.get_world_size(one)]
                      for name, one in ({"dp": (self.rank, self.ranks)} if axes is None else axes).items()}
         self.dims = {re.compile(key): text for key, text in (dims or {}).items()}
-        self.step, self.steps, self.mean, self.samples = 1, steps, mean, {0}
+        self.step, self.steps, self.mean, self.samples, self.by_meshes = 1, steps, mean, {0}, axes is None
         self.lines, self.tensors, self.calls = [], {}, {}
         os.makedirs(folder, exist_ok=True)
         self.path = os.path.join(folder, f"rank_{self.rank:05}")
@@ -93,9 +92,8 @@ class Recorder:
 
     def dims_of(self, phase, name, x, module):
         """Return the names of the dimensions, with the axes that divide them."""
-        for key, text in self.dims.items():
-            if key.fullmatch(f"{phase} {name}"):
-                return text
+        if text := next((text for key, text in self.dims.items() if key.fullmatch(f"{phase} {name}")), None):
+            return text
         if module is not None and not x.dim() and x.is_floating_point():        # a rank's own, as DDP averages it
             return "loss[dp:partial,cp:partial]"
         divided = self.division(x) if isinstance(x, DTensor) else [[] for _ in range(x.dim())]
@@ -113,8 +111,10 @@ class Recorder:
     def division(self, x):
         """Return the axes along each dimension of a DTensor; its mesh becomes known."""
         divided, mesh = [[] for _ in range(max(1, x.dim()))], x.device_mesh
-        for i, placement in enumerate(x.placements):
-            axis = (mesh.mesh_dim_names or ["dp", "mesh1", "mesh2", "mesh3"])[i]
+        names = mesh.mesh_dim_names or ["dp", "mesh1", "mesh2", "mesh3"]
+        if self.by_meshes and "dp" not in names:
+            self.axes["dp"] = [self.rank // mesh.size(), self.ranks // mesh.size()]
+        for i, (axis, placement) in enumerate(zip(names, x.placements)):
             self.axes[axis] = [mesh.get_coordinate()[i], mesh.size(i)]
             if placement.is_partial():
                 divided[0].append(f"{axis}:partial")
@@ -127,10 +127,10 @@ class Recorder:
 
     def end_step(self):
         if self.step <= self.steps:
-            save_file(self.tensors, f"{self.path}_{self.step}.safetensors")
             about = {"shardlab_recorder": 1, "rank": self.rank, "ranks": self.ranks, "axes": self.axes}
-            with open(f"{self.path}.jsonl", "w" if self.step == 1 else "a") as file:
+            with open(f"{self.path}.jsonl", "x" if self.step == 1 else "a") as file:        # not into an old recording
                 file.writelines(json.dumps(line) + "\n" for line in [about] * (self.step == 1) + self.lines)
+            save_file(self.tensors, f"{self.path}_{self.step}.safetensors")
         self.step, self.lines, self.tensors, self.calls = self.step + 1, [], {}, {}
 
 
