@@ -133,7 +133,7 @@ print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax,
 # **By heads** there is g at the end, as in the MLP: one all-reduce of $b\,s\,h$ numbers. With the sizes of GPT-3
 # ($s = 2048$, $h = 12288$, $a = 96$), each of eight ranks would send, in 16 bits, for one text in one layer:
 #
-# **Predict.** by heads, how many MB is that? (An all-reduce in a ring sends $2N(t-1)/t$ numbers.)
+# **Predict.** By heads, how many MB is that? (An all-reduce in a ring sends $2N(t-1)/t$ numbers.)
 
 # %%
 guess = ...                # MB
@@ -150,9 +150,9 @@ draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()
 reveal(guess, ways["by heads: g"] * megabytes, "MB that each rank sends, by heads")
 
 # %% [markdown]
-# Splitting by positions costs the same as by heads, but a rank then holds the whole layer. (For very long texts it is
-# done nevertheless. It is called context parallelism, and walkthrough 14 shows it.) By heads, a rank holds $1/t$ of the
-# weights, and $1/t$ of what grows with $s^2$: the shares $[b, a/t, s, s]$.
+# Splitting by positions sends as much as by heads, but a rank then holds all weights of the layer. (For very long texts
+# it is done nevertheless. It is called context parallelism, and walkthrough 14 shows it.) By heads, a rank holds $1/t$
+# of the weights. Of what grows with $s^2$, the shares $[b, a, s, s]$, it holds $1/t$ either way.
 #
 # ## The trap: how Q, K and V are stored
 #

@@ -7,9 +7,9 @@
 #
 # **You will** see which tensors of a block are sharded, and which are not; run a block on four ranks, forward and
 # backward, and get the same numbers as in one process; count what the ranks send, and compare it with the formula of
-# the papers.
+# the papers; and see what becomes of a block without norm and residual.
 #
-# **You need** walkthroughs 1 to 3: shards, an all-reduce, *f* and *g*, heads. About 25 minutes.
+# **You need** walkthroughs 1 to 3: shards, an all-reduce, *f* and *g*, heads. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -214,6 +214,67 @@ print(f"GPT-3 on 8 ranks: each sends {megabytes:,.0f} MB for a block and a micro
 
 # %% [markdown]
 # That is why tensor parallelism stays inside one server, where the links are fast.
+#
+# ## The block on a course's slides
+#
+# Some slides show a simpler block: no norm, no residual, no bias, ReLU, and scores divided by $\sqrt{D}$, with $D$ the
+# width of the whole $x$. (Their $B$, $L$, $D$, $n_h$, $H$ and $d_{tp}$ are our $b$, $s$, $h$, $a$, $h/a$ and $t$.) Here
+# it is, with all ranks in a list. *f* and *g* are where ours are: $Q$, $K$, $V$ and $W^1$ are split by columns, $W^O$
+# and $W^2$ by rows, and an all-reduce follows each of these two.
+
+# %%
+from reference.comm.collectives import all_reduce
+from reference.ops import softmax
+
+D, H = h, h // c.num_attention_heads
+
+def slides_block(x, shards):
+    """x [B, L, D] -> x' [B, L, D]. A rank has n_h/d_tp heads, and 4 D/d_tp columns of the MLP."""
+    partial = []
+    for w_q, w_k, w_v, w_o, _, _ in shards:                                     # f: backward, an all-reduce of dx
+        q, k, v = ((x @ w).reshape(b, s, -1, H).swapaxes(1, 2) for w in (w_q, w_k, w_v))     # [B, n_h/d_tp, L, H]
+        z = softmax(q @ k.swapaxes(2, 3) / D**0.5) @ v
+        partial.append(z.swapaxes(1, 2).reshape(b, s, -1) @ w_o)                # [B, L, D/d_tp] @ [D/d_tp, D]
+    out = all_reduce(partial)[0]                                                # g: forward, an all-reduce
+    return all_reduce([np.maximum(out @ w_1, 0) @ w_2 for *_, w_1, w_2 in shards])[0]       # f and g again
+
+def draw_weights():
+    return [random.normal(size=(n, m)) / n**0.5 for n, m in [(D, D)] * 4 + [(D, 4 * D), (4 * D, D)]]
+
+weights = draw_weights()
+shards = list(zip(*(np.split(w, t, axis) for w, axis in zip(weights, (1, 1, 1, 0, 1, 0)))))
+print(f"{t} ranks compute what one does:", np.allclose(slides_block(x, [weights]), slides_block(x, shards)))
+
+# %% [markdown]
+# The root first. A score adds up $H$ products, so it varies by $\sqrt{H}$, and $\sqrt{D}$ divides by too much:
+# attention becomes flatter ([walkthrough 3](03_attention_heads.ipynb) has the picture). Then the depth. Without a
+# residual, all that a block passes on is a mixture of positions. We compare it with the project's block, with weights
+# of a similar size.
+#
+# **Predict.** Random weights, in a stack of blocks as on the slides. After how many blocks do the positions of a text
+# differ by less than a millionth of their size?
+
+# %%
+guess = ...                # blocks
+
+# %% tags=["hide-output"]
+q, k = (x @ w[:, :H] for w in weights[:2])                                      # of the first head
+flat, usual = (softmax(q @ k.swapaxes(1, 2) / root).max(-1).mean() for root in (D**0.5, H**0.5))
+print(f"the largest of {s} shares: {flat:.2f} with the root of D, {usual:.2f} with the root of H")
+
+y, z, differ = x, x, []
+for layer in range(24):
+    y = slides_block(y, [draw_weights()])
+    z = textbook.block_forward(z, initialize(tensors, layer, "float64"), c)[0]
+    differ.append(y.std(1).mean() / y.std())
+print(f"after 24 blocks: size {y.std():.0e}, and {z.std():.1f} of the project's;",
+      f"positions differ by {differ[-1]:.0e} of it, and by {z.std(1).mean() / z.std():.1f}")
+reveal(guess, 1 + sum(share > 1e-6 for share in differ), "blocks")
+
+# %% [markdown]
+# After a few blocks all positions say the same, and no later one can tell them apart
+# ([Dong et al. 2021](https://arxiv.org/abs/2103.03404) prove how fast). The residual keeps what each position was, and
+# the norm keeps a branch's input from growing with depth. So the project's block has both, and the head's root.
 #
 # ## What to take away
 #

@@ -9,7 +9,7 @@
 # that raises no error; see how gradients are stored in memory; take an all-reduce apart; and train with ZeRO's stages,
 # 0 to 3, on real ranks, counting what each rank holds and sends.
 #
-# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 55
+# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 60
 # minutes.
 
 # %%
@@ -286,13 +286,38 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 # | 2 | gradients | reduce-scatter after every microbatch; only the own part of the sum is kept |
 # | 3 | parameters | a layer is gathered just before it is used, forward and backward, and then released |
 #
-# In the picture the filled area is memory. A parameter and its gradient take 2 bytes each, in 16 bits; the optimizer
-# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 10 says why):
+# ### A step, event by event
+#
+# Choose a stage below, and press *next* (or click on a slider and use the arrow keys). The four ranks train a GPT of
+# three blocks, with one sample each: the textbook has taken this step, and after each event we have compared every
+# element of every rank with one process. A column is a rank. In it are three kinds of arrays, as wide as their elements
+# have bytes: a parameter and its gradient take 2 each, in 16 bits; the optimizer states take 12, in 32 bits: two
+# moments, and a more exact copy of the parameter (walkthrough 10 says why). A row is a *unit*, a block or a table, and
+# has a quarter for each rank. So what is not grey is memory:
 
 # %%
-from mpi_impl.notebook.pictures.buffers import draw_stages
+from mpi_impl.notebook.sliders import play_zero
 
-draw_stages(4)
+play_zero(stage=1)
+
+# %% [markdown]
+# - Stage 1, after the reduce-scatter: each rank has the sum of its own quarters only. The rest are hatched: they are
+#   still the gradients of its own sample, and nobody reads them.
+# - Stage 2: a whole gradient lives from the backward of its unit to the reduce-scatter after it.
+# - Stage 3: a unit's parameters are whole while it computes, forward and again backward. There is no all-gather at the
+#   end: the next step's forward does it.
+#
+# **Predict.** At stage 0 a rank holds 43,136 bytes all the time. How many does it hold at stage 3, at most?
+
+# %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
+from mpi_impl.notebook.sliders.zero import play_step
+
+helds = [held for _, held, _, _ in play_step(3)]
+print(f"between the events: {min(helds):,.0f} bytes, a quarter: {min(helds) == 43_136 / 4}")
+reveal(guess, max(helds), "bytes that a rank holds at stage 3, at most")
 
 # %% [markdown]
 # Figure 1 of the paper shows what that means for a large model: 7.5 billion parameters on 64 devices.

@@ -1,5 +1,5 @@
-"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): the tensors in it, the owners of
-its parts, and what each rank holds with ZeRO.
+"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): the tensors in it, and the owners
+of its parts.
 """
 from math import prod
 from typing import Any
@@ -7,15 +7,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import WHOLE, color_of, rank_colors
-from mpi_impl.report.charts import MEMORY
 from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.parallel.layout import Bucket, Layout, unit_of
-from reference.parallel.model_states import model_states
 
 TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
 HATCHED: dict[str, Any] = {"edgecolor": "#909090", "hatch": "/////", "linewidth": 0}      # padding
 WIDTH, LETTER = 8.2, 0.075      # inches: of the widest bucket, and of a small letter
-STAGES = ("nothing is sharded", "optimizer's states", "and gradients", "and parameters")
 
 
 def draw_layout(layout: Layout, title: str = "") -> Figure:
@@ -71,36 +68,3 @@ def padding_of(layout: Layout, bucket: Bucket) -> int:
     """Return the elements at a bucket's end that belong to no tensor."""
     return bucket.stop - max(segment.slice.stop for segment in layout.segments
                              if layout.bucket_of[unit_of(segment.name)] is bucket)
-
-
-# ---- ZeRO -----------------------------------------------------------------------------------------------------------
-
-
-def draw_stages(n: int) -> Figure:
-    """Draw what each rank holds, for each stage of ZeRO. The vertical axis is the flat buffer, the horizontal one the
-    bytes of an element: the filled area is a rank's memory.
-    """
-    figure = Figure((10, 2.9), layout="constrained")
-    whole = model_states(1, n, 0)
-    for stage, axes in enumerate(figure.subplots(1, len(STAGES))):
-        held = model_states(1, n, stage)
-        for rank in range(n):
-            draw_rank(axes, rank, held, whole)
-        axes.set(xlim=(-0.06, n), ylim=(1.02, -0.02), yticks=[], xticks=[rank + 0.46 for rank in range(n)],
-                 xticklabels=range(n))
-        axes.set_title(f"stage {stage}: {STAGES[stage]}", loc="left", fontsize=9)
-        axes.set_xlabel(f"rank; each holds {sum(held) / sum(whole):.0%}", fontsize=8)
-        hide_frame(axes, 8)
-    figure.axes[0].set_ylabel("the flat buffer", fontsize=8)
-    draw_legend(figure, {**{kind: MEMORY[kind] for kind in whole._fields}, "held by another rank": WHOLE})
-    return figure
-
-
-def draw_rank(axes, rank: int, held, whole) -> None:
-    """Draw three columns, as wide as their elements have bytes; the part that the rank holds is filled."""
-    left, width = float(rank), 0.92 / sum(whole)
-    for kind, size in whole._asdict().items():
-        part = getattr(held, kind) / size
-        for top, high, color in ((0, 1, WHOLE), (rank * part if part < 1 else 0, part, MEMORY[kind])):
-            draw_box(axes, left, top, size * width, high, color, edgecolor="white", linewidth=0.5)
-        left += size * width

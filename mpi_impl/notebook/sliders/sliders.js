@@ -13,7 +13,8 @@ function shardlabSliders({draw, controls, tables}) {
       ? `<input type="range" name="${name}" min="0" max="${values.length - 1}" value="${start}" style="width:9em">`
       : `<select name="${name}">${values.map((value, i) =>
         `<option value="${i}"${i === start ? " selected" : ""}>${words(value)}</option>`).join("")}</select>`;
-    return `<label style="display:inline-flex;gap:6px;align-items:center;margin:2px 18px 2px 0">
+    const buttons = name === "frame" ? '<button type="button" value="-1">back</button> <button type="button" value="1">next</button> ' : "";
+    return `${buttons}<label style="display:inline-flex;gap:6px;align-items:center;margin:2px 18px 2px 0">
       <span>${labels[name] || name}</span>${input}<output style="min-width:2em"></output></label>`;
   });
   box.innerHTML = `<div style="${style}"><form>${rows.join("")}</form>
@@ -92,6 +93,16 @@ function shardlabSliders({draw, controls, tables}) {
       svg(34 * p + 36, `timeline of ${schedule}`, drawn)];
     },
 
+    // Python has drawn the picture, with an `@` for the state of each cell. The row that the sentence names is in bold.
+    zero({stage, frame}) {
+      const step = tables.steps[stage], end = step.length - 1, at = Math.min(frame, end), [sentence, cells] = step[at];
+      form.elements.frame.max = end;
+      form.elements.frame.nextElementSibling.value = `${at} of ${end}`;
+      let next = 0;
+      const row = `>${/ of (\S+)\. /.exec(sentence)?.[1]}<`;
+      return [sentence, tables.picture.replace(row, ` font-weight="700"${row}`).replace(/@/g, () => cells[next++])];
+    },
+
     // What the fullest rank holds and sends. Sizes are MB in the tables.
     plan({model, t, p, d, v, m, zero_stage: zero, sequence_parallel: sequence}) {
       const costs = tables.ranks[`${model} ${t} ${p} ${v} ${Number(sequence)}`], pipe = tables.pipelines[`${p} ${v} ${m}`];
@@ -113,5 +124,10 @@ function shardlabSliders({draw, controls, tables}) {
     },
   };
   form.addEventListener("input", redraw);
+  form.addEventListener("click", ({target}) => {
+    if (target.type !== "button") return;
+    form.elements.frame.value = Number(form.elements.frame.value) + Number(target.value);
+    redraw();
+  });
   redraw();
 }
