@@ -23,6 +23,7 @@ from mpi_impl.plan.reasons import reasons
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig
 from reference.costs.flops import utilization
+from reference.costs.operator_search import fastest_of_each_size, gpt_graph, megatron_choices, sums
 from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
 
@@ -42,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = PlanOptions(**given)
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
                      SearchProgress().watch, cache(predicted_bytes), args.best)
+    if args.operators:
+        print(operators_text(job))
+        return
     check(job)
     best = job.best
     print(f"{summary(job)}\n\n{table(job, best)}\n\n{legend(job, best)}\n\n{RULES}")
@@ -90,6 +94,25 @@ def legend(job: PlanSearch, best: Sequence[Timed]) -> str:
     """Explain the letters that the table has."""
     shown = {"c": any(one.shape[3] > 1 for one in best), "e": job.model.experts is not None}
     return textwrap.fill("; ".join(f"{name}: {text}" for name, text in LETTERS.items() if shown.get(name, True)), WIDTH)
+
+
+def operators_text(job: PlanSearch) -> str:
+    """Return the fastest choices that fit, if any do, beside those of Megatron and of replicas, as far as sizes allow.
+
+    Raises UserError unless the model is a GPT.
+    """
+    graph = gpt_graph(job.model, job.B, job.n, job.hardware)
+    fastest = min(fastest_of_each_size(graph), key=lambda one: one.memory > job.memory)
+    columns = [["", *graph.operators, "s/step", "GB"]]
+    for title, choices in {"fastest": dict(fastest.choices), "Megatron's": megatron_choices(graph),
+                           "replicas": dict.fromkeys(graph.operators, "s" * len(graph.axes))}.items():
+        columns += [[title, *map(choices.__getitem__, graph.operators), f"{cost.seconds:.3g}", gigabytes(cost.memory)]
+                    for cost in sums(graph.costs, choices)]
+    return f"""{aligned(list(zip(*columns)), left=range(4))}
+
+A letter for the devices of a server, and one for the servers: s samples, p positions, f features (of attention: heads),
+c columns of a matrix, r its rows, . nothing is split. GB: parameters, gradients and optimizer states on a device, where
+a model gets {job.memory / 1e9:,.0f}; activations are not counted."""
 
 
 class SearchProgress:

@@ -49,9 +49,11 @@ class PlanOptions(ClusterOptions, ModelSizeOptions, LlamaOptions, ExpertsOptions
 
     best: int = option_field(6, f"how many plans to show, at most {SIMULATED}", "N")
     plot: str | None = option_field(None, "draw their memory and their time", "FILE")
+    operators: bool = option_field(False, "instead of plans, print what each operator of a GPT should split")
 
 
-MODEL = declared(PlanOptions).keys() - declared(ClusterOptions).keys() - {"preset", "vocab_size", "best", "plot"}
+MODEL = (declared(PlanOptions).keys() - declared(ClusterOptions).keys()
+         - {"preset", "vocab_size", "best", "plot", "operators"})
 
 
 def parse(argv: Sequence[str] | None) -> dict[str, Any]:
