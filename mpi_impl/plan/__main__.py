@@ -26,6 +26,7 @@ from reference.costs.flops import utilization
 from reference.costs.operator_search import fastest_of_each_size, gpt_graph, megatron_choices, sums
 from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
+from reference.errors import UserError
 
 SECONDS_OF_SILENCE = 5.0
 LETTERS = {"t": "ranks that share each layer", "p": "stages of the pipeline", "d": "replicas",
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
                      SearchProgress().watch, cache(predicted_bytes), args.best)
     if args.operators:
+        if args.plot:
+            raise UserError("--operators prints a table, and draws nothing: leave --plot out.")
         print(operators_text(job))
         return
     check(job)

@@ -92,3 +92,5 @@ def test_the_program_prints_choices_that_are_possible(capsys):
     assert "replicas" not in capsys.readouterr().out
     with pytest.raises(UserError, match="knows only GPTs"):
         main("--operators --preset llama3-8b --num-gpus 8 --global-batch-size 8".split())
+    with pytest.raises(UserError, match="leave --plot out"):
+        main("--operators --preset gpt2-8.3b --num-gpus 8 --global-batch-size 1 --plot x.png".split())
