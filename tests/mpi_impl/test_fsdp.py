@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from mpi_impl.comm.group import world
-from mpi_impl.training.fsdp import FSDP, size_based
+from mpi_impl.training.fsdp import FSDP, STRATEGIES, size_based
 from reference.errors import UserError
 from tests.fsdp_theorems import Wrapping, fsdp_trains_as_one_process, layers_of, sent_and_kept
 
@@ -17,7 +17,7 @@ def wrappings(draw, d):
     """Draw a model, its units, and a strategy for d ranks."""
     sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
     cuts = tuple(sorted({0, 2 * (len(sizes) - 1), *draw(st.sets(st.integers(1, 2 * len(sizes) - 3)))}))
-    strategy = draw(st.sampled_from(["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]))
+    strategy = draw(st.sampled_from(list(STRATEGIES)))
     instances = draw(st.sampled_from([n for n in range(1, d + 1) if d % n == 0])) if "HYBRID" in strategy else 1
     return Wrapping(sizes, cuts, strategy, instances, strategy != "NO_SHARD" and draw(st.booleans()))
 
@@ -26,6 +26,12 @@ def wrappings(draw, d):
 def test_every_strategy_trains_as_one_process(ranks, d, microbatches, seed, data):
     """In all ways, with ragged buffers, units without parameters, and Adam whose gradient is clipped."""
     ranks.run(d, fsdp_trains_as_one_process, data.draw(wrappings(d)), microbatches, seed)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_network_of_the_slides_trains_on_four_ranks(ranks, strategy):
+    wrapping = Wrapping(SLIDES, (0, 2, 4, 6), strategy, 2 if "HYBRID" in strategy else 1, strategy != "NO_SHARD")
+    ranks.run(4, fsdp_trains_as_one_process, wrapping, 2, 0)
 
 
 @pytest.mark.parametrize("strategy, instances, sent, kept", [
