@@ -4,7 +4,7 @@ The weight of a layer is [out, in] there (a Linear), and q, k and v are three la
 
 In the original order a norm ends a layer there, and begins the next one here. Both compute the same, except for dropout
 in training: they apply it to the embedding after its norm, and we before it, as in the rearranged order. And they apply
-it once more before the head for choices.
+it once more before the heads for choices and classes.
 """
 import re
 from collections.abc import Callable
@@ -25,6 +25,8 @@ OF_MODEL = {
     "pooler.w": "pooler.dense.weight", "pooler.b": "pooler.dense.bias",
     "binary_head.w": "cls.seq_relationship.weight", "binary_head.b": "cls.seq_relationship.bias",
     "multichoice_head.w": "classifier.weight", "multichoice_head.b": "classifier.bias",
+    "entailment_head.w": "classifier.weight", "entailment_head.b": "classifier.bias",
+    "paraphrase_head.w": "classifier.weight", "paraphrase_head.b": "classifier.bias",
 }
 OF_BLOCK = {
     "attention.w_qkv": "attention.self.{}.weight", "attention.b_qkv": "attention.self.{}.bias",
@@ -79,7 +81,8 @@ def rearranged(norm: str, layer: int, num_layers: int) -> str:
 
 BERT = TransformersLayout(
     "bert", "bert",
-    {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice"},
+    {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice",
+     ("entailment",): "BertForSequenceClassification", ("paraphrase",): "BertForSequenceClassification"},
     same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
           "num_attention_heads": "num_attention_heads", "max_position_embeddings": "max_position_embeddings",
           "layernorm_epsilon": "layer_norm_eps"},
@@ -100,7 +103,8 @@ BERT = TransformersLayout(
     places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),
     twins={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
            "cls.predictions.decoder.bias": "cls.predictions.bias"},
-    buffers=re.compile(r"embeddings\.(position_ids|token_type_ids)"))
+    buffers=re.compile(r"embeddings\.(position_ids|token_type_ids)"),
+    write=lambda model: {"num_labels": 3} if model.heads == ("entailment",) else {})
 
 MEGATRON_BERT = BERT._replace(
     model_type="megatron-bert", classes={heads: f"Megatron{name}" for heads, name in BERT.classes.items()},

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference.layers.layer import LAYERS
+from reference.models.bert import CLASSIFIERS
 
 PHASES = ("batch", "parameters", "forward", "recompute", "kept", "backward", "gradients", "reduction", "step",
           "optimizer m", "optimizer v", "optimizer parameters")
@@ -60,8 +61,9 @@ PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a b
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
          "logits.input", "output", "lm_head.bias", "logits", "probabilities",
-         *(f"{head}.{name}" for head in ("pooler", "binary_head", "multichoice_head") for name in LINEAR),
-         "sop probabilities", "choice probabilities", *PREDICTED, "loss", "sop loss", "choice loss",
+         *(f"{layer}.{name}" for layer in ("pooler", *CLASSIFIERS.values()) for name in LINEAR),
+         *(f"{head} probabilities" for head in CLASSIFIERS), *PREDICTED, "loss",
+         *(f"{head} loss" for head in CLASSIFIERS),
          "loss of each replica", "mean loss", "gradient norm", "learning rate")
 
 

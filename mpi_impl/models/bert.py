@@ -120,15 +120,19 @@ def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region)
     return dfirst
 
 
-def choice_scores(x, p: BERT, c, batch, region):
-    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n],
-    identical on every rank; or to the x for the next stage.
+# ---- predictions of a tuned model -----------------------------------------------------------------------------------
+
+
+def answer_logits(x, p: BERT, c, batch, region, context=EVALUATION):
+    """Map the x [b, s, h] of the stage before, if there is one, to the logits of each sample's answers, identical on
+    every rank of a sequence's first chunk: [b, n], of choices or classes; or to the x for the next stage.
     """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, EVALUATION)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, context)
     if not has_head(p, c):
         return x
-    with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,
-          materialized(p.multichoice_head) as classifier):
+    (head,) = c.heads
+    with materialized(p.final_layernorm) as norm:
         normed, _ = layer_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
-        scores, _ = logits_and_targets("choice", pooled_forward(normed, pooler, classifier)[0], batch)
-    return region.of_first_position(scores, "scores of answers")
+    with materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier:
+        scores, _ = logits_and_targets(head, widened(pooled_forward(normed, pooler, classifier)[0]), batch)
+    return region.of_first_position(scores, f"scores: {head}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
 from reference.costs.parameters import declared_block
+from reference.models.bert import CLASSIFIERS
 from reference.models.model import model_tensors
 from reference.params import leaves
 
@@ -63,7 +64,7 @@ def head_flops(c: ModelConfig, b: int, s: int) -> int:
     if c.architecture == "gpt":
         return 2 * b * s * logits
     heads = model_tensors(c, range(c.num_layers - 1, c.num_layers))
-    pooled = [heads.pooler, heads.binary_head, heads.multichoice_head]
+    pooled = [heads.pooler, *(getattr(heads, name) for name in CLASSIFIERS.values())]
     return 2 * b * (c.most_predicted(s) * logits + s * matrix_elements(heads.lm_head)
                     + sum(map(matrix_elements, pooled)))
 

@@ -1,8 +1,10 @@
 """BERT: embedding, L blocks that look both ways, final layer norm, and heads (Devlin et al. 2018; Shoeybi et al. 2019).
 
 It is trained to predict words that were masked (`lm`) and whether two pieces of text were swapped (`sop`: Lan et al.
-2019, section 3.1), and fine-tuned to choose one of several answers (`choice`). ModelConfig.heads says which of these it
-has. All but the heads is in models/stage.py; the order of norms and residual connections in layers/block.py.
+2019, section 3.1). It is fine-tuned to choose one of several answers (`choice`), or to classify pairs of sentences, by
+whether one follows from the other (`entailment`: three classes) or asks the same (`paraphrase`: two). ModelConfig.heads
+says which of these heads it has. The rest is in models/stage.py; the order of norms and residual connections in
+layers/block.py.
 """
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +24,11 @@ from reference.models.stage import (StageInputs, add_table, backbone_backward, b
                                     sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 from reference.positions import SomePositions
 
-HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
-CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
+# Of the heads that read the first position: the layer that gives their scores, and how many of a sequence.
+CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head", "entailment": "entailment_head",
+               "paraphrase": "paraphrase_head"}
+SCORES = {"sop": 2, "choice": 1, "entailment": 3, "paraphrase": 2}
+HEADS = ("final_layernorm", "lm_head", "pooler", *CLASSIFIERS.values())      # what follows the blocks
 
 
 @dataclass(frozen=True)
@@ -37,29 +42,31 @@ class BERT:
     pooler: Any                        # a Linear [h, h], and those that read what it gives:
     binary_head: Any                   # [h, 2], of the sentences' order
     multichoice_head: Any              # [h, 1], a score for an answer
+    entailment_head: Any               # [h, 3]
+    paraphrase_head: Any               # [h, 2]
 
 
 def bert_tensors(c, layers=None):
     """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
-    sop, choice = (last and head in c.heads for head in ("sop", "choice"))
+    found: dict[str, Any] = {layer: dense_tensors(c, SCORES[head]) if last and head in c.heads else None
+                             for head, layer in CLASSIFIERS.items()}
     return BERT(**stage_tensors(c, layers), final_layernorm=declare("norm", c) if last else None,
                 lm_head=masked_lm_tensors(c) if last and "lm" in c.heads else None,
-                pooler=dense_tensors(c, c.hidden_size) if sop or choice else None,
-                binary_head=dense_tensors(c, 2) if sop else None,
-                multichoice_head=dense_tensors(c, 1) if choice else None)
+                pooler=dense_tensors(c, c.hidden_size) if any(found.values()) else None, **found)
 
 
 def stage_inputs(batch):
-    """Return what the stages read of a BERTBatch or a ChoiceBatch."""
+    """Return what the stages read of a batch."""
     return StageInputs(batch.tokens, batch.token_types, batch.lengths)
 
 
 def bert_forward(x, p, c, batch, context=TRAINING):
     """Map the x [b, s, h] of the stage before, if there is one, to the losses of the heads, or to the x for the next.
 
-    A BERTBatch has losses [b, s], of masked tokens, and [b], of the sentences' order; a ChoiceBatch [b], of questions.
+    A BERTBatch has losses [b, s], of masked tokens, and [b], of the sentences' order; a ChoiceBatch and a
+    ClassBatch [b].
     For the other arguments see gpt_forward.
     """
     x, cache = backbone_forward(x, p, c, stage_inputs(batch), context)
@@ -146,27 +153,33 @@ def pooled_loss_backward(dloss, p, head, cache):
     return pooled_backward(dscores, p.pooler, classifier_of(p, head), head_cache)
 
 
-def choice_scores(x, p, c, batch):
-    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n]; or
-    to the x for the next stage.
-    """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), EVALUATION)
-    if not has_head(p, c):
-        return x
-    normed, _ = layer_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
-    return logits_and_targets("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
-
-
 def logits_and_targets(head, scores, batch):
-    """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]."""
-    if head == "choice":
-        return scores.reshape(len(batch.answers), -1), batch.answers
-    return scores, batch.swapped
+    """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]; those
+    of a sequence's classes are [b, k] already.
+    """
+    if head == "sop":
+        return scores, batch.swapped
+    return scores.reshape(len(batch.answers), -1), batch.answers
 
 
 def classifier_of(p, head):
     """Return the layer that gives a head's scores."""
     return getattr(p, CLASSIFIERS[head])
+
+
+# ---- predictions of a tuned model -----------------------------------------------------------------------------------
+
+
+def answer_logits(x, p, c, batch, context=EVALUATION):
+    """Map the x [b, s, h] of the stage before, if there is one, to the logits of each sample's answers: [b, n], of
+    choices or classes; or to the x for the next stage.
+    """
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), context)
+    if not has_head(p, c):
+        return x
+    (head,) = c.heads
+    normed, _ = layer_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
+    return logits_and_targets(head, pooled_forward(normed, p.pooler, classifier_of(p, head))[0], batch)[0]
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
