@@ -115,8 +115,13 @@ class ChoiceBatch(NamedTuple):
         s = (rows.shape[1] - rest) // (2 * n)
         tokens, types, lengths, answers = (
             x.copy() for x in np.split(rows[:, :-1], [n * s, 2 * n * s, 2 * n * s + n], 1))
-        return cls(tokens.reshape(-1, s), types.reshape(-1, s), lengths.reshape(-1), answers[:, 0],
+        return cls(tokens.reshape(-1, s), types.reshape(-1, s), lengths.reshape(-1), cls.shaped(answers),
                    rows[:, -1].copy())
+
+    @classmethod
+    def shaped(cls, answers):
+        """Return the answers in their shape, from their columns of the rows."""
+        return answers[:, 0]
 
     def weights_of_heads(self, heads) -> list:
         """Return, for each head, the weights of its losses, in their shape."""
@@ -136,6 +141,29 @@ class ClassBatch(ChoiceBatch):
     @classmethod
     def sequences(cls) -> int:
         return 1
+
+
+class SpanBatch(ClassBatch):
+    """Questions with a piece of their sequence as the answer: its first and its last position, int64 [b, 2]."""
+
+    __slots__ = ()
+
+    @classmethod
+    def width(cls, seq_length: int) -> int:
+        return 2 * seq_length + 4
+
+    @classmethod
+    def shaped(cls, answers):
+        return answers
+
+    def weights_of_heads(self, heads) -> list:
+        return [np.stack([self.weights] * 2, 1)]
+
+    def at(self, part):
+        """Return what is left for a rank with this SequencePart. Every rank gets all positions' scores, and its loss is
+        that of the whole sequences: the c ranks count each sample c times, in the sum of the weights too.
+        """
+        return self._replace(tokens=take(self.tokens, part.chunks), token_types=take(self.token_types, part.chunks))
 
 
 def number_of_tokens(batch) -> int:

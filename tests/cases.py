@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.batches import BERTBatch, GPTBatch
+from reference.batches import BERTBatch, ClassBatch, GPTBatch, SpanBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.dropout import Dropout
@@ -68,7 +68,8 @@ class Case:
         tokens, types = self.ids(f"tokens {what}", rows, s), rng.integers(0, 2, (rows, s))
         lengths, weights = rng.integers(1, s + 1, rows), rng.integers(0, 2, count if tuned else (rows, s))
         if tuned:
-            answers = rng.integers(0, n * SCORES[self.model.heads[0]], count)
+            answers = (rng.integers(0, lengths[:, None], (count, 2)) if kind is SpanBatch else
+                       rng.integers(0, SCORES[self.model.heads[0]] if kind is ClassBatch else n, count))
             return kind(tokens, types, lengths, answers, weights)
         weights[np.cumsum(weights, 1) > self.model.most_predicted(s)] = 0
         targets, swapped = self.ids(f"targets {what}", rows, s), rng.integers(0, 2, rows)

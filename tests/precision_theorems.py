@@ -94,7 +94,7 @@ def length_of_answers(textbook: training.Trainer, batch) -> float:
     (loss,), cache = model_forward(None, p, c, batch, LayerContext(dropout))
     (weights,) = batch.weights_of_heads(c.heads)
     dloss = (weights / max(weights.sum(), 1)).astype(loss.dtype)
-    for answer in np.ndindex(*loss.shape, sequences_of(c) * SCORES[c.heads[0]]):
+    for answer in np.ndindex(*loss.shape, sequences_of(c) * SCORES.get(c.heads[0], batch.tokens.shape[1])):
         with mock.patch.object(textbook_bert, "cross_entropy_backward", partial(part_of_dlogits, answer)):
             _, grads = model_backward((dloss,), p, cache, c)
         squares += length(grads)**2

@@ -24,9 +24,9 @@ OF_MODEL = {
     "lm_head.bias": "cls.predictions.bias",
     "pooler.w": "pooler.dense.weight", "pooler.b": "pooler.dense.bias",
     "binary_head.w": "cls.seq_relationship.weight", "binary_head.b": "cls.seq_relationship.bias",
-    "multichoice_head.w": "classifier.weight", "multichoice_head.b": "classifier.bias",
-    "entailment_head.w": "classifier.weight", "entailment_head.b": "classifier.bias",
-    "paraphrase_head.w": "classifier.weight", "paraphrase_head.b": "classifier.bias",
+    **{f"{head}.{ours}": f"{name}.{theirs}" for ours, theirs in (("w", "weight"), ("b", "bias")) for head, name in (
+        ("multichoice_head", "classifier"), ("entailment_head", "classifier"), ("paraphrase_head", "classifier"),
+        ("span_head", "qa_outputs"))},
 }
 OF_BLOCK = {
     "attention.w_qkv": "attention.self.{}.weight", "attention.b_qkv": "attention.self.{}.bias",
@@ -82,7 +82,8 @@ def rearranged(norm: str, layer: int, num_layers: int) -> str:
 BERT = TransformersLayout(
     "bert", "bert",
     {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice",
-     ("entailment",): "BertForSequenceClassification", ("paraphrase",): "BertForSequenceClassification"},
+     ("entailment",): "BertForSequenceClassification", ("paraphrase",): "BertForSequenceClassification",
+     ("span",): "BertForQuestionAnswering"},
     same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
           "num_attention_heads": "num_attention_heads", "max_position_embeddings": "max_position_embeddings",
           "layernorm_epsilon": "layer_norm_eps"},
@@ -100,7 +101,7 @@ BERT = TransformersLayout(
     options={"position_embedding_type": "learned_absolute", "untie_embeddings_and_output_weights": False,
              "num_experts": None, "share_layers": False,
              "apply_residual_connection_post_layernorm": True},
-    places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),
+    places=partial(places, original), prefix="bert.", heads=("cls.", "classifier.", "qa_outputs."),
     twins={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
            "cls.predictions.decoder.bias": "cls.predictions.bias"},
     buffers=re.compile(r"embeddings\.(position_ids|token_type_ids)"),

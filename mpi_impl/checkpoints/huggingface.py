@@ -37,7 +37,7 @@ READ = ("F64", "F32", "F16", "BF16")         # formats, as a file names them
 ROWS = 1024                                  # of two tables, compared at a time
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, in the first published BERTs
 # Tensors that a model which is to be tuned may begin without.
-NEW = ("pooler.", "multichoice_head.", "entailment_head.", "paraphrase_head.")
+NEW = ("pooler.", "multichoice_head.", "entailment_head.", "paraphrase_head.", "span_head.")
 
 
 def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[TensorPlace]]]:

@@ -57,13 +57,14 @@ NORM, LINEAR = names_of("norm"), ("input", "w", "b", "output")
 BLOCK = ("input", *names_of("norm", "input_layernorm."), *names_of("attention", "attention."), "attention.output_mask",
          *names_of("norm", "post_attention_layernorm."), *names_of("experts", "mlp."), *names_of("mlp", "mlp."),
          "mlp.output_mask")
+OF_SEQUENCES = (*CLASSIFIERS, "span")     # the heads that predict something of a whole sequence
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
          "logits.input", "output", "lm_head.bias", "logits", "probabilities",
-         *(f"{layer}.{name}" for layer in ("pooler", *CLASSIFIERS.values()) for name in LINEAR),
-         *(f"{head} probabilities" for head in CLASSIFIERS), *PREDICTED, "loss",
-         *(f"{head} loss" for head in CLASSIFIERS),
+         *(f"{layer}.{name}" for layer in ("pooler", *CLASSIFIERS.values(), "span_head") for name in LINEAR),
+         *(f"{head} probabilities" for head in OF_SEQUENCES), *PREDICTED, "loss",
+         *(f"{head} loss" for head in OF_SEQUENCES),
          "loss of each replica", "mean loss", "gradient norm", "learning rate")
 
 

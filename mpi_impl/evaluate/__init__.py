@@ -6,6 +6,7 @@ lambada.py        accuracy on the last words of LAMBADA's passages
 tuning_data.py    rows of two texts for a BERT that is tuned, and its accuracy
 race.py           RACE: a passage, and a question with each of four answers
 glue.py           MNLI and QQP: pairs of sentences, and their classes
+squad.py          SQuAD: windows of a passage and the answer in them, F1 and exact match
 files.py          reading of the files, or sentences about their faults
 
 Those work without ranks: a data set gives any rows, and a measure is a sum over samples. On ranks:

@@ -5,7 +5,7 @@
     mpirun -np 8 python -m mpi_impl.evaluate --task race --data-path RACE --load BERT --tensor-model-parallel-size 2
         --epochs 3 --lr 2e-5 --lr-warmup-fraction 0.06 --micro-batch-size 4 --global-batch-size 32
 
-Tasks for a BERT are also mnli and qqp.
+Tasks for a BERT are also mnli, qqp and squad.
 """
 from collections.abc import Callable
 from functools import partial

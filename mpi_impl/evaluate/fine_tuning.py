@@ -20,6 +20,7 @@ from mpi_impl.evaluate.predictions import Predictions
 from mpi_impl.evaluate.pretrained import Pretrained, architecture_of, find_pretrained
 from mpi_impl.evaluate.progress import report_progress
 from mpi_impl.evaluate.race import RACEDataset
+from mpi_impl.evaluate.squad import SQuADDataset
 from mpi_impl.evaluate.sums import check_finite
 from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.inference.replica import trained_replica
@@ -39,8 +40,8 @@ from reference.errors import UserError
 from reference.models.model import sequences_of
 
 # Options that the tuned weights depend on, which are saved with them.
-OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden_dropout", "attention_dropout", "lr",
-             "fp16", "bf16")
+OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "max_query_length", "doc_stride",
+             "hidden_dropout", "attention_dropout", "lr", "fp16", "bf16")
 QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges says so once, in a sentence
 
 
@@ -72,7 +73,8 @@ class FineTuning(Program):
                                           args.offload_folder), self.optimizer)
         self.pretrained.load(self.trainer)
         self.batches = self.make_batches(self.microbatches)
-        self.predictions = Predictions(trained_replica(self.trainer), self.make_batches(self.topology.pipeline.size))
+        self.predictions = Predictions(trained_replica(self.trainer),
+                                       self.make_batches(self.topology.pipeline.size), args.seq_length)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
@@ -186,6 +188,8 @@ def open_dataset(args, tokenizer: WordPieceTokenizer) -> TuningDataset:
     common = args.data_path, tokenizer, args.seq_length, args.seed
     if args.task == "race":
         return RACEDataset(*common, args.max_qa_length)
+    if args.task == "squad":
+        return SQuADDataset(*common, args.max_query_length, args.doc_stride, args.max_answer_length)
     return PairsDataset(MNLI if args.task == "mnli" else QQP, *common)
 
 

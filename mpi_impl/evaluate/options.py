@@ -16,8 +16,8 @@ class TaskOptions:
 
     task: str = option_field(
         help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; of a BERT that is tuned for it first, "
-        "answers to RACE's questions, or the classes of MNLI's or QQP's pairs of sentences",
-        choices=("wikitext103", "lambada", "race", "mnli", "qqp"))
+        "answers to RACE's questions, classes of MNLI's or QQP's pairs of sentences, or answers in SQuAD's passages",
+        choices=("wikitext103", "lambada", "race", "mnli", "qqp", "squad"))
 
 
 @option_group
@@ -25,8 +25,8 @@ class EvaluationOptions(TaskOptions, TokenizerOptions):
     """The data and the model."""
 
     data_path: str = option_field(metavar="PATH", help="the published data: WikiText-103's wiki.test.tokens, LAMBADA's "
-                                  "lambada_test.jsonl; or the folder of RACE, with train, dev and test in it, or of "
-                                  "MNLI or QQP, with their .tsv files")
+                                  "lambada_test.jsonl; or the folder of RACE, with train, dev and test in it, of MNLI "
+                                  "or QQP, with .tsv files, or of SQuAD, with two .json files")
     load: str | None = option_field(None, "the model: the last checkpoint in this folder", "DIR")
     load_hf: str | None = option_field(None, "or a model in Hugging Face's layout", "DIR")
     seq_length: int | None = option_field(None, "default: the longest that the model can see", "S")
@@ -83,8 +83,17 @@ class RACEOptions(TuningOptions):
     max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
 
 
-HEADS = {"race": "choice", "mnli": "entailment", "qqp": "paraphrase"}    # of a tuned BERT
+@option_group
+class SQuADOptions(TuningOptions):
+    """SQuAD."""
+
+    max_query_length: int = option_field(64, "the longest that a question may be, in tokens", "N")
+    doc_stride: int = option_field(128, "tokens between the beginnings of a long passage's windows", "N")
+    max_answer_length: int = option_field(30, "the longest that a predicted answer may be, in tokens", "N")
+
+
+HEADS = {"race": "choice", "mnli": "entailment", "qqp": "paraphrase", "squad": "span"}    # of a tuned BERT
 TASKS = {"wikitext103": "gpt", "lambada": "gpt"} | dict.fromkeys(HEADS, "bert")     # and the model that each is for
 OPTIONS: dict[str, type[TaskOptions]] = {
     "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions, "mnli": TuningOptions,
-    "qqp": TuningOptions}
+    "qqp": TuningOptions, "squad": SQuADOptions}

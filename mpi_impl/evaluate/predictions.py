@@ -17,16 +17,17 @@ from reference.parallel.data_parallel import samples_of
 class Predictions(Sums):
     """Predictions for all batches and replicas. Of context-parallel ranks only the first, which has [CLS], has them."""
 
-    def __init__(self, replica: Replica, batches: Batches):
+    def __init__(self, replica: Replica, batches: Batches, seq_length: int):
         super().__init__(replica, batches, LogitsPass)
-        self.n = sequences_of(replica.model) * SCORES[replica.model.heads[0]]
+        (head,) = replica.model.heads
+        self.shape = (2, seq_length) if head == "span" else (sequences_of(replica.model) * SCORES[head],)
 
     def of_part(self, part: str, samples: int, report: Callable[[int], object]) -> np.ndarray:
-        """Return the probabilities of each sample's answers, float64 [samples, n]. `report` is called with the
-        number of samples done.
+        """Return the probabilities of each sample's answers, float64 [samples, n]; of spans, [samples, 2, s], of their
+        first and last positions. `report` is called with the number of samples done.
         """
         place, d, batch = self.topology.place, self.topology.data.size, self.batches.global_batch_size
-        logits = np.zeros((ceil(samples / batch) * batch, self.n))
+        logits = np.zeros((ceil(samples / batch) * batch, *self.shape))
         with self.topology.world.ledger.phase("evaluation"):
             for first in range(0, samples, batch):
                 work = self.play(self.batches.microbatches_of(part, first // batch))

@@ -76,7 +76,7 @@ def from_hugging_face(args) -> Pretrained:
 
 def tensor_of_head(args) -> str:
     """Return the name of a tensor that only a model has that was tuned on the task."""
-    return f"{CLASSIFIERS[HEADS[args.task]]}.w"
+    return f"{CLASSIFIERS.get(HEADS[args.task], 'span_head')}.w"
 
 
 def with_head(model: ModelConfig, args) -> ModelConfig:
@@ -88,7 +88,7 @@ def with_head(model: ModelConfig, args) -> ModelConfig:
 def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:
     """Return the tokenizer. Raise UserError for one that cannot separate a question from a passage."""
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise UserError(f"--task race, mnli and qqp need a tokenizer with [CLS] and [SEP], but the model's is "
+        raise UserError(f"--task race, mnli, qqp and squad need a tokenizer with [CLS] and [SEP], but the model's is "
                         f"a {tokenizer.name}. Give a BERT that was trained with BertWordPieceLowerCase or "
                         "BertWordPieceCase.")
     return tokenizer

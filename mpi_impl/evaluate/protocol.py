@@ -1,7 +1,7 @@
 """Several models: the papers' protocol of fine-tuning, and an ensemble.
 
 The protocol is the best learning rate and batch size, then the median over several seeds (Shoeybi et al. 2019, section
-5.3, after Liu et al. 2019, RoBERTa): both numbers are chosen by the accuracy on the validation part, and the median
+5.3, after Liu et al. 2019, RoBERTa): both numbers are chosen by the main figure on the validation part, and the median
 of that over 5 seeds is the result. A median is not moved by the one run in five that fails to learn, which happens to
 large models on small data. The test part is not asked: it must choose nothing.
 
@@ -29,7 +29,7 @@ class Protocol:
     """Several runs of fine-tuning, one after the other on the same ranks. The constructor checks all of them."""
 
     def __init__(self, args, ranks: Group):
-        self.args, self.ranks = args, ranks
+        self.args, self.ranks, self.name = args, ranks, "F1" if args.task == "squad" else "accuracy"
         for name in ("save", "metrics_file"):
             if value := getattr(args, name):
                 raise UserError(f"{option(name)} {value} is for one run, but --seeds and --tune-lr do several. Leave "
@@ -48,20 +48,20 @@ class Protocol:
 
     def run(self) -> None:
         """Choose the best rate and batch with the first seed, and print the median over all seeds."""
-        found = {trial: self.accuracy(*trial, self.args.seed) for trial in self.trials}
+        found = {trial: self.figure(*trial, self.args.seed) for trial in self.trials}
         best = max(found, key=found.__getitem__)                     # the first of equals
         others = range(self.args.seed + 1, self.args.seed + self.args.seeds)
-        accuracies = [found[best], *[self.accuracy(*best, seed) for seed in others]]
-        seeds = f"{len(accuracies)} seed{'s' * (len(accuracies) > 1)}"
-        self.say(f"{describe(*best)} | median validation accuracy over {seeds} {median(accuracies):.2%} "
-                 f"({listed(accuracies)})")
+        figures = [found[best], *[self.figure(*best, seed) for seed in others]]
+        seeds = f"{len(figures)} seed{'s' * (len(figures) > 1)}"
+        self.say(f"{describe(*best)} | median validation {self.name} over {seeds} {median(figures):.2%} "
+                 f"({listed(figures)})")
 
-    def accuracy(self, lr: float, global_batch_size: int | None, seed: int) -> float:
-        """Tune once, and return the accuracy on the validation part at the end."""
+    def figure(self, lr: float, global_batch_size: int | None, seed: int) -> float:
+        """Tune once, and return the main figure of the validation part at the end."""
         tuning = FineTuning(self.options(lr, global_batch_size, seed), self.ranks)
         found = tuning.train()
         tuning.at_the_end.close()
-        self.say(f"{describe(lr, global_batch_size)}, seed {seed} | validation accuracy {found:.2%}")
+        self.say(f"{describe(lr, global_batch_size)}, seed {seed} | validation {self.name} {found:.2%}")
         return found
 
     def say(self, text: str) -> None:
@@ -113,8 +113,8 @@ def describe(lr: float, global_batch_size: int | None) -> str:
     return f"lr {lr:g}" + (f", batch {global_batch_size}" if global_batch_size else "")
 
 
-def listed(accuracies: Sequence[float]) -> str:
-    return ", ".join(f"{one:.2%}" for one in sorted(accuracies))
+def listed(figures: Sequence[float]) -> str:
+    return ", ".join(f"{one:.2%}" for one in sorted(figures))
 
 
 def fine_tuning(args, ranks: Group) -> FineTuning | Protocol | Ensemble:

@@ -1,7 +1,7 @@
 """The samples of a task that a BERT is tuned on: rows of two texts, and the accuracy of its answers."""
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ class Sample(NamedTuple):
 
     firsts: "Sequence[array[int]]"      # what its sequences begin with: a question with each option, or one sentence
     second: "array[int]"                # what follows in all of them: the passage, or another sentence
-    answer: int                         # the index of the right option, or the class
+    answer: Any                         # the index of the right option, the class, or two positions
 
 
 class TuningDataset:

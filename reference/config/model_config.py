@@ -9,7 +9,8 @@ from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 
 # The kinds of models, and the heads of each.
-ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",), ("entailment",), ("paraphrase",))}
+ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",), ("entailment",), ("paraphrase",),
+                                             ("span",))}
 ACTIVATIONS = ("gelu", "gelu_exact", "relu")       # for which ops.py has the functions
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")

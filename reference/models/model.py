@@ -1,11 +1,11 @@
 """The model of a ModelConfig, GPT or BERT: a trainer calls these functions, and need not know which model it trains."""
-from reference.batches import BERTBatch, ChoiceBatch, ClassBatch, GPTBatch
+from reference.batches import BERTBatch, ChoiceBatch, ClassBatch, GPTBatch, SpanBatch
 from reference.layer_context import TRAINING
 from reference.models.bert import bert_backward, bert_forward, bert_tensors
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.models.stage import has_embedding, has_head
 
-TUNED = {"choice": ChoiceBatch, "entailment": ClassBatch, "paraphrase": ClassBatch}
+TUNED = {"choice": ChoiceBatch, "entailment": ClassBatch, "paraphrase": ClassBatch, "span": SpanBatch}
 
 
 def batch_type(c):

@@ -15,6 +15,7 @@ from mpi_impl.evaluate.fine_tuning import describe_measures, metrics_of
 from mpi_impl.evaluate.glue import MNLI, QQP, PairsDataset
 from mpi_impl.evaluate.options import HEADS
 from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluate.squad import SQuADDataset
 from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.training.batches import whole_batch
 from reference.config import ModelConfig
@@ -28,6 +29,7 @@ from reference.training import trainer as training
 from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
 from tests.evaluate.test_glue import write
 from tests.evaluate.test_race import written
+from tests.evaluate.test_squad import write as write_squad
 
 WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
 QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
@@ -125,30 +127,39 @@ TASKS = {"mnli": MNLI, "qqp": QQP}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """Return the folders of the tasks for pairs, of random words: the second sentence tells the class."""
-    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in TASKS}
+    """Return the folders of the tasks, of random words; in those for pairs the second sentence tells the class."""
+    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*TASKS, "squad")}
     for name, task in TASKS.items():
         write(found[name], task, [[(" ".join(rng.choice(WORDS, 9)), WORDS[i], task.classes[i])
                                    for i in rng.integers(0, len(task.classes), count)] for count in (7, 40, 4)])
+    texts = [" ".join(rng.choice(WORDS[:-3], n)) for n in rng.integers(3, 30, 8)]
+    passages = [{"context": text, "qas": [
+        {"question": str(rng.choice(WORDS)), "answers": [{"text": text[i:i + 8], "answer_start": i}]} for i in (0, 3)]}
+        for text in texts]
+    write_squad(found["squad"], passages[:4], passages[4:])
     return found
 
 
 def textbook_of(task: str, folder, tokenizer, model, iterations: int, seed: int = SEED) -> Textbook:
-    return Textbook(PairsDataset(TASKS[task], str(folder), tokenizer, 24, seed), HEADS[task], model, iterations, seed)
+    common = str(folder), tokenizer, 24, seed
+    dataset = SQuADDataset(*common, 8) if task == "squad" else PairsDataset(TASKS[task], *common)
+    return Textbook(dataset, HEADS[task], model, iterations, seed)
 
 
 @pytest.mark.parametrize("task, n, options", [
-    ("mnli", 4, [*split(2, 2), "--sequence-parallel"]), ("qqp", 2, ["--context-parallel-size", "2"])])
+    ("mnli", 4, [*split(2, 2), "--sequence-parallel"]), ("qqp", 2, ["--context-parallel-size", "2"]),
+    ("squad", 8, [*split(2, 2), "--sequence-parallel", "--context-parallel-size", "2", "--max-query-length", "8"])])
 def test_other_tasks_are_tuned_as_in_one_process(ranks, race, folders, tmp_path, task, n, options):
     """At each step, and in what a measure sees of the validation part after each epoch."""
     _, model, tokenizer, root, _ = race
     rows = iter(metrics(ranks, n, tmp_path / "metrics", task, "--data-path", folders[task], "--load", root, *COMMON,
                         *RATE, "--train-iters", 5, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
     textbook = textbook_of(task, folders[task], tokenizer, model, 5)
+    length = FineTuningLength(textbook.dataset.samples("train"), 4, 5)
     for iteration in range(1, 6):
         row = next(rows)
         assert (row[f"{HEADS[task]}_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, 4), rel=1e-10)
-        if iteration in (2, 4, 5):
+        if length.ends_epoch(iteration):
             found = textbook.dataset.measures("validation", textbook.probabilities("validation"))
             assert next(rows) == pytest.approx({"iteration": iteration} | metrics_of("validation", found))
     assert next(rows, None) is None

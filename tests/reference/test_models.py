@@ -44,7 +44,10 @@ def test_losses_follow_from_the_formulas(case):
         assert (losses["lm"] != 0).sum(1).max() <= c.most_predicted(case.s)
     if "sop" in losses:
         close(losses["sop"], log_loss(np.stack([first(x, p, p.binary_head) for x in encoded]), batch.swapped), 1e-10)
-    for head in losses.keys() - {"lm", "sop"}:
+    if "span" in losses:
+        close(losses["span"], np.stack([log_loss((x @ p.span_head.w + p.span_head.b).T, answer)
+                                        for x, answer in zip(encoded, batch.answers, strict=True)]), 1e-10)
+    for head in losses.keys() - {"lm", "sop", "span"}:
         scores = np.stack([first(x, p, classifier_of(p, head)) for x in encoded]).reshape(len(batch.answers), -1)
         close(losses[head], log_loss(scores, batch.answers), 1e-10)
 
