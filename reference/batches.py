@@ -94,31 +94,76 @@ class ChoiceBatch(NamedTuple):
     weights: Any        # int64 [b]: 0 for a question that only fills a batch
 
     @classmethod
+    def sequences(cls) -> int:
+        """Return n, the number of sequences in a sample."""
+        return CHOICES
+
+    @classmethod
     def width(cls, seq_length: int) -> int:
         """Return the length of a row, which is one question."""
-        return CHOICES * (2 * seq_length + 1) + 2
+        return cls.sequences() * (2 * seq_length + 1) + 2
 
     def pack(self):
         """Return the rows, int64 [b, width]."""
         b = len(self.answers)
-        return np.concatenate([*(x.reshape(b, -1) for x in self[:3]), self.answers[:, None], self.weights[:, None]], 1)
+        return np.concatenate([x.reshape(b, -1) for x in self], 1)
 
     @classmethod
-    def unpack(cls, rows) -> "ChoiceBatch":
+    def unpack(cls, rows):
         """Make a batch of rows, int64 [b, width]."""
-        n = CHOICES
-        s = ((rows.shape[1] - 2) // n - 1) // 2
-        return cls(rows[:, :n * s].reshape(-1, s), rows[:, n * s:2 * n * s].reshape(-1, s),
-                   rows[:, 2 * n * s:-2].reshape(-1).copy(), rows[:, -2].copy(), rows[:, -1].copy())
+        n, rest = cls.sequences(), cls.width(0)
+        s = (rows.shape[1] - rest) // (2 * n)
+        tokens, types, lengths, answers = (
+            x.copy() for x in np.split(rows[:, :-1], [n * s, 2 * n * s, 2 * n * s + n], 1))
+        return cls(tokens.reshape(-1, s), types.reshape(-1, s), lengths.reshape(-1), cls.shaped(answers),
+                   rows[:, -1].copy())
+
+    @classmethod
+    def shaped(cls, answers):
+        """Return the answers in their shape, from their columns of the rows."""
+        return answers[:, 0]
 
     def weights_of_heads(self, heads) -> list:
         """Return, for each head, the weights of its losses, in their shape."""
         return [self.weights]
 
-    def at(self, part) -> "ChoiceBatch":
+    def at(self, part):
         """Return what is left for a rank with this SequencePart. Only one rank has the positions that are scored."""
         tokens, types = (take(x, part.chunks) for x in self[:2])
-        return ChoiceBatch(tokens, types, self.lengths, self.answers, self.weights * part.has_first_position)
+        return self._replace(tokens=tokens, token_types=types, weights=self.weights * part.has_first_position)
+
+
+class ClassBatch(ChoiceBatch):
+    """Texts, or pairs of them, of some classes: one sequence each, and its class as the answer, int64 [b]."""
+
+    __slots__ = ()
+
+    @classmethod
+    def sequences(cls) -> int:
+        return 1
+
+
+class SpanBatch(ClassBatch):
+    """Questions with a piece of their sequence as the answer: its first and its last position, int64 [b, 2]."""
+
+    __slots__ = ()
+
+    @classmethod
+    def width(cls, seq_length: int) -> int:
+        return 2 * seq_length + 4
+
+    @classmethod
+    def shaped(cls, answers):
+        return answers
+
+    def weights_of_heads(self, heads) -> list:
+        return [np.stack([self.weights] * 2, 1)]
+
+    def at(self, part):
+        """Return what is left for a rank with this SequencePart. Every rank gets all positions' scores, and its loss is
+        that of the whole sequences: the c ranks count each sample c times, in the sum of the weights too.
+        """
+        return self._replace(tokens=take(self.tokens, part.chunks), token_types=take(self.token_types, part.chunks))
 
 
 def number_of_tokens(batch) -> int:

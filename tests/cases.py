@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.batches import BERTBatch, ClassBatch, GPTBatch, SpanBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.dropout import Dropout
 from reference.exact.array import ExactArray, random_array
-from reference.models.model import batch_type
+from reference.models.bert import SCORES
+from reference.models.model import batch_type, sequences_of
 from reference.params import leaves, tree_map, with_names
 
 KEEP_ALL = Recompute()      # nothing is computed again
@@ -62,12 +63,14 @@ class Case:
         if kind is GPTBatch:
             return GPTBatch(self.ids(f"tokens {what}", count, s), self.ids(f"targets {what}", count, s))
         rng = np.random.default_rng([self.seed, *what.encode()])
-        rows = count * (CHOICES if kind is ChoiceBatch else 1)
+        n = sequences_of(self.model)
+        rows, tuned = count * n, kind is not BERTBatch
         tokens, types = self.ids(f"tokens {what}", rows, s), rng.integers(0, 2, (rows, s))
-        counted = count if kind is ChoiceBatch else (rows, s)
-        lengths, weights = rng.integers(1, s + 1, rows), rng.integers(0, 2, counted)
-        if kind is ChoiceBatch:
-            return ChoiceBatch(tokens, types, lengths, rng.integers(0, CHOICES, count), weights)
+        lengths, weights = rng.integers(1, s + 1, rows), rng.integers(0, 2, count if tuned else (rows, s))
+        if tuned:
+            answers = (rng.integers(0, lengths[:, None], (count, 2)) if kind is SpanBatch else
+                       rng.integers(0, SCORES[self.model.heads[0]] if kind is ClassBatch else n, count))
+            return kind(tokens, types, lengths, answers, weights)
         weights[np.cumsum(weights, 1) > self.model.most_predicted(s)] = 0
         targets, swapped = self.ids(f"targets {what}", rows, s), rng.integers(0, 2, rows)
         return BERTBatch(tokens, types, targets, weights, lengths, swapped)

@@ -87,6 +87,7 @@ ALONE = {
     },
     "layers.layer": {"declare layers_in": "the machine imports them elsewhere"},
     "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
+    "models.bert": {"of_all_positions of_own_positions": "in the textbook the scores of all ranks are in one list"},
     "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
     "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},
     "models.stage": {

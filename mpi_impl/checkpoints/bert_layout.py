@@ -4,7 +4,7 @@ The weight of a layer is [out, in] there (a Linear), and q, k and v are three la
 
 In the original order a norm ends a layer there, and begins the next one here. Both compute the same, except for dropout
 in training: they apply it to the embedding after its norm, and we before it, as in the rearranged order. And they apply
-it once more before the head for choices.
+it once more before the heads for choices and classes.
 """
 import re
 from collections.abc import Callable
@@ -24,7 +24,9 @@ OF_MODEL = {
     "lm_head.bias": "cls.predictions.bias",
     "pooler.w": "pooler.dense.weight", "pooler.b": "pooler.dense.bias",
     "binary_head.w": "cls.seq_relationship.weight", "binary_head.b": "cls.seq_relationship.bias",
-    "multichoice_head.w": "classifier.weight", "multichoice_head.b": "classifier.bias",
+    **{f"{head}.{ours}": f"{name}.{theirs}" for ours, theirs in (("w", "weight"), ("b", "bias")) for head, name in (
+        ("multichoice_head", "classifier"), ("entailment_head", "classifier"), ("paraphrase_head", "classifier"),
+        ("span_head", "qa_outputs"))},
 }
 OF_BLOCK = {
     "attention.w_qkv": "attention.self.{}.weight", "attention.b_qkv": "attention.self.{}.bias",
@@ -79,7 +81,9 @@ def rearranged(norm: str, layer: int, num_layers: int) -> str:
 
 BERT = TransformersLayout(
     "bert", "bert",
-    {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice"},
+    {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice",
+     ("entailment",): "BertForSequenceClassification", ("paraphrase",): "BertForSequenceClassification",
+     ("span",): "BertForQuestionAnswering"},
     same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
           "num_attention_heads": "num_attention_heads", "max_position_embeddings": "max_position_embeddings",
           "layernorm_epsilon": "layer_norm_eps"},
@@ -97,10 +101,11 @@ BERT = TransformersLayout(
     options={"position_embedding_type": "learned_absolute", "untie_embeddings_and_output_weights": False,
              "num_experts": None, "share_layers": False,
              "apply_residual_connection_post_layernorm": True},
-    places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),
+    places=partial(places, original), prefix="bert.", heads=("cls.", "classifier.", "qa_outputs."),
     twins={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
            "cls.predictions.decoder.bias": "cls.predictions.bias"},
-    buffers=re.compile(r"embeddings\.(position_ids|token_type_ids)"))
+    buffers=re.compile(r"embeddings\.(position_ids|token_type_ids)"),
+    write=lambda model: {"num_labels": 3} if model.heads == ("entailment",) else {})
 
 MEGATRON_BERT = BERT._replace(
     model_type="megatron-bert", classes={heads: f"Megatron{name}" for heads, name in BERT.classes.items()},

@@ -36,7 +36,8 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = ("F64", "F32", "F16", "BF16")         # formats, as a file names them
 ROWS = 1024                                  # of two tables, compared at a time
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, in the first published BERTs
-NEW = ("pooler.", "multichoice_head.")       # tensors that a model for choices may begin without
+# Tensors that a model which is to be tuned may begin without.
+NEW = ("pooler.", "multichoice_head.", "entailment_head.", "paraphrase_head.", "span_head.")
 
 
 def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[TensorPlace]]]:
@@ -104,7 +105,7 @@ class Weights:
 
     def check(self, model: ModelConfig) -> None:
         """Raise UserError unless these are the model's tensors, of the right shapes, and no others than `extra`."""
-        expected, new = set(), NEW if "choice" in model.heads else ()
+        expected, new = set(), () if "lm" in model.heads else NEW
         for ours, _, places in places_of(model):
             for place in places:
                 if place.name in self.found or not ours.startswith(new):

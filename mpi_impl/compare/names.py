@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference.layers.layer import LAYERS
+from reference.models.bert import CLASSIFIERS
 
 PHASES = ("batch", "parameters", "forward", "recompute", "kept", "backward", "gradients", "reduction", "step",
           "optimizer m", "optimizer v", "optimizer parameters")
@@ -56,12 +57,14 @@ NORM, LINEAR = names_of("norm"), ("input", "w", "b", "output")
 BLOCK = ("input", *names_of("norm", "input_layernorm."), *names_of("attention", "attention."), "attention.output_mask",
          *names_of("norm", "post_attention_layernorm."), *names_of("experts", "mlp."), *names_of("mlp", "mlp."),
          "mlp.output_mask")
+OF_SEQUENCES = (*CLASSIFIERS, "span")     # the heads that predict something of a whole sequence
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
          "logits.input", "output", "lm_head.bias", "logits", "probabilities",
-         *(f"{head}.{name}" for head in ("pooler", "binary_head", "multichoice_head") for name in LINEAR),
-         "sop probabilities", "choice probabilities", *PREDICTED, "loss", "sop loss", "choice loss",
+         *(f"{layer}.{name}" for layer in ("pooler", *CLASSIFIERS.values(), "span_head") for name in LINEAR),
+         *(f"{head} probabilities" for head in OF_SEQUENCES), *PREDICTED, "loss",
+         *(f"{head} loss" for head in OF_SEQUENCES),
          "loss of each replica", "mean loss", "gradient norm", "learning rate")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.compare.names import PREDICTED, name_inside
+from mpi_impl.compare.names import OF_SEQUENCES, PREDICTED, name_inside
 from mpi_impl.compare.observed import ObservedPass
 from mpi_impl.models.bert import positions_to_predict
 from mpi_impl.parallel.model_state import ModelState
@@ -12,7 +12,7 @@ from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.runtime.arrays import to_host, widened
 from reference.activations import Activation
 from reference.layers.layer import layers_in
-from reference.models.bert import HEADS
+from reference.models.bert import CLASSIFIERS, HEADS
 from reference.models.stage import has_embedding, has_head
 from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding
 from reference.parallel.data_parallel import samples_of
@@ -21,8 +21,9 @@ from reference.params import leaves
 from reference.schedules.actions import Action
 
 OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
-OF_SAMPLES = ("lengths", "swapped", "answers", "sop probabilities", "choice probabilities", "sop loss", "choice loss",
-              "pooler", "binary_head", "multichoice_head")    # tensors and units without an axis of positions
+OF_SAMPLES = ("lengths", "swapped", "answers", *(f"{head} {name}" for head in OF_SEQUENCES
+                                                 for name in ("probabilities", "loss")),
+              "pooler", *CLASSIFIERS.values())    # tensors and units without an axis of positions
 
 
 class Observer(ABC):
@@ -139,7 +140,7 @@ class Observer(ABC):
 
     def see_factors_of_head(self, layer: str, unit: str, x, dy) -> None:
         """See the factors of a linear layer on top of a BERT: for all positions, or only the first."""
-        if unit == "lm_head":
+        if unit in ("lm_head", "span_head"):
             self.see_outside("kept", f"{layer}.input", x)
             self.see_outside("backward", f"{layer}.output", dy)
         elif self.has_first_position:

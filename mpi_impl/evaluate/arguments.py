@@ -71,14 +71,14 @@ def forward_parallel(args, model: ModelConfig, world_size: int) -> ParallelConfi
 
 
 class FineTuningLength(NamedTuple):
-    """The length of fine-tuning, with the number of questions in an epoch and in a step."""
+    """The length of fine-tuning, with the number of samples in an epoch and in a step."""
 
     questions: int
     global_batch_size: int
     iterations: int
 
     def ends_epoch(self, iteration: int) -> bool:
-        """Report whether this iteration completes a pass over the questions, or is the last one."""
+        """Report whether this iteration completes a pass over the samples, or is the last one."""
         asked = iteration * self.global_batch_size
         return iteration == self.iterations or asked // self.questions > (
             asked - self.global_batch_size) // self.questions
@@ -117,7 +117,8 @@ def check_tuning(args) -> None:
     if args.epochs is not None:
         require_not_negative("epochs", args.epochs)
     if args.fp16_lm_cross_entropy:
-        raise UserError("--fp16-lm-cross-entropy is for a loss over tokens, but --task race has none. Leave it out.")
+        raise UserError(f"--fp16-lm-cross-entropy is for a loss over tokens, but --task {args.task} has none. "
+                        "Leave it out.")
     optimizer_of(args, LARGEST["train_iters"])     # as for a long run: other wrong options are reported now
     precision(args)
 

@@ -1,4 +1,4 @@
-"""The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
+"""The fine-tuning of a BERT on a task: the trainer of pretraining, with another head."""
 import time
 from contextlib import ExitStack
 from math import nan
@@ -12,13 +12,17 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.tokenizer import WordPieceTokenizer
 from mpi_impl.evaluate.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
                                          optimizer_of)
-from mpi_impl.evaluate.passes import AnswersPass
+from mpi_impl.evaluate.glue import MNLI, QQP, PairsDataset
+from mpi_impl.evaluate.predictions import Predictions
 from mpi_impl.evaluate.pretrained import Pretrained, architecture_of, find_pretrained
 from mpi_impl.evaluate.progress import report_progress
-from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
-from mpi_impl.evaluate.sums import Sums, check_finite
+from mpi_impl.evaluate.race import RACEDataset
+from mpi_impl.evaluate.squad import SQuADDataset
+from mpi_impl.evaluate.sums import check_finite
+from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.inference.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_pipeline
@@ -36,8 +40,8 @@ from reference.errors import UserError
 from reference.models.model import sequences_of
 
 # Options that the tuned weights depend on, which are saved with them.
-OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden_dropout", "attention_dropout", "lr",
-             "fp16", "bf16")
+OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "max_query_length", "doc_stride",
+             "hidden_dropout", "attention_dropout", "lr", "fp16", "bf16")
 QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges says so once, in a sentence
 
 
@@ -54,9 +58,9 @@ class FineTuning(Program):
         self.topology = self.connect(self.parallel)
         self.dataset: Any = None      # on each replica's first rank of a tensor group
         ranks.collect_objects(self.read)
-        self.questions: dict[str, int] = ranks.broadcast_object(
+        self.samples: dict[str, int] = ranks.broadcast_object(
             lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
-        self.length = fine_tuning_length(args, self.questions["train"])
+        self.length = fine_tuning_length(args, self.samples["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
@@ -69,7 +73,8 @@ class FineTuning(Program):
                                           args.offload_folder), self.optimizer)
         self.pretrained.load(self.trainer)
         self.batches = self.make_batches(self.microbatches)
-        self.right = Sums(trained_replica(self.trainer), self.make_batches(self.topology.pipeline.size), AnswersPass)
+        self.predictions = Predictions(trained_replica(self.trainer),
+                                       self.make_batches(self.topology.pipeline.size), args.seq_length)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
@@ -85,8 +90,8 @@ class FineTuning(Program):
         check_architecture(self.args, architecture_of(self.args))
         found = find_pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:
-            raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
-                            "at least 1, or load a tuned model.")
+            raise UserError(f"--epochs is 0, but the model in {found.folder} has not been tuned on "
+                            f"--task {self.args.task}. Choose at least 1, or load a tuned model.")
         return found
 
     def claim_outputs(self, held: ExitStack) -> None:
@@ -99,10 +104,9 @@ class FineTuning(Program):
                                 "Choose another folder.")
 
     def read(self) -> None:
-        """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
+        """Read the samples on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
-            self.dataset = RACEDataset(self.args.data_path, self.pretrained.tokenizer, self.args.seq_length,
-                                       self.args.seed, self.args.max_qa_length)
+            self.dataset = open_dataset(self.args, self.pretrained.tokenizer)
 
     def make_batches(self, microbatches: int) -> Batches:
         return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
@@ -113,24 +117,24 @@ class FineTuning(Program):
     def work(self) -> None:
         settings = PretrainingSettings(self.args, self.parallel, self.optimizer, self.trainer.state.precision,
                                        self.microbatches, self.model.architecture)
-        training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.say(introduction(settings, self.model, self.world.hosts()))
         self.say(f"{self.device.description or kernels.describe(precision(self.args).compute)}\n"
                  f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
-        self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
-                 f"the test; {self.length.iterations:,} iterations")
+        counts = ", ".join(f"{part} {n:,}" for part, n in self.samples.items())
+        self.say(f"samples of {self.args.task}: {counts}; {self.length.iterations:,} iterations")
         self.train()
-        self.ask("test")
+        if "test" in self.samples or not self.length.iterations:
+            self.ask(self.last_part)
         if self.args.save:
             self.save()
 
     @QUIET
     def train(self) -> float:
-        """Do all steps; after each epoch, and the last step, ask the validation part's questions.
+        """Do all steps; after each epoch, and the last step, ask for the answers to the validation part.
 
-        Returns the last of these accuracies, or nan if there is no step.
+        Returns the last of its figures, or nan if there is no step.
         """
-        accuracy = nan
+        figure = nan
         for iteration in range(1, self.length.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
@@ -139,32 +143,60 @@ class FineTuning(Program):
             self.metrics.step(iteration, result, time.perf_counter() - began)
             stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
             if self.length.ends_epoch(iteration) or stop:
-                accuracy = self.ask("validation")
+                figure = self.ask("validation")
             if stop:
                 break
-        return accuracy
+        return figure
+
+    @property
+    def last_part(self) -> str:
+        """Return the part that a tuned model is measured on: "validation", where no test part is published."""
+        return list(self.samples)[-1]
+
+    def ask(self, part: str) -> float:
+        """Measure the answers to a part, and return the most important figure, identical on every rank."""
+        found = self.measures(part, self.answer(part))
+        self.metrics.write(iteration=self.trainer.iteration, **metrics_of(part, found))
+        self.say(f"{part} at {self.trainer.iteration:>6} | {describe_measures(found)}")
+        return next(iter(found.values()))
 
     @QUIET
-    def ask(self, part: str) -> float:
-        """Ask all questions of a part, each level's separately, and return the accuracy."""
-        names = [f"{part} {level}" for level in LEVELS]
-        asked = [self.questions[name] for name in names]
-        found = [self.right.over(name, n, report_progress(n, f"questions of {name}", self.say))
-                 for name, n in zip(names, asked)]
-        check_finite(sum(found))
-        right = list(map(round, found))
-        accuracy, *by_level = [sum(right) / sum(asked), *(r / n for r, n in zip(right, asked))]
-        self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
-                           **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
-        levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
-        self.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
-                 f"{sum(right):,} of {sum(asked):,} right")
-        return accuracy
+    def answer(self, part: str) -> np.ndarray:
+        """Return the probabilities of all answers to a part: those of rank 0 count."""
+        n = self.samples[part]
+        return self.predictions.of_part(part, n, report_progress(n, f"samples of {part}", self.say))
+
+    def measures(self, part: str, probabilities: np.ndarray) -> dict[str, float]:
+        """Return the figures of rank 0's answers, on every rank. Raise UserError if they are not finite."""
+        def measure() -> dict[str, float]:
+            check_finite(probabilities.sum())
+            return self.dataset.measures(part, probabilities)
+
+        return self.world.broadcast_object(measure)
 
     def save(self) -> None:
         """Save the tuned model, with its tokenizer next to it."""
         tokenizer = self.pretrained.tokenizer
-        settings = {name: getattr(self.args, name) for name in OF_A_STEP}
+        settings = {name: value for name, value in vars(self.args).items() if name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
         self.say(checkpoint.save(self.trainer, self.args.save, settings))
         self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer next to it")
+
+
+def open_dataset(args, tokenizer: WordPieceTokenizer) -> TuningDataset:
+    """Return the samples of the task. Raise UserError for files that are not the task's."""
+    common = args.data_path, tokenizer, args.seq_length, args.seed
+    if args.task == "race":
+        return RACEDataset(*common, args.max_qa_length)
+    if args.task == "squad":
+        return SQuADDataset(*common, args.max_query_length, args.doc_stride, args.max_answer_length)
+    return PairsDataset(MNLI if args.task == "mnli" else QQP, *common)
+
+
+def metrics_of(part: str, found: dict[str, float]) -> dict[str, float]:
+    """Return the figures of a part under the names that they have in a file of metrics."""
+    return {f"{part}_{name.lower().replace(' ', '_')}": x for name, x in found.items()}
+
+
+def describe_measures(found: dict[str, float]) -> str:
+    return ", ".join(f"{name} {x:.2%}" for name, x in found.items())

@@ -15,8 +15,9 @@ class TaskOptions:
     """The task."""
 
     task: str = option_field(
-        help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's questions, "
-        "once it is tuned on them", choices=("wikitext103", "lambada", "race"))
+        help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; of a BERT that is tuned for it first, "
+        "answers to RACE's questions, classes of MNLI's or QQP's pairs of sentences, or answers in SQuAD's passages",
+        choices=("wikitext103", "lambada", "race", "mnli", "qqp", "squad"))
 
 
 @option_group
@@ -24,7 +25,8 @@ class EvaluationOptions(TaskOptions, TokenizerOptions):
     """The data and the model."""
 
     data_path: str = option_field(metavar="PATH", help="the published data: WikiText-103's wiki.test.tokens, LAMBADA's "
-                                  "lambada_test.jsonl, or RACE's folder, with train, dev and test in it")
+                                  "lambada_test.jsonl; or the folder of RACE, with train, dev and test in it, of MNLI "
+                                  "or QQP, with .tsv files, or of SQuAD, with two .json files")
     load: str | None = option_field(None, "the model: the last checkpoint in this folder", "DIR")
     load_hf: str | None = option_field(None, "or a model in Hugging Face's layout", "DIR")
     seq_length: int | None = option_field(None, "default: the longest that the model can see", "S")
@@ -48,13 +50,12 @@ class WikiText103Options(ZeroShotOptions):
 
 
 @option_group
-class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, ParallelismOptions, DeviceOptions,
-                  MemoryOptions):
+class TuningOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, ParallelismOptions, DeviceOptions,
+                    MemoryOptions):
     """Tuning."""
 
-    max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
     epochs: int | None = option_field(
-        None, "passes through the questions, each followed by those of the validation part (default: "
+        None, "passes through the samples, each followed by those of the validation part (default: "
         f"{EPOCHS}; 0: the model is tuned already)", "N")
     lr: float = same_option(TrainingOptions, "lr", 2e-5)
     tune_lr: tuple[float, ...] | None = option_field(
@@ -70,8 +71,29 @@ class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, Parallel
     attention_dropout: float = same_option(ModelOptions, "attention_dropout", ModelOptions.attention_dropout)
     save: str | None = option_field(None, "save the tuned model in this folder at the end", "DIR")
     log_interval: int = same_option(ReportOptions, "log_interval", ReportOptions.log_interval)
+    ensemble: tuple[str, ...] | None = option_field(
+        None, "do not tune, but let the tuned models in these folders and that of --load answer together: the mean of "
+        "their probabilities decides", "DIR")
 
 
-TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and the model that each is for
+@option_group
+class RACEOptions(TuningOptions):
+    """RACE."""
+
+    max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
+
+
+@option_group
+class SQuADOptions(TuningOptions):
+    """SQuAD."""
+
+    max_query_length: int = option_field(64, "the longest that a question may be, in tokens", "N")
+    doc_stride: int = option_field(128, "tokens between the beginnings of a long passage's windows", "N")
+    max_answer_length: int = option_field(30, "the longest that a predicted answer may be, in tokens", "N")
+
+
+HEADS = {"race": "choice", "mnli": "entailment", "qqp": "paraphrase", "squad": "span"}    # of a tuned BERT
+TASKS = {"wikitext103": "gpt", "lambada": "gpt"} | dict.fromkeys(HEADS, "bert")     # and the model that each is for
 OPTIONS: dict[str, type[TaskOptions]] = {
-    "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions}
+    "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions, "mnli": TuningOptions,
+    "qqp": TuningOptions, "squad": SQuADOptions}

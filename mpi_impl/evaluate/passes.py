@@ -1,13 +1,14 @@
-"""Forward passes that measure each batch on the last stage.
+"""Forward passes whose results are on the last stage.
 
-ForwardPass gives the losses, with totals of 1. Here are passes that count the samples that a model has right, and give
-NaN if its logits are not finite.
+ForwardPass gives the losses, with totals of 1. Here are passes that count the samples that a GPT has right, NaN if its
+logits are not finite; and that keep a tuned BERT's logits.
 """
+from typing import Any
+
 import numpy as np
 
 from mpi_impl.evaluate.lambada import words_right
-from mpi_impl.evaluate.race import answers_right
-from mpi_impl.models.bert import choice_scores
+from mpi_impl.models.bert import answer_logits
 from mpi_impl.models.gpt import predicted_tokens
 from mpi_impl.parallel.passes import ForwardPass
 from reference.models.stage import has_embedding, has_head
@@ -27,13 +28,17 @@ class WordsPass(ForwardPass):
         return y
 
 
-class AnswersPass(ForwardPass):
-    """A pass over a ChoiceBatch that gives the number of questions answered right in place of the losses."""
+class LogitsPass(ForwardPass):
+    """A pass that keeps the logits of each microbatch's answers, by its number, on the last stage."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.logits: dict[int, Any] = {}
 
     def forward(self, action: Action, x):
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
-        y = choice_scores(x, params, self.model, batch, self.region)
+        y = answer_logits(x, params, self.model, batch, self.region, self.contexts[action.microbatch])
         if has_head(params, self.model):
-            self.losses += np.where(np.isfinite(y).all(), answers_right(y, batch), np.nan)
+            self.logits[action.microbatch] = y
             return None
         return y

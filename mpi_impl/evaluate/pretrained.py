@@ -1,4 +1,4 @@
-"""A pretrained BERT: its configuration, its tokenizer, and its weights for a model that chooses answers."""
+"""A pretrained BERT: its configuration, its tokenizer, and its weights for a model with the head of a task."""
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,18 +9,18 @@ from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
 from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
+from mpi_impl.evaluate.options import HEADS
 from mpi_impl.generate.sources import Checkpoint, named_tokenizer
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
-
-NEW = "multichoice_head.w"       # a tensor that only a tuned model has
+from reference.models.bert import CLASSIFIERS
 
 
 class Pretrained(NamedTuple):
     """The facts about the model that all ranks must know."""
 
-    model: ModelConfig                # with the head for choices
+    model: ModelConfig                # with the task's head
     tokenizer: WordPieceTokenizer
     tuned: bool                       # whether its weights have that head, too
     folder: str
@@ -34,7 +34,7 @@ class Pretrained(NamedTuple):
             huggingface.load_weights(trainer, self.folder)
 
     def describe(self) -> str:
-        head = "tuned before" if self.tuned else "with a new head for choices"
+        head = "tuned before" if self.tuned else "with a new head"
         iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
         slips = "" if self.manifest else notes(self.folder)
         return f"it begins with the weights{iteration} in {self.folder}, {head}{slips}"
@@ -55,13 +55,13 @@ def find_pretrained(args) -> Pretrained:
 def from_checkpoint(args) -> Pretrained:
     source = Checkpoint.read(args.load)
     tokenizer = with_word_pieces(source.tokenizer(args))
-    return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
-                      source.manifest)
+    return Pretrained(with_head(source.model, args), tokenizer, tensor_of_head(args) in source.manifest.tensors,
+                      args.load, source.manifest)
 
 
 def from_hugging_face(args) -> Pretrained:
     folder, config = args.load_hf, read_config(args.load_hf, "bert")
-    model = to_choose(model_of(config, architecture="bert", heads=("lm",)), args)
+    model = with_head(model_of(config, architecture="bert", heads=("lm",)), args)
     huggingface.check_weights(folder, model)
     tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
     if tokenizer is None and (own := tokenizer_in(folder)):
@@ -70,19 +70,25 @@ def from_hugging_face(args) -> Pretrained:
         raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
                         "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")
     check_vocabulary(folder, tokenizer)
-    return Pretrained(model, with_word_pieces(tokenizer), OF_MODEL[NEW] in huggingface.Weights(folder).found, folder,
-                      None)
+    tuned = OF_MODEL[tensor_of_head(args)] in huggingface.Weights(folder).found
+    return Pretrained(model, with_word_pieces(tokenizer), tuned, folder, None)
 
 
-def to_choose(model: ModelConfig, args) -> ModelConfig:
-    """Return the same model with the head for choices, and with the options' dropout."""
-    return replace(model, heads=("choice",), hidden_dropout=args.hidden_dropout,
+def tensor_of_head(args) -> str:
+    """Return the name of a tensor that only a model has that was tuned on the task."""
+    return f"{CLASSIFIERS.get(HEADS[args.task], 'span_head')}.w"
+
+
+def with_head(model: ModelConfig, args) -> ModelConfig:
+    """Return the same model with the task's head, and with the options' dropout."""
+    return replace(model, heads=(HEADS[args.task],), hidden_dropout=args.hidden_dropout,
                    attention_dropout=args.attention_dropout)
 
 
 def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:
     """Return the tokenizer. Raise UserError for one that cannot separate a question from a passage."""
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise UserError(f"--task race needs a tokenizer with [CLS] and [SEP], but the model's is a {tokenizer.name}. "
-                        "Give a BERT that was trained with BertWordPieceLowerCase or BertWordPieceCase.")
+        raise UserError(f"--task race, mnli, qqp and squad need a tokenizer with [CLS] and [SEP], but the model's is "
+                        f"a {tokenizer.name}. Give a BERT that was trained with BertWordPieceLowerCase or "
+                        "BertWordPieceCase.")
     return tokenizer

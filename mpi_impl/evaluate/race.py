@@ -9,13 +9,11 @@ each question four options and the letter of the right one.
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, TypedDict
 
-import numpy as np
-
-from mpi_impl.data.dataset import order_of_training
 from mpi_impl.data.tokenizer import WordPieceTokenizer
 from mpi_impl.evaluate.files import parse, read_text
+from mpi_impl.evaluate.tuning_data import Sample, TuningDataset
 from reference.batches import ChoiceBatch
 from reference.config import require_positive
 from reference.errors import UserError
@@ -35,21 +33,15 @@ class Examination(TypedDict):
     answers: list[Literal["A", "B", "C", "D"]]
 
 
-class Question(NamedTuple):
-    """The tokens of a question. Rows are made of them on demand: those of all questions would fill gigabytes."""
-
-    article: "array[int]"            # shared with the other questions about it
-    choices: "list[array[int]]"      # the question with each of its four options
-    answer: int                      # the index of the right one
-
-
-class RACEDataset:
+class RACEDataset(TuningDataset):
     """The questions of RACE, part by part: the files in the order of their names, those of middle schools first.
 
-    Each level of a part is one, too: "test high". `max_qa_length` is the longest that a question and an option may be
+    `max_qa_length` is the longest that a question and an option may be
     together, in tokens; the rest is cut off. Raises UserError for sizes that leave no room for the passage, a part
     without files, and a file that is not a passage.
     """
+
+    batch_type = ChoiceBatch
 
     def __init__(self, data_path: str, tokenizer: WordPieceTokenizer, seq_length: int, seed: int,
                  max_qa_length: int = 128, parts: Iterable[str] = PARTS):
@@ -59,33 +51,10 @@ class RACEDataset:
                             f"an answer take up to {max_qa_length} tokens (--max-qa-length), [CLS] and two [SEP] "
                             "three, and something must be left for the passage. Choose a smaller --max-qa-length, or a "
                             "model that sees more.")
-        self.tokenizer, self.seq_length, self.seed = tokenizer, seq_length, seed
-        self.parts: dict[str, list[Question]] = {}
-        for part in parts:
-            by_level = {f"{part} {level}": [question for file in passage_files(data_path, PARTS[part], level)
-                                            for question in questions(read_passage(file), tokenizer, max_qa_length)]
-                        for level in LEVELS}
-            self.parts |= by_level | {part: [question for level in by_level.values() for question in level]}
-
-    def samples(self, part: str) -> int:
-        """Return the number of questions."""
-        return len(self.parts[part])
-
-    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1: int64 [count, width], rows of a ChoiceBatch.
-
-        Training passes through its part again and again, in another order each epoch, which depends only on the seed.
-        The other parts are passed through once, in their stored order: beyond their ends they begin again, with weights
-        0.
-        """
-        n, samples = self.samples(part), np.arange(first_sample, first_sample + count)
-        weights = np.where(samples < n, 1, int(part == "train"))
-        places = order_of_training(n, self.seed, first_sample, count) if part == "train" else samples % n
-        asked = [self.parts[part][place] for place in places]
-        rows = [sequence(choice, q.article, self.seq_length, self.tokenizer) for q in asked for choice in q.choices]
-        tokens, token_types, lengths = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-        answers = np.array([question.answer for question in asked], np.int64)
-        return ChoiceBatch(tokens, token_types, lengths, answers, weights).pack()
+        super().__init__(tokenizer, seq_length, seed, {
+            part: {level: [question for file in passage_files(data_path, PARTS[part], level)
+                           for question in questions(read_passage(file), tokenizer, max_qa_length)]
+                   for level in LEVELS} for part in parts})
 
 
 def passage_files(data_path: str, part_folder: str, level: str) -> list[Path]:
@@ -110,30 +79,15 @@ def read_passage(file: Path) -> Examination:
     return passage
 
 
-def questions(passage: Examination, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
+def questions(passage: Examination, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Sample]:
     """Return the tokens of a passage, its questions and their options."""
     pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
     texts = [fill_in(question, option) for question, options, _ in pairs for option in options]
     article, *choices = (array("i", ids) for ids in tokenizer.encode_batch([passage["article"], *texts]))
     cut, n = [ids[:max_qa_length] for ids in choices], len(LETTERS)
-    return [Question(article, cut[n * i:n * i + n], LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
+    return [Sample(cut[n * i:n * i + n], article, LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
 
 
 def fill_in(question: str, option: str) -> str:
     """Put the option into the question's blanks, which are written `_`, or after a question that has none."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
-
-
-def sequence(choice: "array[int]", article: "array[int]", seq_length: int,
-             tokenizer: WordPieceTokenizer) -> tuple[list[int], list[int], int]:
-    """Return `[CLS] choice [SEP] article [SEP]`, padded: tokens [s]; types [s], 1 from the article on; the length."""
-    first = [tokenizer.cls, *choice, tokenizer.sep]
-    second = [*article[:seq_length - len(first) - 1], tokenizer.sep]
-    length = len(first) + len(second)
-    rest = seq_length - length
-    return [*first, *second, *[tokenizer.pad] * rest], [0] * len(first) + [1] * len(second) + [0] * rest, length
-
-
-def answers_right(scores, batch: ChoiceBatch):
-    """Count the questions that have their highest score, of scores [b, 4], at the right answer."""
-    return ((scores.argmax(1) == batch.answers) * batch.weights).sum()

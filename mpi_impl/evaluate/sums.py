@@ -1,16 +1,19 @@
 """A sum over all samples of a part, on any ranks: replicas take different samples, and pipelines go forward only."""
 from collections.abc import Callable
 from math import ceil
+from typing import Any
 
 import numpy as np
 
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.inference.replica import Replica
+from mpi_impl.layers.context_attention import part_of
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.batches import Batches
 from reference.errors import UserError
+from reference.layer_context import EVALUATION
 from reference.parallel.stages import stages_of_ranks
 from reference.schedules.generators import evaluation_schedule
 
@@ -18,7 +21,7 @@ from reference.schedules.generators import evaluation_schedule
 class Sums:
     """Sums of a pass's measure over all batches and replicas, identical on every rank."""
 
-    def __init__(self, replica: Replica, batches: Batches, make_pass: type[ForwardPass]):
+    def __init__(self, replica: Replica, batches: Batches, make_pass: Callable[..., ForwardPass]):
         self.replica, self.batches, self.make_pass = replica, batches, make_pass
         topology = self.topology = replica.topology
         stages = [list(held) for held in stages_of_ranks(replica.model, topology.config)]
@@ -38,12 +41,17 @@ class Sums:
 
     def of_batch(self, microbatches: list):
         """Return this replica's sum, on the last stage's ranks: float64 [1]."""
+        return self.play(microbatches).losses
+
+    def play(self, microbatches: list) -> Any:
+        """Play the pass of these microbatches."""
+        (b, s), config = microbatches[0].tokens.shape, self.topology.config
+        context = EVALUATION._replace(part=part_of(self.topology.context, config.cp_comm_type, s))
         work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0],
-                              self.replica.device_prototype)
-        b, s = microbatches[0].tokens.shape
-        shape = b, s // self.topology.config.sequence_shards, self.replica.model.hidden_size
+                              self.replica.device_prototype, context)
+        shape = b, s // config.sequence_shards, self.replica.model.hidden_size
         self.pipeline.play(work.compute, self.replica.device_prototype, shape, phases={"F": "evaluation"})
-        return work.losses
+        return work
 
     def on_host(self, x) -> np.ndarray:
         """Return x on the host, once this rank's device has computed it: it may wait there for other ranks."""

@@ -4,17 +4,21 @@
 """
 import numpy as np
 
+from mpi_impl.comm.reason import Reason
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.heads import masked_lm_backward, masked_lm_forward, pooled_backward, pooled_forward
 from mpi_impl.layers.layer import layer_backward, layer_forward
+from mpi_impl.layers.linear import linear_backward, linear_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
 from reference.layer_context import EVALUATION, TRAINING
 from reference.layers import cross_entropy as textbook
-from reference.models.bert import BERT, classifier_of, logits_and_targets, stage_inputs
+from reference.models.bert import BERT, classifier_of, logits_and_targets, span_logits, stage_inputs
 from reference.models.stage import has_head
-from reference.positions import SomePositions
+from reference.positions import SomePositions, collect, take, zigzag
+
+SPAN = Reason("span", "scores")
 
 
 def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
@@ -47,6 +51,7 @@ def heads_forward(x, p: BERT, c, batch, region):
     losses, caches = [], {}
     for head in c.heads:
         loss, caches[head] = (lm_loss_forward(normed, p, c, batch, region) if head == "lm" else
+                              span_loss_forward(normed, p, batch, region) if head == "span" else
                               pooled_loss_forward(normed, p, head, batch, region))
         losses.append(loss)
     return tuple(losses), (norm_cache, caches)
@@ -59,6 +64,8 @@ def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
     for head, dloss in reversed(list(zip(c.heads, dlosses))):
         if head == "lm":
             dnormed += lm_loss_backward(dloss, p, c, caches[head], grads, sink, region)
+        elif head == "span":
+            dnormed += span_loss_backward(dloss, p, caches[head], grads, sink, region)
         else:
             dnormed[:, :1] += pooled_loss_backward(dloss, p, head, caches[head], grads, sink, region)
     with materialized(p.final_layernorm) as norm, materialized(grads.final_layernorm) as dnorm:
@@ -120,15 +127,65 @@ def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region)
     return dfirst
 
 
-def choice_scores(x, p: BERT, c, batch, region):
-    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n],
-    identical on every rank; or to the x for the next stage.
+# ---- the head that finds an answer in a passage ---------------------------------------------------------------------
+
+
+def span_loss_forward(normed, p: BERT, batch, region):
+    """Map normed [b, s, h] to loss [b, 2]. The scores of all positions are few, and every rank gets them."""
+    with materialized(p.span_head) as head:
+        scores, kept = linear_forward(normed, head)
+    logits = span_logits(of_all_positions(widened(scores), region), batch.lengths)
+    loss, loss_cache = textbook.cross_entropy_forward(logits, batch.answers)
+    return loss, (kept, loss_cache)
+
+
+def span_loss_backward(dloss, p: BERT, cache, grads: BERT, sink, region):
+    """Map dloss [b, 2] to dnormed [b, s, h]."""
+    kept, loss_cache = cache
+    dscores = textbook.cross_entropy_backward(dloss, loss_cache).swapaxes(1, 2)
+    with materialized(p.span_head) as head, materialized(grads.span_head) as dhead:
+        own = narrowed(of_own_positions(dscores, kept, region), head.w.dtype)
+        dnormed = linear_backward(own, head, kept, dhead, sink)
+    sink.done(grads.span_head)
+    return dnormed
+
+
+def of_all_positions(scores, region):
+    """Gather each rank's scores, in the layout outside the regions, to [b, s, 2], identical on every rank."""
+    scores, ranks = region.enter(scores, SPAN), region.context_ranks
+    if ranks is None:
+        return scores
+    found = np.split(ranks.all_gather(scores, 1, SPAN), ranks.size, 1)
+    return collect(found, zigzag(ranks.size, ranks.size * scores.shape[1]))
+
+
+def of_own_positions(dscores, x, region):
+    """Return the part of dscores [b, s, 2] for this rank's x [b, ..., h]: the adjoint of `of_all_positions`.
+
+    Every context-parallel rank counts a sample with 1/c of its weight, and has used these scores.
     """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, EVALUATION)
+    if ranks := region.context_ranks:
+        dscores = ranks.size * take(dscores, zigzag(ranks.size, dscores.shape[1])[ranks.rank])
+    return dscores[:, region.positions(x)].copy()
+
+
+# ---- predictions of a tuned model -----------------------------------------------------------------------------------
+
+
+def answer_logits(x, p: BERT, c, batch, region, context=EVALUATION):
+    """Map the x [b, s, h] of the stage before, if there is one, to the logits of each sample's answers, identical on
+    every rank of a sequence's first chunk: [b, n], of choices or classes, or [b, 2, s], of the first and the last
+    position; or to the x for the next stage.
+    """
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, context)
     if not has_head(p, c):
         return x
-    with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,
-          materialized(p.multichoice_head) as classifier):
-        normed, _ = layer_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
-        scores, _ = logits_and_targets("choice", pooled_forward(normed, pooler, classifier)[0], batch)
-    return region.of_first_position(scores, "scores of answers")
+    (head,) = c.heads
+    with materialized(p.final_layernorm) as norm:
+        normed, _ = layer_forward(x, norm, c.layernorm_epsilon)
+    if head == "span":
+        with materialized(p.span_head) as layer:
+            return span_logits(of_all_positions(widened(linear_forward(normed, layer)[0]), region), batch.lengths)
+    with materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier:
+        scores, _ = logits_and_targets(head, widened(pooled_forward(normed, pooler, classifier)[0]), batch)
+    return region.of_first_position(scores, f"scores: {head}")

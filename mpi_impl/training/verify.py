@@ -34,7 +34,8 @@ from reference.training import trainer as training
 
 # Parameters that add the same to all scores of a softmax, and their rows that do.
 INERT = {"attention.b_qkv": slice(1, 2), "attention.b_kv": slice(0, 1),         # [3, a, d]: q, k, v; [2, g, d]: k, v
-         "attention.k_norm.bias": slice(None), "multichoice_head.b": slice(None)}
+         "attention.k_norm.bias": slice(None), "multichoice_head.b": slice(None),
+         "span_head.b": slice(None)}
 SMALL = 256     # elements: in smaller tensors one sign flip dominates, in 16 bits
 
 

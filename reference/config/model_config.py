@@ -8,7 +8,9 @@ from reference.config.experts_config import ExpertsConfig
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 
-ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",))}     # and the heads of each
+# The kinds of models, and the heads of each.
+ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",), ("entailment",), ("paraphrase",),
+                                             ("span",))}
 ACTIVATIONS = ("gelu", "gelu_exact", "relu")       # for which ops.py has the functions
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -34,7 +36,7 @@ class ModelConfig:
     make_vocab_size_divisible_by: int = 128
     fp16_lm_cross_entropy: bool = False                # compute the loss in float16 too, not in float32
     architecture: str = "gpt"                          # or bert, whose attention is bidirectional
-    heads: tuple[str, ...] = ("lm",)                   # predictions: tokens (lm), sentence order (sop), a choice
+    heads: tuple[str, ...] = ("lm",)                   # what it predicts: see models/bert.py
     predicted_share: float = 1.0                       # of a sample's tokens, the most that a BERT predicts
     apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
     normalization: str = "LayerNorm"                   # or RMSNorm

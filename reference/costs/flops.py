@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, require_one_of
 from reference.costs.parameters import declared_block
+from reference.models.bert import CLASSIFIERS
 from reference.models.model import model_tensors
 from reference.params import leaves
 
@@ -57,14 +58,15 @@ def matrix_elements(tensors, dealt: bool = False) -> int:
 
 def head_flops(c: ModelConfig, b: int, s: int) -> int:
     """Count 2 b s h V for the logits; a BERT has them where it predicts a token. It has a layer before them, 2 b s h^2,
-    and pooled heads, 2 b h^2.
+    and pooled heads, 2 b h^2; the one that finds answers has 4 b s h.
     """
     logits = c.hidden_size * c.vocab_size if "lm" in c.heads else 0
     if c.architecture == "gpt":
         return 2 * b * s * logits
     heads = model_tensors(c, range(c.num_layers - 1, c.num_layers))
-    pooled = [heads.pooler, heads.binary_head, heads.multichoice_head]
-    return 2 * b * (c.most_predicted(s) * logits + s * matrix_elements(heads.lm_head)
+    pooled = [heads.pooler, *(getattr(heads, name) for name in CLASSIFIERS.values())]
+    everywhere = heads.lm_head, heads.span_head
+    return 2 * b * (c.most_predicted(s) * logits + s * sum(map(matrix_elements, everywhere))
                     + sum(map(matrix_elements, pooled)))
 
 

@@ -1,8 +1,10 @@
 """BERT: embedding, L blocks that look both ways, final layer norm, and heads (Devlin et al. 2018; Shoeybi et al. 2019).
 
 It is trained to predict words that were masked (`lm`) and whether two pieces of text were swapped (`sop`: Lan et al.
-2019, section 3.1), and fine-tuned to choose one of several answers (`choice`). ModelConfig.heads says which of these it
-has. All but the heads is in models/stage.py; the order of norms and residual connections in layers/block.py.
+2019, section 3.1). It is fine-tuned to choose one of several answers (`choice`), to classify pairs of sentences, by
+whether one follows from the other (`entailment`: three classes) or asks the same (`paraphrase`: two), or to find an
+answer in a passage (`span`: its first and its last position). ModelConfig.heads says which of these heads it has. The
+rest is in models/stage.py; the order of norms and residual connections in layers/block.py.
 """
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +20,16 @@ from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm
                                     pooled_backward, pooled_forward, sharded_masked_lm_backward,
                                     sharded_masked_lm_forward)
 from reference.layers.layer import declare, layer_backward, layer_forward
+from reference.layers.linear import linear_backward, linear_forward
 from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
                                     sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 from reference.positions import SomePositions
 
-HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
-CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
+# Of the heads that read the first position: the layer that gives their scores, and how many of a sequence.
+CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head", "entailment": "entailment_head",
+               "paraphrase": "paraphrase_head"}
+SCORES = {"sop": 2, "choice": 1, "entailment": 3, "paraphrase": 2}
+HEADS = ("final_layernorm", "lm_head", "pooler", *CLASSIFIERS.values(), "span_head")      # what follows the blocks
 
 
 @dataclass(frozen=True)
@@ -37,29 +43,33 @@ class BERT:
     pooler: Any                        # a Linear [h, h], and those that read what it gives:
     binary_head: Any                   # [h, 2], of the sentences' order
     multichoice_head: Any              # [h, 1], a score for an answer
+    entailment_head: Any               # [h, 3]
+    paraphrase_head: Any               # [h, 2]
+    span_head: Any                     # a Linear [h, 2] that reads every position: does an answer begin, or end, here?
 
 
 def bert_tensors(c, layers=None):
     """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
-    sop, choice = (last and head in c.heads for head in ("sop", "choice"))
+    found: dict[str, Any] = {layer: dense_tensors(c, SCORES[head]) if last and head in c.heads else None
+                             for head, layer in CLASSIFIERS.items()}
     return BERT(**stage_tensors(c, layers), final_layernorm=declare("norm", c) if last else None,
                 lm_head=masked_lm_tensors(c) if last and "lm" in c.heads else None,
-                pooler=dense_tensors(c, c.hidden_size) if sop or choice else None,
-                binary_head=dense_tensors(c, 2) if sop else None,
-                multichoice_head=dense_tensors(c, 1) if choice else None)
+                pooler=dense_tensors(c, c.hidden_size) if any(found.values()) else None, **found,
+                span_head=dense_tensors(c, 2) if last and "span" in c.heads else None)
 
 
 def stage_inputs(batch):
-    """Return what the stages read of a BERTBatch or a ChoiceBatch."""
+    """Return what the stages read of a batch."""
     return StageInputs(batch.tokens, batch.token_types, batch.lengths)
 
 
 def bert_forward(x, p, c, batch, context=TRAINING):
     """Map the x [b, s, h] of the stage before, if there is one, to the losses of the heads, or to the x for the next.
 
-    A BERTBatch has losses [b, s], of masked tokens, and [b], of the sentences' order; a ChoiceBatch [b], of questions.
+    A BERTBatch has losses [b, s], of masked tokens, and [b], of the sentences' order; a ChoiceBatch and a
+    ClassBatch [b]; a SpanBatch [b, 2], of an answer's first and last position.
     For the other arguments see gpt_forward.
     """
     x, cache = backbone_forward(x, p, c, stage_inputs(batch), context)
@@ -86,6 +96,7 @@ def heads_forward(x, p, c, batch):
     losses, caches = [], {}
     for head in c.heads:
         loss, caches[head] = (lm_loss_forward(normed, p, c, batch) if head == "lm" else
+                              span_loss_forward(normed, p, batch) if head == "span" else
                               pooled_loss_forward(normed, p, head, batch))
         losses.append(loss)
     return tuple(losses), (norm, caches)
@@ -98,6 +109,9 @@ def heads_backward(dlosses, p, cache, c):
     for head, dloss in reversed(list(zip(c.heads, dlosses))):
         if head == "lm":
             dx, dword, grads["lm_head"] = lm_loss_backward(dloss, p, c, caches[head])
+            dnormed += dx
+        elif head == "span":
+            dx, grads["span_head"] = span_loss_backward(dloss, p, caches[head])
             dnormed += dx
         else:
             dx, grads["pooler"], grads[CLASSIFIERS[head]] = pooled_loss_backward(dloss, p, head, caches[head])
@@ -146,27 +160,58 @@ def pooled_loss_backward(dloss, p, head, cache):
     return pooled_backward(dscores, p.pooler, classifier_of(p, head), head_cache)
 
 
-def choice_scores(x, p, c, batch):
-    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n]; or
-    to the x for the next stage.
-    """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), EVALUATION)
-    if not has_head(p, c):
-        return x
-    normed, _ = layer_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
-    return logits_and_targets("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
-
-
 def logits_and_targets(head, scores, batch):
-    """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]."""
-    if head == "choice":
-        return scores.reshape(len(batch.answers), -1), batch.answers
-    return scores, batch.swapped
+    """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]; those
+    of a sequence's classes are [b, k] already.
+    """
+    if head == "sop":
+        return scores, batch.swapped
+    return scores.reshape(len(batch.answers), -1), batch.answers
 
 
 def classifier_of(p, head):
     """Return the layer that gives a head's scores."""
     return getattr(p, CLASSIFIERS[head])
+
+
+# ---- the head that finds an answer in a passage ---------------------------------------------------------------------
+
+
+def span_loss_forward(normed, p, batch):
+    """Map normed [b, s, h] to loss [b, 2], of the answer's first and last position (Devlin et al. 2018, section 4.2).
+    """
+    scores, cache = linear_forward(normed, p.span_head)                       # [b, s, h] @ [h, 2] -> [b, s, 2]
+    loss, loss_cache = cross_entropy_forward(span_logits(scores, batch.lengths), batch.answers)
+    return loss, (cache, loss_cache)
+
+
+def span_loss_backward(dloss, p, cache):
+    """Map dloss [b, 2] to dnormed [b, s, h]; return the gradients of the head, too."""
+    head_cache, loss_cache = cache
+    return linear_backward(cross_entropy_backward(dloss, loss_cache).swapaxes(1, 2), p.span_head, head_cache)
+
+
+def span_logits(scores, lengths):
+    """Return the logits [b, 2, s] of scores [b, s, 2]: positions compete, and padding gets minus infinity."""
+    real = np.arange(scores.shape[1], like=lengths) < lengths[:, None]        # [b, s]
+    return np.where(real[:, None], scores.swapaxes(1, 2), -np.inf)
+
+
+# ---- predictions of a tuned model -----------------------------------------------------------------------------------
+
+
+def answer_logits(x, p, c, batch, context=EVALUATION):
+    """Map the x [b, s, h] of the stage before, if there is one, to the logits of each sample's answers: [b, n], of
+    choices or classes, or [b, 2, s], of the first and the last position; or to the x for the next stage.
+    """
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), context)
+    if not has_head(p, c):
+        return x
+    (head,) = c.heads
+    normed, _ = layer_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    if head == "span":
+        return span_logits(linear_forward(normed, p.span_head)[0], batch.lengths)
+    return logits_and_targets(head, pooled_forward(normed, p.pooler, classifier_of(p, head))[0], batch)[0]
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
@@ -184,6 +229,11 @@ def sharded_bert_forward(batch, shards, c, region, context=TRAINING):
                                                            [p.embedding.word for p in shards], c, region, at)
             loss, loss_cache = sharded_cross_entropy_forward(scores, at.gather(batch.targets))
             loss, caches[head] = at.scatter_losses(loss), (head_cache, loss_cache)
+        elif head == "span":
+            scores, head_cache = zip(*[linear_forward(x, p.span_head) for x, p in zip(normed, shards)])
+            logits = span_logits(region.enter(list(scores))[0], batch.lengths)     # the same on every rank
+            loss, loss_cache = cross_entropy_forward(logits, batch.answers)
+            caches[head] = head_cache, loss_cache
         else:       # of its own first position each rank has something: only that of the sequence's first counts
             found, caches[head] = zip(*[pooled_loss_forward(x, p, head, batch) for x, p in zip(normed, shards)])
             loss = region.of_first_position(list(found))[0]
@@ -202,6 +252,13 @@ def sharded_bert_backward(dlosses, shards, cache, c, region):
             dscores = sharded_cross_entropy_backward(head_cache[-1].gather_losses(dloss), loss_cache)
             dxs, dwords, grads["lm_head"] = sharded_masked_lm_backward(
                 dscores, [p.lm_head for p in shards], [p.embedding.word for p in shards], head_cache, c, region)
+            dnormed = [one + dx for one, dx in zip(dnormed, dxs)]
+        elif head == "span":        # each rank has the gradients of all scores, and takes those of its own
+            head_cache, loss_cache = caches[head]
+            dscores = cross_entropy_backward(dloss, loss_cache).swapaxes(1, 2)
+            dxs, grads["span_head"] = zip(*[
+                linear_backward(dscores[:, own], p.span_head, one)
+                for own, p, one in zip(region.positions(dnormed), shards, head_cache)])
             dnormed = [one + dx for one, dx in zip(dnormed, dxs)]
         else:
             of_ranks = region.of_first_position_backward([dloss] * len(shards))

@@ -1,19 +1,21 @@
 """The model of a ModelConfig, GPT or BERT: a trainer calls these functions, and need not know which model it trains."""
-from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.batches import BERTBatch, ChoiceBatch, ClassBatch, GPTBatch, SpanBatch
 from reference.layer_context import TRAINING
 from reference.models.bert import bert_backward, bert_forward, bert_tensors
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.models.stage import has_embedding, has_head
 
+TUNED = {"choice": ChoiceBatch, "entailment": ClassBatch, "paraphrase": ClassBatch, "span": SpanBatch}
+
 
 def batch_type(c):
     """Return the type of the model's batches."""
-    return GPTBatch if c.architecture == "gpt" else ChoiceBatch if "choice" in c.heads else BERTBatch
+    return GPTBatch if c.architecture == "gpt" else TUNED.get(c.heads[0], BERTBatch)
 
 
 def sequences_of(c):
     """Return the number of sequences in a sample."""
-    return CHOICES if "choice" in c.heads else 1
+    return TUNED[c.heads[0]].sequences() if c.heads[0] in TUNED else 1
 
 
 def model_tensors(c, layers=None):

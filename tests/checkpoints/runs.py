@@ -86,7 +86,10 @@ def model_in(folder, more="", **choices) -> ModelConfig:
     model = parse(options(folder, more), 1, layout.architecture).model(
         read_config(str(folder), layout.architecture)["vocab_size"])
     (class_name,) = config.get("architectures", [""])
-    return replace(model, **{"heads": HEADS.get(class_name, model.heads), "predicted_share": 1.0} | choices)
+    heads = ("span",) if class_name.endswith("ForQuestionAnswering") else HEADS.get(class_name, model.heads)
+    if class_name.endswith("ForSequenceClassification"):
+        heads = ("entailment",) if config.get("num_labels") == 3 else ("paraphrase",)
+    return replace(model, **{"heads": heads, "predicted_share": 1.0} | choices)
 
 
 # ---- on ranks -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""RACE on ranks: tuning equals that of one process, step by step, in the tuned model's answers, too; and it learns what
-can be learnt.
+"""Tuning on ranks equals that of one process, step by step, in the tuned model's answers, too; it learns what can be
+learnt; and an ensemble answers with the mean of its probabilities.
 """
 import re
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -10,23 +11,31 @@ import pytest
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from mpi_impl.evaluate.arguments import FineTuningLength
+from mpi_impl.evaluate.fine_tuning import describe_measures, metrics_of
+from mpi_impl.evaluate.glue import MNLI, QQP, PairsDataset
+from mpi_impl.evaluate.options import HEADS
 from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluate.squad import SQuADDataset
+from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.training.batches import whole_batch
 from reference.config import ModelConfig
-from reference.models.bert import choice_scores
+from reference.models.bert import answer_logits
 from reference.models.model import model_tensors
+from reference.ops import softmax
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training
 from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
+from tests.evaluate.test_glue import write
 from tests.evaluate.test_race import written
+from tests.evaluate.test_squad import write as write_squad
 
 WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
 QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
-OTHERS = ["--micro-batch-size", "1", "--max-qa-length", "8", "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4",
-          "--seed", "3"]
-TUNING = [*OTHERS, "--global-batch-size", "4", "--lr", "0.01"]
+COMMON = ["--micro-batch-size", "1", "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4", "--seed", "3"]
+OTHERS, RATE = [*COMMON, "--max-qa-length", "8"], ["--global-batch-size", "4", "--lr", "0.01"]
+TUNING = [*OTHERS, *RATE]
 SEED = 3
 
 
@@ -61,24 +70,27 @@ def race(ranks, tmp_path_factory):
 class Textbook:
     """The same in one process."""
 
-    def __init__(self, data, pretrained: ModelConfig, tokenizer, s: int, iterations: int):
-        self.dataset = RACEDataset(str(data), tokenizer, s, SEED, 8)
-        self.model = replace(pretrained, heads=("choice",), init_method_std=0.02, hidden_dropout=0.2)
+    def __init__(self, dataset: TuningDataset, head: str, pretrained: ModelConfig, iterations: int, seed: int = SEED):
+        self.dataset = dataset
+        self.model = replace(pretrained, heads=(head,), init_method_std=0.02, hidden_dropout=0.2)
         optimizer = OptimizerConfig(0.01, iterations, lr_warmup_iters=round(0.3 * iterations), adam_eps=1e-4)
-        self.trainer = training.Trainer(self.model, optimizer, SEED, Precision("float64"))
+        self.trainer = training.Trainer(self.model, optimizer, seed, Precision("float64"))
         known = dict(leaves(params_of(pretrained)))
         self.trainer.params = tree_map(lambda named: known.get(named.name, named.leaf),
-                                       with_names(initialize(model_tensors(self.model), SEED, np.float64)))
+                                       with_names(initialize(model_tensors(self.model), seed, np.float64)))
 
     def step(self, iteration: int, batch: int) -> tuple[float, float]:
         """Return the loss, and the norm of its gradient."""
         return self.trainer.step(whole_batch(self.dataset, self.model, "train", iteration - 1, batch))[:2]
 
+    def probabilities(self, part: str):
+        """Return the probabilities of the answers to a part."""
+        batch = whole_batch(self.dataset, self.model, part, 0, self.dataset.samples(part))
+        return softmax(answer_logits(None, self.trainer.params, self.model, batch))
+
     def accuracies(self, part: str) -> list[float]:
         """Return the accuracy over all questions, and over each level's."""
-        n = self.dataset.samples(part)
-        batch = whole_batch(self.dataset, self.model, part, 0, n)
-        right = choice_scores(None, self.trainer.params, self.model, batch).argmax(1) == batch.answers
+        right = self.probabilities(part).argmax(1) == [question.answer for question in self.dataset.parts[part]]
         middle = QUESTIONS[part][0]
         return [right.mean(), right[:middle].mean(), right[middle:].mean()]
 
@@ -100,7 +112,7 @@ def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, 
                         {"--load": root, "--load-hf": folder}[source], *TUNING, "--epochs", 2, "--global-batch-size",
                         batch, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
     iterations = -(-18 // batch)
-    textbook = Textbook(data, model, tokenizer, 24, iterations)
+    textbook = Textbook(RACEDataset(str(data), tokenizer, 24, SEED, 8), "choice", model, iterations)
     for iteration in range(1, iterations + 1):
         row = next(rows)
         assert (row["choice_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, batch), rel=1e-10)
@@ -110,6 +122,69 @@ def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, 
     assert next(rows, None) is None
 
 
+TASKS = {"mnli": MNLI, "qqp": QQP}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Return the folders of the tasks, of random words; in those for pairs the second sentence tells the class."""
+    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*TASKS, "squad")}
+    for name, task in TASKS.items():
+        write(found[name], task, [[(" ".join(rng.choice(WORDS, 9)), WORDS[i], task.classes[i])
+                                   for i in rng.integers(0, len(task.classes), count)] for count in (7, 40, 4)])
+    texts = [" ".join(rng.choice(WORDS[:-3], n)) for n in rng.integers(3, 30, 8)]
+    passages = [{"context": text, "qas": [
+        {"question": str(rng.choice(WORDS)), "answers": [{"text": text[i:i + 8], "answer_start": i}]} for i in (0, 3)]}
+        for text in texts]
+    write_squad(found["squad"], passages[:4], passages[4:])
+    return found
+
+
+def textbook_of(task: str, folder, tokenizer, model, iterations: int, seed: int = SEED) -> Textbook:
+    common = str(folder), tokenizer, 24, seed
+    dataset = SQuADDataset(*common, 8) if task == "squad" else PairsDataset(TASKS[task], *common)
+    return Textbook(dataset, HEADS[task], model, iterations, seed)
+
+
+@pytest.mark.parametrize("task, n, options", [
+    ("mnli", 4, [*split(2, 2), "--sequence-parallel"]), ("qqp", 2, ["--context-parallel-size", "2"]),
+    ("squad", 8, [*split(2, 2), "--sequence-parallel", "--context-parallel-size", "2", "--max-query-length", "8"])])
+def test_other_tasks_are_tuned_as_in_one_process(ranks, race, folders, tmp_path, task, n, options):
+    """At each step, and in what a measure sees of the validation part after each epoch."""
+    _, model, tokenizer, root, _ = race
+    rows = iter(metrics(ranks, n, tmp_path / "metrics", task, "--data-path", folders[task], "--load", root, *COMMON,
+                        *RATE, "--train-iters", 5, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
+    textbook = textbook_of(task, folders[task], tokenizer, model, 5)
+    length = FineTuningLength(textbook.dataset.samples("train"), 4, 5)
+    for iteration in range(1, 6):
+        row = next(rows)
+        assert (row[f"{HEADS[task]}_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, 4), rel=1e-10)
+        if length.ends_epoch(iteration):
+            found = textbook.dataset.measures("validation", textbook.probabilities("validation"))
+            assert next(rows) == pytest.approx({"iteration": iteration} | metrics_of("validation", found))
+    assert next(rows, None) is None
+
+
+def test_an_ensemble_answers_with_the_mean_of_its_probabilities(ranks, race, folders, tmp_path, capfd):
+    """Of three models tuned with other seeds, none of which has the same figures by itself."""
+    _, model, tokenizer, root, _ = race
+    common, probabilities = ["--data-path", folders["qqp"], "--seq-length", 24], []
+    for seed in "345":
+        metrics(ranks, 2, tmp_path / "metrics", "qqp", *common, *COMMON, *RATE, "--load", root, "--seed", seed,
+                "--train-iters", 3, "--hidden-dropout", 0.2, "--save", tmp_path / seed)
+        textbook = textbook_of("qqp", folders["qqp"], tokenizer, model, 3, int(seed))
+        for iteration in (1, 2, 3):
+            textbook.step(iteration, 4)
+        probabilities.append(textbook.probabilities("validation"))
+    capfd.readouterr()
+    (row,) = metrics(ranks, 4, tmp_path / "metrics", "qqp", *common, *split(2), "--load", tmp_path / "3", "--ensemble",
+                     tmp_path / "4", tmp_path / "5")
+    *each, together = [textbook.dataset.measures("validation", p) for p in (*probabilities, sum(probabilities) / 3)]
+    assert row == pytest.approx(metrics_of("validation", together)) and together not in each
+    said = capfd.readouterr().out
+    assert all(f" | validation {describe_measures(found)}\n" in said for found in (*each, together))
+
+
 def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
     """All answers right, at every level; and the saved model knows as much at once, on other ranks."""
     data, _, _, root, _ = race
@@ -117,7 +192,8 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
     *_, row = metrics(ranks, 4, tmp_path / "metrics", "race", *common, "--load", root, "--train-iters", 20,
                       "--save", tmp_path / "tuned", *split(2, 2))
     assert accuracies(row, "test") == [1, 1, 1]
-    assert "test at     20 | accuracy 100.00% (middle 100.00%, high 100.00%) | 7 of 7 right" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "test at     20 | accuracy 100.00%, middle accuracy 100.00%, high accuracy 100.00%\n" in said
     (row,) = metrics(ranks, 3, tmp_path / "metrics", "race", *common[:2], "--max-qa-length", 8, "--load",
                      tmp_path / "tuned", "--epochs", 0)
     assert accuracies(row, "test") == [1, 1, 1]
@@ -152,12 +228,14 @@ def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, i
 
 BAD = [
     (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1"),
-    (["--epochs", "0"], "has not learnt to choose answers"), (["--seq-length", "33"], "--seq-length is 33"),
+    (["--epochs", "0"], "has not been tuned on --task race"), (["--seq-length", "33"], "--seq-length is 33"),
     (["--data-path", "no/such"], "--data-path no/such"), (["--sequence-parallel"], "--sequence-parallel"),
     (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
     (["--save", __file__], f"{__file__} is a file"), (["--seeds", "2", "--save", "runs/none"], "--save runs/none"),
     (["--seeds", "2", "--epochs", "0"], "--epochs is 0, but --seeds"), (["--lr", "0.1", "--tune-lr", "0.2"], "--lr"),
     (["--tune-global-batch-size", "4", "5"], "--global-batch-size is 5"),
+    (["--ensemble", "a", "--seeds", "2"], "--seeds is for tuning"),
+    (["--ensemble", "a"], "has not been tuned on --task race"),
 ]
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward, block_tensors
-from reference.models.bert import bert_forward, bert_tensors
+from reference.models.bert import bert_forward, bert_tensors, classifier_of
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
 from reference.ops import ACTIVATIONS
 from tests import textbook_theorems as theorems
@@ -44,9 +44,12 @@ def test_losses_follow_from_the_formulas(case):
         assert (losses["lm"] != 0).sum(1).max() <= c.most_predicted(case.s)
     if "sop" in losses:
         close(losses["sop"], log_loss(np.stack([first(x, p, p.binary_head) for x in encoded]), batch.swapped), 1e-10)
-    if "choice" in losses:
-        scores = np.stack([first(x, p, p.multichoice_head) for x in encoded]).reshape(len(batch.answers), -1)
-        close(losses["choice"], log_loss(scores, batch.answers), 1e-10)
+    if "span" in losses:
+        close(losses["span"], np.stack([log_loss((x @ p.span_head.w + p.span_head.b).T, answer)
+                                        for x, answer in zip(encoded, batch.answers, strict=True)]), 1e-10)
+    for head in losses.keys() - {"lm", "sop", "span"}:
+        scores = np.stack([first(x, p, classifier_of(p, head)) for x in encoded]).reshape(len(batch.answers), -1)
+        close(losses[head], log_loss(scores, batch.answers), 1e-10)
 
 
 def embedded(tokens, token_types, n, p):

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
-from reference.batches import BERTBatch
+from reference.batches import BERTBatch, SpanBatch
 from reference.config import Recompute
 from reference.layer_context import LayerContext
 from reference.models.bert import bert_forward, bert_tensors
@@ -111,7 +111,7 @@ def padding_of_any_content(case):
                                 for name in ("tokens", "token_types", "targets") if name in batch._fields})
     losses = [bert_forward(None, p, c, one, LayerContext(case.dropout))[0] for one in (batch, changed)]
     for loss, again in zip(*losses, strict=True):
-        assert (again == loss)[real if loss.ndim == 2 else ...].all()
+        assert (again == loss)[real if loss.ndim == 2 and isinstance(batch, BERTBatch) else ...].all()
     same_loss_and_gradients(case, batch, changed, p)
 
 
@@ -125,7 +125,10 @@ def targets_without_weight(case):
     """Targets of tokens that were not masked, and questions that only fill a batch, change nothing to the last bit."""
     p, batch, other = case.params(bert_tensors(case.model)), case.batch("0", case.b), case.batch("1", case.b)
     name = "targets" if isinstance(batch, BERTBatch) else "answers"
-    changed = batch._replace(**{name: np.where(batch.weights, getattr(batch, name), getattr(other, name))})
+    weights, elsewhere = batch.weights, getattr(other, name)
+    if isinstance(batch, SpanBatch):       # padding has no score, so it is no answer even of a question without weight
+        weights, elsewhere = weights[:, None], elsewhere % batch.lengths[:, None]
+    changed = batch._replace(**{name: np.where(weights, getattr(batch, name), elsewhere)})
     same_loss_and_gradients(case, batch, changed, p)
 
 
@@ -161,6 +164,7 @@ def theorems_of(exact: bool) -> dict[str, tuple]:
         experts_theorems.dealt_experts_equal_whole(data.draw(one(experts=e, **ANY)), e)
 
     def model_over_ranks(run):
+        assume(run[0].model.heads != ("span",))       # in lockstep the textbook has positions in another order
         model_over_ranks_equals_whole(*run)
 
     zero = test_zero.zero_equals_one_process
