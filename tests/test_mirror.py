@@ -19,16 +19,15 @@ FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTB
 TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
 
 # Where to send, and why; where gradients go; and a format, of which the textbook has one.
-ONLY_ON_RANKS = {"region", "group", "experts", "grads", "sink", "reason", "widen", "context_ranks"}
+ONLY_ON_RANKS = {"region", "group", "topology", "experts", "grads", "sink", "reason", "widen", "context_ranks"}
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
-             "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
+             "stages": "p", "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
 # table: it need not gather what ZeRO-3 does not ask for.
 WITHOUT = {"embedding_backward": "p"}
 
 # Files without a twin, since pretrain_gpt has no use for what they show.
 TEXTBOOK_ONLY = {
-    "parallel.fsdp",           # ZeRO-3 around any list of layers; on ranks it is parallel/zero.py
     "models.blocks",           # the trees of a stage's blocks, which the machine declares with the same functions
 }
 
@@ -109,6 +108,11 @@ ALONE = {
         "pipeline_gradients in_time tie": "all stages, in the order of time",
         "split_into_stages": "a rank draws its own stage",
         "Pipeline tag": "one stage's actions and messages",
+    },
+    "parallel.stale_weights": {
+        "LateGradient late_updates": "of all stages; a rank keeps the ages that its microbatches met",
+        "Version ages_at_entry": "parts of Versions, which both have",
+        "UnflushedPass units_of": "one stage's actions",
     },
     "parallel.zero": {
         "ZeroTrainer ZeroRank each": "all ranks, side by side",

@@ -21,7 +21,7 @@ def ranks_do_what_is_simulated(group, case: Case, microbatches: int, way: str, l
     schedule = make("1f1b", p, microbatches)
     losses, late, versions = textbook.train_without_flush(batches, stages, schedule, case.model, lr, way)
     with connected(group, ParallelConfig(pipeline_model_parallel_size=p)) as topology:
-        found = machine.train_without_flush(topology, stages[stage], batches, schedule, case.model, lr, way)
+        found = machine.train_without_flush(topology, batches, stages[stage], schedule, case.model, lr, way)
     if stage == p - 1:
         close(found.losses, np.array(losses), 1e-9)
     assert found.ages == {i: (late[stage, i].forward.updates, late[stage, i].backward.updates)

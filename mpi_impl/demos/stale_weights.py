@@ -52,7 +52,7 @@ def show(demo: Demo, m: int) -> None:
     topology = connect(demo.ranks, ParallelConfig(pipeline_model_parallel_size=p))
     for way in textbook.WAYS:
         losses, _, versions = textbook.train_without_flush(batches, stages, schedule, model, RATE, way)
-        found = train_without_flush(topology, stages[stage], batches, schedule, model, RATE, way)
+        found = train_without_flush(topology, batches, stages[stage], schedule, model, RATE, way)
         demo.equal("losses", demo.ranks.allgather_objects(found.losses)[-1], np.array(losses))
         for (_, x), (_, expected) in zip(leaves(found.versions.newest.params), leaves(versions[stage].newest.params)):
             demo.equal("weights at the end", x, expected)

@@ -27,11 +27,11 @@ from reference.schedules.actions import Action, Schedule
 class UnflushedPass:
     """The computation behind a schedule's actions, for a rank with one stage."""
 
-    def __init__(self, topology: Topology, params, microbatches: Sequence, schedule: Schedule, model: ModelConfig,
-                 lr: float, way: str):
+    def __init__(self, topology: Topology, microbatches: Sequence, p, schedule: Schedule, c: ModelConfig, lr: float,
+                 way: str):
         """Begin with the stage's parameters, a tree of arrays, which are not changed."""
-        self.versions, self.microbatches = Versions(params, schedule, way), microbatches
-        self.model, self.region, self.lr = model, region_of(topology.tensor, topology.config), lr
+        self.versions, self.microbatches = Versions(p, schedule, way), microbatches
+        self.model, self.region, self.lr = c, region_of(topology.tensor, topology.config), lr
         self.losses = np.zeros(len(microbatches))       # where the head is
         self.ages: dict[int, tuple[int, int]] = {}      # by microbatch: updates that its two directions met
         self.caches: dict = {}
@@ -68,15 +68,15 @@ class UnflushedPass:
         return dx
 
 
-def train_without_flush(topology: Topology, params, microbatches: Sequence, schedule: Schedule, model: ModelConfig,
-                        lr: float, way: str) -> UnflushedPass:
+def train_without_flush(topology: Topology, microbatches: Sequence, p, schedule: Schedule, c: ModelConfig, lr: float,
+                        way: str) -> UnflushedPass:
     """Train by gradient descent, one step for each microbatch, on the ranks of a pipeline, each with one stage (t = 1).
 
     `way` is one of the textbook's WAYS. Raises UserError where copies of a tensor would move apart.
     """
-    check_copies(model, schedule.stages)
-    unflushed, like = UnflushedPass(topology, params, microbatches, schedule, model, lr, way), next(leaves(params))[1]
-    Pipeline(schedule, topology).play(unflushed.compute, like, (*microbatches[0].tokens.shape, model.hidden_size))
+    check_copies(c, schedule.stages)
+    unflushed, like = UnflushedPass(topology, microbatches, p, schedule, c, lr, way), next(leaves(p))[1]
+    Pipeline(schedule, topology).play(unflushed.compute, like, (*microbatches[0].tokens.shape, c.hidden_size))
     return unflushed
 
 
