@@ -362,7 +362,7 @@ for x, dy in zip(samples[:, rank], dys[:, rank]):
 
 for layer, p in zip(module, ours):
     assert near(layer.weight.full_tensor().T, p["w"]) and near(layer.bias.full_tensor(), p["b"])
-print("the same weights after three steps")
+print(sum(x.size for p in weights for x in p.values()), "parameters: the same after three steps")
 
 # %% tags=["hide-output"]
 reveal(guess, round(ranks["sent"][0]), "elements")

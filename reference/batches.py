@@ -128,7 +128,7 @@ class ChoiceBatch(NamedTuple):
         return [self.weights]
 
     def at(self, part):
-        """Return what is left for a rank with this SequencePart. Only one rank has the positions that are scored."""
+        """Return what is left for a rank with this SequencePart. Only one rank, that of the first position, counts."""
         tokens, types = (take(x, part.chunks) for x in self[:2])
         return self._replace(tokens=tokens, token_types=types, weights=self.weights * part.has_first_position)
 
@@ -158,12 +158,6 @@ class SpanBatch(ClassBatch):
 
     def weights_of_heads(self, heads) -> list:
         return [np.stack([self.weights] * 2, 1)]
-
-    def at(self, part):
-        """Return what is left for a rank with this SequencePart. Every rank gets all positions' scores, and its loss is
-        that of the whole sequences: the c ranks count each sample c times, in the sum of the weights too.
-        """
-        return self._replace(tokens=take(self.tokens, part.chunks), token_types=take(self.token_types, part.chunks))
 
 
 def number_of_tokens(batch) -> int:

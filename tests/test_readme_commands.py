@@ -28,7 +28,7 @@ SHORT = {
     "mpi_impl.generate": "",
     "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
     "mpi_impl.plan": "",
-    "mpi_impl.dry_run": "--rank 0 --global-batch-size 192",
+    "mpi_impl.dry_run": "--rank 0 --global-batch-size 1536",
     "mpi_impl.data.prepare": "--jaccard 0",         # near-duplicates need more than the base install
     "mpi_impl.compare": MODEL,
     "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",

@@ -1,5 +1,5 @@
 """Training data of the experiments, as batches for a GPT or a BERT: windows of bytes from the source of Python's own
-library, and sequences of numbers with equal steps.
+library, sequences of numbers with equal steps, and walks through tables.
 """
 from typing import NamedTuple
 
@@ -35,6 +35,21 @@ def equal_steps(rng: np.random.Generator, numbers: int, samples: int, length: in
     """Make sequences n, n + k, n + 2k, ..., modulo the numbers that there are, int64 [samples, length]."""
     first, step = rng.integers(numbers, size=(samples, 1)), rng.integers(1, 4, size=(samples, 1))
     return (first + step * np.arange(length)) % numbers
+
+
+def walks(rng: np.random.Generator, numbers: int, samples: int, steps: int) -> BERTBatch:
+    """Make a table for each sample, a permutation of the numbers; a number; and what follows it in the table, step by
+    step. All that follows must be predicted, and is masked by the number after the last.
+    """
+    table, first = np.argsort(rng.random((samples, numbers)), 1), rng.integers(numbers, size=(samples, 1))
+    found = [first]
+    for _ in range(steps):
+        found.append(np.take_along_axis(table, found[-1], 1))
+    targets = np.concatenate([table, *found], 1)
+    masked = np.arange(numbers + 1 + steps) > np.full_like(first, numbers)
+    return BERTBatch(np.where(masked, numbers, targets), np.zeros_like(targets), np.where(masked, targets, 0),
+                     masked.astype(np.int64), np.full(samples, targets.shape[1]), np.zeros(samples, np.int64),
+                     np.zeros(samples, np.int64))
 
 
 def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> GPTBatch:

@@ -160,12 +160,12 @@ def of_all_positions(scores, region):
 
 
 def of_own_positions(dscores, x, region):
-    """Return the part of dscores [b, s, 2] for this rank's x [b, ..., h]: the adjoint of `of_all_positions`.
-
-    Every context-parallel rank counts a sample with 1/c of its weight, and has used these scores.
+    """Return the part of dscores [b, s, 2] for this rank's x [b, ..., h]: the adjoint of `of_all_positions`. (Of
+    context-parallel ranks one counts a sample, and on the others they are 0.)
     """
     if ranks := region.context_ranks:
-        dscores = ranks.size * take(dscores, zigzag(ranks.size, dscores.shape[1])[ranks.rank])
+        dealt = np.concatenate([take(dscores, chunks) for chunks in zigzag(ranks.size, dscores.shape[1])], 1)
+        dscores = ranks.reduce_scatter(dealt, 1, SPAN)
     return dscores[:, region.positions(x)].copy()
 
 

@@ -122,12 +122,14 @@ def test_what_of_a_gather_is_hidden(wanted, waits, expected):
 
 
 def test_masked_numbers_can_be_known():
-    """Each follows from any two that are not masked; each sample has one; seeds differ."""
+    """What follows a number is found in the sample's table; only what follows is masked; seeds differ."""
     experiment = LayerNormOrder(layer_norm_order.LayerNormOrderOptions())
     one, other = (next(experiment.batches(seed)) for seed in (0, 1))
     assert not np.array_equal(one.targets, other.targets)
-    steps = np.diff(np.where(one.weights, one.targets, one.tokens), axis=1) % layer_norm_order.NUMBERS
-    assert (steps == steps[:, :1]).all() and one.weights.any(1).all()
+    n, whole = layer_norm_order.NUMBERS, np.where(one.weights, one.targets, one.tokens)
+    assert (whole[:, n + 1:] == np.take_along_axis(whole[:, :n], whole[:, n:-1], 1)).all()
+    assert (np.sort(whole[:, :n], 1) == np.arange(n)).all() and (one.weights == (one.tokens == n)).all()
+    assert one.weights.sum(1).tolist() == [layer_norm_order.STEPS] * len(whole)
 
 
 def test_the_batches_are_pieces_of_the_text():

@@ -118,7 +118,7 @@ def dump(folder, c, t, values=None, dims="b s[cp:zigzag] h[tp]"):
 def test_dumps_of_sglang_are_compared_across_layouts(tmp_path):
     """Of the first replica: the others have other samples."""
     text, differ = compared(dump(tmp_path / "a", 1, 1), dump(tmp_path / "b", 2, 2))
-    assert not differ and text.startswith("A and B agree: 4 tensors of iteration 0 were compared, in float64"), text
+    assert not differ and text.startswith("A and B agree: 4 tensors of step 0 were compared, in float64"), text
 
 
 @pytest.mark.parametrize("name, layer, said", [

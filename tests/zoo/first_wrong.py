@@ -121,6 +121,8 @@ FOUND = {
     "norms added where their squares should be": "1 step: gradient norm",
     "clipping switched off": "1 optimizer m: embedding.word",
     "one rank corrects the bias by another power": "1 optimizer parameters: embedding.word",
+    "gradients clipped before they are summed": "1 reduction: final_layernorm.bias",
+    "states made by a step on zeros": "1 parameters: embedding.word",
     "no bias correction": "1 optimizer parameters: embedding.word",
     "weight decay on biases and norms": "1 optimizer parameters: blocks.0.input_layernorm.weight",
     "the schedule one step late": "1 step: learning rate",
@@ -157,6 +159,7 @@ FOUND = {
     "copies returned in the order of experts": "1 forward: blocks.0.mlp.experts.partial",
     "every rank draws the first experts": "1 parameters: blocks.0.mlp.experts.w_in",
     "a load-balancing loss for each microbatch": "1 backward: blocks.3.mlp.logits",
+    "a load-balancing loss divided by t, too": "1 backward: blocks.3.mlp.logits",
     "a count that an all-reduce has overwritten": "1 backward: blocks.3.mlp.logits",
 }
 
