@@ -3,8 +3,9 @@
 An experiment is a subclass. It lists its kinds of run, and the batches on which they train; what it prints and draws
 follows from the losses. Each rank does one run at a time, so that the number of ranks changes no result.
 """
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ class Experiment:
     options: ClassVar[type]
     samples: ClassVar[int]
     title, xlabel, ylabel, drawn = "", "iteration", "loss, nats", "losses"
-    levels: ClassVar[dict[str, float]] = {}
+    levels: Mapping[str, float] = MappingProxyType({})
     ylim: tuple[float | None, float | None] = (None, None)
 
     def __init__(self, args: Any):
