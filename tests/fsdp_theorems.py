@@ -4,6 +4,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.ledger import ring_bytes
+from mpi_impl.comm.topology import disconnect
 from mpi_impl.training.fsdp import FSDP
 from reference import ops
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient
@@ -45,7 +46,7 @@ def one_process(layers, params, x, dy):
 
 
 class Wrapping(NamedTuple):
-    """How a model of linear layers, with a tanh after each, is sharded."""
+    """A model of linear layers, each followed by a tanh, and the way in which it is sharded."""
 
     sizes: tuple[int, ...]
     cuts: tuple[int, ...]       # where units begin and end, among the layers
@@ -92,6 +93,7 @@ def fsdp_trains_as_one_process(group, wrapping: Wrapping, microbatches: int, see
     for found, p in zip(fsdp.parameters(), params, strict=True):
         for name, x in p.items():
             close(found[name], x, 1e-8)
+    disconnect(fsdp.topology)
 
 
 def sent_and_kept(group, wrapping: Wrapping) -> tuple[float, int]:
@@ -105,4 +107,5 @@ def sent_and_kept(group, wrapping: Wrapping) -> tuple[float, int]:
     fsdp.backward(y, caches)
     fsdp.zero.gradients.finish()
     kept = fsdp.zero.parameters.own.flat.size + fsdp.zero.gradients.own.flat.size
+    disconnect(fsdp.topology)
     return sum(ring_bytes(entry, total) for entry, total in ledger.items()) / 8, kept

@@ -74,3 +74,10 @@ def test_the_page_has_the_results():
 def test_exact_proofs_are_silent_only_for_a_reason():
     """About memory, or about the bugs that are listed with a reason each."""
     assert {entry.name for entry in page.silent_proofs(results.read()) if entry.kind != "memory"} == UNPROVED.keys()
+
+
+def test_the_readme_counts_the_bugs_that_were_reported():
+    found, readme = results.read(), (page.PAGE.parents[1] / "README.md").read_text()
+    real = page.judged(found, page.is_reported)
+    assert all(page.sees(found, entry, *page.NAMES) for entry in real)
+    assert f"- **All {len(real)}** bugs that somebody has reported" in readme

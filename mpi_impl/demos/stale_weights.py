@@ -28,11 +28,11 @@ MICROBATCHES = Size("--microbatches", "stale_weights", "M", least=8, help="each 
 INTRODUCTION = """\
 The layers of a GPT are distributed over {ranks}, a stage to each. In most pipelines a step ends with a flush: all
 ranks wait until every microbatch has had its backward, and then all weights move. Here each rank moves its weights as
-soon as it has a microbatch's gradient, and begins the next forward at once. Nobody waits, but the microbatches that
-are under way meet weights that are too old, or even two versions of them.
+soon as it has a microbatch's gradient, and begins the next forward at once. So no rank waits for a flush, but the
+microbatches that are under way meet weights that are too old, or even two versions of them.
 
-Below stands for each of {m} microbatches how many updates the weights had seen that its forward and its backward met
-on a rank. 3 is both, 3/5 is first the forward, then the backward.
+The tables have a column for each of {m} microbatches. 3 says that its forward and its backward met weights after three
+updates; 3/5 says that the forward met those after three updates, and the backward those after five.
 """
 SAYS = {textbook.NEWEST: "Newest: always the weights as they are. Where two numbers stand, the forward's activations "
                          "and the\nbackward's weights do not belong together: the result is the gradient of no model.",

@@ -21,7 +21,7 @@ from mpi_impl.plan.launch_line import WIDTH, launch_line
 from mpi_impl.plan.options import PlanOptions, model_of, parse
 from mpi_impl.plan.reasons import reasons
 from mpi_impl.runtime.tables import aligned
-from reference.config import ModelConfig
+from reference.config import ModelConfig, option
 from reference.costs.flops import utilization
 from reference.costs.operator_search import fastest_of_each_size, gpt_graph, megatron_choices, sums
 from reference.costs.parameters import parameters
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
                      SearchProgress().watch, cache(predicted_bytes), args.best)
     if args.operators:
-        if args.plot:
-            raise UserError("--operators prints a table, and draws nothing: leave --plot out.")
+        if others := [option(name) for name in ("best", "plot") if name in given]:
+            raise UserError(f"--operators prints one table, and draws nothing: leave {' and '.join(others)} out.")
         print(operators_text(job))
         return
     check(job)

@@ -2,15 +2,15 @@
 
     fsdp = FSDP(layers, world(), auto_wrap_policy=size_based(100), sharding_strategy="FULL_SHARD", cpu_offload=True)
     adam = fsdp.adam(OptimizerConfig(lr=1e-4, ...))
-    for x, dy_of in batches:
-        fsdp.zero_grad()
-        fsdp.backward(dy_of(fsdp.forward(x)))
-        fsdp.step(adam)
+    fsdp.zero_grad()
+    y, caches = fsdp.forward(x)
+    fsdp.backward(dy, caches)
+    fsdp.step(adam)
 
 A *unit* is some consecutive layers, which the policy chooses: their parameters are one bucket of a flat buffer, sharded
 over the ranks. While a unit computes, the next is gathered, and the gradients of the one before are reduce-scattered.
-Gradients are summed over the ranks, so each divides its dy by the number of all samples. The textbook twin is
-reference/parallel/fsdp.py, which has a table of what each strategy sends. Zhao et al. 2023, 2304.11277.
+Gradients are summed over the ranks, so each divides its dy by the number of all samples. What each strategy sends is in
+a table of reference/parallel/fsdp.py. Zhao et al. 2023, 2304.11277.
 """
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,13 +25,13 @@ from mpi_impl.parallel.zero import STAGES
 from mpi_impl.training.optimizer import Adam
 from reference.config import ParallelConfig
 from reference.config.checks import require_one_of
+from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.fsdp import AnyLayer
 from reference.parallel.stages import layout_of
 from reference.params import Tensor, leaves, tree_map
 
 Policy = Callable[[list[AnyLayer]], list[list[AnyLayer]]]     # divides a model into units
-
 
 # The stage of ZeRO, and whether a unit is freed after the forward. (Otherwise it stays whole until its backward.)
 STRATEGIES = {"NO_SHARD": (0, True), "SHARD_GRAD_OP": (3, False), "FULL_SHARD": (3, True), "HYBRID_SHARD": (3, True)}
@@ -61,11 +61,12 @@ class FSDP:
 
     def __init__(self, module: Sequence[AnyLayer], process_group: Group, sharding_strategy: str = "FULL_SHARD",
                  auto_wrap_policy: Policy | None = None, cpu_offload: bool = False, instances: int = 1):
-        """Keep a shard of the layers' parameters, which are the same on all ranks. Without a policy the model is one
-        unit. With HYBRID_SHARD neighbours hold one copy between them: an instance. Offloaded shards are in the host's
-        memory. Raises UserError for choices that do not go together.
+        """Keep a shard of the layers' parameters, which are the same on all ranks; without a policy all are one unit.
+        An instance is some neighbours that hold one copy. Raises UserError for choices that do not go together.
         """
         require_one_of("sharding_strategy", sharding_strategy, tuple(STRATEGIES))
+        if (instances > 1) != (sharding_strategy == "HYBRID_SHARD"):
+            raise UserError(f"instances is {instances}: choose at least 2 for HYBRID_SHARD, and 1 for the others.")
         zero_stage, self.reshard_after_forward = STRATEGIES[sharding_strategy]
         config = ParallelConfig(data_parallel_size=process_group.size, zero_stage=zero_stage, cpu_offload=cpu_offload,
                                 num_distributed_optimizer_instances=instances)

@@ -155,6 +155,18 @@ def test_what_does_not_belong_together_is_refused(tmp_path, config, change, said
         replay(read(write(tmp_path / "run", tensors, {"dp": 1})), model_in(tmp_path / "model", **config))
 
 
+def test_gradient_accumulation_is_refused(tmp_path):
+    """The textbook computes the gradient of one batch, not the mean of several."""
+    w, (tokens, labels, targets) = weights_of(0), batch(0, False)
+    folder = recorded(tmp_path / "run", w, tokens, labels, forward(w, tokens, targets)[1])
+    for path in Path(folder).glob("*.jsonl"):
+        lines = path.read_text().splitlines()
+        again = next(line for line in lines if '"input_ids"' in line).replace('"call": 0', '"call": 1')
+        path.write_text("\n".join([*lines, again, ""]))
+    with pytest.raises(UserError, match="several batches in a step"):
+        replay(read(folder), model_in(tmp_path / "model"))
+
+
 # ---- Megatron-core's names ------------------------------------------------------------------------------------------
 
 

@@ -166,7 +166,7 @@ def test_other_tasks_are_tuned_as_in_one_process(ranks, race, folders, tmp_path,
 
 
 def test_an_ensemble_answers_with_the_mean_of_its_probabilities(ranks, race, folders, tmp_path, capfd):
-    """Of three models tuned with other seeds, none of which has the same figures by itself."""
+    """Three models, tuned with different seeds, have other figures together than each of them alone."""
     _, model, tokenizer, root, _ = race
     common, probabilities = ["--data-path", folders["qqp"], "--seq-length", 24], []
     for seed in "345":

@@ -33,7 +33,7 @@ def folders(draw):
 @settings(max_examples=settings().max_examples // 2)
 @given(folders(), st.integers(5, 20))
 def test_rows_are_the_pairs_in_the_order_of_their_files(tmp_path, case, s):
-    """Of two sentences that are too long together the longer one loses tokens, one at a time; padding follows."""
+    """The longer one of two sentences loses tokens, one at a time, until both fit; padding follows."""
     task, expected = case[0], sum(case[1][1:], [])
     dataset = PairsDataset(task, write(tmp_path, *case), Tokenizer(), s, 0)
     batch = ClassBatch.unpack(dataset.batch("validation", 0, len(expected) + 1))
@@ -71,7 +71,7 @@ def refused(task, path, s, said) -> None:
 
 
 def test_a_few_lines_may_lack_columns(tmp_path):
-    """As in QQP's published train.tsv: such a line is left out."""
+    """One line in a thousand may lack columns, as in QQP's published train.tsv, and is left out."""
     path = write(tmp_path, QQP, [[LINE] * BROKEN, [LINE]])
     with open(tmp_path / "train.tsv", "a") as file:
         file.write("half\n")

@@ -17,8 +17,8 @@ def wrappings(draw, d):
     """Draw a model, its units, and a strategy for d ranks."""
     sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
     cuts = tuple(sorted({0, 2 * (len(sizes) - 1), *draw(st.sets(st.integers(1, 2 * len(sizes) - 3)))}))
-    strategy = draw(st.sampled_from(list(STRATEGIES)))
-    instances = draw(st.sampled_from([n for n in range(1, d + 1) if d % n == 0])) if "HYBRID" in strategy else 1
+    strategy = draw(st.sampled_from([one for one in STRATEGIES if d > 1 or one != "HYBRID_SHARD"]))
+    instances = draw(st.sampled_from([n for n in range(2, d + 1) if d % n == 0])) if "HYBRID" in strategy else 1
     return Wrapping(sizes, cuts, strategy, instances, strategy != "NO_SHARD" and draw(st.booleans()))
 
 
@@ -57,7 +57,8 @@ def test_units_are_as_small_as_the_policy_allows(sizes, least):
 
 
 @pytest.mark.parametrize("choices, said", [
-    ({"sharding_strategy": "SHARDED"}, "NO_SHARD"), ({"instances": 3}, "divide"),
+    ({"sharding_strategy": "SHARDED"}, "NO_SHARD"), ({"sharding_strategy": "HYBRID_SHARD", "instances": 3}, "divide"),
+    ({"instances": 2}, "1 for the others"), ({"sharding_strategy": "HYBRID_SHARD"}, "at least 2 for HYBRID_SHARD"),
     ({"sharding_strategy": "NO_SHARD", "cpu_offload": True}, "no shards")])
 def test_what_does_not_go_together_is_refused(choices, said):
     with pytest.raises(UserError, match=said):

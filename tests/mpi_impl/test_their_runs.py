@@ -280,6 +280,14 @@ def test_ours_and_theirs_are_not_mixed(tmp_path):
     assert not are_recordings("-n 1", str(tmp_path))
 
 
+def test_a_step_of_one_run_alone_is_not_compared_and_not_counted(tmp_path):
+    def steps(folder, *numbers):
+        return write(folder, {(step, "forward", "x output"): (np.ones(2), "i") for step in numbers}, {})
+
+    text, differ = compared(steps(tmp_path / "a", 1, 2), steps(tmp_path / "b", 1))
+    assert not differ and "1 tensors of step 1 were compared" in text and "alone" not in text, text
+
+
 # ---- what is said of other mistakes ----------------------------------------------------------------------------------
 
 
@@ -299,7 +307,7 @@ def test_a_copy_that_drifts_is_named_though_two_runs_may_differ_more(tmp_path_fa
     alone = write(tmp / "c", {key: one for key, one in tensors.items() if key[1] != "gradients" and key[1] == phase},
                   {"dp": 4}, values=drifted([rank], 1e-13))
     text, differ = compared(right, alone)
-    assert differ and f"step 1, {phase}: w\n  where      rank {rank} of C".replace("C", "B") in text, text
+    assert differ and f"step 1, {phase}: w\n  where      rank {rank} of B" in text, text
 
 
 def test_the_same_samples_in_another_order_are_called_so(tmp_path):

@@ -64,7 +64,7 @@ def test_megatrons_choices_take_the_planners_time_and_send_what_the_papers_count
 
 
 def test_servers_exchange_shards_of_gradients():
-    """Of 8 devices each sends an eighth over an eighth of the link, which is n elements in all; a fifth is hidden."""
+    """Each of 8 devices sends an eighth over an eighth of the link, so n elements together; a fifth is hidden."""
     graph = gpt_graph(small_model(1), 16, 16, replace(IDEAL, peak=1e40, between=Link(0.0, 2.0), hidden=0.2))
     replica, = sums(graph.costs, dict.fromkeys(graph.operators, "ss"))
     assert replica.seconds == close(0.8 * replica.memory / 16)

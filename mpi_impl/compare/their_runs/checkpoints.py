@@ -34,7 +34,8 @@ TORCH = (".pt", ".pth", ".bin")                 # how files of torch.save are ca
 CHUNKS = re.compile(r".*__(\d{1,9})_\d+\.distcp")
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")      # an optimizer's means of gradients
 STATE = re.compile(r"(?:.*\.)?state\.(.+)\.exp_avg")
-WRAPPED = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module)\.")     # what wrappers put into names
+# What wrappers put into names.
+WRAPPED = re.compile(r"\b(module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 NUMBER = re.compile(r"(?<![^.])(\d{1,9})(?![^.])")
 MOST, DEEPEST = 1 << 20, 32                     # containers in a file of torch.save, and in one another
 
@@ -133,13 +134,13 @@ class CheckpointComparison(Comparison):
     @cached_property
     def first_moments(self) -> dict[str, TheirKey]:
         """Return Adam's mean of the gradient of each weight in A, by the weight's name. Where states have numbers, as
-        in a file of torch.save, the n-th is of the n-th weight.
+        in a file of torch.save, the n-th is of the n-th weight, if there are as many.
         """
         found = {match[1]: key for key in self.a.parts if (match := STATE.fullmatch(key.name))}
         if not all(name.isdecimal() for name in found):
             return found
-        weights = [key.name for key in self.a.order if key.name.rpartition(".")[2] in ("weight", "bias")]
-        return {weights[int(name)]: key for name, key in found.items() if int(name) < len(weights)}
+        weights = [key.name for key in self.a.parts if key.name.rpartition(".")[2] in ("weight", "bias")]
+        return {weights[int(name)]: key for name, key in found.items()} if len(found) == len(weights) else {}
 
     @cached_property
     def largest_moments(self) -> dict[str, float]:

@@ -28,10 +28,10 @@ SHOWN = 6           # differences to look for
 NEGLIGIBLE = 1e-2   # of the largest gradient of all: what a smaller tensor's is compared with
 MEASURED = 8        # layers, forward and backward, of the models whose rounding TOLERANCE has been measured on
 UNNAMED, BATCH_FIRST = ("i", "j", "k"), ("b", "s", "h")     # dimensions that nobody has named
-STATES = "parameters", "optimizer parameters"
+STATES = "parameters", "optimizer parameters"       # phases of weights
 WEIGHTS = "batch", *STATES                  # phases whose tensors are not computed layer after layer
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
-MARGIN = 4          # epsilons of the largest gradient that a gradient may be off by
+MARGIN = 4          # epsilons of the largest gradient that one may be off by; and of the largest weight, for copies
 
 
 class Scale(NamedTuple):
@@ -68,7 +68,7 @@ class Comparison:
                 break
         return found
 
-    @property
+    @cached_property
     def steps(self) -> list[int]:
         """Return the steps that both have."""
         return sorted({key.iteration for key in self.common})

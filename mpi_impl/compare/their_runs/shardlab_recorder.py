@@ -18,7 +18,7 @@ DTensor, is. All else is whole and the same on all ranks, unless `dims` says oth
 A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
 chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has each axis's process group, or this rank's
 number and the size; without it, what DTensors' meshes do not name is "dp". The loss is the `mean` over a rank's own
-samples: activations' gradients and single numbers are divided by the sizes of dp and cp. Needs PyTorch, safetensors.
+samples: activations' gradients and single numbers are divided by the sizes of dp, cp. Needs PyTorch 2.5, safetensors.
 """
 import json
 import math
