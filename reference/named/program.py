@@ -1,0 +1,162 @@
+"""Programs on arrays with named axes: written once, on whole arrays, and sharded by a layout.
+
+A layout maps named axes to axes of a mesh: {"f": "t"} cuts every array that has an axis f along it, over the ranks of
+t. While a program is written, each of its arrays gets a type on each axis of the mesh (types.py). Where operands do not
+go together the program changes one: these changes are f and g, all-gathers and reduce-scatters, and nobody has written
+them. A *strict* program refuses instead. Nothing is computed before the program is whole (mesh.py plays it).
+
+What is changed follows four rules. Weights stay as they are. A partial sum waits until something but a sum, or the
+layer's end, needs it, and is then cut as the layout says. Of arrays cut along different axes a weight's cut stays, else
+the first one's; the others are gathered. What has no cut is cut with the others if it can be, else replicated.
+"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from reference.errors import UserError
+from reference.named.functions import Function, Product, Sum
+from reference.named.types import INVARIANT, PARTIAL, REPLICATED, change_of, described, dual, refusal, type_of_result
+
+WEIGHT, ACTIVATION, CONSTANT = range(3)     # in the order of who stays; a constant has no gradient
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """An array of a program: its axes, and its type on each axis of the mesh. It has no numbers before it is played."""
+
+    name: str
+    axes: tuple[str, ...]
+    types: Mapping[str, str]
+    role: int
+
+    def __str__(self):
+        return f"{self.name} [{' '.join(self.axes)}]"
+
+
+class Change(NamedTuple):
+    """A change of type on the mesh's axis m."""
+
+    m: str
+    before: str
+    after: str
+
+    def __str__(self):
+        forward, backward = change_of(self.before, self.after), change_of(dual(self.after), dual(self.before))
+        return f"on {self.m}: {described(self.before)} -> {described(self.after)} ({forward}, backward {backward})"
+
+
+class Largest(NamedTuple):
+    """The largest elements along a dimension; over the ranks of the mesh's axis m, too, if it is cut there."""
+
+    dimension: int
+    m: str | None
+
+
+class Step(NamedTuple):
+    """A step of a program. What the ranks compute alone is in functions.py; Change and Largest need the mesh."""
+
+    operation: Any
+    operands: list[Named]
+    result: Named
+
+
+@dataclass
+class Program:
+    """A program that is being written. Raises UserError, before anything is computed, for what does not go together."""
+
+    mesh: Mapping[str, int]         # ranks on each axis of the mesh
+    layout: Mapping[str, str]       # from named axes to axes of the mesh
+    sizes: Mapping[str, int]        # of named axes
+    strict: bool = False
+    steps: list[Step] = field(default_factory=list)
+    changed: dict[Any, Named] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for axis, m in self.layout.items():
+            if m not in self.mesh or self.sizes[axis] % self.mesh[m]:
+                raise UserError(f"The layout cuts the axis {axis}, with {self.sizes[axis]} elements, on the mesh's axis "
+                                f"{m}. The mesh has {dict(self.mesh)}: it must have {m}, whose ranks share evenly.")
+
+    def __str__(self):
+        return "\n".join(f"{x} {change}" for change, (x, *_), _ in self.steps if isinstance(change, Change))
+
+    def array(self, name: str, axes: str, role: int = ACTIVATION) -> Named:
+        """Declare an array from outside, cut as the layout says. Constants are whole on every rank."""
+        whole = dict.fromkeys(self.mesh, INVARIANT)
+        return Named(name, tuple(axes.split()), whole if role == CONSTANT else self.at_rest(axes.split()), role)
+
+    def at_rest(self, axes) -> dict[str, str]:
+        """Return the types that the layout gives to an array with these axes."""
+        return {m: next((axis for axis in axes if self.layout.get(axis) == m), INVARIANT) for m in self.mesh}
+
+    # ---- operations -----------------------------------------------------------------------------------------------
+
+    def product(self, x: Named, y: Named, out: str) -> Named:
+        """Multiply, and sum over the axes that both have and `out` lacks."""
+        return self.step("product", Product(x.axes, y.axes, tuple(out.split())), [x, y], out)
+
+    def sum(self, x: Named, y: Named, sign: int = 1) -> Named:
+        """Add y, or subtract it. It may lack axes of x, and has the others in the same order."""
+        return self.step("sum", Sum(x.axes, y.axes, sign), [x, y], " ".join(x.axes))
+
+    def function(self, function: Function, *xs: Named, along: str = "", out: str = "") -> Named:
+        """Apply a function to each element, or along an axis, which must be whole."""
+        return self.step("function", function, list(xs), out or " ".join(xs[0].axes), along)
+
+    def largest(self, x: Named, axis: str) -> Named:
+        """Return the largest elements along an axis, cut or not, as a constant."""
+        types, cut, out = {}, None, tuple(a for a in x.axes if a != axis)
+        for m in self.mesh:
+            if x.types[m] == PARTIAL and not self.strict:
+                x = self.change(x, m, self.at_rest(x.axes)[m])
+            cut = m if x.types[m] == axis else cut
+            types[m] = INVARIANT if m == cut else self.type_on(m, "largest element", [x], [x.axes], out)
+        self.steps.append(Step(Largest(x.axes.index(axis), cut), [x], Named("largest", out, types, CONSTANT)))
+        return self.steps[-1].result
+
+    def change(self, x: Named, m: str, after: str) -> Named:
+        """Change a type on the mesh's axis m. What was changed once is not changed again."""
+        if x.types[m] != after and (x, m, after) not in self.changed:
+            change = Change(m, x.types[m], after)
+            change_of(change.before, change.after)
+            self.changed[x, m, after] = Named(x.name, x.axes, {**x.types, m: after}, x.role)
+            self.steps.append(Step(change, [x], self.changed[x, m, after]))
+        return self.changed.get((x, m, after), x)
+
+    def rest(self, x: Named) -> Named:
+        """End a layer: add up what is partial, and cut it as the layout says."""
+        for m, kind in self.at_rest(x.axes).items():
+            x = self.change(x, m, kind)
+        return x
+
+    # ---- types ----------------------------------------------------------------------------------------------------
+
+    def step(self, operation: str, function, xs: list[Named], out: str, along: str = "") -> Named:
+        """Write an operation, after the changes that its operands need, and return its result."""
+        types, axes = {}, [tuple(axis for axis in x.axes if axis != along) for x in xs]
+        for m in self.mesh:
+            if not self.strict:
+                xs = [self.change(x, m, kind) for x, kind in zip(xs, self.wanted(operation, xs, axes, m))]
+            types[m] = self.type_on(m, operation, xs, axes, tuple(out.split()))
+        result = Named(operation, tuple(out.split()), types, max(ACTIVATION, min(x.role for x in xs)))
+        self.steps.append(Step(function, xs, result))
+        return result
+
+    def type_on(self, m: str, operation: str, xs: list[Named], axes, out: tuple) -> str:
+        """Return the type of a result on the mesh's axis m, or refuse the operation."""
+        kind = type_of_result(operation, [x.types[m] for x in xs], axes, out)
+        if kind is None:
+            raise UserError(refusal(operation, xs, m))
+        return kind
+
+    def wanted(self, operation: str, xs: list[Named], axes, m: str) -> list[str]:
+        """Return the types on m that go together, and are nearest to the operands'."""
+        kinds = [x.types[m] for x in xs]
+        if operation == "sum" and set(kinds) == {PARTIAL}:
+            return kinds
+        kinds = [self.at_rest(x.axes)[m] if kind == PARTIAL or x.role == CONSTANT else kind
+                 for x, kind in zip(xs, kinds)]
+        by_role = sorted(range(len(xs)), key=lambda i: xs[i].role)
+        if cut := next((kinds[i] for i in by_role if kinds[i] in axes[i]), None):
+            return [cut if cut in of else REPLICATED for of in axes]
+        return kinds if set(kinds) == {INVARIANT} else [REPLICATED] * len(xs)

@@ -1,0 +1,25 @@
+"""Named axes: what any layout derives is the textbook's whole layer, as formulas, and the types' rules are theorems."""
+import pytest
+from hypothesis import given, strategies as st
+
+from reference.named.mesh import Mesh
+from tests.named_theorems import NAMES, NamedCase, derived_is_the_textbook
+
+SMALL = st.integers(1, 2)
+
+
+@st.composite
+def named_cases(draw, name, exact=True):
+    """Draw any layout at all, on a mesh of up to three axes. GPT's attention has one query for a head of keys."""
+    mesh = draw(st.dictionaries(st.sampled_from("tcd"), st.integers(1, 3), min_size=1, max_size=3 if exact else 2))
+    free = "bshfgdV" + ("r" if name == "grouped attention" else "")
+    layout = draw(st.dictionaries(st.sampled_from(free), st.sampled_from(sorted(mesh))))
+    local = {axis: draw(SMALL) if axis in free else 1 for axis in "bsfgrdV"}
+    return NamedCase(mesh, layout, local, draw(st.integers(0, 2**32 - 1)), exact)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+def test_any_layout_computes_the_formulas_of_the_whole_layer(name, data):
+    case = data.draw(named_cases(name))
+    derived_is_the_textbook(Mesh(case.mesh), name, case)
