@@ -74,7 +74,7 @@ class Program:
     def __post_init__(self):
         for axis, m in self.layout.items():
             if m not in self.mesh or self.sizes[axis] % self.mesh[m]:
-                raise UserError(f"The layout cuts the axis {axis}, with {self.sizes[axis]} elements, on the mesh's axis "
+                raise UserError(f"The layout cuts {axis}, with {self.sizes[axis]} elements, on the mesh's axis "
                                 f"{m}. The mesh has {dict(self.mesh)}: it must have {m}, whose ranks share evenly.")
 
     def __str__(self):
