@@ -202,7 +202,7 @@ HEAD = """\
 # Who catches what: a zoo of bugs
 
 The [bug zoo](../tests/zoo) lists mistakes of parallel training: what a person did, why it looks right, who reported
-it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks eleven
+it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks twelve
 detectors whether they see it."""
 
 HOW = """\
