@@ -168,7 +168,7 @@ def added(name, *xs) -> str:
     kinds = set(kinds_of(*xs)) - {FRESH}
     if LOOKED_UP in kinds and PARTIAL not in kinds:
         return LOOKED_UP
-    require(len(kinds) < 2, f"the {name}", *xs, why="adds what all ranks have to a term of a sum: it counts once a rank")
+    require(len(kinds) < 2, f"the {name}", *xs, why="adds what all have to a term of a sum: it counts once a rank")
     return kinds.pop() if kinds else FRESH
 
 
@@ -199,10 +199,8 @@ def function(name, *xs) -> str:
 
 def product_of_matrices(name, x, y) -> str:
     """Give the kind of a matrix product: partial if what is summed over is cut."""
-    kind = multiplied(name, x, y)
-    shape = product_shape(x, y)
-    inner = x.shape[-1]
-    if is_cut(inner):
+    kind, shape = multiplied(name, x, y), product_shape(x, y)
+    if is_cut(x.shape[-1]):
         require(kind != PARTIAL, "the product", x, y)
         kind = PARTIAL
     require(sum(map(is_cut, shape)) + (kind == PARTIAL) < 2, "the product", x, y,
@@ -211,11 +209,8 @@ def product_of_matrices(name, x, y) -> str:
 
 
 def product_shape(x, y):
-    if x.shape[-1] != y.shape[-2 if len(y.shape) > 1 else 0]:
-        raise TypeFault(f"the product of {x} and {y} does not fit: one is cut, the other is not.")
-    return np.matmul(np.broadcast_to(0.0, (*x.shape[:-2], x.shape[-2], 1)),
-                     np.broadcast_to(0.0, (*y.shape[:-2], 1, y.shape[-1]))).shape if x.ndim > 1 < y.ndim else (
-        *x.shape[:-1], *y.shape[1:])
+    require(x.shape[-1] == y.shape[-2], "the product", x, y, why="does not fit: one is cut, the other is not")
+    return *np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]
 
 
 def reduced(x, axis, keepdims, over_cut):
