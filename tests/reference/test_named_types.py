@@ -138,7 +138,7 @@ REFUSED = {     # what is left out, what is written then, and the sentence
         "", lambda p, x, y, bias: p.function(SQUARES, p.array("w", "h f", WEIGHT), along="f"),
         "a function of .*, cut along f: a rank lacks elements .* Change what is cut to replicated"),
     "an uneven cut": ("", lambda *_: Program({"t": 2}, {"f": "t"}, {"f": 3}),
-                      "cuts the axis f, with 3 elements, .* share evenly"),
+                      "cuts f, with 3 elements, .* share evenly"),
     "no such axis of the mesh": ("", lambda *_: Program({"t": 2}, {"f": "d"}, {"f": 4}), "must have d"),
 }
 
