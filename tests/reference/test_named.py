@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.named.mesh import Mesh
+from reference.named.program import CONSTANT, WEIGHT, Program
 from tests.named_theorems import NAMES, NamedCase, derived_is_the_textbook
 
 SMALL = st.integers(1, 2)
@@ -23,3 +24,12 @@ def named_cases(draw, name, exact=True):
 def test_any_layout_computes_the_formulas_of_the_whole_layer(name, data):
     case = data.draw(named_cases(name))
     derived_is_the_textbook(Mesh(case.mesh), name, case)
+
+
+def test_data_are_cut_where_the_layout_says():
+    """So that no rank looks up what it does not need; nothing is sent but the table's gradient."""
+    p = Program({"d": 2}, {"b": "d"}, dict(b=2, s=1, V=3, h=1))
+    x = p.product(p.array("tokens", "b s V", CONSTANT), p.array("word", "V h", WEIGHT), "b s h")
+    assert x.types == {"d": "b"}
+    assert str(p) == ("tokens [b s V] on d: invariant -> cut along b (take, backward gather)\n"
+                      "word [V h] on d: invariant -> replicated (keep, backward sum)")
