@@ -18,7 +18,7 @@ PAGE, PICTURE = ROOT / "docs" / "bug_zoo.md", ROOT / "docs" / "bug_zoo.png"
 NAMES = [detector.name for detector in DETECTORS]
 WATCHED = ("by itself", "loss curve", "gradient norm")      # what one sees without this project's tools
 PROOFS = ("exact theorem", "prove")
-LETTERS = dict(zip(NAMES, "ELGFXPVCTSM", strict=True))
+LETTERS = dict(zip(NAMES, "ELGFXYPVCTSM", strict=True))
 UNKNOWN = not_applicable("not judged yet")
 Results = Mapping[str, Mapping[str, Verdict]]
 
@@ -219,6 +219,9 @@ that no training run calls, so only theorems apply to it.
   practice seldom has that number.
 - The *exact theorem* is the entry's theorem on [numbers without rounding](proof.md), where it is about formulas.
   `prove` is the program: it also sees batches and initial weights.
+- *Types* run a model's layers on one of t ranks, without numbers: each array has the type that
+  [named axes](named_axes.md) have. They see what forgets or repeats a sum over t, and no wrong factor, place or order. Most
+  bugs are not in a layer, or are of another axis.
 - `--verify` compares the first three steps and `compare` the first two, or more where a loss scale is looked for.
 
 The results are in [`benchmarks/bug_matrix/results.json`](../benchmarks/bug_matrix/results.json), with what each
