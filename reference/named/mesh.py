@@ -71,9 +71,10 @@ class Mesh:
             if isinstance(operation, Change):
                 arrays[result] = self.change(xs[0], result, *operation)
             elif isinstance(operation, Largest):
-                ys = [x.max(operation.dimension) for x in xs[0]]
-                arrays[result] = ys if operation.m is None else self.send(
-                    "all_reduce", ys[0].size, ys, result.name, operation.m, np.maximum)
+                arrays[result] = [x.max(operation.dimension) for x in xs[0]]
+                for m in (m for m, kind in operands[0].types.items() if kind == operation.axis):
+                    ys = arrays[result]
+                    arrays[result] = self.send("all_reduce", ys[0].size, ys, result.name, m, np.maximum)
             else:
                 arrays[result], cache = zip(*[operation.forward(*one) for one in zip(*xs)])
             caches.append(cache)

@@ -46,10 +46,10 @@ class Change(NamedTuple):
 
 
 class Largest(NamedTuple):
-    """The largest elements along a dimension; over the ranks of the mesh's axis m, too, if it is cut there."""
+    """The largest elements along a dimension, that of a named axis; over all ranks, if it is cut."""
 
     dimension: int
-    m: str | None
+    axis: str
 
 
 class Step(NamedTuple):
@@ -105,14 +105,8 @@ class Program:
 
     def largest(self, x: Named, axis: str) -> Named:
         """Return the largest elements along an axis, cut or not, as a constant."""
-        types, cut, out = {}, None, tuple(a for a in x.axes if a != axis)
-        for m in self.mesh:
-            if x.types[m] == PARTIAL and not self.strict:
-                x = self.change(x, m, self.at_rest(x.axes)[m])
-            cut = m if x.types[m] == axis else cut
-            types[m] = INVARIANT if m == cut else self.type_on(m, "largest element", [x], [x.axes], out)
-        self.steps.append(Step(Largest(x.axes.index(axis), cut), [x], Named("largest", out, types, CONSTANT)))
-        return self.steps[-1].result
+        out = " ".join(a for a in x.axes if a != axis)
+        return self.step("largest element", Largest(x.axes.index(axis), axis), [x], out, role=CONSTANT)
 
     def change(self, x: Named, m: str, after: str) -> Named:
         """Change a type on the mesh's axis m. What was changed once is not changed again."""
@@ -131,23 +125,19 @@ class Program:
 
     # ---- types ----------------------------------------------------------------------------------------------------
 
-    def step(self, operation: str, function, xs: list[Named], out: str, along: str = "") -> Named:
+    def step(self, operation: str, function, xs: list[Named], out: str, along: str = "", role: int = WEIGHT) -> Named:
         """Write an operation, after the changes that its operands need, and return its result."""
-        types, axes = {}, [tuple(axis for axis in x.axes if axis != along) for x in xs]
+        types, axes, names = {}, [tuple(axis for axis in x.axes if axis != along) for x in xs], tuple(out.split())
         for m in self.mesh:
             if not self.strict:
                 xs = [self.change(x, m, kind) for x, kind in zip(xs, self.wanted(operation, xs, axes, m))]
-            types[m] = self.type_on(m, operation, xs, axes, tuple(out.split()))
-        result = Named(operation, tuple(out.split()), types, max(ACTIVATION, min(x.role for x in xs)))
+            kind = type_of_result(operation, [x.types[m] for x in xs], axes, names)
+            if kind is None:
+                raise UserError(refusal(operation, xs, m))
+            types[m] = kind
+        result = Named(operation, names, types, max(ACTIVATION, role, min(x.role for x in xs)))
         self.steps.append(Step(function, xs, result))
         return result
-
-    def type_on(self, m: str, operation: str, xs: list[Named], axes, out: tuple) -> str:
-        """Return the type of a result on the mesh's axis m, or refuse the operation."""
-        kind = type_of_result(operation, [x.types[m] for x in xs], axes, out)
-        if kind is None:
-            raise UserError(refusal(operation, xs, m))
-        return kind
 
     def wanted(self, operation: str, xs: list[Named], axes, m: str) -> list[str]:
         """Return the types on m that go together, and are nearest to the operands'."""

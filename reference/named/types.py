@@ -48,15 +48,15 @@ def change_of(before: str, after: str) -> str:
 def type_of_result(operation: str, kinds: list[str], axes: list[tuple], out: tuple) -> str | None:
     """Return the type of the result of an operation on operands of these types and axes; None if no type is right.
 
-    `operation` is "product", linear in each operand; "sum", linear in all together; or "function", which is not linear.
-    A type is right if the result is, and the gradients of all operands are.
+    `operation` is "product", linear in each operand; "sum", linear in all together; "function", which is not linear; or
+    "largest element", which has no gradient. A type is right if the result is, and the gradients of all operands are.
     """
     cuts, partial = set(kinds) - set(DUAL), kinds.count(PARTIAL)
     if cuts:
         cut = min(cuts)
         if any(kind != (cut if cut in of else REPLICATED) for kind, of in zip(kinds, axes)):
             return None
-        return cut if cut in out else PARTIAL if operation == "product" else None
+        return cut if cut in out else {"product": PARTIAL, "largest element": INVARIANT}.get(operation)
     if len(set(kinds)) == 1 and (not partial or operation == "sum"):
         return kinds[0]
     return PARTIAL if operation == "product" and partial == 1 and INVARIANT not in kinds else None
