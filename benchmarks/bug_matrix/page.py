@@ -219,9 +219,9 @@ that no training run calls, so only theorems apply to it.
   practice seldom has that number.
 - The *exact theorem* is the entry's theorem on [numbers without rounding](proof.md), where it is about formulas.
   `prove` is the program: it also sees batches and initial weights.
-- *Types* run a model's layers on one of t ranks, without numbers: each array has the type that
-  [named axes](named_axes.md) have. They see what forgets or repeats a sum over t, and no wrong factor, place or order. Most
-  bugs are not in a layer, or are of another axis.
+- *Types* run a model's layers on one of t ranks, without numbers: each array has a type, as those with
+  [named axes](named_axes.md) have. They see what forgets or repeats a sum over t, and no wrong factor, place or
+  order. Most bugs are not in a layer, or are of another axis.
 - `--verify` compares the first three steps and `compare` the first two, or more where a loss scale is looked for.
 
 The results are in [`benchmarks/bug_matrix/results.json`](../benchmarks/bug_matrix/results.json), with what each
