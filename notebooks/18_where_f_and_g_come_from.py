@@ -38,34 +38,35 @@ random = np.random.default_rng(18)
 # %% [markdown]
 # ## Three lines
 #
-# An MLP is three lines of NumPy, with $x$ $[b, s, h]$, $A$ $[h, f]$ and $B$ $[f, h]$:
+# An MLP is three lines of NumPy, with $x$ $[b, s, h]$, $A$ $[h, f]$, $B$ $[f, h]$, and two biases:
 
 # %%
 sizes = dict(b=4, s=8, h=8, f=32, g=4, r=1, d=2, V=24, z=8, n=2)      # of all axes on this page
 
-def three_lines(x, A, B):
-    z = x @ A
-    a = ops.gelu(z)[0]
-    return a @ B
+def three_lines(x, A, a, B, b):
+    z = x @ A + a
+    z = ops.gelu(z)[0]
+    return z @ B + b
 
 # %% [markdown]
-# The letters stand in a comment. Let us put them into the program: every axis of every array has a name. Then a matrix
-# product needs no rule about rows and columns. It multiplies the numbers whose indices agree, and adds up along the
-# names that the result lacks. Here are the MLP and its linear layer, in `reference/named/layers.py`:
+# The letters stand only in this sentence. Let us put them into the program: every axis of every array has a name. Then
+# a matrix product needs no rule about rows and columns. It multiplies the numbers whose indices agree, and adds up
+# along the names that the result lacks. Here are the MLP and its linear layer, in `reference/named/layers.py`:
 
 # %%
 print(inspect.getsource(layers.linear))
 print(inspect.getsource(layers.mlp))
 
 # %% [markdown]
-# `p` is a `Program`. It computes nothing yet. It writes down which operation reads which arrays. The file has all of a
-# GPT in this way, and the word "rank" occurs in it once: "Nothing here knows of ranks."
+# `p` is a `Program`. It computes nothing yet; it records which operation reads which arrays. The file has all layers of
+# a GPT in this way, and the word "rank" occurs in it once: "Nothing here knows of ranks."
 #
 # ## One more line
 #
-# A *mesh* has ranks in one direction or in several, each with a name: `{"t": 2}` are two ranks, in direction t. A
-# *layout* says which named axes are sharded, and over which direction: `{"f": "t"}` shards every array that has an f
-# along its f. That is the columns of $A$, the rows of $B$, and the biases of the first.
+# A *mesh* has ranks in one direction or in several, each with a name: `{"t": 2}` are two ranks, in direction t. (The
+# program's messages call it "the mesh's axis t". On this page only arrays have axes.) A *layout* says which named axes
+# are sharded, and over which direction: `{"f": "t"}` shards every array that has an f along its f. These are $A$, by
+# columns, the first bias, and $B$, by rows.
 
 # %%
 MLP = dict(w_in="h f", b_in="f", w_out="f h", b_out="h")
@@ -94,9 +95,9 @@ print(p)
 reveal(guess, len(str(p).splitlines()), "changes")
 
 # %% [markdown]
-# The first one keeps $x$ as it is, and adds up its gradient in the backward: that is **f**. The second adds up what
-# `out` of the second product has on the ranks, and keeps the gradient as it is: that is **g**. It comes before the
-# bias, as it must. Nobody has written either. And without a layout?
+# The first one keeps $x$ as it is, and adds up its gradient in the backward: that is **f**. The second adds up the
+# ranks' results of the second product, and keeps the gradient as it is: that is **g**. It comes before the bias, as it
+# must. Nobody has written either of them. And without a layout?
 
 # %%
 print("changes:", str(write(layers.mlp, MLP, {}, {"t": 2})[0]).splitlines())
@@ -104,8 +105,8 @@ print("changes:", str(write(layers.mlp, MLP, {}, {"t": 2})[0]).splitlines())
 # %% [markdown]
 # ## Does it run?
 #
-# A `Mesh` plays a program. It has a list of arrays for each name, one for each rank, and does what is to be done
-# between ranks with the functions of `reference/comm/collectives.py`. It also tells of each collective that it does:
+# A `Mesh` plays a program. For each name it has a list with one array for each rank. Its ranks communicate by the
+# functions of `reference/comm/collectives.py`, and it records each collective in `messages`:
 
 # %%
 def play(p, y, mesh):
@@ -125,12 +126,11 @@ def size_of(x):
 
 mesh = Mesh({"t": 2})
 whole, arrays = play(p, y, mesh)
-hidden = ops.gelu(whole["x"] @ whole["w_in"] + whole["b_in"])[0]
-expected = hidden @ whole["w_out"] + whole["b_out"]
+expected = three_lines(*(whole[name] for name in ("x", "w_in", "b_in", "w_out", "b_out")))
 print("both ranks have the three lines' result:", all(np.allclose(one, expected) for one in arrays[y]))
 
 # %% [markdown]
-# **Predict.** How many collectives were there, forward and backward together? Of how many numbers in all?
+# **Predict.** How many numbers went through collectives, forward and backward together?
 
 # %%
 guess = ...                # numbers
@@ -257,8 +257,8 @@ print(p)
 # weight's cut stays, since weights do not travel. So $x$ is gathered, with a reduce-scatter backward, and the partial
 # sum is scattered, with an all-gather backward: sequence parallelism, from two letters.
 #
-# And there is a third line, which people forgot often enough for it to stand in [the zoo](../docs/bug_zoo.md): the bias
-# is added to a rank's own positions only, so its gradient is partial. It has to be added up.
+# And there is a third line, which people have forgotten so often that [the zoo](../docs/bug_zoo.md) has it in several
+# forms: the bias is added to a rank's own positions only, so its gradient is partial, and has to be added up.
 #
 # **Predict.** What does a rank send now, relative to f and g, in a ring? The gradient of the bias is 8 numbers.
 
@@ -277,7 +277,7 @@ reveal(guess, sent(by_positions.messages) / sent(mesh.messages), "times as much"
 
 # %% [markdown]
 # The same, and the bias. (Walkthrough 7 gathers $x$ again in the backward, to keep less of it. The derived program
-# keeps what it has gathered. It derives messages, not thrift.)
+# keeps what it has gathered. It saves no memory.)
 #
 # ## Replicas, and two directions
 #
@@ -296,7 +296,7 @@ print(write(layers.mlp, MLP, {"f": "t", "b": "d"}, {"t": 2, "d": 2})[0])
 # %% [markdown]
 # ## Keys and values
 #
-# Positions over a direction c, and attention. A position asks the keys of all others, so keys have a name of their own
+# Positions over a direction c, and attention. A position needs the keys of all others, so keys have a name of their own
 # for positions, z. Heads over t need f and g:
 
 # %%
@@ -475,8 +475,8 @@ print("the same y, dx and gradient of A:", np.allclose(y, derived["y"]), np.allc
 # ## Is Megatron's layout the best?
 #
 # If a layout is a line, we can try all of them. A block has the axes b, s, h, f and g. Each is sharded over 4 ranks or
-# not. Only b and s not both: an array that has one of them has the other, too, and can be cut along one only. For each
-# layout we write the program, play it, and count what a rank sends in a step, the numbers of its weights, and those of
+# not. Only b and s not both: activations have both axes, and can be cut along one of them only. For each layout
+# we write the program, play it, and count what a rank sends in a step, the numbers of its weights, and those of
 # its activations: all arrays of the program. (Recompute, walkthrough 7, would keep fewer.)
 
 # %%
@@ -497,16 +497,16 @@ print(len(found), "layouts")
 def beaten(mine):
     return any(all(a <= b for a, b in zip(other, mine)) and other != mine for other in found.values())
 
-best = {cut: numbers for cut, numbers in sorted(found.items(), key=lambda item: item[1]) if not beaten(numbers)}
+best = {cut: cost for cut, cost in sorted(found.items(), key=lambda item: item[1]) if not beaten(cost)}
 for cut, (messages, weights, activations) in best.items():
     print(f"{cut or '(nothing)':10} sends {messages:6,.0f}   weights {weights:6,}   activations {activations:7,}")
 
 # %%
 figure = Figure((8.5, 3.6), layout="constrained")
 axes = figure.subplots()
-for numbers in sorted(set(found.values())):
-    names = [cut or "nothing" for cut, others in best.items() if others == numbers]
-    messages, weights, activations = numbers
+for cost in sorted(set(found.values())):
+    names = [cut or "nothing" for cut, other in best.items() if other == cost]
+    messages, weights, activations = cost
     axes.scatter(messages, activations, s=weights / 4, alpha=0.8,
                  color="#C8C8C8" if not names else OWNERS[1] if {"fg", "sfg"} & {*names} else OWNERS[0])
     axes.annotate(", ".join(names), (messages, activations), (9, 4), textcoords="offset points", fontsize=9)
@@ -515,17 +515,18 @@ finish(axes, "numbers that a rank sends", "24 layouts of a block on 4 ranks; are
 figure
 
 # %% [markdown]
-# - **fg** is the first Megatron's layout: heads, and columns of the MLP. No layout with as few weights sends less.
+# - **fg** is the layout of the first Megatron-LM: heads, and columns of the MLP. No layout with as few weights sends
+#   less.
 # - **sfg** is sequence parallelism. It sends 60 numbers more, for gradients of norms and of a bias, and needs
-#   a third less for activations. **bfg** is its twin: samples are dealt out where it deals out positions, at the same
-#   cost. Megatron takes positions, since a microbatch often has only one sample.
+#   a third less for activations. **bfg** is its twin: it shards samples in place of positions, at the same cost.
+#   Megatron takes positions, since a microbatch often has only one sample.
 # - **b** is data parallelism. It sends each weight's gradient, and nothing of the batch: the more samples, the better
 #   it looks. **bf** splits attention by samples, and the MLP as Megatron does.
 # - **nothing** sends nothing and holds everything; **f** and **g** alone are halves of Megatron's; with **h** even the
 #   norms are sharded, at a price that nobody pays.
 
 # %%
-assert min(numbers for numbers in found.values() if numbers[1] <= 240) == found["fg"]
+assert min(cost for cost in found.values() if cost[1] <= 240) == found["fg"]
 assert found["sfg"][0] - found["fg"][0] == 60 and 0.65 < found["sfg"][2] / found["fg"][2] < 0.7
 assert found["sfg"] == found["bfg"]
 
@@ -534,9 +535,9 @@ assert found["sfg"] == found["bfg"]
 #
 # ## Proved
 #
-# Rules can be wrong. But the claim is a simple one: *any layout computes the
-# same formulas*, forward and backward. Walkthrough 13 can prove that. Here is the textbook's MLP, without names, on
-# exact random numbers, and each of the layouts of b, s, h and f on a mesh of two directions with two ranks each:
+# Rules can be wrong. But the claim is a simple one: *any layout computes the same formulas*, forward and backward.
+# Walkthrough 13 has the means to prove it. Here is the textbook's MLP, without names, on exact random numbers, and all
+# layouts of b, s, h and f on a mesh of two directions with two ranks each:
 
 # %%
 from reference.config import ModelConfig
@@ -628,7 +629,7 @@ assert right == 27 + 18
 # | V over t | a maximum and two sums, of one number a position | the vocabulary-parallel loss |
 #
 # - Four types, and the dual of each: the backward of a change is the change between the duals, in the same table.
-# - f and g are no inventions. They are what is left to do if a product is sharded along the axis between two matrices.
+# - f and g are not inventions. They are what is left to do if a product is sharded along the axis between two matrices.
 # - A rule applies what somebody has understood to every layout. What nobody has told it, such as the law of a softmax,
 #   it does not find.
 # - Types see who holds what. They do not see what it is worth.
@@ -695,17 +696,26 @@ assert right == 27 + 18
 # </details>
 #
 # 6. Harder. `layers.loss` subtracts the largest logit, for which one number a position is sent. Write a loss that does
-#    not. Is the formula another one? Prove it, with exact numbers. What would floats say?
+#    not, and compare it with `layers.loss`: first on floats, then on exact numbers (walkthrough 13), by `numbers`. What
+#    do you find, and who is right?
 #
 # <details><summary>Answer</summary>
 #
-# Leave out `p.largest` and the first `p.sum`: exponentials of the logits themselves, and two numbers a position. With
-# the law of exp it is the same formula, and exact numbers say so. Floats overflow as soon as a logit is large. Types
-# and proofs both accept it; only rounding objects.
+# ```python
+# def without(p, x, word, targets, ones):
+#     logits = p.product(x, word, "b s V")
+#     total = p.product(p.function(layers.EXP, logits), ones, "b s")
+#     return p.sum(p.function(layers.LOG, total), p.product(logits, targets, "b s"), -1)
+# ```
+#
+# Two numbers a position are sent. Floats agree (as long as no logit is so large that its exponential overflows). Exact
+# numbers, `random_array` for `x` and `word`, do not: a false alarm. Exact numbers know the law of exp, but not that
+# $\log (u / v) = \log u - \log v$, by which the largest logit cancels. A machine does not find what follows from a law
+# that nobody has taught it, and it proves nothing by such a law either.
 #
 # </details>
 #
 # `.venv/bin/shardlab plan --operators` searches layouts with the time of real hardware in place of our counts, a choice
-# for each operator ([planning](../docs/planning.md)), and finds Megatron's layers, too, and cases
-# in which others are faster. The page [named axes](../docs/named_axes.md) has the rules, what hand-written layers do
-# better, and what another project's type checker accepts and refuses.
+# for each operator ([planning](../docs/planning.md)). It finds Megatron's layers, too, and cases in which others are
+# faster. The page [named axes](../docs/named_axes.md) has the rules, what hand-written layers do better, and what
+# another project's type checker accepts and refuses.

@@ -1,7 +1,9 @@
 """The benchmarks: profiles from measurements, and that what is measured can run."""
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,14 @@ def test_variants_that_are_timed_against_one_another_compute_the_same(name):
         others = [other if name.startswith("scores") else other.swapaxes(0, 1)]
     for other in others:
         assert np.allclose(other, first, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_type_checker_accepts_is_what_the_page_says():
+    """Without the checker's package it is said in a sentence that it is not installed."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "benchmarks/contenders/spmd_types_rules.py"], cwd=root, capture_output=True,
+                          text=True, timeout=120)
+    if find_spec("spmd_types") and find_spec("torch"):
+        assert done.returncode == 0 and done.stdout in (root / "docs" / "named_axes.md").read_text()
+    else:
+        assert done.returncode == 2 and "is not installed" in done.stderr and not done.stdout
