@@ -138,7 +138,7 @@ guess = ...                # numbers
 # %% tags=["hide-output"]
 def show(messages):
     for operation, name, m, elements in messages:
-        print(f"{operation:14} of {name:9} on {m}: {elements} numbers")
+        print(f"{operation:14} of {name:15} on {m}: {elements} numbers")
 
 show(mesh.messages)
 assert sizes["b"] * sizes["s"] * sizes["h"] == 256
