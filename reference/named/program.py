@@ -100,7 +100,9 @@ class Program:
         return self.step("sum", Sum(x.axes, y.axes, sign), [x, y], " ".join(x.axes))
 
     def function(self, function: Function, *xs: Named, along: str = "", out: str = "") -> Named:
-        """Apply a function to each element, or along an axis, which must be whole."""
+        """Apply a function to each element, or along an axis, which must be whole. It must not ask for sizes, which are
+        a rank's own.
+        """
         return self.step("function", function, list(xs), out or " ".join(xs[0].axes), along)
 
     def largest(self, x: Named, axis: str) -> Named:

@@ -71,11 +71,11 @@ def refusal(operation: str, arrays: list, m: str) -> str:
     elif PARTIAL in kinds:
         why = f"the results are not the terms of the whole one. Change what is {PARTIAL} to {INVARIANT} first"
     elif INVARIANT in kinds and (len(arrays) > 1 and len(cuts) < 2):
-        why = (f"each rank would compute another part of the gradient of what is {INVARIANT}, and nobody add them up. "
-               f"Change it to {REPLICATED}, or to pieces, first")
+        why = (f"each rank would compute another part of the gradient of what is {INVARIANT}, and nobody would add "
+               f"them up. Change it to {REPLICATED}, or to pieces, first")
     else:
         why = f"a rank lacks elements that belong together. Change what is cut to {REPLICATED} first"
-    operands = " and ".join(f"{x}, {described(x.types[m])}" for x in arrays)
+    operands = " and ".join(f"{x} ({described(x.types[m])})" for x in arrays)
     return f"On the mesh's axis {m}, a {operation} of {operands}: {why}."
 
 

@@ -124,19 +124,20 @@ product [b s h] on t: partial -> invariant (sum, backward keep)"""
 
 
 REFUSED = {     # what is left out, what is written then, and the sentence
-    "f is missing": ("f", lambda p, x, y, bias: None, r"axis t, a product of x \[b s h\], invariant and w_in \[h f\], "
-                     "cut along f: each rank would compute another part .* Change it to replicated"),
+    "f is missing": ("f", lambda p, x, y, bias: None, r"axis t, a product of x \[b s h\] \(invariant\) and "
+                     r"w_in \[h f\] \(cut along f\): each rank would compute another part .* Change it to replicated"),
     "g is missing before the bias": ("g", lambda p, x, y, bias: p.sum(y, bias),
-                                     "a sum of product .*, partial and b_out .*, invariant: what is not partial would "
-                                     "be added once by every rank. Change what is partial to invariant first"),
+                                     r"a sum of product .* \(partial\) and b_out .* \(invariant\): what is not partial "
+                                     "would be added once by every rank. Change what is partial to invariant first"),
     "g is missing before a function": ("g", lambda p, x, y, bias: p.function(SQUARES, y),
-                                       "a function of product .*, partial: the results are not the terms"),
+                                       r"a function of product .* \(partial\): the results are not the terms"),
     "partial times partial": ("g", lambda p, x, y, bias: p.product(y, y, "b s h"),
-                              "a product of .*, partial and .*, partial: the results are not the terms"),
-    "the largest of a partial sum": ("g", lambda p, x, y, bias: p.largest(y, "h"), "a largest element of .*, partial"),
+                              r"a product of .* \(partial\) and .* \(partial\): the results are not the terms"),
+    "the largest of a partial sum": ("g", lambda p, x, y, bias: p.largest(y, "h"),
+                                     r"a largest element of .* \(partial\)"),
     "a function along what is cut": (
         "", lambda p, x, y, bias: p.function(SQUARES, p.array("w", "h f", WEIGHT), along="f"),
-        "a function of .*, cut along f: a rank lacks elements .* Change what is cut to replicated"),
+        r"a function of .* \(cut along f\): a rank lacks elements .* Change what is cut to replicated"),
     "an uneven cut": ("", lambda *_: Program({"t": 2}, {"f": "t"}, {"f": 3}),
                       "cuts f, with 3 elements, .* share evenly"),
     "no such axis of the mesh": ("", lambda *_: Program({"t": 2}, {"f": "d"}, {"f": 4}), "must have d"),
