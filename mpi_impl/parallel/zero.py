@@ -37,7 +37,7 @@ class ScatteredGradients(Gradients):
 
     def post(self, bucket: Bucket, flat) -> Pending:
         own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-        return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket))
+        return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket), bucket.sizes)
 
 
 class ShardedGradients(Gradients):
@@ -52,7 +52,7 @@ class ShardedGradients(Gradients):
     whole_after_backward = False
 
     def allocate(self) -> None:
-        self.own = Shard(np.zeros_like(self.like, shape=self.layout.shard_size))
+        self.own = Shard(np.zeros_like(self.like, shape=self.layout.shard_size(self.group.rank)))
         self.whole: dict[Bucket, Any] = {}   # the materialized buckets
         self.users = Counter[Bucket]()       # backwards that have begun on each bucket, and not yet contributed
 
@@ -150,7 +150,7 @@ class Parameters:
         for bucket in self.layout.buckets:
             own = self.layout.owned_piece(bucket, self.group.rank)
             in_flight.append(group_of(self, bucket).post_all_gather(flat[own.in_buffer], flat[bucket.slice],
-                                                                    "parameters"))
+                                                                    "parameters", bucket.sizes))
             if len(in_flight) == 2:
                 in_flight.popleft().wait()
         while in_flight:

@@ -152,7 +152,8 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
         recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
         expert_model_parallel_size=args.expert_model_parallel_size,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances)
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        whole_matrices=getattr(args, "optimizer", "adam") == "muon")
 
 
 def cp_comm_type(args) -> str:
@@ -275,7 +276,7 @@ def precision(args) -> Precision:
 
 
 def optimizer_config(args) -> OptimizerConfig:
-    """Return Adam's configuration, with defaults that follow from other options. Raise UserError for wrong ones."""
+    """Return the optimizer's settings, with defaults that follow from other options. Raise UserError for wrong ones."""
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
     warmup_iters = args.lr_warmup_iters
     if args.lr_warmup_fraction is not None:
