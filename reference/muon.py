@@ -1,8 +1,8 @@
 """Muon: momentum, orthogonalized matrix by matrix (Jordan et al. 2024). Formulas only.
 
-Adam looks at one element at a time; Muon's update of an element depends on its whole matrix. For a momentum
-X = U S V^T it is about U V^T: all directions in which gradients point get the same step, whatever their singular values.
-Nobody computes U and V. An odd polynomial of X changes the singular values alone, and five rounds of the one below
+Adam looks at one element at a time; Muon's update of an element depends on its whole matrix. For a momentum U S V^T it
+is about U V^T: all directions in which gradients point get the same step, whatever their singular values. Nobody
+computes U and V. An odd polynomial of X changes the singular values alone, and five rounds of the one below
 bring all that are not tiny close to 1 (Newton-Schulz). So it takes only products of matrices:
 
     X <- X / (|X| + eps)                    |X| is the Frobenius norm, and no singular value is above it

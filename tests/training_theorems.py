@@ -186,7 +186,7 @@ def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan):
         for step in range(work.evaluations):
             trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
         imagined = ImaginedWorld(case.model, topology.config, Precision("float64"), case.b, case.s,
-                                 batches.microbatches)
+                                 batches.microbatches, optimizer=trainer.optimizer.config)
         mine = predict(imagined, group.rank).sent(work)
         for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)

@@ -107,7 +107,7 @@ class ModelState:
 
     def new_shard(self, like, matrices: bool = True) -> Shard:
         """Allocate zeros of the kind of `like` for what this rank owns, with Muon's matrices or without."""
-        size = self.layout.shard_size(self.topology.shards.rank % self.layout.parts, matrices)
+        size = self.layout.shard_size if matrices else self.layout.adam_size
         if self.topology.config.cpu_offload:
             with writing(self.offload_folder or "host memory"):
                 return OffloadedShard(size, like.dtype, like, self.offload_folder)

@@ -52,7 +52,7 @@ class ShardedGradients(Gradients):
     whole_after_backward = False
 
     def allocate(self) -> None:
-        self.own = Shard(np.zeros_like(self.like, shape=self.layout.shard_size(self.group.rank)))
+        self.own = Shard(np.zeros_like(self.like, shape=self.layout.shard_size))
         self.whole: dict[Bucket, Any] = {}   # the materialized buckets
         self.users = Counter[Bucket]()       # backwards that have begun on each bucket, and not yet contributed
 

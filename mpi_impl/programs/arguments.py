@@ -7,7 +7,8 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launch.option_fields import declared, filled
-from mpi_impl.programs.options import OPTIONS, BERTPretrainingOptions, LlamaOptions, PretrainingOptions, parse_options
+from mpi_impl.programs.options import (OPTIONS, BERTPretrainingOptions, LlamaOptions, MuonOptions, PretrainingOptions,
+                                       parse_options)
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
 from mpi_impl.runtime.tables import count
@@ -153,7 +154,7 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
         expert_model_parallel_size=args.expert_model_parallel_size,
         num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
-        whole_matrices=getattr(args, "optimizer", "adam") == "muon")
+        whole_matrices=isinstance(args, MuonOptions) and args.optimizer == "muon")
 
 
 def cp_comm_type(args) -> str:

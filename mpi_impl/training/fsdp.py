@@ -87,8 +87,8 @@ class FSDP:
     def new_shard(self, like) -> Shard:
         """Allocate zeros of the kind of `like` for what this rank owns."""
         if self.topology.config.cpu_offload:
-            return OffloadedShard(self.layout.shard_size(0), like.dtype, like)
-        return Shard(np.zeros_like(like, shape=self.layout.shard_size(0)))
+            return OffloadedShard(self.layout.shard_size, like.dtype, like)
+        return Shard(np.zeros_like(like, shape=self.layout.shard_size))
 
     # ---- a step ----
 

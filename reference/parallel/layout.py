@@ -15,7 +15,8 @@ that ZeRO, the optimizer, and checkpoints have to know: pieces are pieces.
 
 Muon updates whole matrices. So with it these are in buckets of their own, behind all others, and the parts of such a
 bucket are not equal: each is all that one owner has of it, whole tensors, dealt out so that all owners have about as
-much to compute. What is in front is Adam's, which keeps one state more of it.
+much to compute. (Shards have room for the largest owner's: so all ranks hold the same bytes.) What is in front is
+Adam's, which has one state more.
 
     bucket 0               bucket 1, of matrices     of 2 replicas, rank 0 owns a, e and c:
     [    a    |    b     ] [     e     | c |   d  ]  its parts are [e, c] and [d]
@@ -25,6 +26,8 @@ from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from reference.config import round_up
 from reference.muon import multiplications
@@ -118,6 +121,8 @@ class Layout:
             for unit in bucket.units:
                 self.all_buckets_of.setdefault(unit, []).append(bucket)
         self.bucket_of = {unit: first for unit, (first, *_) in self.all_buckets_of.items()}
+        self.adam_size = sum(bucket.size // bucket.parts for bucket in self.buckets if not bucket.ends)
+        self.shard_size = self.adam_size + self.most_of_matrices()      # of each replica
         self.starts: dict[int, dict[Bucket, int]] = {}      # of the buckets' parts in the shards of some ranks
 
     def lay_out(self, tensors: list[tuple[str, Tensor]], bucket_size: int, dealt: bool, matrix: bool) -> None:
@@ -136,13 +141,17 @@ class Layout:
             self.size = self.size if matrix else start + round_up(self.size - start, parts)
             self.buckets.append(Bucket(start, self.size, units, parts, dealt, tuple(ends) if matrix else ()))
 
+    def most_of_matrices(self) -> int:
+        """Return the elements of matrices that the largest owner has."""
+        owned = np.zeros(self.parts, int)
+        for bucket in self.buckets:
+            if bucket.ends:
+                owned += np.repeat(np.diff(bucket.ends), self.parts // bucket.parts)
+        return int(owned.max())
+
     def buckets_of(self, unit: str) -> list[Bucket]:
         """Return the buckets of a unit: one, and others for its matrices and for experts that are dealt out."""
         return self.all_buckets_of[unit]
-
-    def shard_size(self, rank: int, matrices: bool = True) -> int:
-        """Return the elements that replica `rank` owns, with or without Muon's matrices, which are at the end."""
-        return sum(self.owned_piece(bucket, rank).size for bucket in self.buckets if matrices or not bucket.ends)
 
     def owned_piece(self, bucket: Bucket, rank: int) -> Piece:
         """Return the part of a bucket that replica `rank` owns. (e neighbours hold different experts.)"""

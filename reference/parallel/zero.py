@@ -75,7 +75,7 @@ class ZeroTrainer:
     def start(self, initial):
         """Give every rank its state before the first step, from the whole flat parameters."""
         layout, self.ranks = self.layout, []
-        shard = np.zeros_like(initial, shape=layout.shard_size(0))
+        shard = np.zeros_like(initial, shape=layout.shard_size)
         for part in [i % layout.parts for i in range(self.d)]:
             own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
             self.ranks.append(ZeroRank(own if self.stage >= 3 else initial.copy(),

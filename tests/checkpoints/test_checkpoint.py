@@ -163,7 +163,7 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
         saved = most_bytes(lambda: checkpoint.save(trainer, str(root), {}))
         manifest, states = on_disk.read_manifest(str(root)), list(trainer.state.optimizer_states)
         loaded = most_bytes(lambda: checkpoint.load_states(trainer, str(root), manifest, states))
-        part, state = max(piece.size for piece in trainer.state.pieces), trainer.state.layout.shard_size(0)
+        part, state = max(piece.size for piece in trainer.state.pieces), trainer.state.layout.shard_size
         return saved, loaded, 8 * part, 8 * state
 
 

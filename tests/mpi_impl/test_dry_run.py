@@ -92,7 +92,7 @@ def test_an_instance_in_a_server_sends_its_shards_alone_to_others():
     for entry in ledger.totals:
         sent[entry.group] += round(bytes_between_hosts(ledger, entry) / 4)
     assert sent["shards"] == 0 < ledger.elements(group="shards")
-    assert sent["instances"] == layout.shard_size(0)       # 2 (I - 1)/I of it
+    assert sent["instances"] == layout.shard_size       # 2 (I - 1)/I of it
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -52,7 +52,7 @@ def test_buckets_split_the_buffer_between_units(case, size, parts):
     assert [unit for bucket in layout.buckets for unit in bucket.units] == order
     ends = [0] + [bucket.slice.stop for bucket in layout.buckets]
     assert [bucket.slice for bucket in layout.buckets] == list(map(slice, ends[:-1], ends[1:]))
-    assert ends[-1] == layout.size == layout.parts * layout.shard_size(0)
+    assert ends[-1] == layout.size == layout.parts * layout.shard_size
     for bucket, following in zip(layout.buckets, [*layout.buckets[1:], None], strict=True):
         elements = sum(of[unit] for unit in bucket.units)
         assert elements - of[bucket.units[-1]] < size
@@ -102,7 +102,7 @@ def test_all_that_ranks_own_is_the_model_once(case, bucket_size, parts):
     whole = {name: rng.normal(size=tensor.shape) for name, tensor in leaves(tensors)}
     owned = {name: np.zeros(tensor.shape) for name, tensor in leaves(tensors)}
     for rank in range(case.t):
-        flat, shard = np.full(layout.size, np.nan), np.empty(layout.shard_size(0))
+        flat, shard = np.full(layout.size, np.nan), np.empty(layout.shard_size)
         for segment in layout.segments:
             view = flat[segment.slice].reshape(segment.shape)
             x, tensor = whole[segment.name], segment.tensor
