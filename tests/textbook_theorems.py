@@ -1,11 +1,10 @@
 """Sharded = unsharded in the textbook, a function for each layer, which raises AssertionError otherwise."""
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from reference.batches import GPTBatch
-from reference.config import OptimizerConfig, Recompute
+from reference.config import Recompute
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
@@ -23,7 +22,6 @@ from reference.models.bert import sharded_bert_backward, sharded_bert_forward
 from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import stage_rotary
-from reference.muon import muon_update, orthogonalized
 from reference.parallel.data_parallel import data_parallel_gradients
 from reference.params import join, leaves, split, tree_map
 from reference.training.trainer import loss_and_gradients
@@ -320,45 +318,3 @@ def rotary_of(case: Case):
     """Return rope's cos and sin, or None where positions are learned."""
     c = case.model
     return stage_rotary(np.empty(0), c, [slice(0, case.s)])
-
-
-# ---- Muon -----------------------------------------------------------------------------------------------------------
-
-
-def muon_is_its_definition(case: Case, nesterov=False):
-    """Check two updates of every matrix of a model: each is the momentum with other singular values, and a factor that
-    makes outputs as large as inputs.
-    """
-    c = OptimizerConfig(0.1, 10, weight_decay=0.5, optimizer="muon", muon_use_nesterov=nesterov,
-                        muon_scale_mode="unit_rms_norm")
-    for name, tensor in leaves(model_tensors(case.model)):
-        if not tensor.is_matrix:
-            continue
-        param, momentum, m = case.array(name, *tensor.shape), 0.0, np.zeros(tensor.shape)
-        expected = param.copy()
-        for step in range(2):
-            grad = case.array(f"{name} {step}", *tensor.shape)
-            muon_update(param, grad, m, tensor, 0.1, c, orthogonalized)
-            momentum = 0.95 * momentum + 0.05 * grad
-            ahead = 0.95 * momentum + 0.05 * grad if nesterov else momentum
-            expected *= 1 - 0.1 * 0.5
-            for at in places_of_matrices(name, ahead):
-                expected[at] -= 0.1 * update_by_definition(ahead[at])
-        close(m, momentum)
-        close(param, expected, 1e-5)            # eps is in the norm
-
-
-def places_of_matrices(name: str, x) -> Iterator[tuple]:
-    """Yield an index of each matrix of a weight, [rows, columns] or [rows, heads, columns of a head]."""
-    for expert in [(i,) for i in range(len(x))] if ".experts." in name else [()]:
-        several = x[expert].ndim > 2 and not name.endswith("w_q")
-        yield from ((*expert, slice(None), i) for i in range(x[expert].shape[1])) if several else [expert]
-
-
-def update_by_definition(x):
-    """Return U p(S) V^T for x [rows, columns, ...], where p is five rounds of the polynomial."""
-    u, s, v = np.linalg.svd(x.reshape(len(x), -1), full_matrices=False)
-    s = s / np.linalg.norm(s)
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return (np.sqrt(v.shape[1] / len(u)) * (u * s) @ v).reshape(x.shape)

@@ -17,8 +17,8 @@ from reference.params import leaves, shard, weight
 from reference.precision import Precision
 from reference.training.trainer import Trainer
 from tests.cases import ExactCase, close
+from tests.muon_theorems import muon_is_its_definition
 from tests.strategies import cases
-from tests.textbook_theorems import muon_is_its_definition
 
 C = OptimizerConfig(0.1, 10, optimizer="muon")
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))

@@ -1,9 +1,10 @@
 """Mistakes of Muon: matrices that are orthogonalized in parts, too early, or with the wrong norm, and wrong factors."""
 from tests.cases import MuonChoices
-from tests.zoo.cases import GROUPED, ROPE, in_textbook, small, trained_case
-from tests.zoo.entry import Bug, Entry
+from tests.zoo.cases import GROUPED, ROPE, small, trained_case
+from tests.zoo.entry import Bug, Entry, Theorem
 
 DUPLICATED, DISTRIBUTED = MuonChoices(), MuonChoices("distributed")
+BY_DEFINITION = Theorem("muon_theorems.muon_is_its_definition", 0, (ROPE,))
 
 ENTRIES = [
     Entry("the orthogonalized shard", "missing communication", "optimizer", "classic",
@@ -57,10 +58,10 @@ ENTRIES = [
     Entry("inputs and outputs exchanged in the factor", "scaling", "optimizer", "classic",
           "The formula has a matrix [outputs, inputs], as PyTorch stores it, but here it is [inputs, outputs].",
           Bug("reference.muon", '"unit_rms_norm": columns / rows', '"unit_rms_norm": rows / columns'),
-          in_textbook("muon_is_its_definition", ROPE)),
+          BY_DEFINITION),
     Entry("Q, K and V orthogonalized as one matrix", "computation", "optimizer", "classic",
           "They are stored side by side, so the optimizer sees one matrix of 3 h columns.",
           Bug("reference.muon", "for i in range(stack.shape[1])]", "for i in range(stack.shape[1])] if False else [\n"
               "        stack.reshape(len(stack), -1) for stack in stacks]"),
-          in_textbook("muon_is_its_definition", ROPE)),
+          BY_DEFINITION),
 ]
