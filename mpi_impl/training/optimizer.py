@@ -36,7 +36,8 @@ class Adam:
         if not np.isfinite(norm):
             return norm, rate
         self.iteration += 1
-        self.update(grads, clip_coefficient(norm, self.config.clip_grad) / scale, rate)
+        factor = clip_coefficient(norm, self.config.clip_grad) / scale
+        self.update(grads, factor, rate)
         return norm, rate
 
     def update(self, grads: Buffer, factor: float, rate: float) -> None:

@@ -151,7 +151,7 @@ class Layout:
 
     def buckets_of(self, unit: str) -> list[Bucket]:
         """Return the buckets of a unit: one, and others for its matrices and for experts that are dealt out."""
-        return self.all_buckets_of[unit]
+        return self.all_buckets_of.get(unit, [])
 
     def owned_piece(self, bucket: Bucket, rank: int) -> Piece:
         """Return the part of a bucket that replica `rank` owns. (e neighbours hold different experts.)"""
