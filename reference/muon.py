@@ -19,11 +19,28 @@ import numpy as np
 
 from reference.comm.collectives import all_reduce
 from reference.config import OptimizerConfig
-from reference.optimizer import decay_weights
+from reference.optimizer import adam_update, decay_weights
 from reference.params import Tensor, shard, whole
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315      # a, b, c: Jordan et al. 2024
 EPS = 1e-7                                  # of the norm
+
+
+def is_matrix(tensor: Tensor) -> bool:
+    """Report whether it is a matrix of a layer, or several: Muon's. All else is Adam's.
+
+    Those are the weights that tensor parallelism shards, but for tables, which are padded. The rest is tables, norms,
+    biases, and what computes scores, small and replicated: routers and the heads of a BERT.
+    """
+    return tensor.decay and tensor.split is not None and not tensor.pad_to
+
+
+def update_whole(param, grad, m, v, tensor: Tensor, step: int, lr: float, c: OptimizerConfig) -> None:
+    """Do one step of the optimizer in place on a whole tensor; `step` counts from 1."""
+    if c.muon and is_matrix(tensor):
+        muon_update(param, grad, m, tensor, lr, c, orthogonalized)
+    else:
+        adam_update(param, grad, m, v, step, lr, tensor.decay, c)
 
 
 def muon_update(param, grad, m, tensor: Tensor, lr: float, c: OptimizerConfig, orthogonalize) -> None:
@@ -45,6 +62,9 @@ def muon_update(param, grad, m, tensor: Tensor, lr: float, c: OptimizerConfig, o
 def matrices(x, tensor: Tensor) -> list:
     """Return a weight's matrices, or those of its shard, as views [rows, columns]: Q, K and V are three, the sides of a
     gate two, and each expert has its own. (Megatron splits Q, K and V likewise, unless told --muon-no-split-qkv.)
+
+    The first axis has the rows, of stacked experts the second. The axes from the sharded one on have the columns, and
+    an axis in between numbers matrices; where the rows are sharded, all axes after them have the columns.
     """
     first = int(tensor.dealt)
     stacks = x.reshape(prod(x.shape[:first]), x.shape[first], prod(x.shape[first + 1:tensor.split]), -1)

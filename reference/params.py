@@ -30,15 +30,6 @@ class Tensor:
     dealt: bool = False        # whether axis 0 numbers experts, which expert parallelism deals out
     most_shards: int | None = None   # on more ranks some hold copies, and the gradient of each is a partial sum
 
-    @property
-    def is_matrix(self) -> bool:
-        """Report whether it is a matrix of a layer, or several: Muon's. All else is Adam's.
-
-        Those are the weights that tensor parallelism shards, but for tables, which are padded. The rest is embeddings,
-        norms, biases, and what computes scores, small and replicated: routers and the heads of a BERT.
-        """
-        return self.decay and self.split is not None and not self.pad_to
-
     def copies(self, t: int) -> int:
         """Return how many neighbours of t ranks hold the same elements."""
         if self.split is None:
@@ -70,11 +61,7 @@ class Tensor:
 
 
 def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
-    """Declare a matrix (or an embedding), drawn from N(0, std) and subject to weight decay.
-
-    The first axis has the rows. The axes from `split` on have the columns, and those in between number several matrices
-    (Q, K and V), but with split=0 all others have the columns. For `stacked` ones there is one more axis before these.
-    """
+    """Declare a matrix (or an embedding), drawn from N(0, std) and subject to weight decay."""
     return Tensor(shape, split, std, decay=True, pad_to=pad_to)
 
 

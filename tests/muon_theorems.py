@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from reference.models.model import model_tensors
-from reference.muon import muon_update, orthogonalized
+from reference.muon import is_matrix, muon_update, orthogonalized
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from tests.cases import Case, close
@@ -17,7 +17,7 @@ def muon_is_its_definition(case: Case, nesterov=False):
     c = OptimizerConfig(0.1, 10, weight_decay=0.5, optimizer="muon", muon_use_nesterov=nesterov,
                         muon_scale_mode="unit_rms_norm")
     for name, tensor in leaves(model_tensors(case.model)):
-        if not tensor.is_matrix:
+        if not is_matrix(tensor):
             continue
         param, momentum, m = case.array(name, *tensor.shape), 0.0, np.zeros(tensor.shape)
         expected = param.copy()

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
+from reference.muon import is_matrix
 from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState
@@ -113,7 +114,7 @@ class Manifest:
         for name, tensor in self.tensors.items():
             check_tiling(name, tensor.shape, [box for box, _ in tensor.boxes])
         files = {file_of(state, rank) for name, tensor in self.tensors.items() for _, rank in tensor.boxes
-                 for state in STATES if state != "v" or self.optimizer == "adam" or not declared[name].is_matrix}
+                 for state in STATES if state != "v" or self.optimizer == "adam" or not is_matrix(declared[name])}
         if files != self.files.keys():
             raise ValueError(f"the file {min(files ^ self.files.keys())} is in its boxes or in its list of files, but "
                              "not in both")

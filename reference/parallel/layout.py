@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.config import round_up
-from reference.muon import multiplications
+from reference.muon import is_matrix, multiplications
 from reference.params import Tensor, children, leaves, tree_map, with_names
 
 SEVERAL = ("blocks", "embedding")    # subtrees of a model that are several units
@@ -112,7 +112,7 @@ class Layout:
         for matrix in (False, True):
             for dealt in (False, True):
                 self.lay_out([(name, tensor) for name, tensor in backwards
-                              if (whole_matrices and tensor.is_matrix, tensor.dealt and e > 1) == (matrix, dealt)],
+                              if (whole_matrices and is_matrix(tensor), tensor.dealt and e > 1) == (matrix, dealt)],
                              bucket_size, dealt, matrix)
         self.by_name = {segment.name: segment for segment in self.segments}
         self.units = dict(pair for _, pair in leaves(map_units(lambda *pair: pair, tensors)))   # trees of tensors

@@ -5,8 +5,8 @@ from reference.batches import number_of_tokens
 from reference.dropout import Dropout
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.muon import muon_update, orthogonalized
-from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.muon import update_whole
+from reference.optimizer import clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
 from reference.precision import rounded
 
@@ -68,15 +68,9 @@ class Trainer:
     def update(self, grads):
         """Move the weights by Adam, or the matrices by Muon and all else by Adam."""
         self.updates += 1
-        c, lr = self.optimizer, learning_rate(self.optimizer, self.updates)
-
-        def update(param, grad, m, v, tensor):
-            if c.muon and tensor.is_matrix:
-                muon_update(param, grad, m, tensor, lr, c, orthogonalized)
-            else:
-                adam_update(param, grad, m, v, self.updates, lr, tensor.decay, c)
-
-        tree_map(update, self.params, grads, self.m, self.v, self.tensors)
+        lr = learning_rate(self.optimizer, self.updates)
+        tree_map(lambda *tensors: update_whole(*tensors, self.updates, lr, self.optimizer),
+                 self.params, grads, self.m, self.v, self.tensors)
 
     def in_format(self, params):
         """Round parameters to the model's format."""

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from reference.config import MUON_TP_MODES, ModelConfig, OptimizerConfig
 from reference.errors import UserError
 from reference.models.model import model_tensors
-from reference.muon import (COEFFICIENTS, matrices, multiplications, newton_schulz, orthogonalized,
+from reference.muon import (COEFFICIENTS, is_matrix, matrices, multiplications, newton_schulz, orthogonalized,
                             sharded_orthogonalized)
 from reference.optimizer import adam_update
 from reference.parallel.layout import Layout, deal_out
@@ -56,7 +56,7 @@ def test_shards_are_orthogonalized_as_the_whole(case, mode, steps):
     """The same formulas, where several ranks hold copies of one shard, too."""
     c = replace(C, muon_tp_mode=mode, muon_num_ns_steps=steps)
     for name, tensor in leaves(model_tensors(case.model)):
-        if tensor.is_matrix:
+        if is_matrix(tensor):
             x = case.array(name, *tensor.shape)
             y = orthogonalized(x, tensor, c)
             shards = [shard(x, tensor, case.t, rank) for rank in range(case.t)]
@@ -79,7 +79,7 @@ def test_matrices_are_the_weights_inside_the_layers():
     """And no table, no router, no head; each of Q, K, V, of the sides of a gate and of the experts is one."""
     def names(model):
         return {name: [m.shape for m in matrices(np.zeros(tensor.shape), tensor)]
-                for name, tensor in leaves(model_tensors(model)) if tensor.is_matrix}
+                for name, tensor in leaves(model_tensors(model)) if is_matrix(tensor)}
 
     assert names(ModelConfig(1, 8, 2, 11, 4)) == {
         "blocks.0.attention.w_qkv": 3 * [(8, 8)], "blocks.0.attention.w_out": [(8, 8)],
@@ -101,8 +101,8 @@ def test_adam_moves_all_else():
                                                                        trainer.v)), strict=True):
         expected, m = before[name], np.zeros_like(grad)
         adam_update(expected, grad, m, np.zeros_like(grad), 1, 0.1, tensor.decay, C)
-        assert np.array_equal(x, expected) != tensor.is_matrix, name
-        assert v.any() != tensor.is_matrix
+        assert np.array_equal(x, expected) != is_matrix(tensor), name
+        assert v.any() != is_matrix(tensor)
 
 
 # ---- owners ---------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_an_owner_has_whole_matrices(case, bucket_size, parts):
     layout = Layout(model_tensors(case.model), case.t, bucket_size, parts, whole_matrices=True)
     owned = [[piece.of for piece in layout.pieces(rank) if piece.of.matrix] for rank in range(parts)]
     names = [segment.name for own in owned for segment in own]
-    assert sorted(names) == sorted(name for name, tensor in leaves(layout.tensors) if tensor.is_matrix)
+    assert sorted(names) == sorted(name for name, tensor in leaves(layout.tensors) if is_matrix(tensor))
     for rank in range(parts):
         pieces = [piece for piece in layout.pieces(rank) if piece.of.matrix]
         assert all(piece.in_buffer == piece.of.slice for piece in pieces)

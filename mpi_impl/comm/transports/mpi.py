@@ -84,8 +84,8 @@ def ready(x):
 def disjoint_buffers(x, out):
     """Return arrays to send x from and to receive out in, without a common element, which MPI does not allow.
 
-    If x and out overlap, a copy stands in for the smaller one.
+    If x and out overlap, a copy stands in for the smaller one; also if that is empty, since MPI compares addresses.
     """
-    if not np.may_share_memory(x, out):
+    if not np.may_share_memory(x, out) and min(x.size, out.size):
         return x, out
     return (x.copy(), out) if x.size < out.size else (x, np.empty_like(out))
