@@ -69,7 +69,8 @@ class Trainer:
         """Move the weights by Adam, or the matrices by Muon and all else by Adam."""
         self.updates += 1
         lr = learning_rate(self.optimizer, self.updates)
-        tree_map(lambda *tensors: update_whole(*tensors, self.updates, lr, self.optimizer),
+        tree_map(lambda param, grad, m, v, tensor: update_whole(param, grad, m, v, tensor, self.updates, lr,
+                                                                self.optimizer),
                  self.params, grads, self.m, self.v, self.tensors)
 
     def in_format(self, params):
