@@ -159,8 +159,8 @@ def pairs(rows: list[Choices]) -> set[tuple]:
     return {(i, j, *values) for i, j in combinations(range(len(columns)), 2) for values in zip(columns[i], columns[j])}
 
 
-# Sharding does not touch these; layers that are shared, and Muon, are drawn by `runs`, and experts that drop tokens drop
-# others on every topology.
+# Sharding does not touch these; layers that are shared, and Muon, are drawn by `runs`, and experts that drop tokens
+# drop others on every topology.
 NOT_DRAWN = {"integers", "init_method_std", "layernorm_epsilon", "rope_scaling_factor", "fp16_lm_cross_entropy",
              "share_layers", "muon", "moe_expert_capacity_factor"}
 
