@@ -131,7 +131,7 @@ class Group(ObjectGroup):
 
     def post_all_reduce(self, x, reason: str) -> Pending:
         """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
-        return self._post("all_reduce", x, x, reason)
+        return self._post("all_reduce", x, x, None, reason)
 
     def post_all_gather(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
         """Begin to join every rank's x [n] in out [n * size], in rank order. x may be this rank's own part of out.
@@ -140,7 +140,7 @@ class Group(ObjectGroup):
         `sizes` rank i has sizes[i] elements, none or all of out included.
         """
         assert_parts(out, x, sizes or [x.size] * self.size, self.rank)
-        return self._post("all_gather", x, out, reason, sizes)
+        return self._post("all_gather", x, out, sizes, reason)
 
     def post_reduce_scatter(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
         """Begin the elementwise sum over all ranks of x [n * size]: rank i gets its i-th n elements in out [n].
@@ -149,7 +149,7 @@ class Group(ObjectGroup):
         the sum from then on. All ranks post in the same order. With `sizes` rank i gets sizes[i] elements.
         """
         assert_parts(x, out, sizes or [out.size] * self.size, self.rank)
-        return self._post("reduce_scatter", x, out, reason, sizes)
+        return self._post("reduce_scatter", x, out, sizes, reason)
 
     def progress(self) -> None:
         """Progress all operations that this rank has posted: for long computations that do not call MPI."""
@@ -157,7 +157,7 @@ class Group(ObjectGroup):
         make_progress()
         self.trace.clock.resume()
 
-    def _post(self, operation, x, out, reason, sizes=None):
+    def _post(self, operation, x, out, sizes, reason):
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
