@@ -6,8 +6,8 @@
 # that waste.
 #
 # **You will** distribute a batch over four copies of a model and get the gradient of one process; get it wrong in a way
-# that raises no error; see how gradients are stored in memory; take an all-reduce apart; and train with ZeRO's stages,
-# 0 to 3, on real ranks, counting what each rank holds and sends.
+# that raises no error; see how gradients are stored in memory; take an all-reduce apart; train with ZeRO's stages,
+# 0 to 3, on real ranks, counting what each rank holds and sends; and meet an optimizer that cannot be sharded anywhere.
 #
 # **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 60
 # minutes.
@@ -375,15 +375,16 @@ figure
 # %%
 # %%ranks 4
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import share_of, training_on
+from mpi_impl.demos.tiny_gpt import OPTIMIZER, share_of, training_on
 from mpi_impl.demos.zero import sent
 from reference.config import ParallelConfig
 from reference.params import leaves
 
-def train(stage, m=1, layers=2, steps=8, offload=False):
-    parallel = ParallelConfig(data_parallel_size=size, zero_stage=stage, ddp_bucket_size=900, cpu_offload=offload)
+def train(stage, m=1, layers=2, steps=8, offload=False, optimizer=OPTIMIZER):
+    parallel = ParallelConfig(data_parallel_size=size, zero_stage=stage, ddp_bucket_size=900, cpu_offload=offload,
+                              whole_matrices=optimizer.muon)
     apart = Group(group.comm, group.name, Instruments())               # with a ledger of its own
-    with training_on(apart, tiny_gpt(layers), parallel) as trainer:
+    with training_on(apart, tiny_gpt(layers), parallel, optimizer) as trainer:
         losses = []
         for step in range(steps):
             tokens, targets = global_batch(step, m * size)
@@ -545,6 +546,62 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
       f"same losses: {np.allclose(offloaded['losses'], stages[3]['losses'], rtol=1e-12, atol=0)}")
 
 # %% [markdown]
+# ## An optimizer that needs whole matrices
+#
+# Adam looks at one element at a time, so a part of the buffer may end in the middle of a row. Jordan's Muon does
+# not: it *orthogonalizes* the momentum $X = U S V^T$ of each matrix, to about $U V^T$, so that all directions in which
+# gradients point get the same step. Five rounds of a polynomial do it, without $U$ and $V$: with $A = X X^T$, $X
+# \leftarrow a X + (b A + c A^2) X$. What happens if two ranks each orthogonalize a half?
+
+# %%
+from reference.muon import newton_schulz
+
+x = np.random.default_rng(0).normal(size=(4, 16)) * [[1], [0.3], [0.1], [0.05]]
+halves = np.concatenate([newton_schulz(half, 5) for half in np.split(x, 2, 1)], 1)
+for name, y in ("the momentum", x / np.linalg.norm(x)), ("orthogonalized", newton_schulz(x, 5)), ("by halves", halves):
+    print(f"{name:15} singular values {np.linalg.svd(y)[1].round(2)}")
+
+# %% [markdown]
+# Halves make another update, with singular values up to 1.53, and thirds would make a third one. So in ZeRO-1 with Muon
+# each matrix has one owner, which has all of it. Owners should have about as much to *compute*: the costliest matrix is
+# dealt out first, each to the owner with the least to compute so far. Adam's tensors are sharded as before. Here are
+# the owners in a GPT of three layers, on two replicas:
+
+# %%
+from reference.muon import multiplications
+from reference.parallel.layout import Layout
+from reference.models.gpt import gpt_tensors
+
+layout = Layout(gpt_tensors(tiny_gpt(3)), parts=2, whole_matrices=True)
+for replica in range(2):
+    owned = [piece.of for piece in layout.pieces(replica) if piece.of.matrix]
+    print(f"replica {replica}: {sum(multiplications(one.tensor) for one in owned):6,} multiplications a round:",
+          *(one.name.removeprefix("blocks.") for one in owned))
+
+# %% [markdown]
+# A matrix that ranks share by tensor parallelism is gathered by all of them, or $A$ is summed over them in every round.
+#
+# On real ranks: the same losses at stages 0 and 1, and in one process. Muon has a momentum and no second moment: of
+# each element of a matrix 8 bytes less.
+
+# %%
+# %%ranks 4
+from dataclasses import replace
+
+muon = [train(stage, optimizer=replace(OPTIMIZER, optimizer="muon")) for stage in range(2)]
+
+# %%
+from dataclasses import replace
+
+textbook = textbook_of(tiny_gpt(2), replace(OPTIMIZER, optimizer="muon"))
+losses = [textbook.step(GPTBatch(*global_batch(step, 4)))[0] for step in range(8)]
+for stage in range(2):
+    same = all(np.allclose(everyone[stage]["losses"], losses, rtol=1e-11, atol=0) for everyone in ranks["muon"])
+    adam, found = ranks["stages"][0][stage], ranks["muon"][0][stage]
+    print(f"stage {stage}: same losses {same}; optimizer states {found['held'].optimizer:,} bytes, with Adam "
+          f"{adam['held'].optimizer:,}; sent, of Ψ(d-1)/d: {found['sent'] / (found['psi'] * 3 / 4):.2f}")
+
+# %% [markdown]
 # ## What to take away
 #
 # With $w$, $g$ and $K$ bytes for a parameter, its gradient and its optimizer states:
@@ -562,6 +619,7 @@ print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} by
 # - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
 #   (walkthrough 8): stage 1 suits it best.
 # - No stage changes what is computed: same losses, same weights.
+# - How an optimizer can be sharded depends on what its update needs to see: Adam's an element, Muon's a matrix.
 #
 # ## Try it
 #

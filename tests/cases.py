@@ -4,12 +4,13 @@ and the parallelism of a run.
 Ranks import this, so it does without hypothesis, with which `tests/strategies.py` draws cases.
 """
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from reference.batches import BERTBatch, ClassBatch, GPTBatch, SpanBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import ModelConfig, OptimizerConfig, ParallelConfig, Recompute
 from reference.dropout import Dropout
 from reference.exact.array import ExactArray, random_array
 from reference.models.bert import SCORES
@@ -102,6 +103,15 @@ def random_numbers(seed: int, what: str, shape, exact: bool = False):
     return np.random.default_rng([seed, *what.encode()]).normal(size=shape)
 
 
+class MuonChoices(NamedTuple):
+    """Muon's choices, as fields of an OptimizerConfig."""
+
+    muon_tp_mode: str = "duplicated"
+    muon_use_nesterov: bool = False
+    muon_num_ns_steps: int = 5
+    muon_scale_mode: str = "spectral"
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parallelism of a case beside t: the pipeline, the replicas, the states that each keeps, c ranks for the
@@ -120,6 +130,7 @@ class Plan:
     cp_comm_type: str = "p2p"
     e: int = 1
     instances: int = 1
+    muon: MuonChoices | None = None     # None: Adam
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
         return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
@@ -130,7 +141,13 @@ class Plan:
                                         keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
                                         context_parallel_size=self.c, cp_comm_type=self.cp_comm_type,
                                         expert_model_parallel_size=self.e,
-                                        num_distributed_optimizer_instances=self.instances)
+                                        num_distributed_optimizer_instances=self.instances,
+                                        whole_matrices=self.muon is not None)
+
+    def optimizer(self, lr: float, lr_decay_iters: int, **choices) -> OptimizerConfig:
+        """Return the settings of the plan's optimizer, with these of the others."""
+        muon = {"optimizer": "muon", **self.muon._asdict()} if self.muon else {}
+        return OptimizerConfig(lr, lr_decay_iters, **muon, **choices)
 
 
 def take(batch, samples: slice):

@@ -153,13 +153,17 @@ def one_collective(group, operation, x, xs, axis, root, tolerance) -> None:
 # ---- posted ---------------------------------------------------------------------------------------------------------
 
 
-def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], length: int, form: str, seed: int) -> None:
+def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], length: int, form: str, seed: int,
+                             uneven: bool = False) -> None:
     """Check collectives of which several are under way at the same time, beside a blocking one; each rank waits in an
     order of its own. In place, a rank's input of an all-gather, or its output of a reduce-scatter, is a view into the
-    whole array, and all wholes are views of one buffer.
+    whole array, and all wholes are views of one buffer. With `uneven` each has parts of several sizes, none included.
     """
     n, rank, wrap, waiting = group.size, group.rank, WAYS[way].wrap, []
-    parts = [slice(r * length, (r + 1) * length) for r in range(n)]
+    ends = np.sort(np.random.default_rng(seed + 1).integers(0, n * length + 1, n - 1)) if uneven else (
+        length * np.arange(1, n))
+    parts = list(map(slice, [0, *ends.tolist()], [*ends.tolist(), n * length]))
+    sizes = [part.stop - part.start for part in parts] if uneven else None
     drawn = np.random.default_rng(seed).integers(-1000, 1000, (len(posts), n, n * length))   # they add up exactly
     everyone = as_exact(drawn.astype(float)) if form == "exact" else drawn.astype(form)
     buffer = wrap(everyone[:, rank].copy())
@@ -172,11 +176,11 @@ def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], len
                 pending = group.post_all_reduce(whole, f"post {i}")
                 expected = after = collectives.all_reduce(xs)[rank]
             elif operation == "all_gather":
-                pending = group.post_all_gather(part, whole, f"post {i}")
+                pending = group.post_all_gather(part, whole, f"post {i}", sizes)
                 expected = after = collectives.all_gather([x[its] for x, its in zip(xs, parts)], 0)[rank]
             else:
-                pending = group.post_reduce_scatter(whole, part, f"post {i}")
-                expected = collectives.reduce_scatter(xs, 0)[rank]
+                pending = group.post_reduce_scatter(whole, part, f"post {i}", sizes)
+                expected = collectives.all_reduce(xs)[rank][parts[rank]]
                 after[parts[rank]] = expected if in_place else after[parts[rank]]
             waiting.append((pending, out, expected, whole, after))
             if n == 1:

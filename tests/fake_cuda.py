@@ -110,7 +110,7 @@ class CudaAwareOpenMPI:
         return partial(refuse_devices, call) if name in NONBLOCKING else call
 
 
-NONBLOCKING = ("Iallreduce", "Iallgather", "Ireduce_scatter_block")
+NONBLOCKING = ("Iallreduce", "Iallgather", "Iallgatherv", "Ireduce_scatter", "Ireduce_scatter_block")
 
 
 def refuse_devices(call, *buffers):
@@ -184,6 +184,11 @@ class FakeNccl:
         for name, code in (CODES | OPS).items():
             setattr(self, f"NCCL_{name}", code)
 
+    def groupStart(self) -> None:
+        """Let the calls that follow go as one. Here they go one by one."""
+
+    groupEnd = groupStart
+
     def get_unique_id(self) -> bytes:
         """Return an id that says which rank to ask, and for which communicator."""
         return np.array([MPI.COMM_WORLD.rank, MEETING + next(self.made)], np.int64).tobytes().ljust(128, b"-")
@@ -228,6 +233,11 @@ class FakeCommunicator:
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         send, receive = Place(sendbuff, count, datatype), Place(recvbuff, count, datatype)
         Call(self, "broadcast", (count, datatype, root), send, receive, recvbuff, stream, lambda xs: xs[root])
+
+    def reduce(self, sendbuff, recvbuff, count, datatype, op, root, stream):
+        send, receive = Place(sendbuff, count, datatype), Place(recvbuff, count, datatype)
+        Call(self, "reduce", (count, datatype, op, root), send, receive, recvbuff, stream,
+             lambda xs: total(xs, op) if self.rank == root else xs[self.rank])
 
     def destroy(self):
         self.comm.Free()

@@ -46,8 +46,9 @@ def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps:
     """Check each step against the textbook's. In the first `skips` steps the loss scale is so large that gradients
     overflow.
     """
-    with trainer_on(group, case, plan, precision_of(compute), OPTIMIZER) as ours:
-        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.state.precision)
+    optimizer = plan.optimizer(1e-2, 10, clip_grad=0.5)
+    with trainer_on(group, case, plan, precision_of(compute), optimizer) as ours:
+        textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision)
         usual = ours.scaler.state
         for step in range(steps):
             ours.scaler.state = usual._replace(scale=2.0**100) if step < skips else usual

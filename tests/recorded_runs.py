@@ -8,7 +8,6 @@ from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
 from reference.schedules.actions import Schedule
 from tests.cases import Case
@@ -36,11 +35,11 @@ class Corpus:
         return self.rows[first:first + count]
 
 
-def trainer_of(of: Case, topology, form="float64") -> Trainer:
+def trainer_of(of: Case, topology, form="float64", plan: Plan = ALONE) -> Trainer:
     """Return a trainer whose gradients are clipped, and whose eps exceeds the rounding error of the key bias's
     gradient, which is exactly zero.
     """
-    optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
+    optimizer = plan.optimizer(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
     scaling = LossScaling(loss_scale=2.0**16 if form == "float16" else 1.0)
     return Trainer(ModelState(of.model, topology, of.seed, Precision(form, scaling)), optimizer)
 
@@ -53,7 +52,7 @@ def batches_of(of: Case, topology) -> Batches:
 def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, form: str):
     """Run on a rank; return the facts of the run, and the parts that this rank has seen."""
     with connected(group, plan.parallel(group.size, of)) as topology:
-        trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
+        trainer, batches = trainer_of(of, topology, form, plan), batches_of(of, topology)
         if order is not None:
             trainer.pipelines["training", batches.microbatches] = Pipeline(order, topology)
         recorder, taken = Recorder(trainer.state), []

@@ -1,5 +1,6 @@
 """Runs of four models on up to eight ranks: in those of each model every two choices that go together meet."""
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 from math import lcm, prod
@@ -7,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.config import ARCHITECTURES, CP_COMM_TYPES, NORMALIZATIONS, ExpertsConfig, ModelConfig, Recompute
+from reference.config import (ARCHITECTURES, CP_COMM_TYPES, MUON_SCALE_MODES, NORMALIZATIONS, ExpertsConfig,
+                              ModelConfig, Recompute)
 from reference.ops import ACTIVATIONS
 from reference.schedules.generators import SCHEDULES, make, takes_v
-from tests.cases import Case, Plan
+from tests.cases import Case, MuonChoices, Plan
 
 RANKS, RUNS = 8, 64         # at most, and of each model
 MODELS = ("gpt", "bert", "llama", "experts")
@@ -59,6 +61,20 @@ def sampled_runs(model: str) -> list[SampledRun]:
     """Return the runs of a model, the same ones each time."""
     rng = np.random.default_rng(list(model.encode()))
     return [draw_run(model, choices, rng) for choices in covering(legal_choices(model == "experts"), rng)]
+
+
+@cache
+def muon_runs(model: str) -> list[SampledRun]:
+    """Return the same runs with Muon: in place of ZeRO-2 and 3 with ZeRO-1."""
+    rng = np.random.default_rng([*model.encode(), 1])
+    return [with_muon(run, rng) for run in sampled_runs(model)]
+
+
+def with_muon(run: SampledRun, rng: np.random.Generator) -> SampledRun:
+    """Draw Muon's choices for a run."""
+    muon = MuonChoices(*(values[rng.integers(len(values))] for values in (
+        ("duplicated", "distributed"), (False, True), (1, 2, 5), MUON_SCALE_MODES)))
+    return run._replace(plan=replace(run.plan, zero_stage=min(run.plan.zero_stage, 1), muon=muon))
 
 
 # ---- parallelism ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ T, P, E, C = (f"--{name}-parallel-size" for name in ("tensor-model", "pipeline-m
 LLAMA = ("--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
          "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights")
 MIXTRAL = f"{LLAMA} --num-experts 4 --moe-router-topk 2 --moe-aux-loss-coeff 0.01"
+MUON = "--optimizer muon"
 SCHEDULE, V, ZERO = "--pipeline-schedule", "--num-layers-per-virtual-pipeline-stage", "--zero-stage"
 RUNS = [        # model, ranks, options
     ("gpt", 1, ""), ("gpt", 1, "--bf16 --recompute-granularity full"), ("gpt", 2, f"{T} 2"),
@@ -30,6 +31,8 @@ RUNS = [        # model, ranks, options
     ("gpt", 4, f"{C} 2 {T} 2 --cp-comm-type a2a"), ("gpt", 8, f"{C} 2 {P} 2 {ZERO} 2 --cp-comm-type all_gather"),
     ("gpt", 2, f"{LLAMA} {T} 2"), ("gpt", 8, f"{LLAMA} {T} 4 {P} 2 --sequence-parallel {ZERO} 1"),
     ("gpt", 4, f"{MIXTRAL} {E} 4"), ("gpt", 8, f"{MIXTRAL} {E} 2 {T} 2 {P} 2"), ("gpt", 4, f"{MIXTRAL} {E} 2 {ZERO} 1"),
+    ("gpt", 8, f"{MUON} {T} 2 {P} 2 {ZERO} 1 --bf16"), ("gpt", 4, f"{MIXTRAL} {MUON} {E} 2 {T} 2"),
+    ("gpt", 8, f"{LLAMA} {MUON} {T} 4 {ZERO} 1 --ddp-bucket-size 2000 --muon-tp-mode distributed"),
     ("bert", 4, f"{T} 2 {P} 2"), ("bert", 4, f"{ZERO} 3"), ("bert", 2, f"{T} 2 --sequence-parallel")]
 
 
@@ -38,7 +41,7 @@ def prediction(architecture: str, n: int, options: str) -> dict:
     settings = parse(f"{SIZES} --global-batch-size 32 {options}".split(), n, architecture)
     args, m = settings.args, settings.microbatches
     predicted = predict_alone(ImaginedWorld(settings.model(50), settings.parallel, settings.precision,
-                                            args.micro_batch_size, args.seq_length, m))
+                                            args.micro_batch_size, args.seq_length, m, optimizer=settings.optimizer))
     sent = sent_by_pipeline(predicted, PassCounts(3, 3 * m, 1, m))
     return {"messages": {" ".join((entry.group, entry.phase, entry.operation, entry.reason)): list(total)
                          for entry, total in sent.items() if total.elements},

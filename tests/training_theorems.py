@@ -36,7 +36,7 @@ from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 
 ALONE = Plan()      # neither a pipeline nor ZeRO
-FLOAT64, ADAM = Precision("float64"), OptimizerConfig(1e-2, 10)
+FLOAT64 = Precision("float64")
 ONE_LAYER = ModelConfig(1, 2, 1, 3, 8)
 
 
@@ -52,10 +52,11 @@ def connected(group, parallel: ParallelConfig):
 
 @contextmanager
 def trainer_on(group, case: Case, plan: Plan = ALONE, precision: Precision = FLOAT64,
-               optimizer: OptimizerConfig = ADAM, **choices):
+               optimizer: OptimizerConfig | None = None, **choices):
     """Yield a trainer of the case on the group's ranks, for as long as the `with` block lasts."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        yield Trainer(ModelState(case.model, topology, case.seed, precision, **choices), optimizer)
+        yield Trainer(ModelState(case.model, topology, case.seed, precision, **choices),
+                      optimizer or plan.optimizer(1e-2, 10))
 
 
 def batch_of(trainer: Trainer, case: Case, microbatches: int, step: int = 0) -> tuple[list, int]:
@@ -83,7 +84,7 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
     whatever the schedule's name.
     """
     # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
-    optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
+    optimizer = plan.optimizer(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
     with trainer_on(group, case, plan, FLOAT64, optimizer, like=wrap(np.empty(0))) as ours:
         topology = ours.topology
         textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
@@ -185,7 +186,7 @@ def ledger_is_predicted(group, case: Case, work: PassCounts, plan: Plan):
         for step in range(work.evaluations):
             trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
         imagined = ImaginedWorld(case.model, topology.config, Precision("float64"), case.b, case.s,
-                                 batches.microbatches)
+                                 batches.microbatches, optimizer=trainer.optimizer.config)
         mine = predict(imagined, group.rank).sent(work)
         for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)

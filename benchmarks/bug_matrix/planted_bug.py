@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bug_matrix import runs
-from benchmarks.bug_matrix.runs import STEPS, Accounts, LearningCurve
-from benchmarks.bug_matrix.settings import BugSetting, setting_of
+from benchmarks.bug_matrix.runs import Accounts, LearningCurve
+from benchmarks.bug_matrix.settings import STEPS, BugSetting, setting_of
 from mpi_impl.compare.recording import Recording, in_memory
 from mpi_impl.launch.pool import RankFailure
 from reference.precision import FORMATS

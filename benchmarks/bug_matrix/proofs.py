@@ -96,7 +96,7 @@ def proof_sizes(setting: BugSetting) -> ProofSizes:
     """Return the sizes that `prove` takes in place of the run's."""
     case = setting.case
     run = SimpleNamespace(args=SimpleNamespace(vocab_size=VOCAB_SIZE, seq_length=case.s, micro_batch_size=case.b),
-                          parallel=parallel_of(setting), optimizer=runs.OPTIMIZER, microbatches=setting.m,
+                          parallel=parallel_of(setting), optimizer=setting.optimizer, microbatches=setting.m,
                           model=lambda vocab_size: case.model)
     return shrink(cast(PretrainingSettings, run))
 

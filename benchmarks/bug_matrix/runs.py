@@ -19,22 +19,20 @@ from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import activations_in_flight
 from tests.cases import Case, Plan
 from tests.training_theorems import connected
 
-STEPS = 200         # of a training run
 SAVED_AFTER = 10    # steps, where a run is saved and gone on with
-OPTIMIZER = OptimizerConfig(5e-3, STEPS, lr_warmup_iters=10)
 
 
 class TrainingRun:
     """A trainer and its data on the ranks of a topology."""
 
     def __init__(self, topology: Topology, setting: BugSetting, case: Case, form: str):
-        self.trainer = Trainer(ModelState(case.model, topology, case.seed, setting.precision(form)), OPTIMIZER)
+        self.trainer = Trainer(ModelState(case.model, topology, case.seed, setting.precision(form)),
+                               setting.optimizer)
         self.case, self.data = case, CharacterSamples(case.model, case.s)
         per_replica = setting.batch // topology.data.size
         self.batches = Batches(self.data if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
@@ -155,7 +153,7 @@ def verify(group, setting: BugSetting, forms: tuple[str, ...], steps: int) -> li
     found = []
     for form in forms:
         with running(group, setting, 2, form) as run:
-            verifier = Verifier(run.trainer, OPTIMIZER, run.case.seed)
+            verifier = Verifier(run.trainer, setting.optimizer, run.case.seed)
             if setting.loads:
                 verifier.take_over()
             found.append(next(verified_steps(run, verifier, steps), (0, "")))
@@ -184,7 +182,7 @@ def record(group, setting: BugSetting, form: str, first: int, steps: int):
         for _ in range(steps):
             run.step(recorder)
             parts += recorder.pop_parts()
-        return facts_of(run.trainer.state, OPTIMIZER, run.batches.global_batch_size, run.case.s), parts
+        return facts_of(run.trainer.state, setting.optimizer, run.batches.global_batch_size, run.case.s), parts
 
 
 def call_here(group, function: Callable, *args) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.volumes import PassCounts
+from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, schedule_of
 from reference.precision import FORMATS, LossScaling, Precision
 from reference.schedules.actions import Schedule
@@ -13,6 +14,7 @@ from tests.precision_theorems import CASE as IN_16_BITS
 from tests.zoo.entry import Entry, Theorem
 
 HIDDEN, HEADS, SEQUENCE, BATCH, SEED = 32, 4, 16, 8, 1
+STEPS = 200         # of a training run
 
 
 class BugSetting(NamedTuple):
@@ -34,7 +36,12 @@ class BugSetting(NamedTuple):
     @property
     def on_one_rank(self) -> "BugSetting":
         """Return the same run on one rank, which must learn the same."""
-        return BugSetting(1, replace(self.case, t=1, b=self.batch, sequence_parallel=False), Plan(), 1, self.form)
+        return BugSetting(1, replace(self.case, t=1, b=self.batch, sequence_parallel=False),
+                          Plan(muon=self.plan.muon), 1, self.form)
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return self.plan.optimizer(5e-3, STEPS, lr_warmup_iters=10)
 
     def precision(self, form: str = "") -> Precision:
         """Return the run's precision. In float16 the search for the loss scale begins with some overflows."""

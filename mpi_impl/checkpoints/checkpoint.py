@@ -83,32 +83,32 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     """Write a file for each state of this rank, by a thread each; return the names and boxes of its tensors, and the
     files.
     """
-    rank, (pieces, boxes) = trainer.topology.world.rank, boxes_to_save(trainer)
-    if not boxes:
-        return [], {}
-    shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
+    rank, states = trainer.topology.world.rank, trainer.state.optimizer_states
 
     def write(state: str) -> tuple[str, FileSeal]:
-        name, elements = file_of(state, rank), (
-            finite(trainer, state, *elements) for elements in trainer.state.optimizer_states[state].on_host(pieces))
+        pieces, boxes = boxes_to_save(trainer, state)
+        name, shapes = file_of(state, rank), {key_of(tensor, box): shape_of(box) for tensor, box in boxes}
+        elements = (finite(trainer, state, *elements) for elements in states[state].on_host(pieces))
         return name, on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes, elements)
 
     with ThreadPoolExecutor() as threads:
-        return boxes, dict(threads.map(write, trainer.state.optimizer_states))
+        return boxes_to_save(trainer, "parameters")[1], dict(threads.map(
+            write, [state for state in states if boxes_to_save(trainer, state)[1]]))
 
 
-def boxes_to_save(trainer: Trainer) -> tuple[list[Piece], list[tuple[str, Box]]]:
-    """Return what this rank saves of each state: the pieces of its buffers, and the boxes of tensors that they are."""
-    pieces = without_padding(trainer.state.saved, trainer.topology.place.tensor)
-    return pieces, [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(
-        piece, trainer.topology.place.tensor, trainer.topology.expert_rank)]
+def boxes_to_save(trainer: Trainer, state: str) -> tuple[list[Piece], list[tuple[str, Box]]]:
+    """Return what this rank saves of a state: the pieces of its buffer, and the boxes of tensors that they are."""
+    tensor, saved = trainer.topology.place.tensor, trainer.state.saved
+    pieces = without_padding(trainer.state.pieces_in(trainer.state.optimizer_states[state], saved), tensor)
+    return pieces, [(piece.of.name, box) for piece in pieces
+                    for box in boxes_of_piece(piece, tensor, trainer.topology.expert_rank)]
 
 
 def finite(trainer: Trainer, state: str, piece: Piece, values: np.ndarray) -> np.ndarray:
     """Return elements of a piece. Raise UserError if they are not finite in the state's format."""
     form, weights = trainer.state.precision.form, state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
-        what = f"{piece.of.name} infinite in {form.name}" if weights else f"Adam's {state} of {piece.of.name} infinite"
+        what = f"{piece.of.name} infinite in {form.name}" if weights else f"the {state} of {piece.of.name} infinite"
         raise UserError(f"Iteration {trainer.iteration} produced Inf or NaN in {what} on rank "
                         f"{trainer.topology.world.rank}: the run has diverged, and no checkpoint of it is saved. Try a "
                         "smaller --lr, or a longer warm-up (--lr-warmup-iters).")
@@ -126,7 +126,7 @@ def write_manifest(trainer: Trainer, root: str, aside: str, settings: dict[str, 
     follows = trainer.scaler.scaling.loss_scale is None
     manifest = Manifest(FORMAT, trainer.iteration, trainer.optimizer.iteration,
                         trainer.scaler.state if follows else None, trainer.state.precision.main,
-                        model_of(trainer.state.model), settings, tensors, files)
+                        model_of(trainer.state.model), settings, tensors, files, trainer.optimizer.config.optimizer)
     on_disk.publish(root, aside, manifest)
     return manifest
 
@@ -137,6 +137,7 @@ def write_manifest(trainer: Trainer, root: str, aside: str, settings: dict[str, 
 def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     """Load a checkpoint, called by all ranks before the first step. Raise UserError, on every rank, for a bad file."""
     check_model(root, manifest, trainer.state.model)
+    check_optimizer(root, manifest, trainer.optimizer.config.optimizer)
     load_states(trainer, root, manifest, list(trainer.state.optimizer_states))
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
     if manifest.loss_scale is not None and trainer.scaler.scaling.loss_scale is None:
@@ -164,6 +165,13 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: 
         if saved != value and not (other_heads and name == "heads"):
             raise UserError(f"{WORDS.get(name, option(name))} is {value}, but {saved} in "
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
+
+
+def check_optimizer(root: str, manifest: Manifest, optimizer: str) -> None:
+    """Raise UserError if the checkpoint has the states of another optimizer."""
+    if manifest.optimizer != optimizer:
+        raise UserError(f"--optimizer is {optimizer}, but {on_disk.folder_of(root, manifest.iteration)} has the states "
+                        f"of {manifest.optimizer}, which keeps others. Give --optimizer {manifest.optimizer}.")
 
 
 def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice: str = OF_THAT_RUN) -> None:
@@ -206,7 +214,8 @@ def read_states(trainer: Trainer, root: str, manifest: Manifest, states: list[st
     for state in states:
         files = files_to_check(trainer.topology.world, state, manifest)
         buffer, reader = trainer.state.optimizer_states[state], on_disk.StateReader(root, state, manifest, files)
-        for piece in without_padding(trainer.state.pieces, trainer.topology.place.tensor):
+        pieces = trainer.state.pieces_in(buffer, trainer.state.pieces)
+        for piece in without_padding(pieces, trainer.topology.place.tensor):
             if piece.of.name in manifest.tensors:
                 buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.state.main))
         reader.check()

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
+from reference.muon import is_matrix
 from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState
@@ -67,6 +68,7 @@ class Manifest:
     settings: dict[str, Any]               # of the run, by the options' names
     tensors: dict[str, StoredTensor]
     files: dict[str, FileSeal]
+    optimizer: Annotated[str, Meta(pattern="^(adam|muon)$")] = "adam"
 
     @property
     def size(self) -> int:
@@ -102,7 +104,8 @@ class Manifest:
         model = self.config
         if model.num_layers > len(self.tensors) and not model.share_layers:     # before that many are declared
             raise ValueError(f"a model of {model.num_layers:,} layers has more than {len(self.tensors):,} tensors")
-        expected = {name: tensor.shape for name, tensor in leaves(model_tensors(model))}
+        declared = dict(leaves(model_tensors(model)))
+        expected = {name: tensor.shape for name, tensor in declared.items()}
         found = {name: tensor.shape for name, tensor in self.tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
@@ -110,8 +113,8 @@ class Manifest:
                                  f"{expected.get(name, 'not there')} in the model that it describes")
         for name, tensor in self.tensors.items():
             check_tiling(name, tensor.shape, [box for box, _ in tensor.boxes])
-        ranks = {rank for tensor in self.tensors.values() for _, rank in tensor.boxes}
-        files = {file_of(state, rank) for rank in ranks for state in STATES}
+        files = {file_of(state, rank) for name, tensor in self.tensors.items() for _, rank in tensor.boxes
+                 for state in STATES if state != "v" or self.optimizer == "adam" or not is_matrix(declared[name])}
         if files != self.files.keys():
             raise ValueError(f"the file {min(files ^ self.files.keys())} is in its boxes or in its list of files, but "
                              "not in both")

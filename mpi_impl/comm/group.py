@@ -131,24 +131,25 @@ class Group(ObjectGroup):
 
     def post_all_reduce(self, x, reason: str) -> Pending:
         """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
-        return self._post("all_reduce", x, x, reason)
+        return self._post("all_reduce", x, x, None, reason)
 
-    def post_all_gather(self, x, out, reason: str) -> Pending:
+    def post_all_gather(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
         """Begin to join every rank's x [n] in out [n * size], in rank order. x may be this rank's own part of out.
 
-        Both belong to the call until the wait is over; `wait` returns out. All ranks post in the same order.
+        Both belong to the call until the wait is over; `wait` returns out. All ranks post in the same order. With
+        `sizes` rank i has sizes[i] elements, none or all of out included.
         """
-        assert out.size == x.size * self.size, f"{x.size} elements of {self.size} ranks do not fill {out.size}"
-        return self._post("all_gather", x, out, reason)
+        assert_parts(out, x, sizes or [x.size] * self.size, self.rank)
+        return self._post("all_gather", x, out, sizes, reason)
 
-    def post_reduce_scatter(self, x, out, reason: str) -> Pending:
+    def post_reduce_scatter(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
         """Begin the elementwise sum over all ranks of x [n * size]: rank i gets its i-th n elements in out [n].
 
         x must stay as it is until the wait is over, which returns out; out may be this rank's own part of x, which is
-        the sum from then on. All ranks post in the same order.
+        the sum from then on. All ranks post in the same order. With `sizes` rank i gets sizes[i] elements.
         """
-        assert x.size == out.size * self.size, f"{x.size} elements are not {out.size} for each of {self.size} ranks"
-        return self._post("reduce_scatter", x, out, reason)
+        assert_parts(x, out, sizes or [out.size] * self.size, self.rank)
+        return self._post("reduce_scatter", x, out, sizes, reason)
 
     def progress(self) -> None:
         """Progress all operations that this rank has posted: for long computations that do not call MPI."""
@@ -156,13 +157,13 @@ class Group(ObjectGroup):
         make_progress()
         self.trace.clock.resume()
 
-    def _post(self, operation, x, out, reason):
+    def _post(self, operation, x, out, sizes, reason):
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
         self._record(operation, whole, whole.size, reason, self.ranks)
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(PostedCollectives, x).post(operation, x, out)
+            request = self.transports.choose(PostedCollectives, x).post(operation, x, out, sizes)
             pending = Pending(self, reason, [request], out, self.others)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -225,6 +226,12 @@ class Group(ObjectGroup):
         """Return the clock, if ranks must tell one another what time it is; a rank alone need not."""
         clock = self.trace.clock
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
+
+
+def assert_parts(whole, part, sizes: Sequence[int], rank: int) -> None:
+    """Assert that parts of these sizes make up the whole, and that this rank's is one of them."""
+    assert part.size == sizes[rank] and whole.size == sum(sizes), (
+        f"{whole.size} elements are not {' + '.join(map(str, sizes))}, of which rank {rank} has {part.size}")
 
 
 def world(instruments: Instruments | None = None) -> Group:

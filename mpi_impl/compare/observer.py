@@ -236,7 +236,7 @@ class Observer(ABC):
 
     def see_pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
         """See this rank's own pieces of a buffer that has its parameters' layout."""
-        for piece in without_padding(self.state.pieces, self.tensor_rank):
+        for piece in without_padding(self.state.pieces_in(buffer, self.state.pieces), self.tensor_rank):
             values, start = buffer.load(piece), 0
             for box in boxes_of_piece(piece, self.tensor_rank, self.topology.expert_rank):
                 shape = shape_of(box)

@@ -42,11 +42,12 @@ def tiny_gpt(num_layers: int, heads: int = 2) -> ModelConfig:
 
 
 @contextmanager
-def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig) -> Iterator[Trainer]:
+def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig,
+                optimizer: OptimizerConfig = OPTIMIZER) -> Iterator[Trainer]:
     """Make a trainer, for the duration of the `with` block."""
     topology = connect(world, parallel)
     try:
-        yield Trainer(ModelState(model, topology, SEED, FLOAT64), OPTIMIZER)
+        yield Trainer(ModelState(model, topology, SEED, FLOAT64), optimizer)
     finally:
         disconnect(topology)
 
@@ -56,9 +57,9 @@ def apart(ranks: Group, trace: bool = False) -> Group:
     return Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=trace)))
 
 
-def textbook_of(model: ModelConfig) -> training.Trainer:
+def textbook_of(model: ModelConfig, optimizer: OptimizerConfig = OPTIMIZER) -> training.Trainer:
     """Return the textbook's trainer for the same run in one process."""
-    return training.Trainer(model, OPTIMIZER, SEED, FLOAT64)
+    return training.Trainer(model, optimizer, SEED, FLOAT64)
 
 
 def global_batch(step: int, samples: int) -> tuple[np.ndarray, np.ndarray]:

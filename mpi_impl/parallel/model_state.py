@@ -1,5 +1,6 @@
 """One rank's part of the model: parameters, gradients and optimizer states, in flat buffers of one layout."""
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -104,21 +105,28 @@ class ModelState:
 
     # ---- buffers ----
 
-    def new_shard(self, like) -> Shard:
-        """Allocate zeros of the kind of `like` for what this rank owns."""
+    def new_shard(self, like, matrices: bool = True) -> Shard:
+        """Allocate zeros of the kind of `like` for what this rank owns, with Muon's matrices or without."""
+        size = self.layout.shard_size if matrices else self.layout.adam_size
         if self.topology.config.cpu_offload:
             with writing(self.offload_folder or "host memory"):
-                return OffloadedShard(self.layout.shard_size, like.dtype, like, self.offload_folder)
-        return Shard(np.zeros_like(like, shape=self.layout.shard_size))
+                return OffloadedShard(size, like.dtype, like, self.offload_folder)
+        return Shard(np.zeros_like(like, shape=size))
 
     def make_optimizer_states(self) -> dict[str, Buffer]:
-        """Return the moments and the master weights, which in 16 bits are a copy of the parameters."""
+        """Return the moments and the master weights, which in 16 bits are a copy of the parameters. Muon has a moment
+        less: the momentum, m.
+        """
         master = self.parameters.own
         if self.precision.half:
             master = self.new_shard(self.main)
             for tile in tiles(self.pieces, self.device_prototype):
                 master.store(tile.place, self.parameters.own.load(tile.place).astype(self.main.dtype))
-        return {"parameters": master, "m": self.new_shard(self.main), "v": self.new_shard(self.main)}
+        return {"parameters": master, "m": self.new_shard(self.main), "v": self.new_shard(self.main, matrices=False)}
+
+    def pieces_in(self, buffer: Buffer, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return those of some pieces that a buffer has: v has none of Muon's matrices."""
+        return [piece for piece in pieces if buffer is not self.optimizer_states["v"] or not piece.of.matrix]
 
     def adopt_master_weights(self) -> None:
         """Give the model the values of the master weights, on all replicas: they were loaded."""
@@ -129,15 +137,16 @@ class ModelState:
         self.zero.finish_update()
 
     def whole(self, buffer: Buffer):
-        """Return a flat buffer [layout.size], like a NumPy array, from the replicas' parts; called by all of them."""
+        """Return a flat buffer [layout.size], like a NumPy array, from the replicas' parts; called by all of them. What
+        a state lacks is 0.
+        """
         flat = np.zeros_like(self.device_prototype, shape=self.layout.size, dtype=buffer.flat.dtype)
-        for piece in self.pieces:
+        for piece in self.pieces_in(buffer, self.pieces):
             flat[piece.in_buffer] = buffer.load(piece)
         if self.layout.parts > 1:
-            dealt = sum(bucket.size for bucket in self.layout.buckets if not bucket.dealt)     # where experts begin
-            self.topology.shards.all_reduce(flat[:dealt], "all parts")
-            if dealt < self.layout.size:
-                self.topology.expert_replicas.all_reduce(flat[dealt:], "all parts")
+            for dealt, run in groupby(self.layout.buckets, lambda bucket: bucket.dealt):
+                buckets, group = list(run), self.topology.expert_replicas if dealt else self.topology.shards
+                group.all_reduce(flat[buckets[0].start:buckets[-1].stop], "all parts")
         return flat
 
     # ---- gradients ----

@@ -37,7 +37,7 @@ class ScatteredGradients(Gradients):
 
     def post(self, bucket: Bucket, flat) -> Pending:
         own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
-        return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket))
+        return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket), bucket.sizes)
 
 
 class ShardedGradients(Gradients):
@@ -150,7 +150,7 @@ class Parameters:
         for bucket in self.layout.buckets:
             own = self.layout.owned_piece(bucket, self.group.rank)
             in_flight.append(group_of(self, bucket).post_all_gather(flat[own.in_buffer], flat[bucket.slice],
-                                                                    "parameters"))
+                                                                    "parameters", bucket.sizes))
             if len(in_flight) == 2:
                 in_flight.popleft().wait()
         while in_flight:

@@ -101,6 +101,7 @@ def observe(rank: ImaginedRank) -> Predicted:
     rank.step()
     step, held = taken(ledger), trainer.held()
     with ledger.phase("optimizer"):
+        trainer.optimizer.update(trainer.state.gradients.own, 1.0, 0.0)
         trainer.state.zero.finish_update()
     update = taken(ledger)
     trainer.evaluate(rank.batches.microbatches_of("validation", 0), rank.batches.global_batch_size)

@@ -148,9 +148,9 @@ def run_rank(world: ImaginedWorld, rank: int, arrivals: Mapping[str, float] = NO
 
 def saved_bytes(trainer: Trainer) -> int:
     """Return the bytes of a rank's files in a checkpoint, but for their headers."""
-    _, boxes = boxes_to_save(trainer)
-    elements = sum(prod(shape_of(box)) for _, box in boxes)
-    return elements * trainer.state.main.itemsize * len(trainer.state.optimizer_states)
+    elements = sum(prod(shape_of(box)) for state in trainer.state.optimizer_states
+                   for _, box in boxes_to_save(trainer, state)[1])
+    return elements * trainer.state.main.itemsize
 
 
 def name_buffers(state: ModelState) -> None:

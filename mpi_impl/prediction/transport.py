@@ -102,7 +102,7 @@ class RecordingTransport(Collectives, AllToAll, PointToPoint, PostedCollectives)
         travelling = (sum(sent) - sent[self.rank]) * x[:1].nbytes        # this rank's own rows do not
         self.diary.device.seconds += self.diary.seconds("all_to_all_rows", self.ranks, travelling)
 
-    def post(self, operation, x, out):
+    def post(self, operation, x, out, sizes=None):
         whole = x if x.size > out.size else out
         return self.diary.post(self.event("post", operation, whole), operation, whole.nbytes)
 

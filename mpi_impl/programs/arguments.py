@@ -7,7 +7,8 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launch.option_fields import declared, filled
-from mpi_impl.programs.options import OPTIONS, BERTPretrainingOptions, LlamaOptions, PretrainingOptions, parse_options
+from mpi_impl.programs.options import (OPTIONS, BERTPretrainingOptions, LlamaOptions, MuonOptions, PretrainingOptions,
+                                       parse_options)
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
 from mpi_impl.runtime.tables import count
@@ -152,7 +153,8 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
         recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
         expert_model_parallel_size=args.expert_model_parallel_size,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances)
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
+        whole_matrices=isinstance(args, MuonOptions) and args.optimizer == "muon")
 
 
 def cp_comm_type(args) -> str:
@@ -275,7 +277,7 @@ def precision(args) -> Precision:
 
 
 def optimizer_config(args) -> OptimizerConfig:
-    """Return Adam's configuration, with defaults that follow from other options. Raise UserError for wrong ones."""
+    """Return the optimizer's settings, with defaults that follow from other options. Raise UserError for wrong ones."""
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
     warmup_iters = args.lr_warmup_iters
     if args.lr_warmup_fraction is not None:

@@ -6,9 +6,9 @@ from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
 from mpi_impl.launch.option_fields import option_field, option_group, parse_given, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, NORMALIZATIONS, POSITION_EMBEDDINGS, RECOMPUTE,
-                              ExpertsConfig, ModelConfig, OptimizerConfig, option, require_not_negative,
-                              require_positive)
+from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, MUON_SCALE_MODES, NORMALIZATIONS, OPTIMIZERS,
+                              POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig, OptimizerConfig, option,
+                              require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES
 
@@ -166,6 +166,26 @@ class TrainingOptions:
 
 
 @option_group
+class MuonOptions:
+    """Muon."""
+
+    optimizer: str = option_field(
+        OptimizerConfig.optimizer, "muon orthogonalizes the momentum of each matrix; Adam still moves embeddings, "
+        "norms, biases, routers and heads", choices=OPTIMIZERS)
+    muon_momentum: float = option_field(OptimizerConfig.muon_momentum)
+    muon_use_nesterov: bool = option_field(
+        False, "orthogonalize the momentum as it will be after the same gradient once more", also="muon_nesterov")
+    muon_num_ns_steps: int = option_field(OptimizerConfig.muon_num_ns_steps, "rounds of Newton-Schulz", "N")
+    muon_scale_mode: str = option_field(
+        OptimizerConfig.muon_scale_mode, "of the updates: elements as large as Adam's (spectral), or outputs that move "
+        "as far as inputs are large", choices=MUON_SCALE_MODES)
+    muon_extra_scale_factor: float = option_field(OptimizerConfig.muon_extra_scale_factor)
+    muon_tp_mode: str = option_field(
+        OptimizerConfig.muon_tp_mode, "tensor-parallel ranks gather the momentum of a matrix, and each orthogonalizes "
+        "it (duplicated); or keep their shards, and sum products of them in every round (distributed)", "MODE")
+
+
+@option_group
 class PrecisionOptions:
     """Precision."""
 
@@ -253,8 +273,8 @@ class ReportOptions:
 
 @option_group
 class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
-                         TrainingOptions, PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions,
-                         ReportOptions):
+                         TrainingOptions, MuonOptions, PrecisionOptions, DataOptions, TokenizerFileOptions,
+                         StateOptions, ReportOptions):
     """The options that a GPT and a BERT have in common."""
 
 

@@ -3,7 +3,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpi_impl.launch.option_fields import declared
-from mpi_impl.programs.options import ExpertsOptions
+from mpi_impl.programs.options import ExpertsOptions, MuonOptions
 from reference.config import option
 from reference.errors import UserError
 
@@ -18,6 +18,7 @@ PARTNERS = {
     "rotary_base": ("position_embedding_type rope", TABLE),
     "rotary_percent": ("position_embedding_type rope", TABLE),
     **{name: ("num_experts", "the model has no experts") for name in declared(ExpertsOptions) if name != "num_experts"},
+    **{name: ("optimizer muon", "all parameters are Adam's") for name in declared(MuonOptions) if name != "optimizer"},
 }
 
 

@@ -86,7 +86,8 @@ class Pretraining(Program):
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
         self.imagined = ImaginedWorld(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
-                                      self.args.seq_length, settings.microbatches, cudnn=self.has_cudnn)
+                                      self.args.seq_length, settings.microbatches, cudnn=self.has_cudnn,
+                                      optimizer=settings.optimizer)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         in_memory = self.args.offload_folder is None and self.device.memory is None      # what is offloaded
         forecast.check_one_rank(self.hosts, self.imagined, in_memory)
@@ -123,6 +124,7 @@ class Pretraining(Program):
             manifest = read_manifest(a.load)
             # With the checkpoint's vocabulary: the tokenizer, which decides it, is not known yet.
             checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
+            checkpoint.check_optimizer(a.load, manifest, a.optimizer)
             checkpoint.check_iterations(a.load, manifest, a.train_iters)
         if a.save:
             with only_saver(a.save):        # it may be hours until the run needs it

@@ -101,7 +101,7 @@ def prove(world: Group, sizes: ProofSizes, seed: int, progress=lambda text: None
 
 def play_all(world: Group, sizes: ProofSizes, seed: int, progress) -> list[PlayedRun]:
     """Play the run on all ranks, on the last one alone, and on the first one in the textbook; return them there."""
-    parallel = ParallelConfig()
+    parallel = ParallelConfig(whole_matrices=sizes.parallel.whole_matrices)
     alone = replace(sizes, parallel=parallel, micro_batch_size=sizes.global_batch_size, microbatches=1)
     on_ranks = PlayedRun(count(world.size, "rank"), play(world, sizes, seed, progress))
     last = world.size - 1

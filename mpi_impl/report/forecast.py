@@ -20,6 +20,7 @@ from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
+from reference.precision import FORMATS
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
@@ -42,11 +43,11 @@ def forecast_of(held: Held, offloaded: bool = True) -> Forecast:
 
 def bytes_of_parameter(run: ImaginedWorld, offloaded: bool = True) -> float:
     """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states, with those that
-    are offloaded or without.
+    are offloaded or without. With Muon nearly all are of matrices, which have one moment.
     """
-    parallel = run.parallel
-    parameter, gradient, adam = model_states(1, parallel.instance_size, parallel.zero_stage,
-                                             *run.precision.bytes_each)
+    parallel, (w, g, k) = run.parallel, run.precision.bytes_each
+    k -= FORMATS[run.precision.main].bytes if parallel.whole_matrices else 0
+    parameter, gradient, adam = model_states(1, parallel.instance_size, parallel.zero_stage, w, g, k)
     if parallel.cpu_offload and not offloaded:
         parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
     return parameter + gradient + adam

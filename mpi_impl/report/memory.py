@@ -65,7 +65,8 @@ def report(trainer: Trainer, predicted: Sequence[Predicted]) -> str:
         states_table(everyone, parallel), *while_table(everyone), "",
         f"N = {parallel.instance_size} {sharing}, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
         f"bytes a parameter, g = {g} a gradient, K = {k} for "
-        f"{'a float32 copy and ' * precision.half}Adam's two moments.",
+        f"{'a float32 copy and ' * precision.half}Adam's two moments."
+        + (" Muon's matrices have one." if parallel.whole_matrices else ""),
         f"Psi counts the parameters of the rank's layers, 1/t of each sharded one.{padding(everyone)}", "",
         "The formulas for rank 0, in this run's bytes and in mixed precision's: there w is 2 (as the paper writes it),",
         "K is 12 for a float32 copy and two moments, and g is 2 as in the paper, or 4.",
@@ -81,7 +82,8 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
     """Tabulate a row for each kind of rank: measured, then `=` or `NOT` and the formula's."""
     states = ("parameters", "gradients", "optimizer")
     rows = [["ranks", "Psi", *(cell for name in states for cell in (name, "predicted")), "sum", "predicted", "formula"]]
-    formula = FORMULAS[parallel.zero_stage] + (" - offloaded" if parallel.cpu_offload else "")
+    formula = (FORMULAS[parallel.zero_stage] + " - moments of matrices" * parallel.whole_matrices
+               + " - offloaded" * parallel.cpu_offload)
     for ranks, one in distinct(everyone):
         pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in states]
         pairs.append((sum(found for found, _ in pairs), sum(value for _, value in pairs)))

@@ -37,6 +37,11 @@ class Adam:
             return norm, rate
         self.iteration += 1
         factor = clip_coefficient(norm, self.config.clip_grad) / scale
+        self.update(grads, factor, rate)
+        return norm, rate
+
+    def update(self, grads: Buffer, factor: float, rate: float) -> None:
+        """Move the parameters along the gradients, which are multiplied by `factor`."""
         for tile in self.tiles:
             place = tile.place
             states = [buffer.load(place) for buffer in self.states.values()]
@@ -46,7 +51,6 @@ class Adam:
                 buffer.store(place, values)
             if model is not None:
                 self.model.store(place, model)
-        return norm, rate
 
 
 def global_norm(grads: Buffer, counted: list[Tile], everyone: Group) -> float:

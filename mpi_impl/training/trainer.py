@@ -1,4 +1,4 @@
-"""Training steps on ranks: a schedule's forwards and backwards, the reduction over replicas, and Adam's update."""
+"""Training steps on ranks: a schedule's forwards and backwards, the reduction over replicas, and the update."""
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.passes import ForwardPass, Peaks, StepObserver, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.runtime.arrays import to_host
+from mpi_impl.training.muon import Muon
 from mpi_impl.training.optimizer import Adam
 from reference.batches import number_of_tokens
 from reference.dropout import Dropout
@@ -46,7 +47,9 @@ class Trainer:
 
     def __init__(self, state: ModelState, optimizer: OptimizerConfig):
         self.state, self.topology, self.ledger = state, state.topology, state.topology.world.ledger
-        self.optimizer = Adam(state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted)
+        assert optimizer.muon == state.topology.config.whole_matrices, "the layout is another optimizer's"
+        of = state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted
+        self.optimizer = Muon(*of, state.topology.tensor) if optimizer.muon else Adam(*of)
         self.scaler = LossScaler(state.precision.scaling)
         self.iteration = 0            # steps so far, skipped ones included
         self.measured = False         # whether the next steps count the bytes of activations

@@ -27,6 +27,7 @@ LARGEST = {
     "data_parallel_size": 1_000_000,
     "context_parallel_size": 10_000,            # 16: Meta 2024 (Llama 3)
     "num_gpus": 1_000_000,                      # 16,384: Meta 2024 (Llama 3)
+    "muon_num_ns_steps": 1_000,                 # 5: Jordan 2024
     "train_iters": 100_000_000,                 # 2 million: Devlin et al. 2018 (BERT)
     "eval_iters": 1_000_000,
     "epochs": 10_000,

@@ -33,6 +33,7 @@ class ParallelConfig:
     cp_comm_type: str = "p2p"              # how attention over c ranks communicates: a name in CP_COMM_TYPES
     expert_model_parallel_size: int = 1    # e, of the replicas: neighbours among them deal out the experts
     num_distributed_optimizer_instances: int = 1    # groups of neighbours among the replicas; each shards a copy
+    whole_matrices: bool = False           # whether ZeRO's owners have whole matrices: those of Muon
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
@@ -44,6 +45,10 @@ class ParallelConfig:
                         "Experts are dealt out to ranks that hold copies of everything else.")
         check_zero_stage(self.zero_stage)
         check_instances(self)
+        if self.whole_matrices and self.zero_stage > 1:
+            raise UserError(f"--optimizer is muon, which needs whole matrices to update them, but --zero-stage "
+                            f"{self.zero_stage} shards gradients wherever a part of the buffer ends. Choose stage 1, "
+                            "in which the owner of a matrix has all of it, or 0.")
         require_one_of("cp_comm_type", self.cp_comm_type, CP_COMM_TYPES)
         if self.cpu_offload and self.zero_stage == 0:
             raise UserError("--cpu-offload offloads a rank's shard of the model's states, but without ZeRO there are "

@@ -12,13 +12,25 @@ With expert parallelism there are two kinds of tensors: experts, of which e neig
 ones, and all others. They lie in different buckets of the same buffer, those of experts at its end. Each bucket has a
 group of ranks that hold copies of it, all replicas or 1/e of them, and is summed and divided among those. This is all
 that ZeRO, the optimizer, and checkpoints have to know: pieces are pieces.
+
+Muon updates whole matrices. So with it these are in buckets of their own, behind all others, and the parts of such a
+bucket are not equal: each is all that one owner has of it, whole tensors, dealt out so that all owners have about as
+much to compute. (Shards have room for the largest owner's: so all ranks hold the same bytes.) What is in front is
+Adam's, which has one state more.
+
+    bucket 0               bucket 1, of matrices     of 2 replicas, rank 0 owns a, e and c:
+    [    a    |    b     ] [     e     | c |   d  ]  its parts are [e, c] and [d]
 """
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from reference.config import round_up
+from reference.muon import is_matrix, multiplications
 from reference.params import Tensor, children, leaves, tree_map, with_names
 
 SEVERAL = ("blocks", "embedding")    # subtrees of a model that are several units
@@ -34,6 +46,7 @@ class Segment(NamedTuple):
     shape: tuple[int, ...]    # of the rank's shard, padding included
     tensor: Tensor
     copies: int = 1           # neighbouring tensor-parallel ranks that hold these elements
+    matrix: bool = False      # whether it is Muon's, and has one owner
 
     @property
     def slice(self) -> slice:
@@ -47,8 +60,15 @@ class Bucket(NamedTuple):
     stop: int
     units: tuple[str, ...]
     parts: int = 1            # into which it is divided among the ranks that hold copies of it
-    shard_start: int = 0      # where a rank's part lies in its shard
     dealt: bool = False       # whether it has experts, which are dealt out
+    ends: tuple[int, ...] = ()   # of parts that are not equal, from `start` on; () for equal ones
+
+    def part(self, i: int) -> slice:
+        """Return the place of its i-th part in the buffer."""
+        if self.ends:
+            return slice(self.ends[i], self.ends[i + 1])
+        n = self.size // self.parts
+        return slice(self.start + i * n, self.start + (i + 1) * n)
 
     @property
     def slice(self) -> slice:
@@ -57,6 +77,11 @@ class Bucket(NamedTuple):
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+    @property
+    def sizes(self) -> list[int] | None:
+        """Return the sizes of parts that are not equal; None for equal ones."""
+        return [stop - start for start, stop in pairwise(self.ends)] if self.ends else None
 
 
 class Piece(NamedTuple):
@@ -68,59 +93,77 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.in_shard.stop - self.in_shard.start
+        return size_of(self.in_shard)
 
 
 class Layout:
     """The offset and the bucket of each tensor in a rank's flat buffer."""
 
-    def __init__(self, tensors, t: int = 1, bucket_size: int = 1 << 62, parts: int = 1, e: int = 1):
+    def __init__(self, tensors, t: int = 1, bucket_size: int = 1 << 62, parts: int = 1, e: int = 1,
+                 whole_matrices: bool = False):
         """Lay out the tensors in buckets of at least `bucket_size` elements, where possible, padded for `parts`, or for
-        parts / e where they are of experts that are dealt out to e ranks.
+        parts / e where they are of experts that are dealt out to e ranks. With `whole_matrices` each has one owner.
         """
-        self.tensors, self.parts, self.e = tensors, parts, e
+        self.tensors, self.t, self.parts, self.e = tensors, t, parts, e
         self.segments: list[Segment] = []
         self.buckets: list[Bucket] = []
-        self.size = self.shard_size = 0      # elements, and those that each replica owns
+        self.size = 0               # elements
         backwards = list(reversed(list(leaves(tensors))))
-        for dealt in (False, True):
-            self.lay_out([(name, tensor) for name, tensor in backwards if (tensor.dealt and e > 1) == dealt], t,
-                         bucket_size, dealt)
+        for matrix in (False, True):
+            for dealt in (False, True):
+                self.lay_out([(name, tensor) for name, tensor in backwards
+                              if (whole_matrices and is_matrix(tensor), tensor.dealt and e > 1) == (matrix, dealt)],
+                             bucket_size, dealt, matrix)
         self.by_name = {segment.name: segment for segment in self.segments}
         self.units = dict(pair for _, pair in leaves(map_units(lambda *pair: pair, tensors)))   # trees of tensors
-        self.bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units if not bucket.dealt}
-        self.dealt_bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units if bucket.dealt}
+        self.all_buckets_of: dict[str, list[Bucket]] = {}
+        for bucket in self.buckets:
+            for unit in bucket.units:
+                self.all_buckets_of.setdefault(unit, []).append(bucket)
+        self.bucket_of = {unit: first for unit, (first, *_) in self.all_buckets_of.items()}
+        self.adam_size = sum(bucket.size // bucket.parts for bucket in self.buckets if not bucket.ends)
+        self.shard_size = self.adam_size + self.most_of_matrices()      # of each replica
+        self.starts: dict[int, dict[Bucket, int]] = {}      # of the buckets' parts in the shards of some ranks
 
-    def lay_out(self, tensors: list[tuple[str, Tensor]], t: int, bucket_size: int, dealt: bool) -> None:
+    def lay_out(self, tensors: list[tuple[str, Tensor]], bucket_size: int, dealt: bool, matrix: bool) -> None:
         """Lay out tensors of one kind."""
-        first, units = self.size, list[str]()     # the bucket's start and units so far
-        for unit, named in groupby(tensors, lambda pair: unit_of(pair[0])):
-            if units and (self.size - first >= bucket_size or {unit, units[-1]} & set(ALONE)):
-                first, units = self.close_bucket(first, units, dealt), []
-            for name, tensor in named:
-                self.segments.append(Segment(name, self.size, tensor.local_shape(t, self.e), tensor, tensor.copies(t)))
-                self.size = self.segments[-1].slice.stop
-            units.append(unit)
-        if units:
-            self.close_bucket(first, units, dealt)
-
-    def close_bucket(self, first: int, units: list[str], dealt: bool) -> int:
-        """End a bucket here, padded, and return the start of the next."""
         parts = max(1, self.parts // self.e) if dealt else self.parts
-        self.size = first + round_up(self.size - first, parts)
-        self.buckets.append(Bucket(first, self.size, tuple(units), parts, self.shard_size, dealt))
-        self.shard_size += (self.size - first) // parts
-        return self.size
+        costs = [0] * parts         # what each owner of matrices has to compute
+        segments = [Segment(name, 0, tensor.local_shape(self.t, self.e), tensor, tensor.copies(self.t), matrix)
+                    for name, tensor in tensors]
+        for units, together in in_buckets(segments, bucket_size):
+            start, ends = self.size, [self.size]
+            for owned in deal_out(together, costs) if matrix else [together]:
+                for segment in owned:
+                    self.segments.append(segment._replace(offset=self.size))
+                    self.size = self.segments[-1].slice.stop
+                ends.append(self.size)
+            self.size = self.size if matrix else start + round_up(self.size - start, parts)
+            self.buckets.append(Bucket(start, self.size, units, parts, dealt, tuple(ends) if matrix else ()))
+
+    def most_of_matrices(self) -> int:
+        """Return the elements of matrices that the largest owner has."""
+        owned = np.zeros(self.parts, int)
+        for bucket in self.buckets:
+            if bucket.ends:
+                owned += np.repeat(np.diff(bucket.ends), self.parts // bucket.parts)
+        return int(owned.max())
 
     def buckets_of(self, unit: str) -> list[Bucket]:
-        """Return the buckets of a unit: one, and another for experts that are dealt out."""
-        return [found[unit] for found in (self.bucket_of, self.dealt_bucket_of) if unit in found]
+        """Return the buckets of a unit: one, and others for its matrices and for experts that are dealt out."""
+        return self.all_buckets_of.get(unit, [])
 
     def owned_piece(self, bucket: Bucket, rank: int) -> Piece:
         """Return the part of a bucket that replica `rank` owns. (e neighbours hold different experts.)"""
-        n, part = bucket.size // bucket.parts, rank * bucket.parts // self.parts
-        return Piece(bucket, slice(bucket.start + part * n, bucket.start + (part + 1) * n),
-                     slice(bucket.shard_start, bucket.shard_start + n))
+        if rank not in self.starts:
+            stops = accumulate(size_of(self.part(other, rank)) for other in self.buckets)
+            self.starts[rank] = dict(zip(self.buckets, [0, *stops]))
+        own, start = self.part(bucket, rank), self.starts[rank][bucket]
+        return Piece(bucket, own, slice(start, start + size_of(own)))
+
+    def part(self, bucket: Bucket, rank: int) -> slice:
+        """Return the place of that part in the buffer."""
+        return bucket.part(rank * bucket.parts // self.parts)
 
     def pieces(self, rank: int) -> list[Piece]:
         """Return the tensors, and parts of tensors, that replica `rank` owns, in the order of its shard."""
@@ -152,6 +195,37 @@ class Layout:
     def views_of(self, tensors, flat, prefix: str = ""):
         """Return a subtree, called `prefix` in the whole one, as views of the buffer flat [size]."""
         return tree_map(lambda named: segment_view(self.by_name[named.name], flat), with_names(tensors, prefix))
+
+
+def in_buckets(segments: Sequence[Segment], bucket_size: int) -> Iterator[tuple[tuple[str, ...], list[Segment]]]:
+    """Yield the units and the tensors of each bucket."""
+    units, together, size = list[str](), list[Segment](), 0
+    for unit, segments_of in groupby(segments, lambda segment: unit_of(segment.name)):
+        if units and (size >= bucket_size or {unit, units[-1]} & set(ALONE)):
+            yield tuple(units), together
+            units, together, size = [], [], 0
+        units.append(unit)
+        for segment in segments_of:
+            together.append(segment)
+            size += prod(segment.shape)
+    if units:
+        yield tuple(units), together
+
+
+def deal_out(matrices: Sequence[Segment], costs: list[int]) -> list[list[Segment]]:
+    """Return the matrices of each owner, and add to what they have to compute. The costliest is dealt out first, and
+    each goes to the owner who has the least to compute so far (Graham 1969), in the buckets before, too.
+    """
+    owned: list[list[Segment]] = [[] for _ in costs]
+    for segment in sorted(matrices, key=lambda segment: -multiplications(segment.tensor)):
+        owner = costs.index(min(costs))
+        owned[owner].append(segment)
+        costs[owner] += multiplications(segment.tensor)
+    return owned
+
+
+def size_of(run: slice) -> int:
+    return run.stop - run.start
 
 
 def segment_view(segment: Segment, flat, first: int = 0):

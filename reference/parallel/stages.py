@@ -52,7 +52,7 @@ def layouts_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[Layout]:
 def layout_of(tensors, parallel: ParallelConfig) -> Layout:
     """Return the flat buffer of a rank that holds its shards of these tensors."""
     return Layout(tensors, parallel.tensor_model_parallel_size, parallel.bucket_size, parallel.shards,
-                  parallel.expert_model_parallel_size)
+                  parallel.expert_model_parallel_size, parallel.whole_matrices)
 
 
 def edges_between_ranks(c: ModelConfig, p: ParallelConfig) -> int:

@@ -54,9 +54,12 @@ class ZeroTrainer:
     def __init__(self, model, optimizer, seed, dtype, d, stage, bucket_size=1 << 20):
         """Initialize all replicas from a ModelConfig and an OptimizerConfig. In stage 3 every unit is a bucket.
 
-        Raises UserError for a block that all layers share.
+        Raises UserError for a block that all layers share, and for Muon.
         """
         check_zero_stage(stage)
+        if optimizer.muon:
+            raise UserError("This trainer shards the work of Adam, element by element, but Muon needs whole matrices: "
+                            "their owners are those of reference/parallel/layout.py. Choose adam.")
         if model.share_layers:
             raise UserError("This trainer gathers and reduces the gradients of each block once, but with share_layers "
                             "one block has those of all layers. Leave share_layers out.")

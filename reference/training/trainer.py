@@ -5,7 +5,8 @@ from reference.batches import number_of_tokens
 from reference.dropout import Dropout
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.muon import update_whole
+from reference.optimizer import clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
 from reference.precision import rounded
 
@@ -31,7 +32,7 @@ def auxiliary_losses(batch):
 
 
 class Trainer:
-    """A model and its Adam moments, trained one global batch at a time.
+    """A model and its optimizer's moments, trained one global batch at a time.
 
     In mixed precision it is the limit that 16 bits approximate: the model computes in float32, with the master weights
     rounded to the 16-bit format, and nothing else rounded. So no gradient overflows, and the loss needs no scale.
@@ -43,7 +44,7 @@ class Trainer:
         self.tensors = model_tensors(model)
         self.params = self.in_format(initialize(self.tensors, seed, precision.main))     # the master weights
         self.m = tree_map(np.zeros_like, self.params)
-        self.v = tree_map(np.zeros_like, self.params)
+        self.v = tree_map(np.zeros_like, self.params)       # of Muon's matrices it stays 0
         self.iteration = self.updates = 0
         self.auxiliary = 0       # the last step's losses of experts, [2], if there are any
 
@@ -65,11 +66,11 @@ class Trainer:
         return loss, norm, grads
 
     def update(self, grads):
-        """Move the weights by Adam."""
+        """Move the weights by Adam, or the matrices by Muon and all else by Adam."""
         self.updates += 1
         lr = learning_rate(self.optimizer, self.updates)
-        tree_map(lambda param, grad, m, v, tensor: adam_update(param, grad, m, v, self.updates, lr, tensor.decay,
-                                                               self.optimizer),
+        tree_map(lambda param, grad, m, v, tensor: update_whole(param, grad, m, v, tensor, self.updates, lr,
+                                                                self.optimizer),
                  self.params, grads, self.m, self.v, self.tensors)
 
     def in_format(self, params):

@@ -16,7 +16,8 @@ from tests.cases import Case, trees_close
 from tests.program import refusal
 from tests.training_theorems import Plan, connected, dealt
 
-OPTIMIZER = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)
+CHOICES = dict(lr=1e-2, lr_decay_iters=10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)
+OPTIMIZER = OptimizerConfig(**CHOICES)
 DOUBLE = Precision("float64")
 
 
@@ -29,12 +30,16 @@ class Run(NamedTuple):
     batch: int
     precision: Precision = DOUBLE
 
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        return self.plan.optimizer(**CHOICES)
+
     def trainer(self, topology) -> Trainer:
-        return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
+        return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), self.optimizer)
 
     def textbook(self) -> textbook.Trainer:
         """Return the same training in one process."""
-        return textbook.Trainer(self.case.model, OPTIMIZER, self.case.seed, self.precision)
+        return textbook.Trainer(self.case.model, self.optimizer, self.case.seed, self.precision)
 
     def samples(self, step: int):
         """Return the global batch of a step."""

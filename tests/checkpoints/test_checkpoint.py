@@ -19,8 +19,9 @@ from reference.params import Tensor, leaves
 from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
 from tests.allocated import most_bytes
+from tests.cases import MuonChoices
 from tests.checkpoint_theorems import goes_on, resumed_is_uninterrupted
-from tests.checkpoints.saved_runs import SMALL, Run, join_replica, load_and_train, train_and_save
+from tests.checkpoints.saved_runs import SMALL, Run, join_replica, load_and_train, load_says, train_and_save
 from tests.deep import one_fast_of
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.strategies import ANY_MODEL, Case, cases, instances
@@ -75,6 +76,10 @@ ROUNDS = {MODEL: [
     (1, False, 4, Plan(e=4)), (2, True, 4, Plan(zero_stage=3, e=2)),
     (2, False, 2, Plan(2, zero_stage=1, bucket_size=100, e=2)),
     (1, False, 2, Plan(c=2, zero_stage=2, cpu_offload=True, e=4))]}
+MUON = {MODEL: [
+    (1, False, 4, Plan(zero_stage=1, bucket_size=1000, muon=MuonChoices())), (2, True, 1, Plan(2, muon=MuonChoices())),
+    (4, False, 2, Plan(zero_stage=1, bucket_size=1, muon=MuonChoices("distributed")))], EXPERTS: [
+    (1, False, 4, Plan(e=2, zero_stage=1, muon=MuonChoices())), (2, False, 2, Plan(2, e=2, muon=MuonChoices()))]}
 
 
 @pytest.mark.parametrize("model, i", one_fast_of(4, [(model, i) for model, places in ROUNDS.items()
@@ -85,6 +90,16 @@ def test_one_topology_after_the_other(ranks, model, i):
     """
     one, other = (Run(t * plan.p * plan.c * d, Case(t, model, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
                   for t, cut, d, plan in (ROUNDS[model][i - 1], ROUNDS[model][i]))
+    one_loads_other(ranks, one, other, 2)
+
+
+@pytest.mark.parametrize("model, i", one_fast_of(5, [(model, i) for model, places in MUON.items()
+                                                     for i in range(len(places))]))
+def test_one_topology_after_the_other_with_muon(ranks, model, i):
+    """Owners of whole matrices load what other owners, and ranks without owners, have saved. Of matrices no v is saved.
+    """
+    one, other = (Run(t * plan.p * plan.c * d, Case(t, model, 1, 4, seed=1, sequence_parallel=cut), plan, 8)
+                  for t, cut, d, plan in (MUON[model][i - 1], MUON[model][i]))
     one_loads_other(ranks, one, other, 2)
 
 
@@ -125,6 +140,22 @@ def test_another_precision_goes_on(ranks, tmp_path, before, after):
         found, expected = (leaves(join_replica(everyone, state)) for everyone in (loaded, saved))
         for (name, x), (_, y) in zip(found, expected, strict=True):
             assert x.dtype == other.precision.main and np.array_equal(x, y.astype(x.dtype)), name
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+def test_a_resumed_run_with_muon_is_the_run(ranks, precision):
+    """To the bit, with offloaded shards."""
+    plan = Plan(zero_stage=1, cpu_offload=True, muon=MuonChoices("distributed", True))
+    run = Run(4, Case(2, MODEL, 1, 4, seed=1), plan, 4, Precision(precision))
+    ranks.run(4, resumed_is_uninterrupted, run, 2)
+
+
+def test_the_states_of_another_optimizer_are_refused(ranks, tmp_path):
+    muon = SMALL._replace(plan=replace(SMALL.plan, muon=MuonChoices()))
+    ranks.run(SMALL.n, train_and_save, muon, tmp_path)
+    assert load_says(ranks, SMALL, tmp_path).startswith("--optimizer is adam, but ")
+    ranks.run(SMALL.n, train_and_save, SMALL, tmp_path / "adam")
+    assert "has the states of adam, which keeps others" in load_says(ranks, muon, tmp_path / "adam")
 
 
 # ---- what is on disk ------------------------------------------------------------------------------------------------

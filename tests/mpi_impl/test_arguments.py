@@ -35,7 +35,9 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
 
 LLAMA = """--normalization RMSNorm --swiglu --ffn-hidden-size 24 --group-query-attention --num-query-groups 2
     --kv-channels 6 --disable-bias-linear --add-qkv-bias --qk-layernorm --rotary-base 5e5 --use-rope-scaling
-    --rope-scaling-factor 32 --position-embedding-type rope --num-attention-heads 4 --hidden-size 16""".split()
+    --rope-scaling-factor 32 --position-embedding-type rope --num-attention-heads 4 --hidden-size 16
+    --optimizer muon --muon-momentum 0.9 --muon-nesterov --muon-num-ns-steps 3 --muon-scale-mode shape_scaling
+    --muon-extra-scale-factor 0.2 --muon-tp-mode distributed --zero-stage 1""".split()
 
 
 @pytest.mark.parametrize("options, ranks", [(EVERY_OPTION, 12), (LLAMA, 4)])
@@ -142,6 +144,9 @@ REFUSED = {       # on 8 ranks
     **{f"--moe-{name}": f"--moe-{name.split()[0]} is given, but without --num-experts" for name in (
         "aux-loss-coeff 0", "z-loss-coeff 0.1", "router-topk 2", "layer-freq 1", "router-pre-softmax",
         "ffn-hidden-size 8", "shared-expert-intermediate-size 8", "expert-capacity-factor 1")},
+    # Muon
+    "--optimizer muon --zero-stage 2": "which needs whole matrices", "--muon-momentum 0.9": "Add --optimizer muon",
+    "--optimizer muon --muon-tp-mode blockwise": "--muon-tp-mode is blockwise",
     # what is sharded, offloaded and recomputed
     "--zero-stage 4": "--zero-stage is 4", "--cpu-offload": "Choose --zero-stage 1, 2 or 3",
     "--zero-stage 3 --ddp-bucket-size 9": "--ddp-bucket-size is 9", "--ddp-bucket-size 0": "--ddp-bucket-size is 0",

@@ -116,7 +116,12 @@ NCCL, BUFFERS, ARRAYS = f"{TRANSPORTS}.nccl", f"{TRANSPORTS}.buffers", "mpi_impl
 PINNED = "mpi_impl.runtime.pinned"
 SEVERAL = [("all_reduce", False), ("all_gather", True), ("reduce_scatter", True), ("reduce_scatter", False)]
 BUGS = {
-    "another root": (Bug(NCCL, "self._code(x), root,", "self._code(x), 0,"), "blocking"),
+    "another root": (Bug(NCCL, "self._code(x), root, self._current()", "self._code(x), 0, self._current()"),
+                     "blocking"),
+    "the sum where the part was": (Bug(NCCL, "address(out if root == self.rank else piece)", "address(piece)"),
+                                   "uneven"),
+    "parts of the sender's own array": (Bug(NCCL, "address(x if root == self.rank else piece)", "address(x)"),
+                                        "uneven"),
     "another code": (Bug(NCCL, "{x.dtype.name.upper()}", "FLOAT32"), "blocking"),
     "a view handed to NCCL": (Bug(ARRAYS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "columns"),
     "pieces that are not one after the other": (
@@ -146,6 +151,7 @@ ACTS = {
     "columns": (collectives_are_the_textbooks, "nccl", "float32", (2, 2, 1), "columns", 1, 1),
     "host": (collectives_are_the_textbooks, "host", "float64", (1, 1, 1), "whole", 1, 1),
     "posted": (posted_are_the_textbooks, "nccl", SEVERAL, 7, "float64", 1),
+    "uneven": (posted_are_the_textbooks, "nccl", SEVERAL, 7, "float64", 1, True),
     "direct": (collectives_are_the_textbooks, "cuda-aware", "float16", (1, 1, 0), "whole", 1, 1),
     "posted by MPI": (posted_are_the_textbooks, "cuda-aware", SEVERAL, 7, "float64", 1),
     "staged": (collectives_are_the_textbooks, "staged", "float16", (1, 1, 0), "whole", 1, 1),

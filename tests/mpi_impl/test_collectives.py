@@ -31,10 +31,10 @@ def test_collectives_are_the_textbooks(ranks, way, data, n, rows, length, axis, 
 
 @EVERY_WAY
 @given(data=st.data(), n=RANKS, posts=st.lists(POSTS, min_size=1, max_size=6), length=st.sampled_from([0, 1, 7, 700]),
-       seed=SEEDS)
-def test_posted_collectives_are_the_textbooks(ranks, way, data, n, posts, length, seed):
+       seed=SEEDS, uneven=st.booleans())
+def test_posted_collectives_are_the_textbooks(ranks, way, data, n, posts, length, seed, uneven):
     form = form_of(data, way, "float64", "float32", "exact")
-    ranks.run(n, posted_are_the_textbooks, way, posts, min(length, 7) if way == "exact" else length, form, seed)
+    ranks.run(n, posted_are_the_textbooks, way, posts, min(length, 7) if way == "exact" else length, form, seed, uneven)
 
 
 @EVERY_WAY

@@ -53,16 +53,16 @@ def test_every_bug_has_its_place():
 
 @pytest.fixture(scope="module")
 def one_rank(ranks):
-    """Return the function from a model to its run on one rank."""
-    return cache(lambda model: record(ranks, 1, case(model=model)))
+    """Return the function from a model and Muon's choices to its run on one rank."""
+    return cache(lambda model, muon: record(ranks, 1, case(model=model), Plan(muon=muon)))
 
 
 @pytest.mark.parametrize("name", [*one_fast_of(24, FOUND), *one_fast_of(6, FOUND_OF_A_BERT)])
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
-    n, of, *others = topology_of(name)
+    n, of, plan, *others = topology_of(name)
     tensor = (FOUND | FOUND_OF_A_BERT)[name]
-    buggy = record(ranks, n, of, *others, bug=zoo.BY_NAME[name].bug, steps=int(tensor[0]))
-    first, *_ = compare(one_rank(of.model), buggy, shown=1).differences
+    buggy = record(ranks, n, of, plan, *others, bug=zoo.BY_NAME[name].bug, steps=int(tensor[0]))
+    first, *_ = compare(one_rank(of.model, plan.muon), buggy, shown=1).differences
     assert f"{first.key.iteration} {first.key.phase}: {first.key.name}" == tensor
     assert {holder.run for holder in first.holders} == {"B"}
 
@@ -70,8 +70,8 @@ def test_the_finder_finds_the_bug(ranks, one_rank, name):
 @pytest.mark.deep
 def test_without_the_bugs_there_is_nothing_to_find(ranks, one_rank):
     """No difference is beyond a hundredth of its tolerance."""
-    for n, of, *others in dict.fromkeys(map(topology_of, FOUND)):
-        found = compare(one_rank(of.model), record(ranks, n, of, *others))
+    for n, of, plan, *others in dict.fromkeys(map(topology_of, FOUND)):
+        found = compare(one_rank(of.model, plan.muon), record(ranks, n, of, plan, *others))
         assert not found.differences and found.worst.strain < 0.01 and found.compared > 800, found
 
 

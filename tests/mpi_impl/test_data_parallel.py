@@ -36,7 +36,7 @@ class Posting:
     def post_all_reduce(self, x, reason):
         return SimpleNamespace(x=x, poll=self.poll, wait=lambda: x)
 
-    def post_reduce_scatter(self, x, out, reason):
+    def post_reduce_scatter(self, x, out, reason, sizes=None):
         return SimpleNamespace(x=out, poll=self.poll, wait=lambda: out)
 
     def poll(self):

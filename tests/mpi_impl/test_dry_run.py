@@ -34,7 +34,8 @@ from tests.zoo.entry import Bug
 
 def world_of(case: Case, plan: Plan, size: int, m: int, precision: str = "float64") -> ImaginedWorld:
     """Return the world of a case's training, with steps of m microbatches."""
-    return ImaginedWorld(case.model, plan.parallel(size, case), Precision(precision), case.b, case.s, m, cudnn=False)
+    return ImaginedWorld(case.model, plan.parallel(size, case), Precision(precision), case.b, case.s, m, cudnn=False,
+                         optimizer=plan.optimizer(1e-4, 10))
 
 
 # ---- a real run -----------------------------------------------------------------------------------------------------
@@ -64,6 +65,7 @@ def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Hel
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b, m)
         if trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size).skipped:
             with trainer.ledger.phase("optimizer"):
+                trainer.optimizer.update(trainer.state.gradients.own, 1.0, 0.0)
                 trainer.state.zero.finish_update()      # as after a step whose gradients are finite
         return trainer.held(), dict(group.ledger.totals)
 

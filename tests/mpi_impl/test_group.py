@@ -128,6 +128,9 @@ def misfits(group):
                          (gather, np.ones(2, "f"), np.ones(4)), (scatter, np.ones(4), np.ones(2, "f"))]:
         with pytest.raises(AssertionError, match="elements|cannot become"):
             post(x, out, "test")
+    for post, x, out in [(gather, np.ones(3), np.ones(4)), (scatter, np.ones(4), np.ones(3))]:
+        with pytest.raises(AssertionError, match=f"elements are not 2 . 2, of which rank {group.rank} has 3"):
+            post(x, out, "test", [2, 2])
     x = np.ones(4, np.float16)
     for post in (lambda: group.post_all_reduce(x, "test"), lambda: scatter(x, x[:2], "test")):
         with pytest.raises(AssertionError, match="blocking"):

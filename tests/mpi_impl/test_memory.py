@@ -17,7 +17,7 @@ from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
 from tests.deep import one_fast_of
 from tests.mpi_impl.test_training import SAMPLES
-from tests.sampled_runs import sampled_runs
+from tests.sampled_runs import muon_runs, sampled_runs
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
 from tests.training_theorems import Plan, batch_of, trainer_on
 
@@ -66,12 +66,13 @@ def measured_layer(group, run):
 
 
 @pytest.mark.parametrize("model, number", one_fast_of(17, SAMPLES))
-def test_a_run_holds_what_is_predicted(ranks, model, number):
+@pytest.mark.parametrize("runs", [sampled_runs, muon_runs])
+def test_a_run_holds_what_is_predicted(ranks, runs, model, number):
     """All of it, on every rank: states, offloaded ones too, and the peak of activations.
 
     Where experts are dealt out, the number of tokens that come to a rank's experts is the data's.
     """
-    choices, case, m, plan = sampled_runs(model)[number]
+    choices, case, m, plan = runs(model)[number]
     precision = Precision(sorted(FORMATS)[number % len(FORMATS)])
     found = ranks.run(choices.ranks, memory_of_a_run, case, plan, m, precision)
     assert any(one.even for one in found) == (plan.e > 1)
@@ -88,7 +89,8 @@ def memory_of_a_run(group, case, plan, m, precision):
 def predicted(trainer, case, m):
     """Return the prediction of this rank."""
     world, config = trainer.topology.world, trainer.topology.config
-    imagined = ImaginedWorld(case.model, config, trainer.state.precision, case.b, case.s, m)
+    imagined = ImaginedWorld(case.model, config, trainer.state.precision, case.b, case.s, m,
+                             optimizer=trainer.optimizer.config)
     return predict(imagined, world.rank)
 
 

@@ -10,16 +10,17 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from reference.config import ARCHITECTURES, CP_COMM_TYPES, ModelConfig
+from reference.config import ARCHITECTURES, CP_COMM_TYPES, MUON_SCALE_MODES, MUON_TP_MODES, ModelConfig
 from reference.costs.volumes import PassCounts
 from reference.ops import ACTIVATIONS
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
+from tests.cases import MuonChoices
 from tests.deep import every_other_deep, one_fast_of
 from tests.exact_theorems import proved, training_that_clips
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
-from tests.sampled_runs import MODELS, RANKS, RUNS, Choices, legal_choices, sampled_runs
+from tests.sampled_runs import MODELS, RANKS, RUNS, Choices, legal_choices, muon_runs, sampled_runs
 from tests.strategies import ANY_MODEL, Case, cases, instances, recomputes
 from tests.training_theorems import Plan, ledger_is_predicted, no_cache_outlives_its_use, training_equals_one_process
 
@@ -54,8 +55,14 @@ def runs(draw, least_c=1, experts=False):
     stage = draw(st.integers(0, 2 if shared else 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
                 stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"), c, way, e or 1,
-                1 if e else draw(instances(c * d, stage), "instances"))
+                1 if e else draw(instances(c * d, stage), "instances"), draw(muons()) if stage < 2 else None)
     return t * p * c * d, case, m, plan
+
+
+def muons():
+    """Draw Muon's choices, or None for Adam."""
+    return st.none() | st.builds(MuonChoices, st.sampled_from(MUON_TP_MODES), st.booleans(), st.integers(1, 5),
+                                 st.sampled_from(MUON_SCALE_MODES))
 
 
 ANY_RUN = st.one_of(runs(), runs(least_c=2), runs(experts=True))
@@ -94,6 +101,20 @@ def test_exact_numbers(ranks, model, number):
     choices, case, m, plan = sampled_runs(model)[number]
     steps = 2 if case.model.num_layers < 8 else 1
     ranks.run(choices.ranks, proved, training_equals_one_process, case.exactly(), steps, m, 0.5, plan, timeout=300.0)
+
+
+@pytest.mark.parametrize("model, number", one_fast_of(RUNS // 2, SAMPLES))
+def test_muon(ranks, model, number):
+    """Newton-Schulz multiplies what is rounded by up to a few hundred, and still all differ by less than that."""
+    choices, case, m, plan = muon_runs(model)[number]
+    ranks.run(choices.ranks, training_equals_one_process, case, 4, m, 0.05, plan, timeout=120.0)
+
+
+@pytest.mark.parametrize("model, number", one_fast_of(RUNS, SAMPLES))
+def test_muon_on_exact_numbers(ranks, model, number):
+    """A round of Newton-Schulz multiplies the degree by 5, and all five of it by 3,125: of what is large, one step."""
+    choices, case, m, plan = muon_runs(model)[number]
+    ranks.run(choices.ranks, proved, training_equals_one_process, case.exactly(), 1, m, 0.5, plan, timeout=300.0)
 
 
 @pytest.mark.parametrize("clips", every_other_deep([True, False]))
@@ -138,10 +159,10 @@ def pairs(rows: list[Choices]) -> set[tuple]:
     return {(i, j, *values) for i, j in combinations(range(len(columns)), 2) for values in zip(columns[i], columns[j])}
 
 
-# Sharding does not touch these; layers that are shared are drawn by `runs`, and experts that drop tokens drop others on
-# every topology.
+# Sharding does not touch these; layers that are shared, and Muon, are drawn by `runs`, and experts that drop tokens
+# drop others on every topology.
 NOT_DRAWN = {"integers", "init_method_std", "layernorm_epsilon", "rope_scaling_factor", "fp16_lm_cross_entropy",
-             "share_layers", "moe_expert_capacity_factor"}
+             "share_layers", "muon", "moe_expert_capacity_factor"}
 
 
 def test_every_choice_is_met():

@@ -68,7 +68,7 @@ class Replica:
 
     rank = in_flight = most = 0
 
-    def post_all_gather(self, x, out, reason):
+    def post_all_gather(self, x, out, reason, sizes):
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         return self

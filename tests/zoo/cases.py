@@ -27,6 +27,8 @@ ORIGINAL, BERT_SHARDED = replace(CASE, model=POST_NORM), replace(SHARDED, model=
 MIDDLE = replace(CASE, t=1, model=DEEP_BERT)
 HALVES = Case(2, ModelConfig(3, 16, 4, 21, 6, make_vocab_size_divisible_by=3), 2, 6, seed=11)
 
+GROUPED = replace(CASE, t=4, model=replace(MODEL, num_query_groups=2, position_embedding_type="rope"))
+
 FULL, IN_PAIRS = Recompute("full"), Recompute("full", "uniform", 2)
 FLOAT16, ZERO_1 = (HALVES, 2, Plan(2), "float16"), (HALVES, Plan(2, zero_stage=1))
 TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the microbatches in different orders
@@ -64,6 +66,11 @@ def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, sequence_parallel=
         model, s = replace(model, max_position_embeddings=4 * c + 1), 4 * c
     case = Case(t, model, 2, s, seed=7, sequence_parallel=sequence_parallel)
     return Theorem(MAIN, t * p * c * d, (case, 2, m, 0.05, Plan(p, schedule, chunks, bucket_size=300, **plan)))
+
+
+def trained_case(case: Case, **plan) -> Theorem:
+    """Return the main theorem about two steps of this case, on its t ranks."""
+    return Theorem(MAIN, case.t, (case, 2, 2, 0.05, Plan(bucket_size=300, **plan)))
 
 
 def small(d=1, p=1, m=2, **choices) -> Theorem:

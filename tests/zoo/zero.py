@@ -39,7 +39,7 @@ ENTRIES = [
     Entry("gradients not summed in a pipeline", "missing communication", "ZeRO", "deepspeedai/DeepSpeed #855",
           "The pipeline has a function of its own for the sum over replicas, which does not know ZeRO.",
           Bug("mpi_impl.parallel.zero",
-              "return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket))",
+              "return group_of(self, bucket).post_reduce_scatter(flat, own, reason_of(bucket), bucket.sizes)",
               'return Pending(self.group, "gradients", [], None, [])'),
           zero(1, p=2)),
     Entry("the tied table untied by ZeRO", "missing communication", "ZeRO", "NVIDIA/Megatron-LM #656",

@@ -38,7 +38,7 @@ class ExactTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     def all_to_all_rows(self, x, sent, out, received):
         fill(out, np.concatenate(self.comm.alltoall(np.split(x, np.cumsum(sent)[:-1]))))
 
-    def post(self, operation, x, out):
+    def post(self, operation, x, out, sizes=None):
         tag = self.collective_tag()
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [self.comm.isend(x, rank, tag) for rank in others]
@@ -49,8 +49,8 @@ class ExactTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
             if operation == "all_gather":
                 fill(out, np.concatenate(xs))
             else:
-                total = reduce(np.add, xs)
-                fill(out, total if operation == "all_reduce" else np.split(total, self.size)[self.rank])
+                total, ends = reduce(np.add, xs), np.cumsum(sizes)[:-1] if sizes else self.size
+                fill(out, total if operation == "all_reduce" else np.split(total, ends)[self.rank])
 
         return together([*receives.values(), *sends], finish)
 

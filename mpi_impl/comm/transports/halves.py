@@ -37,8 +37,8 @@ class HalvesTransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
     def all_to_all_rows(self, x, sent, out, received):
         self.mpi.all_to_all_rows(mpi_view(x), sent, mpi_view(out), received)
 
-    def post(self, operation, x, out):
-        return self.mpi.post(operation, mpi_view(x), mpi_view(out))
+    def post(self, operation, x, out, sizes=None):
+        return self.mpi.post(operation, mpi_view(x), mpi_view(out), sizes)
 
     def post_send(self, x, to, tag):
         return self.mpi.post_send(mpi_view(x), to, tag)

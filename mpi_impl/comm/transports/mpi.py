@@ -44,13 +44,17 @@ class MPITransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
         row = prod(x.shape[1:])
         self.comm.Alltoallv([ready(contiguous(x)), [row * n for n in sent]], [out, [row * n for n in received]])
 
-    def post(self, operation, x, out):
-        begin = {"all_reduce": self.comm.Iallreduce, "all_gather": self.comm.Iallgather,
-                 "reduce_scatter": self.comm.Ireduce_scatter_block}[operation]
+    def post(self, operation, x, out, sizes=None):
         if out is x:
-            return posted(begin(MPI.IN_PLACE, x), x)
+            return posted(self.comm.Iallreduce(MPI.IN_PLACE, x), x)
         sent, received = disjoint_buffers(x, out)
-        return posted(begin(sent, received), sent, received, out)
+        if operation == "all_gather":
+            request = self.comm.Iallgatherv(sent, [received, sizes]) if sizes else self.comm.Iallgather(sent, received)
+        elif sizes:
+            request = self.comm.Ireduce_scatter(sent, received, sizes)
+        else:
+            request = self.comm.Ireduce_scatter_block(sent, received)
+        return posted(request, sent, received, out)
 
     def post_maximum(self, x) -> Request:
         """Begin to overwrite x with the elementwise maximum over all ranks."""
@@ -80,8 +84,8 @@ def ready(x):
 def disjoint_buffers(x, out):
     """Return arrays to send x from and to receive out in, without a common element, which MPI does not allow.
 
-    If x and out overlap, a copy stands in for the smaller one.
+    If x and out overlap, a copy stands in for the smaller one; also if that is empty, since MPI compares addresses.
     """
-    if not np.may_share_memory(x, out):
+    if not np.may_share_memory(x, out) and min(x.size, out.size):
         return x, out
     return (x.copy(), out) if x.size < out.size else (x, np.empty_like(out))

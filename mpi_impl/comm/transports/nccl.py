@@ -83,12 +83,15 @@ class NcclTransport(Collectives, PostedCollectives):
 
     # ---- on the second one ----
 
-    def post(self, operation, x, out):
+    def post(self, operation, x, out, sizes=None):
         begin = {"all_reduce": self._all_reduce, "all_gather": self._all_gather,
                  "reduce_scatter": self._reduce_scatter}[operation]
         side = self.nccl.side
         side.wait_event(self.nccl.mark(self._current()))     # x may still be computed, and out be read
-        begin(x, out, side)
+        if sizes:
+            self._by_owners(operation, x, out, sizes, side)
+        else:
+            begin(x, out, side)
         end = self.nccl.mark(side)
         return Request(lambda: end.done, lambda: self._current().wait_event(end), None, x)    # the device waits, not we
 
@@ -105,6 +108,19 @@ class NcclTransport(Collectives, PostedCollectives):
     def _reduce_scatter(self, x, out, stream):
         if out.size:
             self.comm.reduceScatter(address(x), address(out), out.size, self._code(x), self._op("sum"), stream.ptr)
+
+    def _by_owners(self, operation, x, out, sizes, stream):
+        """Gather pieces of several sizes, or sum and scatter them: a call for each rank's, which go as one."""
+        whole = out if operation == "all_gather" else x
+        self.library.groupStart()
+        for root, piece in enumerate(np.split(whole, np.cumsum(sizes)[:-1].tolist())):
+            if piece.size and operation == "all_gather":
+                self.comm.broadcast(address(x if root == self.rank else piece), address(piece), piece.size,
+                                    self._code(x), root, stream.ptr)
+            elif piece.size:
+                self.comm.reduce(address(piece), address(out if root == self.rank else piece), piece.size,
+                                 self._code(x), self._op("sum"), root, stream.ptr)
+        self.library.groupEnd()
 
     def _code(self, x) -> int:
         return getattr(self.library, f"NCCL_{x.dtype.name.upper()}")     # bfloat16's, too

@@ -79,10 +79,10 @@ class StagedPosts(PostedCollectives):
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
         self.staging, self.choose = staging, choose
 
-    def post(self, operation, x, out):
+    def post(self, operation, x, out, sizes=None):
         sent = self.staging.to_buffer(x)
         received = sent if out is x else self.staging.like(out)
-        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
+        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received, sizes), received, out)
 
     def _copied(self, request, buffer, x):
         """Return a request that ends with a copy of the buffer to the device."""

@@ -1,6 +1,6 @@
 """The interfaces of transports, one for each kind of call: a transport has those whose calls it can make."""
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class Request:
@@ -82,10 +82,11 @@ class PostedCollectives(Transport, ABC):
     """A transport for collectives that go on in the background."""
 
     @abstractmethod
-    def post(self, operation: str, x, out) -> Request:
+    def post(self, operation: str, x, out, sizes: Sequence[int] | None = None) -> Request:
         """Begin an all_reduce (a sum), all_gather or reduce_scatter from x to out along axis 0.
 
-        In an all_reduce out is x. Otherwise the smaller array may be this rank's own piece of the larger one.
+        In an all_reduce out is x. Otherwise the smaller array may be this rank's own piece of the larger one. All
+        pieces have one size, or rank i's has sizes[i] elements.
         """
 
 
@@ -119,7 +120,7 @@ class LoneRank(Collectives, AllToAll, PostedCollectives):
     def all_to_all_rows(self, x, sent, out, received):
         out[...] = x
 
-    def post(self, operation, x, out):
+    def post(self, operation, x, out, sizes=None):
         if out is not x:
             out[...] = x
         return Request(lambda: True, lambda: None, None)
