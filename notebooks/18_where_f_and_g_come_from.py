@@ -257,7 +257,7 @@ print(p)
 # weight's cut stays, since weights do not travel. So $x$ is gathered, with a reduce-scatter backward, and the partial
 # sum is scattered, with an all-gather backward: sequence parallelism, from two letters.
 #
-# And there is a third line, which people have forgotten so often that [the zoo](../docs/bug_zoo.md) has it in several
+# And there is a third line, which people have forgotten so often that the bug zoo has it in several
 # forms: the bias is added to a rank's own positions only, so its gradient is partial, and has to be added up.
 #
 # **Predict.** What does a rank send now, relative to f and g, in a ring? The gradient of the bias is 8 numbers.

@@ -23,7 +23,7 @@ def typed_model(case: Case):
     """Return a case's ModelConfig with sizes that tell what is cut, without dropout and experts."""
     c = case.model
     r = c.num_attention_heads // c.groups
-    heads, d = RANKS * HEADS, 4
+    heads, d = RANKS * HEADS, 12
     sizes = dict(num_attention_heads=heads * r, num_query_groups=heads if c.num_query_groups else None,
                  hidden_size=heads * r * d, ffn_hidden_size=RANKS * WIDTH, vocab_size=RANKS * VOCABULARY,
                  max_position_embeddings=RANKS * POSITIONS, make_vocab_size_divisible_by=1,

@@ -108,7 +108,8 @@ def finite(trainer: Trainer, state: str, piece: Piece, values: np.ndarray) -> np
     """Return elements of a piece. Raise UserError if they are not finite in the state's format."""
     form, weights = trainer.state.precision.form, state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
-        what = f"{piece.of.name} infinite in {form.name}" if weights else f"the {state} of {piece.of.name} infinite"
+        whose = "Muon's" if piece.of.matrix else "Adam's"
+        what = f"{piece.of.name} infinite in {form.name}" if weights else f"{whose} {state} of {piece.of.name} infinite"
         raise UserError(f"Iteration {trainer.iteration} produced Inf or NaN in {what} on rank "
                         f"{trainer.topology.world.rank}: the run has diverged, and no checkpoint of it is saved. Try a "
                         "smaller --lr, or a longer warm-up (--lr-warmup-iters).")
