@@ -65,8 +65,9 @@ def real_run(group, case, plan: Plan, m: int, precision: Precision) -> tuple[Hel
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b, m)
         if trainer.step(batches.microbatches_of("train", 0), batches.global_batch_size).skipped:
             with trainer.ledger.phase("optimizer"):
+                trainer.optimizer.iteration += 1        # as in a step whose gradients are finite
                 trainer.optimizer.update(trainer.state.gradients.own, 1.0, 0.0)
-                trainer.state.zero.finish_update()      # as after a step whose gradients are finite
+                trainer.state.zero.finish_update()
         return trainer.held(), dict(group.ledger.totals)
 
 
