@@ -94,9 +94,8 @@ class TypedArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key, value):
         if not isinstance(value, TypedArray):
             return
-        target = self[key] if not isinstance(key, TypedArray) else self
         if value.cell is not self.cell:
-            target.write(value.kind)
+            (self if isinstance(key, TypedArray) else self[key]).write(value.kind)
 
     def write(self, kind: str) -> None:
         """Note that an array of this kind, and of this shape, was written here."""
@@ -231,7 +230,7 @@ def looked_up(table, axis: int) -> str:
 
 def added_at(target, ids, values):
     """Add values to the rows of their ids. Of a whole table a rank gets only what its own values add."""
-    kind = values.kind if isinstance(values, TypedArray) else EQUAL
+    kind = values.kind
     if values.cut and not target.cut:
         require(kind == EQUAL, "the sum by rows", values)
         kind = PARTIAL

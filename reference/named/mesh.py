@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from reference.comm import collectives
+from reference.errors import UserError
 from reference.named.program import CONSTANT, Change, Largest, Named, Program
 from reference.named.types import INVARIANT, change_of, dual
 
@@ -64,7 +65,13 @@ class Mesh:
     # ---- programs -------------------------------------------------------------------------------------------------
 
     def forward(self, program: Program, values: Mapping[Named, np.ndarray]):
-        """Compute all arrays of a program from whole ones; return each rank's, by Named, and the caches."""
+        """Compute all arrays of a program from whole ones; return each rank's, by Named, and the caches.
+
+        Raises UserError for an array of another shape.
+        """
+        for named, whole in values.items():
+            if whole.shape != (shape := tuple(program.sizes[axis] for axis in named.axes)):
+                raise UserError(f"{named} is {list(whole.shape)}, but must be {list(shape)}.")
         arrays, caches = {named: self.deal(whole, named) for named, whole in values.items()}, []
         for operation, operands, result in program.steps:
             xs, cache = [arrays[x] for x in operands], None

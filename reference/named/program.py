@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from reference.errors import UserError
 from reference.named.functions import Function, Product, Sum
-from reference.named.types import INVARIANT, PARTIAL, REPLICATED, change_of, described, dual, refusal, type_of_result
+from reference.named.types import (DUAL, INVARIANT, PARTIAL, REPLICATED, change_of, described, dual, refusal,
+                                   type_of_result)
 
 WEIGHT, ACTIVATION, CONSTANT = range(3)     # in the order of who stays; a constant has no gradient
 
@@ -72,6 +73,7 @@ class Program:
     changed: dict[Any, Named] = field(default_factory=dict)
 
     def __post_init__(self):
+        self.check_axes(self.layout)
         for axis, m in self.layout.items():
             if m not in self.mesh or self.sizes[axis] % self.mesh[m]:
                 raise UserError(f"The layout cuts {axis}, with {self.sizes[axis]} elements, on the mesh's axis "
@@ -80,8 +82,14 @@ class Program:
     def __str__(self):
         return "\n".join(f"{x} {change}" for change, (x, *_), _ in self.steps if isinstance(change, Change))
 
+    def check_axes(self, axes) -> None:
+        """Raise UserError for axes without a size."""
+        if unknown := [axis for axis in axes if axis not in self.sizes]:
+            raise UserError(f"No size is given for {' and '.join(unknown)}, but for {', '.join(self.sizes)}.")
+
     def array(self, name: str, axes: str, role: int = ACTIVATION) -> Named:
         """Declare an array from outside, cut as the layout says. Constants are whole on every rank."""
+        self.check_axes(axes.split())
         whole = dict.fromkeys(self.mesh, INVARIANT)
         return Named(name, tuple(axes.split()), whole if role == CONSTANT else self.at_rest(axes.split()), role)
 
@@ -93,16 +101,25 @@ class Program:
 
     def product(self, x: Named, y: Named, out: str) -> Named:
         """Multiply, and sum over the axes that both have and `out` lacks."""
+        in_x, in_y, names = set(x.axes), set(y.axes), set(out.split())
+        if wrong := (in_x ^ in_y) - names | names - in_x - in_y:
+            raise UserError(f"A product of {x} and {y} cannot have the axes {out}: {' and '.join(sorted(wrong))} must "
+                            "be in both operands, or in one and in the product.")
         return self.step("product", Product(x.axes, y.axes, tuple(out.split())), [x, y], out)
 
     def sum(self, x: Named, y: Named, sign: int = 1) -> Named:
         """Add y, or subtract it. It may lack axes of x, and has the others in the same order."""
+        if [axis for axis in x.axes if axis in y.axes] != list(y.axes):
+            raise UserError(f"{y} cannot be added to {x}: it must have some of its axes, in the same order.")
         return self.step("sum", Sum(x.axes, y.axes, sign), [x, y], " ".join(x.axes))
 
     def function(self, function: Function, *xs: Named, along: str = "", out: str = "") -> Named:
         """Apply a function to each element, or along an axis, which must be whole. It must not ask for sizes, which are
         a rank's own.
         """
+        if any(x.role != CONSTANT for x in xs[1:]):
+            raise UserError("A function gives its first operand a gradient, and no other: of "
+                            f"{' and '.join(map(str, xs))} all but the first must be constants.")
         return self.step("function", function, list(xs), out or " ".join(xs[0].axes), along)
 
     def largest(self, x: Named, axis: str) -> Named:
@@ -112,11 +129,12 @@ class Program:
 
     def change(self, x: Named, m: str, after: str) -> Named:
         """Change a type on the mesh's axis m. What was changed once is not changed again."""
+        if m not in self.mesh or after not in (*DUAL, *x.axes):
+            raise UserError(f"{x} cannot become {after} on {m}: choose {', '.join(DUAL)}, or one of its own axes, on "
+                            f"{' or '.join(self.mesh)}.")
         if x.types[m] != after and (x, m, after) not in self.changed:
-            change = Change(m, x.types[m], after)
-            change_of(change.before, change.after)
             self.changed[x, m, after] = Named(x.name, x.axes, {**x.types, m: after}, x.role)
-            self.steps.append(Step(change, [x], self.changed[x, m, after]))
+            self.steps.append(Step(Change(m, x.types[m], after), [x], self.changed[x, m, after]))
         return self.changed.get((x, m, after), x)
 
     def rest(self, x: Named) -> Named:

@@ -141,6 +141,14 @@ REFUSED = {     # what is left out, what is written then, and the sentence
     "an uneven cut": ("", lambda *_: Program({"t": 2}, {"f": "t"}, {"f": 3}),
                       "cuts f, with 3 elements, .* share evenly"),
     "no such axis of the mesh": ("", lambda *_: Program({"t": 2}, {"f": "d"}, {"f": 4}), "must have d"),
+    "an axis without a size": ("", lambda p, x, y, bias: p.array("w", "h q"), "No size is given for q, but for b, s"),
+    "a product that loses an axis": ("", lambda p, x, y, bias: p.product(x, bias, "b h"),
+                                     r"\[h\] cannot have the axes b h: s must be in both operands, or in one"),
+    "a sum in another order": ("", lambda p, x, y, bias: p.sum(bias, x), "it must have some of its axes"),
+    "a function of two arrays with gradients": ("", lambda p, x, y, bias: p.function(SQUARES, x, y),
+                                                "all but the first must be constants"),
+    "a change to what is no type": ("", lambda p, x, y, bias: p.change(x, "t", "V"),
+                                    "cannot become V on t: choose invariant, replicated, partial, or one of its own"),
 }
 
 
@@ -149,3 +157,9 @@ def test_a_wrong_program_is_refused_while_it_is_written(name):
     left_out, write, sentence = REFUSED[name]
     with pytest.raises(UserError, match=sentence):
         write(*written_mlp(left_out))
+
+
+def test_an_array_of_another_size_is_refused_before_anything_is_computed():
+    p = Program({"t": 2}, {"f": "t"}, dict(h=2, f=4))
+    with pytest.raises(UserError, match=r"w \[h f\] is \[2, 3\], but must be \[2, 4\]"):
+        Mesh(p.mesh).forward(p, {p.array("w", "h f", WEIGHT): np.ones((2, 3))})
