@@ -182,10 +182,16 @@ def derived_is_the_textbook(mesh: Mesh, name: str, case: NamedCase, wrap=lambda 
 
 
 def derived_on_ranks_is_the_textbook(group, name: str, case: NamedCase) -> None:
-    """Check it on one real rank of the mesh; and that the ledger has the messages, and no others."""
+    """Check it on one real rank of the mesh; that it holds, of all arrays, what lists have for it; and that the ledger
+    has the messages, and no others.
+    """
     places = dict(zip(case.mesh, np.unravel_index(group.rank, tuple(case.mesh.values()))))
     groups = {m: group.split(int(group.rank - places[m] * prod(list(case.mesh.values())[i + 1:])), m)
               for i, m in enumerate(case.mesh)}
+    program, values, *_ = layer_of(name, case)
+    mine, ours = (mesh.forward(program, values)[0] for mesh in (RankMesh(groups), Mesh(case.mesh)))
+    for named, (x,) in mine.items():
+        close(x, ours[named][group.rank])
     before = sent(group.ledger)
     messages = derived_is_the_textbook(RankMesh(groups), name, case)
     counted = Counter[tuple[str, str]]()

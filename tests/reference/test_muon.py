@@ -84,6 +84,8 @@ def test_an_owner_has_whole_matrices(case, bucket_size, parts):
     for piece in pieces:
         assert piece.in_buffer == piece.of.slice
         assert layout.adam_size <= piece.in_shard.start and piece.in_shard.stop <= layout.shard_size
+    largest = max(sum(piece.size for piece in own) for own in owned)
+    assert layout.shard_size == layout.adam_size + largest, "a shard has room for the largest owner's matrices"
     costs = [sum(multiplications(piece.of.tensor) for piece in own) for own in owned]
     assert max(costs) <= sum(costs) / parts + max(multiplications(piece.of.tensor) for piece in pieces)
 
