@@ -23,8 +23,8 @@ def sent(group, case, plan):
 
 @pytest.mark.parametrize("t, d, stage, rounds", [(2, 1, 0, 5), (4, 1, 0, 2), (2, 2, 1, 5)])
 def test_tensor_parallel_ranks_send_what_the_formulas_say(ranks, t, d, stage, rounds):
-    """Of each layer 12 h^2 elements are gathered once, or of each of its six matrices h^2 summed in every round and the
-    norm before them. With ZeRO-1 its owners do that.
+    """A layer's 12 h^2 elements of momentum are gathered once (duplicated). Or every round sums h^2 elements for each
+    of its six matrices (distributed). With ZeRO-1 owners do that for what they own.
     """
     def total(mode, reason):
         plan = Plan(zero_stage=stage, muon=MuonChoices(mode, muon_num_ns_steps=rounds))
