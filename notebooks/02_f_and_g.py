@@ -220,7 +220,7 @@ for name, grads in weights.items():
 # ## Eight layers deep
 #
 # So let there be something below: eight blocks of a transformer, each with attention and an MLP, each with its own f,
-# and around both a residual sum and a layer norm (walkthrough 5). What are the gradients of each layer's $A$ now?
+# and around both a residual sum and a layer norm (walkthrough 6). What are the gradients of each layer's $A$ now?
 
 # %%
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
@@ -280,7 +280,7 @@ for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.item
 # ## On real ranks
 #
 # `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and asks for the reason. Its
-# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 8 explains why not directly).
+# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 9 explains why not directly).
 
 # %%
 from mpi_impl.layers import mlp as on_ranks
@@ -496,5 +496,5 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 #    How many numbers does each send? Say a message takes 5 µs, and 1 ns more for each number. For which $N$ is that
 #    faster than the ring? (MPI chooses by size, too.)
 #
-# Next: [3. Heads: how attention is sharded](03_attention_heads.ipynb). The demos for this walkthrough:
+# Next: [4. Heads: how attention is sharded](04_attention_heads.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.collectives` and `... -m mpi_impl.demos.sequence_parallel`.

@@ -35,7 +35,7 @@ def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(tmp
 
 # ---- the whole site, which takes minutes, in a browser ----
 
-PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/08_pipelines",
+PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/09_pipelines",
          "course/labs/lab1_collectives", "course/README", "api/reference.layers", "api/mpi_impl.comm",
          "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
 
@@ -105,7 +105,7 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
 def test_search_finds_prose_cells_and_functions(browser, address, built, served):
     page = browser.new_page()
     complaints = complaints_of(page)
-    for words, expected in (("bubble", "08_pipelines"), ("sharded_mlp_forward", "reference.layers"),
+    for words, expected in (("bubble", "09_pipelines"), ("sharded_mlp_forward", "reference.layers"),
                             ("ring chunk", "lab1"), ("several hosts", "several_hosts")):
         page.goto(f"{address if served else built.as_uri()}/search.html?q={words}")
         page.wait_for_selector("#search-results li a")

@@ -7,7 +7,7 @@
 # lab you shard that one, for any number of heads, any inner size and any number of ranks, with one sum forward and one
 # backward; write *f* and *g*; replace them by sequence parallelism; and count what is sent.
 #
-# **You need**: walkthroughs 1 to 3, and for the fifth task what walkthrough 7 says about sequence parallelism.
+# **You need**: walkthroughs 1 to 4, and for the fifth task what walkthrough 8 says about sequence parallelism.
 # **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the

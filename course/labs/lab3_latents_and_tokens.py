@@ -6,7 +6,7 @@
 # compute their keys and values from one small vector, which every rank computes. So some parameters are replicated in
 # the middle of what is sharded, and their gradients must be added up. And the vocabulary does not divide.
 #
-# **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60, and 10 for words.
+# **You need**: lab 1, and walkthroughs 1 to 5. **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,

@@ -7,7 +7,7 @@
 # has only its own shard, with four numbers sent per position, for logits of any size; its backward, which sends
 # nothing; and the other parts of a training step around it.
 #
-# **You need**: walkthrough 4. **Time**: about five hours. **Points**: 60, and 10 for words.
+# **You need**: walkthrough 5. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,

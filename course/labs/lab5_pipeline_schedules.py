@@ -7,7 +7,7 @@
 # write 1F1B with a number of forwards ahead that you choose, find out how many are needed and how fast a pipeline can
 # be within a given memory, interleave, and finally play schedules on real ranks without a deadlock.
 #
-# **You need**: walkthroughs 1 and 8 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
+# **You need**: walkthroughs 1 and 9 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
 # **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that

@@ -30,7 +30,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
     """
     assert least * 2**-8 > float(rate) > least * 2**-9
     share, large = re.search(rf"learning rate {rate}: ([\d.]+)% of the updates are lost, ([\d.]+)% of the weights",
-                             output_text("10_precision")).groups()
+                             output_text("11_precision")).groups()
     expected = erfc(least / 0.02 / sqrt(2))
     spread = 4 * sqrt(expected * (1 - expected) / 50_000)     # of 50,000 weights that are drawn
     assert float(share) / 100 == pytest.approx(expected, abs=spread)
@@ -38,17 +38,17 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
 
 
 def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
-    assert f"1 / {comb(49, 6):_}" in (FOLDER / "13_what_is_a_proof.py").read_text()
+    assert f"1 / {comb(49, 6):_}" in (FOLDER / "14_what_is_a_proof.py").read_text()
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
 
 
 # ---- numbers in prose ----
 
 # Of papers and of other programs, so that no cell can assert them.
-OF_OTHERS = {"07_sequence_parallelism": {"2.7"},                                 # Korthikanti et al. 2022, equation 8
-             "11_training_in_3d": {"300", "25"},                                 # Narayanan et al. 2021, section 5
-             "12_choosing_t_p_d_b": {"22", "39"},                                # Korthikanti et al. 2022, section 6
-             "15_experts": {"6546", "5956"}}                                     # of issues
+OF_OTHERS = {"08_sequence_parallelism": {"2.7"},                                 # Korthikanti et al. 2022, equation 8
+             "12_training_in_3d": {"300", "25"},                                 # Narayanan et al. 2021, section 5
+             "13_choosing_t_p_d_b": {"22", "39"},                                # Korthikanti et al. 2022, section 6
+             "16_experts": {"6546", "5956"}}                                     # of issues
 NO_CLAIMS = [r"```.*?```", r"`[^`]*`", r"\$\$.*?\$\$", r"\$[^$]*\$",          # code, formulas
              r"\[[^\]]*\]\([^)]*\)", r"et al\.\s+\d+",                        # links and papers
              r"\b(?:16|32) bits", r"About \d+\s+minutes",                       # formats, times to read
