@@ -496,5 +496,5 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 #    How many numbers does each send? Say a message takes 5 µs, and 1 ns more for each number. For which $N$ is that
 #    faster than the ring? (MPI chooses by size, too.)
 #
-# Next: [4. Heads: how attention is sharded](04_attention_heads.ipynb). The demos for this walkthrough:
+# Next: [3. Data parallelism](03_data_parallelism.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.collectives` and `... -m mpi_impl.demos.sequence_parallel`.

@@ -47,7 +47,7 @@ random = np.random.default_rng(3)
 # $$\mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt{d}}\right) V$$
 #
 # In a GPT a position may look only at itself and at those before it. A layer has $a$ heads side by side, each with its
-# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 10 it
+# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 3 it
 # is the number of replicas: the papers use the letter for both.)
 #
 # ## Four heads, made by hand

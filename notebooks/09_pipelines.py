@@ -530,5 +530,5 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 #    bubble a third?
 # 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
 #
-# Next: [10. Data parallelism and ZeRO](10_data_parallel_and_zero.ipynb). The demo for this walkthrough:
+# Next: [10. ZeRO](10_zero.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.

@@ -10,7 +10,7 @@
 # our ledger in it; see buckets leave while a backward is still at work; and train one model with PyTorch's FSDP and
 # with ours.
 #
-# **You need** walkthroughs [2](02_f_and_g.ipynb) (f and g) and [10](10_data_parallel_and_zero.ipynb) (buckets), and
+# **You need** walkthroughs [2](02_f_and_g.ipynb) (f and g) and [3](03_data_parallelism.ipynb) (buckets), and
 # PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
 
 # %%
@@ -248,7 +248,7 @@ print("as many, and of as many elements, as in our ledger:",
 #
 # ## Buckets that leave early
 #
-# In data parallelism `DistributedDataParallel` does what our `Gradients` does (walkthrough 10): buckets, last layer
+# In data parallelism `DistributedDataParallel` does what our `Gradients` does (walkthrough 3): buckets, last layer
 # first, each of which leaves when it is complete. Three equal layers, of $512 \cdot 512 + 512$ numbers of 4 bytes each,
 # which is a little more than 1 MiB. A bucket shall have 1 MiB.
 #

@@ -287,7 +287,7 @@ reveal(guess, sent(by_positions.messages) / sent(mesh.messages), "times as much"
 print(write(layers.mlp, MLP, {"b": "d"}, {"d": 2})[0])
 
 # %% [markdown]
-# The all-reduce of gradients, one for each weight. (By hand one packs them into a bucket, walkthrough 10.) With both
+# The all-reduce of gradients, one for each weight. (By hand one packs them into a bucket, walkthrough 3.) With both
 # directions, types are found on each by itself:
 
 # %%

@@ -1,214 +1,60 @@
 # %% [markdown]
-# # 10. Data parallelism and ZeRO
+# # 10. ZeRO: sharding what is replicated
 #
-# So far the ranks held one model together. They can also hold a copy of it each, and divide the *data*. That is the
-# oldest way to train on many devices and the simplest, and it wastes memory: every rank holds the same. ZeRO removes
-# that waste.
+# Data parallelism (walkthrough 3) wastes memory: every rank holds the same parameters, gradients and optimizer states.
+# ZeRO removes that waste, one of the three after the other.
 #
-# **You will** distribute a batch over four copies of a model and get the gradient of one process; get it wrong in a way
-# that raises no error; see how gradients are stored in memory; take an all-reduce apart; train with ZeRO's stages,
-# 0 to 3, on real ranks, counting what each rank holds and sends; and meet an optimizer that cannot be sharded anywhere.
+# **You will** give each rank a part of the flat buffer; take an all-reduce apart; train with ZeRO's stages, 0 to 3, on
+# real ranks, counting what each rank holds and sends; and meet an optimizer that cannot be sharded anywhere.
 #
-# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 60
-# minutes.
+# **You need** walkthrough [3](03_data_parallelism.ipynb): replicas, gradients in a flat buffer and its buckets. About
+# 45 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
 import numpy as np
 
 from mpi_impl.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
+from mpi_impl.notebook.pictures.buffers import draw_layout
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.shards import Matrix, by_columns, draw_matrices, partial_sums, whole
+from mpi_impl.notebook.pictures.shards import by_columns, draw_matrices, partial_sums, whole
 from mpi_impl.notebook.predictions import reveal
-from reference.params import leaves
-
-# %% [markdown]
-# ## A batch, distributed
-#
-# Training goes step by step. A step takes a *batch* of $B$ samples (texts, here). The model predicts each next token,
-# and the *loss* says how wrong it was, averaged over all tokens of the batch. The *gradient* has a number for each
-# parameter of the model: how the loss changes with it. The *optimizer* then moves each parameter a little.
-#
-# A *replica* is a copy of the whole model. With $d$ replicas each takes some of the samples. If its samples do not fit
-# into memory together, it takes them in $m$ *microbatches* of $b$ samples, one after another, so that $B = m\,d\,b$. A
-# colour for each replica; a row of the batch is a sample:
-
-# %%
-from reference.parallel.data_parallel import all_reduce_trees, data_parallel_gradients, samples_of
-
-d, b, m = 4, 1, 2
-tokens, targets = global_batch(step=0, samples=m * d * b)
-B, s = tokens.shape
-
-owners = np.zeros((B, s), int)
-for replica in range(d):
-    for k in range(m):
-        owners[samples_of(replica, k, d, b)] = replica
-
-draw_matrices([Matrix("batch", owners), "forward, backward  →", partial_sums("gradient", 8, 10, "4 partial sums")], d,
-              "data parallelism")
-
-# %% [markdown]
-# The loss is a sum over samples, divided by their number. So its gradient is such a sum, too, and a replica computes a
-# *partial sum* of it from its own samples. We know what to do with those: an all-reduce. It is right if the division
-# happens in the right place. **Each replica divides by the size of the whole batch, $1/(B s)$, and then the gradients
-# are added up.**
-#
-# `reference/parallel/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of
-# two layers, compared with one process without replicas:
-
-# %%
 from reference.batches import GPTBatch
-from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
-from reference.params import initialize
-from reference.training.trainer import loss_and_gradients
+from reference.models.gpt import gpt_tensors
+from reference.params import initialize, leaves
+from reference.parallel.layout import Layout
 
 model = tiny_gpt(2)
 params = initialize(gpt_tensors(model), SEED, "float64")
-loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
-
-def apart(found, expected):
-    """Return the largest difference of two trees of tensors, relative to the largest element."""
-    pairs = [(x, y) for (_, x), (_, y) in zip(leaves(found), leaves(expected))]
-    return float(max(abs(x - y).max() for x, y in pairs) / max(abs(y).max() for _, y in pairs))
-
-for d, b in (1, 8), (2, 2), (4, 1), (8, 1):
-    found, everyone = data_parallel_gradients(tokens, targets, params, model, d, b)
-    print(f"d = {d}, m = {B // (d * b)}, b = {b}: same loss {abs(found - loss) < 1e-12},",
-          f"same gradient on every replica {all(apart(one, gradient) < 1e-12 for one in everyone)}")
 
 # %% [markdown]
-# ### The wrong way: an average of averages
+# ## A part for each rank
 #
-# It is tempting to let each replica compute the mean loss of *its own* samples, as if it were alone, and then to
-# average the gradients over the replicas. As long as all replicas have the same number of tokens, that is the same
-# number.
-#
-# They often are not. Suppose that four replicas have a text each, but the last one is short: only one of its tokens
-# counts, and the rest is padding. (Or only answers count, and not the questions. Or the last batch of the data does not
-# divide.) Two ways to give each token a weight, by the count of all tokens and by the count of the replica's own:
+# Walkthrough 3 stored gradients in a flat buffer, in buckets that are sent as one message each. For ZeRO each bucket is
+# also divided into equal parts, one for each replica, without regard to tensors: rank $i$ *owns* the $i$-th part of each
+# bucket. Above are the tensors, alternately dark and light (units in blue and sand); below are their owners:
 
 # %%
-counts = np.array([6, 6, 6, 1])                             # tokens that count, on each of four replicas
-mask = (np.arange(s) < counts[:, None]).astype(float)       # [4, s]
-
-def gradient_of(samples, weights):
-    """Return the gradient of the weighted sum of these samples' losses."""
-    _, cache = gpt_forward(tokens[samples], params, model, targets[samples])
-    return gpt_backward(weights, params, cache, model)[1]
-
-def summed(weights):
-    """Return the sum of the gradients of four replicas with one sample each."""
-    return all_reduce_trees([gradient_of([r], weights[r:r + 1]) for r in range(4)])[0]
-
-right = mask / mask.sum()                                   # by the global count
-wrong = mask / mask.sum(axis=1, keepdims=True) / 4          # each by its own count, then averaged
-one_process = gradient_of([0, 1, 2, 3], right)
-
-print("by the global count: the same?", apart(summed(right), one_process) < 1e-12)
-print(f"by its own count: off by {apart(summed(wrong), one_process):.0%} of the largest element")
-
-# %% [markdown]
-# **Predict.** In the wrong way, as many tokens of replicas 0 to 2 as how many count as much as the one token of
-# replica 3?
-
-# %%
-guess = ...                # tokens
-
-# %% tags=["hide-output"]
-reveal(guess, wrong[3, 0] / wrong[0, 0], "tokens count as much as the one of replica 3")
-draw_bars({"each token, anywhere": {"by the global count": 100 * right[0, 0]},
-           "each token of replicas 0 to 2": {"each by its own count": 100 * wrong[0, 0]},
-           "the one token of replica 3": {"each by its own count": 100 * wrong[3, 0]}},
-          "% of the loss that one token contributes", unit=" %")
-
-# %% [markdown]
-# The one token of the short text counts as much as six others. No error, no strange loss: only a model that learns most
-# from its shortest texts. The same happens with microbatches if each is averaged by itself. So compute the weight of
-# the *global* batch first, divide by it immediately, and from there on only add.
-#
-# ## The flat buffer, and its buckets
-#
-# A model has many tensors, and a message for each would be many small messages, each with a fixed cost. So all
-# gradients are stored in **one** array, the *flat buffer*, and a tensor is a view of a part of it. Then sending
-# gradients is sending slices of one array.
-#
-# The buffer is divided into *buckets*, and each bucket is sent as one message: a run of whole layers or tables with at
-# least `bucket_size` elements, so most have more. Tensors are stored in the order in which the backward pass finishes
-# them, **last layer first**. So the first bucket is complete, and on its way, while the backward still works on the
-# layers before.
-#
-# For ZeRO each bucket is also divided into equal parts, one for each replica, without regard to tensors: rank $i$
-# *owns* the $i$-th part of each bucket. `reference/parallel/layout.py` computes all this. Above are the tensors,
-# alternately dark and light (units in blue and sand); below are their owners:
-
-# %%
-from mpi_impl.notebook.pictures.buffers import draw_layout
-from reference.parallel.layout import Layout
-
 layout = Layout(gpt_tensors(model), bucket_size=900, parts=4)
 print(f"{len(layout.segments)} tensors of {layout.size:,} elements in {len(layout.buckets)} buckets")
 draw_layout(layout, "the flat buffer of the tiny GPT, for 4 replicas")
 
 # %% [markdown]
 # A part may begin or end in the middle of a tensor: rank 1 has the end of one matrix and the beginning of the next. Its
-# own parts together are its *shard*. (If a bucket does not divide, as by 5 replicas here, it is padded with zeros.) A
-# value written to a tensor is in the buffer:
-
-# %%
-flat = np.zeros(layout.size)
-layout.views(flat).output[...] = 1.0
-print("elements of the flat buffer that are 1 now:", int(flat.sum()), "= V h =", model.vocab_size * model.hidden_size)
-
-# %% [markdown]
-# ## On real ranks
+# own parts together are its *shard*. (If a bucket does not divide, as by 5 replicas here, it is padded with zeros.)
 #
-# Four processes, a replica each. All draw the same parameters (a function of the seed), take their own sample of the
-# same batch, and run forward and backward. Nothing has been sent yet, and the gradients differ:
+# Four ranks, each with a gradient; random numbers will do:
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import SEED, global_batch, tiny_gpt
-from reference.parallel.data_parallel import samples_of
+from mpi_impl.demos.tiny_gpt import tiny_gpt
+from reference.models.gpt import gpt_tensors
 from reference.parallel.layout import Layout
-from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
-from reference.params import assign, initialize, tree_map
 
 model = tiny_gpt(2)
 layout = Layout(gpt_tensors(model), bucket_size=900, parts=size)
-params = initialize(gpt_tensors(model), SEED, "float64")
-tokens, targets = global_batch(step=0, samples=size)
-mine = samples_of(rank, 0, size, 1)
-
-losses, cache = gpt_forward(tokens[mine], params, model, targets[mine])
-_, grads = gpt_backward(np.full_like(losses, 1 / tokens.size), params, cache, model)     # the global batch's size
-flat = np.zeros(layout.size)
-tree_map(assign, layout.views(flat), grads)
-print(f"sample {mine.start}, gradient begins {flat[:4].round(4)}")
-
-# %%
-# %%ranks 4
-summed = flat.copy()
-for bucket in layout.buckets:
-    group.all_reduce(summed[bucket.slice], "gradients")
-print(f"sum of the gradients begins {summed[:4].round(4)}")
-
-# %%
-tokens, targets = global_batch(step=0, samples=4)
-loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
-print([apart(layout.views(found), gradient) < 1e-12 for found in ranks["summed"]])
-
-# %% [markdown]
-# That is data parallelism. In `mpi_impl/parallel/data_parallel.py` the buckets are sent automatically: each part of the
-# backward reports that it has contributed to a unit (a layer, a table), and when a bucket is complete its sum begins,
-# without waiting for it. (`post_all_reduce` begins one and returns a handle, which the end of the step waits for.)
-
-# %%
-import inspect
-
-from mpi_impl.parallel.data_parallel import Gradients
-
-print(inspect.getsource(Gradients.contributed), inspect.getsource(Gradients.counted), sep="\n")
+flat = np.random.default_rng(rank).normal(size=layout.size)
+print(f"gradient begins {flat[:4].round(4)}")
 
 # %% [markdown]
 # ## An all-reduce is two things
@@ -223,8 +69,8 @@ draw_matrices([partial_sums("gradients", 4, 12, "4 partial sums"), "reduce-scatt
                whole("the sum", 4, 12, "every rank has all")], 4, "an all-reduce, in two halves")
 
 # %% [markdown]
-# **Predict.** The buffer has 2,000 numbers of 8 bytes. How many bytes does each of the four ranks send for the
-# all-reduce of all of it?
+# **Predict.** The all-reduce of all 2,000 numbers of 8 bytes sends 24,000 bytes from each of the four ranks. How many
+# does its first half send, the reduce-scatter?
 
 # %%
 guess = ...                # bytes
@@ -234,17 +80,18 @@ guess = ...                # bytes
 from mpi_impl.comm.ledger import ring_bytes
 
 for bucket in layout.buckets:
-    group.all_reduce(flat[bucket.slice].copy(), "both halves")
+    summed = flat[bucket.slice].copy()
+    group.all_reduce(summed, "both halves")
     part = group.reduce_scatter(flat[bucket.slice], 0, "first half")
     both = group.all_gather(part, 0, "second half")
-    assert np.allclose(both, summed[bucket.slice], rtol=0, atol=1e-12)
+    assert np.allclose(both, summed, rtol=0, atol=1e-12)
 sent_by_halves = {entry.operation: ring_bytes(entry, total) for entry, total in group.ledger.totals.items()}
 for entry, total in group.ledger.totals.items():        # the ledger of this cell
     print(f"{entry.operation:14} {entry.reason:11} {ring_bytes(entry, total):6,.0f} bytes that a rank sends")
 
 # %% tags=["hide-output"]
-assert layout.size == 2000
-reveal(guess, ranks["sent_by_halves"][0]["all_reduce"], "bytes that a rank sends for the all-reduce")
+assert layout.size == 2000 and ranks["sent_by_halves"][0]["all_reduce"] == 24_000
+reveal(guess, ranks["sent_by_halves"][0]["reduce_scatter"], "bytes that a rank sends for the reduce-scatter")
 
 # %% [markdown]
 # Each half costs a rank $\frac{d-1}{d}$ of the buffer, if the ranks form a ring: in each of $d - 1$ rounds a rank sends
@@ -375,13 +222,13 @@ figure
 # %%
 # %%ranks 4
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import OPTIMIZER, share_of, training_on
+from mpi_impl.demos.tiny_gpt import OPTIMIZER, global_batch, share_of, training_on
 from mpi_impl.demos.zero import sent
 from reference.config import ParallelConfig
 from reference.params import leaves
 
-def train(stage, m=1, layers=2, steps=8, offload=False, optimizer=OPTIMIZER):
-    parallel = ParallelConfig(data_parallel_size=size, zero_stage=stage, ddp_bucket_size=900, cpu_offload=offload,
+def train(stage, m=1, layers=2, steps=8, optimizer=OPTIMIZER):
+    parallel = ParallelConfig(data_parallel_size=size, zero_stage=stage, ddp_bucket_size=900,
                               whole_matrices=optimizer.muon)
     apart = Group(group.comm, group.name, Instruments())               # with a ledger of its own
     with training_on(apart, tiny_gpt(layers), parallel, optimizer) as trainer:
@@ -470,6 +317,8 @@ for m, name in (1, "stages"), (4, "four"):
 # waits for it, and releases it afterwards):
 
 # %%
+import inspect
+
 from mpi_impl.models.units import in_turn
 
 print(inspect.getsource(in_turn))
@@ -494,58 +343,10 @@ assert ranks["depths"][0][2]["held"].gathered == 13_952 and 8 * ranks["depths"][
 reveal(guess, ranks["depths"][0][8]["held"].gathered, "bytes gathered at any time, with 8 layers")
 
 # %% [markdown]
-# ### FSDP: stage 3 as a wrapper
+# PyTorch's FSDP is stage 3 as a wrapper of any layers: `docs/fsdp.md` compares it, argument by argument. And a shard need
+# not be on the device: with `cpu_offload` it is in the host's memory, or in a file, and Adam needs each element only once
+# a step (`docs/memory.md`).
 #
-# PyTorch's FSDP does the same without knowing the model: it wraps any layers. The textbook has it in a page
-# (`reference/parallel/fsdp.py`). Here are three linear layers, 8-4, 4-16 and 16-4, on 4 ranks, first as DDP, then fully
-# sharded. `docs/fsdp.md` says where PyTorch's arguments are in this project.
-
-# %%
-from reference import ops
-from reference.parallel.fsdp import AnyLayer, FullySharded
-
-
-def linear_layer(n, m):
-    """Return a linear layer with random numbers, for the wrapper."""
-    def backward(dy, p, x):
-        dx, dw, db = ops.linear_backward(dy, x, p["w"])
-        return dx, {"w": dw, "b": db}
-
-    return AnyLayer({"w": rng.normal(size=(n, m)), "b": np.zeros(m)}, lambda x, p: (ops.linear(x, p["w"], p["b"]), x),
-                    backward)
-
-
-rng = np.random.default_rng(0)
-layers = [linear_layer(8, 4), linear_layer(4, 16), linear_layer(16, 4)]
-xs = list(rng.normal(size=(4, 2, 8)))
-outputs = {}
-for name, n in ("DDP", 1), ("FSDP", 4), ("hybrid", 2):
-    model = FullySharded([[layer] for layer in layers], d=4, n=n)
-    ys, caches = model.forward(xs)
-    model.backward(ys, caches)                            # of the loss sum(y * y) / 2
-    model.descend(lr=0.01)
-    outputs[name] = np.stack(model.forward(xs)[0])
-    print(f"{name:6} a rank keeps {sum(unit.shards[0].size for unit in model.units):3} parameters")
-
-assert sum(unit.shards[0].size for unit in model.units) == 92       # the hybrid's: half of 184
-print("after a step all three give the same outputs:", all(np.allclose(x, outputs["DDP"]) for x in outputs.values()))
-
-# %% [markdown]
-# ### Even less: offloading
-#
-# A shard need not be on the device. A GPU's own memory is small and fast, the host's is large and slow, and Adam needs
-# each element once per step. With `cpu_offload` a rank's shard is *offloaded* and copied back piece by piece. Only the
-# gradients stay on the device. (Our ranks have no GPU. They offload to another buffer, or to a file, with the same
-# rules.)
-
-# %%
-# %%ranks 4
-offloaded = train(3, offload=True)
-held = offloaded["held"]
-print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} bytes;",
-      f"same losses: {np.allclose(offloaded['losses'], stages[3]['losses'], rtol=1e-12, atol=0)}")
-
-# %% [markdown]
 # ## An optimizer that needs whole matrices
 #
 # Adam looks at one element at a time, so a part of the buffer may end in the middle of a row. Jordan's Muon does
@@ -613,8 +414,6 @@ for stage in range(2):
 # | 2 | $w\,\Psi + (g + K)\,\Psi/d$ | $m + 1$ | 16.6 GB |
 # | 3 | $(w + g + K)\,\Psi/d$ | $3m$ | 1.88 GB |
 #
-# - Divide by the weight of the global batch, then only add. An average of averages is wrong as soon as the replicas'
-#   weights differ.
 # - An all-reduce is a reduce-scatter and an all-gather. Stage 1 lets the optimizer work between the two, for free.
 # - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
 #   (walkthrough 9): stage 1 suits it best.
@@ -623,12 +422,17 @@ for stage in range(2):
 #
 # ## Try it
 #
-# 1. Let the replicas begin from different weights: give `initialize` the seed `SEED + rank` in the cell on ranks. Which
-#    check fails? After the sum all ranks have the same gradient. Why do the replicas still never come together?
-# 2. Set `counts` to `[6, 6, 6, 6]`. How large is the error of the wrong way now? Then `[3, 3, 3, 3]`?
-# 3. Gradients are clipped by their *norm*, the root of the sum of all squares. At stage 1 a rank has a part of the
+# 1. Gradients are clipped by their *norm*, the root of the sum of all squares. At stage 1 a rank has a part of the
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
-# 4. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
+# 2. Let `train` have `offload=True` at stage 3: pass `cpu_offload` to `ParallelConfig`, and print `trainer.held()`. What
+#    is left on the device, and what is offloaded?
+#
+# <details><summary>Answer to 1</summary>
+#
+# One number: each rank squares and adds up its own part, an all-reduce adds the four results, and every rank takes the
+# root. Every element is in exactly one shard, so none is counted twice. (At stage 0 nothing is sent: every rank has all
+# gradients.)
+# </details>
 #
 # Next: [11. Precision](11_precision.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.
