@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 3. Data parallelism: copies of a model that learn together
 #
-# In the first two walkthroughs the ranks held one layer together. They can also hold a copy of the whole model each, and
-# divide the *data*. That is the oldest way to train on many devices, and still the first to try: it needs one kind of
-# partial sum, the gradient, and no change inside the model.
+# In the first two walkthroughs the ranks held one layer together. They can also hold a copy of the whole model each,
+# and divide the *data*. That is the oldest way to train on many devices, and still the first to try: it needs one
+# kind of partial sum, the gradient, and no change inside the model.
 #
 # **You will** distribute a batch over four copies of a model and get the gradient of one process; get it wrong in a way
 # that raises no error; see how gradients are stored in memory, and sent; train on four real ranks, and see their loss
@@ -214,9 +214,9 @@ loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
 print([apart(layout.views(found), gradient) < 1e-12 for found in ranks["summed"]])
 
 # %% [markdown]
-# That is data parallelism. How much it sends does not depend on the number of samples: with more of them a rank computes
-# longer for the same $2\,\Psi\,\frac{d-1}{d}$ numbers ($\Psi$, read: psi, is the number of parameters). So large batches hide the
-# sum best.
+# That is data parallelism. How much it sends does not depend on the number of samples: with more of them a rank
+# computes longer for the same $2\,\Psi\,\frac{d-1}{d}$ numbers ($\Psi$, read: psi, is the number of parameters). So
+# large batches hide the sum best.
 #
 # In `mpi_impl/parallel/data_parallel.py` the buckets are sent automatically: each part of the
 # backward reports that it has contributed to a unit, and when a bucket is complete its sum begins,
@@ -233,9 +233,9 @@ print(inspect.getsource(Gradients.contributed), inspect.getsource(Gradients.coun
 # ## A curve that falls
 #
 # Now a loop around it. A step of training is: gradients of the own sample, their sum, and an update of all weights,
-# which each rank computes for itself. The update is Adam's: it looks at each gradient and at averages of the past ones,
-# `m` and `v`. The same sum and the same rule from the same weights give the same weights again. So the copies stay equal,
-# though nobody ever sends a weight.
+# which each rank computes for itself. The update is Adam's: it looks at each gradient and at averages of the past
+# ones, `m` and `v`. The same sum and the same rule from the same weights give the same weights again. So the copies
+# stay equal, though nobody ever sends a weight.
 #
 # The text is easy: from one number count on, modulo 12. The second time, one line is missing.
 
@@ -299,8 +299,8 @@ reveal(guess, copies["with_sum"], "different copies")
 
 # %% [markdown]
 # Not even a last digit differs, because every rank gets the sum that was made in the same order. It is worth a test in
-# every program that trains replicas: compare the weights' bits across ranks once in a while (`--check-weight-hash-across-dp-replicas-interval` in
-# Megatron-LM).
+# every program that trains replicas: compare the weights' bits across ranks once in a while (Megatron-LM has
+# `--check-weight-hash-across-dp-replicas-interval` for it).
 #
 # ## What to take away
 #
@@ -322,8 +322,8 @@ reveal(guess, copies["with_sum"], "different copies")
 #
 # <details><summary>Answer to 2</summary>
 #
-# Both are right, up to rounding: if all replicas have the same count, a mean of means is the mean. That is why the mistake
-# lives long. A test with texts of equal length cannot see it.
+# Both are right, up to rounding: if all replicas have the same count, a mean of means is the mean. That is why the
+# mistake lives long. A test with texts of equal length cannot see it.
 # </details>
 #
 # Next: [4. Heads: how attention is sharded](04_attention_heads.ipynb). Those who know PyTorch may look at

@@ -167,11 +167,11 @@ draw_qkv({"by heads": np.tile(owners, (3, 1)), "straight through": owners_of(3 *
 # Split straight through, rank 0 has *all queries* and half of the keys, and rank 1 not one query. It ought to fail
 # immediately. It does not. A rank's $3h/t$ columns are reshaped to $[h, 3, a/t, d]$, and the shape is right:
 #
-# **Predict.** On one rank there is nothing to split. On two, by how much is the result of this wrong layer off, as a
-# share of the largest element?
+# **Predict.** On two ranks, rank 0 gets the columns of six heads: two that it takes for queries, two for keys, two for
+# values. How many of the six are what it takes them for?
 
 # %%
-guess = ...                # as a share: 0.01 is one hundredth
+guess = ...                # of the six
 
 # %% tags=["hide-output"]
 from reference.params import split
@@ -192,7 +192,9 @@ def off(shards):
 for t in (1, 2, 4):
     print(f"{t} ranks: by heads right: {off(split(p, tensors, t)) < 1e-12},"
           f"  straight through off by {off(straight_through(t)):4.0%}")
-reveal(guess, off(straight_through(2)), "of the largest element, on two ranks")
+
+kinds = np.repeat(["q", "k", "v"], a)[:3 * a // 2].reshape(3, a // 2)       # of rank 0's columns
+reveal(guess, (kinds == [["q"], ["k"], ["v"]]).sum(), "of the six are what rank 0 takes them for")
 
 # %% [markdown]
 # What does rank 0 of two compute? It takes the first third of its columns for queries, which is right: they are those

@@ -7,7 +7,7 @@
 # is the subject of this walkthrough.
 #
 # **You will** write such orders down as data, see what each costs in idle time and in memory, and let four ranks train
-# with seven of them; compare their timeline with a prediction; and make a plan that hangs, and find out why before it
+# with four of them; compare their timeline with a prediction; and make a plan that hangs, and find out why before it
 # runs.
 #
 # **You need** walkthrough 1, and that training goes forward through the layers and then backward. About 60 minutes.
@@ -217,65 +217,6 @@ print(f"inside the stage's {L // 8} layers: {half * L // 8 * tensor_parallel_tra
 # %% [markdown]
 # So pipelines go between servers, where links are slower, and tensor parallelism stays inside one.
 #
-# ## Scatter and gather: send it once
-#
-# One more thing crosses too often. The $t$ ranks of a stage end their last layer with an all-reduce, so **each of them
-# has all of the stage's output**. If each sends it to its partner in the next stage, the same array crosses $t$ times:
-
-# %%
-from mpi_impl.notebook.pictures.crossing import draw_crossing
-
-draw_crossing(4, scattered=False)
-
-# %% [markdown]
-# The *scatter/gather optimisation* (Narayanan et al. 2021, section 4.1) sends it once: rank $i$ sends piece $i$ of $t$,
-# and the receivers gather the pieces among themselves. That is another message, but inside a server, where links are
-# fast:
-
-# %%
-draw_crossing(4, scattered=True)
-
-# %% [markdown]
-# Measure it. Four ranks are two stages of $t = 2$, and every message is in the ledger of the rank that sends it. The
-# step has $m = 4$ microbatches, of $b = 2$ texts with $s = 6$ tokens and $h = 8$, in 8 bytes a number.
-
-# %%
-# %%ranks 4
-from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
-from reference.config import ParallelConfig
-
-crossing = {}
-for scatter in (False, True):
-    watched = Group(group.comm, group.name, Instruments())            # with a ledger of its own
-    split = ParallelConfig(2, 2, scatter_gather_tensors_in_pipeline=scatter)
-    with training_on(watched, tiny_gpt(num_layers=2), split) as trainer:
-        tokens, targets = global_batch(0, 8)
-        loss = trainer.step(share_of(trainer, tokens, targets, 2), 8).loss
-    sent = watched.ledger.elements(operation="send")
-    gathered = sum(watched.ledger.elements(operation="all_gather", reason=f"gathered {what}")
-                   for what in ("activation", "gradient"))
-    crossing[scatter] = {"to the other stage": 8 * sent, "gathered inside": 8 * gathered // 2, "loss": loss}
-
-# %% [markdown]
-# **Predict.** How many bytes does rank 0 send to the next stage, whole?
-
-# %%
-guess = ...                # bytes
-
-# %% tags=["hide-output"]
-for scatter, name in ((False, "whole"), (True, "scattered")):
-    first = ranks["crossing"][0][scatter]
-    print(f"{name:10} rank 0 sends {first['to the other stage']:5,} bytes to the other stage, and "
-          f"{first['gathered inside']:5,} inside its own; loss {first['loss']:.12f}")
-assert all(one[False]["to the other stage"] == 2 * one[True]["to the other stage"] for one in ranks["crossing"])
-reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h of them times 8")
-
-# %% [markdown]
-# Between stages $1/t$ of the bytes, and the same loss. With GPT-3's $t = 8$ the 101 MB above become an eighth for each
-# rank. That is why interleaved schedules, which send $v$ times as often, pay off at all between servers. (With
-# sequence parallelism each rank has only its positions anyway, and nothing is left to scatter.)
-#
 # ## Zero bubble: split the backward in two
 #
 # A backward computes two things: I, the gradient of its input, for which another rank waits; and W, the gradients of
@@ -283,15 +224,11 @@ reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h
 # (section 2) do I immediately, and put W where there would be idle time. (They call I "B".)
 
 # %%
-four = {"1f1b": both["1f1b"], "zb-h1": make("zb-h1", p, m), "zb-h2": make("zb-h2", p, m), "zb-v": make("zb-v", p, m)}
-draw_schedules(four)
+draw_schedules({"1f1b": both["1f1b"], "zb-h1": make("zb-h1", p, m)})
 
 # %% [markdown]
-# - *ZB-H1* holds no more than 1F1B's first rank, and its bubble is a third: $(p-1)(F + I - W)$ instead of
-#   $(p-1)(F + I + W)$.
-# - *ZB-H2* starts with twice as many forwards. Only the slant at both ends is idle.
-# - *ZB-V* has two stages on each rank, one on the way down and one on the way up (paler), in a V. Again only the slant
-#   is idle, and it needs no more memory than 1F1B.
+# *ZB-H1* holds no more than 1F1B's first rank, and its bubble is a third: $(p-1)(F + I - W)$ instead of
+# $(p-1)(F + I + W)$. (The appendix has two schedules with no bubble but the slant at both ends.)
 #
 # The slant costs nothing if steps follow one another without a break: a rank that ends later also began later. But if
 # something makes all ranks wait for one another after each step, such as a norm over all gradients, it is idle time
@@ -300,12 +237,16 @@ draw_schedules(four)
 
 # %%
 print(f"{'':14} {'idle / ideal':>12} {'if steps overlap':>17}   microbatches' worth held by rank 0 .. 3")
-table = {"gpipe": None, "1f1b": None, "interleaved": 2, "zb-h1": None, "zb-h2": None, "zb-v": None, "dualpipe-v": None}
-for name, v in table.items():
+def describe(name, v=None):
+    """Print both numbers of a schedule, and what its ranks hold."""
     one = make(name, p, m, v)
     timeline, share = play(one), p / one.stages
     print(f"{name:14} {timeline.bubble_fraction:12.3f} {timeline.cost / timeline.work - 1:17.3f}   "
           + ", ".join(f"{share * n:g}" for n in activations_in_flight(one)))
+
+table = {"gpipe": None, "1f1b": None, "interleaved": 2, "zb-h1": None}
+for name, v in table.items():
+    describe(name, v)
 thirds = [3 * play(make("zb-h1", p, m)).bubble_fraction, play(make("1f1b", p, m)).bubble_fraction]
 assert np.isclose(*thirds)
 
@@ -514,8 +455,6 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # | 1F1B | $(p-1)/m$ | $p$ | $p-1$ |
 # | interleaved | $(p-1)/(v m)$ | $p + (p-1)/v$ | $vp-1$ |
 # | ZB-H1 | a third of 1F1B's, if F = I = W | $p$ | $p-1$ |
-# | ZB-H2 | none, if steps may overlap | $2p - 1$ | $p-1$ |
-# | ZB-V | none, if steps may overlap | $p$ | $2p-2$ |
 #
 # - The bubble is proportional to $(p-1)/m$: use many microbatches, or few stages.
 # - The time of a backward decides how long activations are held. Idle time and memory are two things; look at both.
@@ -529,6 +468,88 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # 2. With the sliders, take ZB-H1 with few microbatches, $m = 2$. Is it still better than 1F1B? From which $m$ on is its
 #    bubble a third?
 # 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
+#
+# ## Appendix: two more ideas
+#
+# They are for a second reading, and what follows does not need them.
+#
+# ### No bubble but the slant
+#
+# Two more schedules of [Qi et al. 2023](https://arxiv.org/abs/2401.10241), and one of DeepSeek's. *ZB-H2* starts with
+# twice as many forwards as 1F1B. *ZB-V* has two stages on each rank, one on the way down and one on the way up (paler),
+# in a V, and needs no more memory than 1F1B. Only the slant at both ends is idle:
+
+# %%
+draw_schedules({name: make(name, p, m) for name in ("zb-h2", "zb-v")})
+
+# %%
+for name in ("zb-h2", "zb-v", "dualpipe-v"):
+    describe(name)
+
+# %% [markdown]
+# | schedule | bubble, idle / ideal | microbatches held by rank 0, of all its layers | messages a microbatch, each way |
+# |---|---|---|---|
+# | ZB-H2 | none, if steps may overlap | $2p - 1$ | $p-1$ |
+# | ZB-V | none, if steps may overlap | $p$ | $2p-2$ |
+#
+# ### Scatter and gather: send it once
+#
+# One more thing crosses too often. The $t$ ranks of a stage end their last layer with an all-reduce, so **each of them
+# has all of the stage's output**. If each sends it to its partner in the next stage, the same array crosses $t$ times:
+
+# %%
+from mpi_impl.notebook.pictures.crossing import draw_crossing
+
+draw_crossing(4, scattered=False)
+
+# %% [markdown]
+# The *scatter/gather optimisation* (Narayanan et al. 2021, section 4.1) sends it once: rank $i$ sends piece $i$ of $t$,
+# and the receivers gather the pieces among themselves. That is another message, but inside a server, where links are
+# fast:
+
+# %%
+draw_crossing(4, scattered=True)
+
+# %% [markdown]
+# Measure it. Four ranks are two stages of $t = 2$, and every message is in the ledger of the rank that sends it. The
+# step has $m = 4$ microbatches, of $b = 2$ texts with $s = 6$ tokens and $h = 8$, in 8 bytes a number.
+
+# %%
+# %%ranks 4
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
+from reference.config import ParallelConfig
+
+crossing = {}
+for scatter in (False, True):
+    watched = Group(group.comm, group.name, Instruments())            # with a ledger of its own
+    split = ParallelConfig(2, 2, scatter_gather_tensors_in_pipeline=scatter)
+    with training_on(watched, tiny_gpt(num_layers=2), split) as trainer:
+        tokens, targets = global_batch(0, 8)
+        loss = trainer.step(share_of(trainer, tokens, targets, 2), 8).loss
+    sent = watched.ledger.elements(operation="send")
+    gathered = sum(watched.ledger.elements(operation="all_gather", reason=f"gathered {what}")
+                   for what in ("activation", "gradient"))
+    crossing[scatter] = {"to the other stage": 8 * sent, "gathered inside": 8 * gathered // 2, "loss": loss}
+
+# %% [markdown]
+# **Predict.** How many bytes does rank 0 send to the next stage, whole?
+
+# %%
+guess = ...                # bytes
+
+# %% tags=["hide-output"]
+for scatter, name in ((False, "whole"), (True, "scattered")):
+    first = ranks["crossing"][0][scatter]
+    print(f"{name:10} rank 0 sends {first['to the other stage']:5,} bytes to the other stage, and "
+          f"{first['gathered inside']:5,} inside its own; loss {first['loss']:.12f}")
+assert all(one[False]["to the other stage"] == 2 * one[True]["to the other stage"] for one in ranks["crossing"])
+reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h of them times 8")
+
+# %% [markdown]
+# Between stages $1/t$ of the bytes, and the same loss. With GPT-3's $t = 8$ the 101 MB above become an eighth for each
+# rank. That is why interleaved schedules, which send $v$ times as often, pay off at all between servers. (With
+# sequence parallelism each rank has only its positions anyway, and nothing is left to scatter.)
 #
 # Next: [10. ZeRO](10_zero.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.

@@ -30,9 +30,9 @@ params = initialize(gpt_tensors(model), SEED, "float64")
 # %% [markdown]
 # ## A part for each rank
 #
-# Walkthrough 3 stored gradients in a flat buffer, in buckets that are sent as one message each. For ZeRO each bucket is
-# also divided into equal parts, one for each replica, without regard to tensors: rank $i$ *owns* the $i$-th part of each
-# bucket. Above are the tensors, alternately dark and light (units in blue and sand); below are their owners:
+# Walkthrough 3 stored gradients in a flat buffer, in buckets that are sent as one message each. For ZeRO each bucket
+# is also divided into equal parts, one for each replica, without regard to tensors: rank $i$ *owns* the $i$-th part
+# of each bucket. Above are the tensors, alternately dark and light (units in blue and sand); below are their owners:
 
 # %%
 layout = Layout(gpt_tensors(model), bucket_size=900, parts=4)
@@ -343,9 +343,9 @@ assert ranks["depths"][0][2]["held"].gathered == 13_952 and 8 * ranks["depths"][
 reveal(guess, ranks["depths"][0][8]["held"].gathered, "bytes gathered at any time, with 8 layers")
 
 # %% [markdown]
-# PyTorch's FSDP is stage 3 as a wrapper of any layers: `docs/fsdp.md` compares it, argument by argument. And a shard need
-# not be on the device: with `cpu_offload` it is in the host's memory, or in a file, and Adam needs each element only once
-# a step (`docs/memory.md`).
+# PyTorch's FSDP is stage 3 as a wrapper of any layers: `docs/fsdp.md` compares it, argument by argument. And a shard
+# need not be on the device: with `cpu_offload` it is in the host's memory, or in a file, and Adam needs each element
+# only once a step (`docs/memory.md`).
 #
 # ## An optimizer that needs whole matrices
 #
@@ -424,8 +424,8 @@ for stage in range(2):
 #
 # 1. Gradients are clipped by their *norm*, the root of the sum of all squares. At stage 1 a rank has a part of the
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
-# 2. Let `train` have `offload=True` at stage 3: pass `cpu_offload` to `ParallelConfig`, and print `trainer.held()`. What
-#    is left on the device, and what is offloaded?
+# 2. Let `train` have `offload=True` at stage 3: pass `cpu_offload` to `ParallelConfig`, and print `trainer.held()`.
+#    What is left on the device, and what is offloaded?
 #
 # <details><summary>Answer to 1</summary>
 #

@@ -10,7 +10,8 @@
 # loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real
 # ranks.
 #
-# **You need** walkthrough 1, and from walkthroughs 3 and 10 what replicas, gradients and the optimizer are. About 55 minutes.
+# **You need** walkthrough 1, and from walkthroughs 3 and 10 what replicas, gradients and the optimizer are. About 55
+# minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

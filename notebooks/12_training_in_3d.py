@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 12. Training in 3D: t, p and d together
 #
-# The previous walkthroughs treated one kind of parallelism at a time: ranks that shard every layer (tensor parallelism,
-# 1 to 7), ranks that hold different layers (pipelines, 8), replicas that take different samples (data parallelism, 9).
-# Large models are trained with all three together, and every rank then sends in three directions.
+# The previous walkthroughs treated one kind of parallelism at a time: ranks that shard every layer (tensor
+# parallelism, 1 to 7), ranks that hold different layers (pipelines, 9), replicas that take different samples (data
+# parallelism, 3 and 10). Large models are trained with all three together, and every rank then sends in three
+# directions.
 #
 # **You will** see which rank sends to which; train one small GPT on 8 real ranks in six ways, and get the same loss
 # curve six times; see what makes that possible; plant a bug that raises no error, and find it from the outside.
@@ -121,8 +122,8 @@ def train(t, p, d, b=1, zero=0, kind=Group):
 
 # %% [markdown]
 # The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
-# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 10); and everything together. The microbatch size
-# $b$ varies too, and with it the number of microbatches in a step.
+# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 10); and everything together. The microbatch
+# size $b$ varies too, and with it the number of microbatches in a step.
 
 # %%
 # %%ranks 8

@@ -8,8 +8,8 @@
 # come from; recompute the tables of two papers; work out how many days GPT-3 takes; and, at the end, move sliders until
 # a plan fits.
 #
-# **You need** the terms of walkthroughs 9 and 10 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
-# comparing it with real ranks. About 60 minutes.
+# **You need** the terms of walkthroughs 9 and 10 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin
+# by comparing it with real ranks. About 60 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
 # microbatch, $B$ in a step, so $m = B / (b d)$ microbatches; $s$ tokens in a sample, $h$ columns, $a$ heads, $L$
@@ -29,7 +29,7 @@ from reference.costs.flops import iteration_flops, training_seconds, utilization
 from reference.costs.parameters import parameters
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.costs.plans import Plan
-from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
+from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, V100_REACHED
 from reference.parallel.model_states import model_states
 
 # %% [markdown]
@@ -319,13 +319,14 @@ for run in PTD_P:
 # 8, a server. Then $p$ grows, and $d$ is what is left. Those are rules 1 and 2. (The last column would be $v$ times
 # smaller with $v$ interleaved stages on each rank, and $b$ times larger with a larger microbatch.)
 #
-# ### Weak and strong scaling
+# ### Weak scaling
 #
-# *Weak* scaling: with more GPUs the problem grows, too, so that the work of each stays the same. *Strong* scaling: the
-# problem stays, and each GPU has less to do. The table above is weak scaling, and so is Megatron's ([Shoeybi et al.
-# 2019](https://arxiv.org/abs/1909.08053), figure 5), where the model grows with $t$. If bandwidth alone were the limit,
-# how efficient would it be? Their GPUs, V100s, send 150 GB/s inside a server. (The 300 GB/s that the paper names count
-# both directions. Of the measurements only the last is in the paper's text. The others are read off its figure.)
+# *Weak* scaling: with more GPUs the problem grows, too, so that the work of each stays the same. (*Strong* scaling,
+# where the problem stays, is harder: bubbles and messages become a larger part of each step.) The table above is weak
+# scaling, and so is Megatron's ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), figure 5), where the model
+# grows with $t$. If bandwidth alone were the limit, how efficient would it be? Their GPUs, V100s, send 150 GB/s
+# inside a server. (The 300 GB/s that the paper names count both directions. Of the measurements only the last is in
+# the paper's text. The others are read off its figure.)
 
 # %%
 print("billions  t  measured  bandwidth alone")
@@ -376,24 +377,6 @@ reveal(guess, held[4], "GB on each of four")
 # %% [markdown]
 # Each model of the paper has the smallest $t$ with which it fits.
 #
-# Strong scaling is harder. Keep the smallest of these models, and give it more GPUs:
-
-# %%
-for t, speedup in STRONG_SCALING.items():
-    print(f"t = {t}: {speedup:.2f} times as fast, {speedup / t:.0%} efficient")
-
-# %% [markdown]
-# With pipelines it shows in the bubble. A model on $t = p = 8$, and more and more replicas. With strong scaling they
-# divide one batch of 2,304; with weak scaling each brings 64 samples of its own:
-
-# %%
-replicas = [2**i for i in range(9)]
-strong = [1 / (1 + bubble_fraction(8, 2304 // d)) for d in replicas]
-weak = [1 / (1 + bubble_fraction(8, 64)) for _ in replicas]
-draw_curves({"strong: B = 2304": strong, "weak: B = 64 d": weak}, "GPUs", "busy / whole time",
-            "145.6 billion parameters, t = p = 8", x=[64 * d for d in replicas], log="x")
-
-# %% [markdown]
 # ## How many days?
 #
 # A token costs about 8 FLOPs for each parameter: 2 forward, 4 backward and 2 for recompute. So $T$ tokens on $n$ GPUs
@@ -481,7 +464,6 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 #
 # - Memory: 16 bytes per parameter, divided by $t p$ (and by $d$ for what ZeRO shards), plus $p$ microbatches'
 #   activations on the first rank.
-# - Weak scaling hides the costs of many GPUs; strong scaling shows them.
 # - $8 T P / (n X)$ seconds, before you begin.
 #
 # ## Try it

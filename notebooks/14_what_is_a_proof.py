@@ -57,17 +57,22 @@ print("equal, to the last bit:", np.array_equal(on_four_ranks(x, p), y))
 # The code is right, and the results are not equal. Four ranks add up the same terms in another order, and with floats
 # the order of a sum matters:
 #
-# **Predict.** We add up 1,000 random floats in 1,000 random orders. How many different sums are there?
+# **Predict.** Three floats are added up in all six orders, from left to right. A sum of *two* floats does not depend on
+# their order. How many different results can there be, at most?
 
 # %%
-guess = ...                # sums
+guess = ...                # results
 
 # %% tags=["hide-output"]
+from itertools import permutations
+
 print(0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1)
+results = max(len({x + y + z for x, y, z in permutations(three)}) for three in random.normal(size=(10_000, 3)).tolist())
+reveal(guess, results, "different results, at most, of 10,000 times three random floats")
 
 terms = random.normal(size=1000)
 sums = {np.add.accumulate(random.permutation(terms))[-1] for _ in range(1000)}
-reveal(guess, len(sums), "different sums")
+print(f"1,000 floats in 1,000 orders: {len(sums)} different results")
 
 # %% [markdown]
 # So a test with floats needs a tolerance. Everything that is smaller than the tolerance passes. Suppose that somebody
