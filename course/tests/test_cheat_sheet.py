@@ -15,8 +15,8 @@ from tests.browser import open_browser
 
 SHEET = Path(__file__).parents[1] / "cheat_sheet.html"
 FUNCTIONS: dict = {}
-for module in (kv_cache, precision, ring, bubbles, flops, hardware, memory, parameters, volumes, model_states, generators,
-               simulate):
+for module in (kv_cache, precision, ring, bubbles, flops, hardware, memory, parameters, volumes, model_states,
+               generators, simulate):
     FUNCTIONS |= vars(module)
 FORMULAS = re.findall(r'<b data-is="(.+?)">(.+?)</b>', SHEET.read_text())
 
