@@ -9,8 +9,10 @@ import yaml
 from tools.reading import GUIDE, ROW, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "notebooks/README.md", "course/README.md", "benchmarks/README.md",
-         *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
+GUIDES = "docs/*.md", "course/instructors/**/*.md"
+PAGES = ["README.md", "CONTRIBUTING.md", "MAINTAINERS.md", "notebooks/README.md", "course/README.md",
+         "benchmarks/README.md",
+         *(str(path.relative_to(ROOT)) for pattern in GUIDES for path in sorted(ROOT.glob(pattern)))]
 TEXTS = {name: (ROOT / name).read_text() for name in PAGES}
 README = TEXTS["README.md"]
 PLANNED = {"course/labs/lab9_name.py", "docs/_build/html"}     # the guide's, and what is built

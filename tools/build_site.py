@@ -29,8 +29,9 @@ from mpi_impl.shardlab import RESULTS  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
-PAGES = ("CONTRIBUTING.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md", "notebooks/[0-9]*.ipynb",
-         "course/README.md")
+PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md",
+         "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md")
+SHEET = "course/cheat_sheet.html"       # which is a page already
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
 REPORT = "report.html"      # of a run of the demo, beside the front page
@@ -62,7 +63,8 @@ def main() -> None:
     for folder in source, html, BUILD / "doctrees":
         shutil.rmtree(folder, ignore_errors=True)
     Site(source, repository()).gather()
-    html.mkdir(parents=True)
+    (html / SHEET).parent.mkdir(parents=True)
+    shutil.copy2(ROOT / SHEET, html / SHEET)
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
@@ -178,9 +180,11 @@ class Site:
 
         if place == "README.md":
             return relative("index.md")
-        for one in place, f"{place}/README.md":
+        for one in place, f"{place}/README.md", f"{place.removesuffix('.py')}.ipynb":
             if one in self.pages:
                 return relative(one)
+        if place == SHEET:
+            return "built:" + relative(place)
         if place.split("/")[0] in PACKAGES:
             if module_of(place):
                 return "built:" + relative(source_page_of(place))
