@@ -290,15 +290,15 @@ def held(kept, again=0, layers=12):
     steps = [kept * n + again * (unit > 0) for n in range(layers, 0, -1) for unit in range(3 if again else 2)]
     return [*(kept * n for n in range(layers)), *steps, 0]
 
-nothing, lean, full = (sum(layer_activations(gpt3, 1, 2048, 8, True, how)) / 1e9 for how in ("none", "selective", "full"))
+nothing, lean, full = (sum(layer_activations(gpt3, 1, 2048, 8, True, how)) / 1e9
+                       for how in ("none", "selective", "full"))
 draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full": held(full, nothing)},
             "units of time", "GB", "activations of one microbatch on a rank")
 
 # %% [markdown]
-# (The core's own second forward is too short to be seen. Equation 8 of Korthikanti et al. counts three times as much for
-# the core, which makes their overhead 2.7 %.) Full
-# recompute also repeats the messages of the forward, since the whole block runs again. So use selective recompute
-# first, and full recompute only if memory is still too small.
+# (The core's own second forward is too short to be seen. Equation 8 of Korthikanti et al. counts three times as much
+# for the core, which makes their overhead 2.7 %.) Full recompute also repeats the messages of the forward, since the
+# whole block runs again. So use selective recompute first, and full recompute only if memory is still too small.
 #
 # ## What to take away
 #

@@ -189,8 +189,8 @@ reveal(guess, ratio.round(9), "times the right gradient of an expert")
 # So a *load-balancing loss* is added: $E \sum_e f_e P_e$, where $f_e$ is the share of choices that fell on expert $e$
 # and $P_e$ its mean probability. It is 1 if both are even.
 #
-# Here are eight experts that learn $y = \sin 2x$, of which each token uses one. All tokens have something in common (the
-# mean of their numbers is not 0, as in a real model), so one expert is ahead from the start:
+# Here are eight experts that learn $y = \sin 2x$, of which each token uses one. All tokens have something in common
+# (the mean of their numbers is not 0, as in a real model), so one expert is ahead from the start:
 
 # %%
 from mpi_impl.notebook.pictures.charts import draw_loads
@@ -199,7 +199,8 @@ from reference.params import tree_map
 
 def loads(coefficient):
     """Train for 150 steps, and return the share of the tokens that each expert gets [steps, 8]."""
-    c = ModelConfig(1, 8, 1, 1, 32, init_method_std=0.1, experts=ExpertsConfig(8, 1, True, moe_aux_loss_coeff=coefficient))
+    c = ModelConfig(1, 8, 1, 1, 32, init_method_std=0.1,
+                    experts=ExpertsConfig(8, 1, moe_router_pre_softmax=True, moe_aux_loss_coeff=coefficient))
     p, found = initialize(experts_tensors(c), 1, np.float64), []
     for step in range(150):
         x = np.random.default_rng(step).normal(0.5, 1, (4, 32, 8))
@@ -214,7 +215,9 @@ print("the busiest expert in the last ten steps:", *(f"{run[-10:].mean(0).max():
 draw_loads(runs)
 
 # %% [markdown]
-# Without the loss the router *collapses*.
+# Without the loss the router *collapses*: the expert that is ahead learns from more tokens, so it serves them better
+# and is chosen more. The other seven take as much memory, and hardly compute. With the loss, every choice of a busy
+# expert costs something, and the tokens are divided.
 #
 # Over which tokens are the shares and the means? Usually over a microbatch. But then it matters how large that is:
 

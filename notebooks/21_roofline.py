@@ -28,7 +28,6 @@ from mpi_impl.notebook.predictions import reveal
 from mpi_impl.plan.profiles import load
 from reference.costs.flops import iteration_flops, utilization
 from reference.costs.hardware import Link, size_of_product
-from reference.costs.parameters import parameters
 from reference.costs.published import A100_PEAK, H100_PEAK, KORTHIKANTI, PTD_P
 
 a100 = load("dgx-a100")
@@ -62,13 +61,12 @@ guess = ...                # bytes
 
 # %% tags=["hide-output"]
 half = adapter.latency * adapter.bandwidth
-assert np.isclose(half / adapter.seconds("send", 2, half), adapter.bandwidth / 2)
 reveal(guess, half, "bytes, or alpha beta: both terms are equal")
 
 # %% [markdown]
 # $\alpha \beta$ is the one number to know of a link. Gradients travel in buckets (walkthrough 10), and a ring sends a
-# bucket in $d$ pieces: each *piece* should be well above $\alpha \beta$. Pieces of a tenth of it would reach an eleventh
-# of the bandwidth.
+# bucket in $d$ pieces: each *piece* should be well above $\alpha \beta$. Pieces of a tenth of it would reach an
+# eleventh of the bandwidth.
 #
 # ## From messages to collectives
 #
@@ -94,14 +92,13 @@ def tree(n):
 
 reveal(guess, adapter.seconds("all_reduce", d, 8) / tree(8), "times as long")
 crossing = half * (d - 1 - log2(d)) / (log2(d) - (d - 1) / d)
-assert np.isclose(adapter.seconds("all_reduce", d, crossing), tree(crossing))
 print(f"they cross at {crossing / 1e6:.1f} MB, {crossing / half:.1f} times alpha beta")
 draw_curves({"ring": adapter.seconds("all_reduce", d, n), "tree": tree(n)}, "bytes n", "seconds",
             "all-reduce on 64 ranks", n, "xy")
 
 # %% [markdown]
-# For small arrays only steps count, $d - 1$ against $\log_2 d$. For large ones only bytes count, and the tree is
-# nearly $\log_2 d$ times as slow. (A tree that sends an array in pieces, one behind the other, loses less.) Setting both
+# For small arrays only steps count, $d - 1$ against $\log_2 d$. For large ones only bytes count, and the tree is nearly
+# $\log_2 d$ times as slow. (A tree that sends an array in pieces, one behind the other, loses less.) Setting both
 # formulas equal gives the crossing. Libraries therefore choose by size: with another size of buckets, the same program
 # may add up in another order.
 #
@@ -141,7 +138,7 @@ sent = {entry.group: ring_bytes(entry, total) for entry, total in group.ledger.t
 # %% tags=["hide-output"]
 print("the same sum on every rank:", all(ranks["same"]))
 print(f"a flat ring sends {ranks['sent'][0]['world']:,.0f} bytes over the one edge that leaves a server")
-reveal(guess, sum(sent["between"] for sent in ranks["sent"][:4]), "bytes leave a server, a quarter of them from each rank")
+reveal(guess, sum(sent["between"] for sent in ranks["sent"][:4]), "bytes leave a server, a quarter from each rank")
 
 # %% [markdown]
 # Each GPU all-reduces a quarter of the array between servers, and four do. So less leaves a server, but not four times
@@ -152,7 +149,8 @@ reveal(guess, sum(sent["between"] for sent in ranks["sent"][:4]), "bytes leave a
 flat, rings = (link.seconds("all_reduce", 16 * 8, n) for link in (adapter, a100.between))
 levels = 2 * inside.seconds("all_gather", 8, n) + adapter.seconds("all_reduce", 16, n / 8)     # a reduce-scatter, too
 
-print("a flat ring takes", *(f"{ratio:.1f}" for ratio in (flat / levels)[[0, -1]]), "times as long, for 64 bytes and 1 GB")
+for i in 0, -1:
+    print(f"{n[i]:,.0f} bytes: one flat ring takes {flat[i] / levels[i]:.1f} times as long")
 draw_curves({"one flat ring": flat, "eight flat rings": rings, "hierarchical": levels}, "bytes n", "seconds",
             "all-reduce on 16 servers of 8 GPUs", n, "xy")
 
@@ -184,21 +182,21 @@ draw_curves({"one flat ring": flat, "eight flat rings": rings, "hierarchical": l
 guess = ...                # percent
 
 # %% tags=["hide-output"]
-devices = {"A100": (A100_PEAK, 2039e9), "H100": (H100_PEAK, 3350e9)}
+devices = {"A100 of 80 GB": (A100_PEAK, 2039e9), "H100": (H100_PEAK, 3350e9)}
 products = {"one token": (1, 12288, 6144), "64 tokens": (64, 12288, 6144), "scores of a head": (2048, 128, 2048),
             "MLP": (2048, 12288, 6144)}
 intensities = {name: size_of_product(*shape) / 3 for name, shape in products.items()}
 
 for device, (P, W) in devices.items():
-    print(f"{device}, ridge {P / W:.0f}:", ", ".join(f"{name} {min(1, at * W / P):.1%}" for name, at in
-                                                   intensities.items()))
+    print(f"{device}: {P / 1e12:.0f} TFLOP/s, ridge {P / W:.0f};",
+          ", ".join(f"{name} {min(1, at * W / P):.1%}" for name, at in intensities.items()))
 reveal(guess, 100 * intensities["one token"] * W / P, "% of an H100's peak")
 
 at = 2.0 ** np.arange(-1, 12.1, 0.1)
 figure = draw_curves({device: np.minimum(P, W * at) / 1e12 for device, (P, W) in devices.items()},
                      "FLOPs for each byte of memory traffic", "TFLOP/s, at most", "rooflines", at, "xy")
 for name, intensity in intensities.items():
-    figure.axes[0].axvline(intensity, color="gray", linestyle=":")
+    figure.axes[0].axvline(intensity, 0, 0.8, color="gray", linestyle=":")
     figure.axes[0].text(intensity, 1, name, rotation=90, ha="right")
 figure
 
@@ -221,16 +219,15 @@ figure
 # A whole step has one number of this kind: the FLOPs of its products, divided by its time and by the peak of all GPUs.
 # Which FLOPs? *Model* FLOPs are those that the model needs: a forward and twice as much for the backward. They give the
 # **MFU** ([Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B). *Hardware* FLOPs are those that were
-# computed, with recompute: the **HFU** ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 6.3). The
-# two papers count nearly the same model FLOPs:
+# computed, with recompute: the **HFU** ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 6.3).
+# `iteration_flops` counts both:
 
 # %%
 run = PTD_P[-1]
 model, hardware = (iteration_flops(run.model, run.B, 2048, how) for how in ("none", "full"))
-palm = run.B * 2048 * (6 * parameters(run.model) + 12 * run.L * run.h * 2048)     # 6 N + 12 L H Q T for each token
-print(f"model FLOPs by PaLM's formula, divided by ours: {palm / model:.4f}")
 step = hardware / (run.gpus * run.teraflops * 1e12)
-print(f"HFU on {run.gpus:,} GPUs at {run.teraflops} TFLOP/s each: {utilization(hardware, step, run.gpus, A100_PEAK):.0%}")
+hfu, mfu = (utilization(flops, step, run.gpus, A100_PEAK) for flops in (hardware, model))
+print(f"HFU on {run.gpus:,} GPUs at {run.teraflops} TFLOP/s each: {hfu:.0%}")
 
 # %% [markdown]
 # That is the largest run of Narayanan et al.: the 163 of 312 TFLOP/s in its table 1 count recompute.
@@ -241,7 +238,7 @@ print(f"HFU on {run.gpus:,} GPUs at {run.teraflops} TFLOP/s each: {utilization(h
 guess = ...                # percent
 
 # %% tags=["hide-output"]
-reveal(guess, 100 * utilization(model, step, run.gpus, A100_PEAK), "% MFU")
+reveal(guess, 100 * mfu, "% MFU")
 
 # %% [markdown]
 # Both are useful. HFU says how busy the products keep the GPUs. MFU says how fast the model is trained, and it alone
@@ -264,9 +261,9 @@ for run in KORTHIKANTI:
 # ## What overlap hides
 #
 # Messages need not be added to computing: gradients can travel while the backward goes on (walkthrough 10). How much
-# can that hide? A roofline answers, with a server's network as the link. A replica of $\Psi$ parameters computes $2\Psi$
-# FLOPs a token forward and $4\Psi$ backward; its gradients have $2\Psi$ bytes in 16 bits, of which a ring sends nearly
-# twice as many, eight rings at $\beta$ = 200 GB/s together.
+# can that hide? A roofline answers, with a server's network as the link. A replica of $\Psi$ parameters computes
+# $2\Psi$ FLOPs a token forward and $4\Psi$ backward; its gradients have $2\Psi$ bytes in 16 bits, of which a ring sends
+# nearly twice as many. There are eight rings, through all eight adapters of a server.
 #
 # **Predict.** From how many tokens a GPU on can the backward, at the A100's peak, hide all that? ($\Psi$ cancels.)
 
@@ -284,18 +281,18 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 #
 # The ridge is less than a sample of 2,048 tokens on each GPU, and a GPU that reaches half its peak needs half as many.
 # Where does overlap not help? The very next product needs the result of a tensor-parallel all-reduce. There is nothing
-# to compute meanwhile, unless both are divided into pieces. So tensor parallelism stays inside a server, where links are
-# fast.
+# to compute meanwhile, unless both are divided into pieces. So tensor parallelism stays inside a server, where links
+# are fast.
 #
 # ## What to take away
 #
 # | question | number | of the A100 |
 # |---|---|---|
-# | is a message large? | $\alpha \beta$ | 250 kB between servers |
+# | is a message large? | $\alpha \beta$ | 250,000 bytes between servers |
 # | ring or tree? | $2(d-1)$ steps of $n/d$, or $2 \log_2 d$ of $n$ | they cross at 2.8 MB on 64 GPUs |
 # | is a product limited by memory? | $1/(1/m + 1/k + 1/n)$ against $P/W$ | ridge 153 |
 # | can gradients be hidden? | tokens on a GPU, against $P/\beta$ | 1,560 |
-# | is the step good? | MFU, never HFU, to compare runs | 39 % of the largest run |
+# | is the step good? | MFU, never HFU, to compare runs | 39.2 % in the largest run |
 #
 # - A hierarchical all-reduce wins by using all adapters, and by fewer steps; not by sending much less.
 # - Bounds come first: they say which stopwatch to take out.
