@@ -217,7 +217,8 @@ draw_loads(runs)
 # %% [markdown]
 # Without the loss the router *collapses*: the expert that is ahead learns from more tokens, so it serves them better
 # and is chosen more. The other seven take as much memory, and hardly compute. With the loss, every choice of a busy
-# expert costs something, and the tokens are divided.
+# expert costs something, and the tokens are divided. (In so short a run the collapsed layer even fits $y$ a little
+# better, since one expert that sees most tokens learns fastest. It wastes the room of the others.)
 #
 # Over which tokens are the shares and the means? Usually over a microbatch. But then it matters how large that is:
 

@@ -318,5 +318,5 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 #
 # </details>
 #
-# Next: walkthrough 22, about runs that fail. Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these bounds to choose
+# Next: 22. Failure and restart. Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these bounds to choose
 # $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.
