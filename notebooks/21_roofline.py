@@ -13,8 +13,8 @@
 #
 # Our machine is a DGX A100: servers of 8 GPUs, in which [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # trained. Its file, `mpi_impl/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
-# latencies. Those are estimates, since neither the paper nor the maker gives any. (Seconds below are formulas with
-# these numbers. Nothing is timed.)
+# latencies. Those are estimates, since neither the paper nor the maker gives any. (The times of messages below are
+# formulas with these numbers. Nothing is timed.)
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -54,7 +54,7 @@ draw_curves({"alpha + n / beta": adapter.seconds("send", 2, n), "alpha": np.full
 # To the left the line is flat: a smaller message is not faster. To the right it is steep, and the start costs nothing.
 # What lies between? The *effective* bandwidth of a message is its bytes, divided by its seconds.
 #
-# **Predict.** How many bytes has the message that reaches half of $\beta$? (Latency and bandwidth are printed above.)
+# **Predict.** How many bytes must a message have to reach half of $\beta$? (Latency and bandwidth are printed above.)
 
 # %%
 guess = ...                # bytes
@@ -104,7 +104,7 @@ draw_curves({"ring": adapter.seconds("all_reduce", d, n), "tree": tree(n)}, "byt
 #
 # ## A server's links
 #
-# So far all links were the same. They are not. Inside a server each GPU reaches each other through a switch; between
+# So far all links were the same. They are not. Inside a server each GPU reaches every other through a switch; between
 # servers it has an adapter:
 
 # %%
@@ -241,8 +241,8 @@ guess = ...                # percent
 reveal(guess, 100 * mfu, "% MFU")
 
 # %% [markdown]
-# Both are useful. HFU says how busy the products keep the GPUs. MFU says how fast the model is trained, and it alone
-# may compare two runs. An example: the same models on the same machines, once with full recompute, and once with
+# Both are useful. HFU says how busy the products keep the GPUs. MFU says how fast the model is trained, and only
+# MFU compares two runs. An example: the same models on the same machines, once with full recompute, and once with
 # selective recompute and sequence parallelism (walkthrough 8), by the seconds of Korthikanti et al., table 5:
 
 # %%
@@ -261,7 +261,7 @@ for run in KORTHIKANTI:
 # ## What overlap hides
 #
 # Messages need not be added to computing: gradients can travel while the backward goes on (walkthrough 10). How much
-# can that hide? A roofline answers, with a server's network as the link. A replica of $\Psi$ parameters computes
+# can that hide? A roofline answers, with a server's network as the link. A GPU with $\Psi$ parameters computes
 # $2\Psi$ FLOPs a token forward and $4\Psi$ backward; its gradients have $2\Psi$ bytes in 16 bits, of which a ring sends
 # nearly twice as many. There are eight rings, through all eight adapters of a server.
 #
@@ -318,5 +318,5 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 #
 # </details>
 #
-# Next: 22. Failure and restart. Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these bounds to choose
+# Next: 22. When a rank dies. Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these bounds to choose
 # $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.
