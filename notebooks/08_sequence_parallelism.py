@@ -278,9 +278,27 @@ for how in ("selective", "full"):
     print(f"{how} recompute of GPT-3 computes {iteration_flops(gpt3, 1, 2048, how) / plain - 1:.1%} more")
 
 # %% [markdown]
-# (Equation 8 of Korthikanti et al. counts three times as much for the core, which makes their overhead 2.7 %.) Full
-# recompute also repeats the messages of the forward, since the whole block runs again. So use selective recompute
-# first, and full recompute only if memory is still too small.
+# Over a step these bytes come and go. Each layer's forward adds its own, and its backward frees them again; a layer
+# that is recomputed has its whole cache only while its backward runs. Here is one microbatch through 12 of GPT-3's
+# layers on one of 8 ranks, where a forward takes one unit of time, a backward two, and a second forward one more:
+
+# %%
+from mpi_impl.notebook.pictures.charts import draw_curves
+
+def held(kept, again=0, layers=12):
+    """Return the GB after each unit of time, if a layer keeps so many, and recomputes others before its backward."""
+    steps = [kept * n + again * (unit > 0) for n in range(layers, 0, -1) for unit in range(3 if again else 2)]
+    return [*(kept * n for n in range(layers)), *steps, 0]
+
+nothing, lean, full = (sum(layer_activations(gpt3, 1, 2048, 8, True, how)) / 1e9
+                       for how in ("none", "selective", "full"))
+draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full": held(full, nothing)},
+            "units of time", "GB", "activations of one microbatch on a rank")
+
+# %% [markdown]
+# (The core's own second forward is too short to be seen. Equation 8 of Korthikanti et al. counts three times as much
+# for the core, which makes their overhead 2.7 %.) Full recompute also repeats the messages of the forward, since the
+# whole block runs again. So use selective recompute first, and full recompute only if memory is still too small.
 #
 # ## What to take away
 #

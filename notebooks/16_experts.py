@@ -189,6 +189,37 @@ reveal(guess, ratio.round(9), "times the right gradient of an expert")
 # So a *load-balancing loss* is added: $E \sum_e f_e P_e$, where $f_e$ is the share of choices that fell on expert $e$
 # and $P_e$ its mean probability. It is 1 if both are even.
 #
+# Here are eight experts that learn $y = \sin 2x$, of which each token uses one. All tokens have something in common
+# (the mean of their numbers is not 0, as in a real model), so one expert is ahead from the start:
+
+# %%
+from mpi_impl.notebook.pictures.charts import draw_loads
+from reference.layer_context import AuxiliaryLosses
+from reference.params import tree_map
+
+def loads(coefficient):
+    """Train for 150 steps, and return the share of the tokens that each expert gets [steps, 8]."""
+    c = ModelConfig(1, 8, 1, 1, 32, init_method_std=0.1,
+                    experts=ExpertsConfig(8, 1, moe_router_pre_softmax=True, moe_aux_loss_coeff=coefficient))
+    p, found = initialize(experts_tensors(c), 1, np.float64), []
+    for step in range(150):
+        x = np.random.default_rng(step).normal(0.5, 1, (4, 32, 8))
+        y, cache = experts_forward(x, p, c, LayerContext(auxiliary=AuxiliaryLosses(4, 128)))
+        _, grads = experts_backward((y - np.sin(2 * x)) / 64, p, cache, c)
+        p = tree_map(lambda weight, grad: weight - 0.3 * grad, p, grads)
+        found.append(cache.order.counts / 128)
+    return np.array(found)
+
+runs = {"without the loss": loads(0), "with 0.1 times the loss": loads(0.1)}
+print("the busiest expert in the last ten steps:", *(f"{run[-10:].mean(0).max():.0%}" for run in runs.values()))
+draw_loads(runs)
+
+# %% [markdown]
+# Without the loss the router *collapses*: the expert that is ahead learns from more tokens, so it serves them better
+# and is chosen more. The other seven take as much memory, and hardly compute. With the loss, every choice of a busy
+# expert costs something, and the tokens are divided. (In so short a run the collapsed layer even fits $y$ a little
+# better, since one expert that sees most tokens learns fastest. It wastes the room of the others.)
+#
 # Over which tokens are the shares and the means? Usually over a microbatch. But then it matters how large that is:
 
 # %%

@@ -42,6 +42,33 @@ def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
 
 
+def test_the_roofline_is_reached_or_missed_as_a_count_of_messages_bytes_and_flops_says():
+    """A link of 10 us and 25 GB/s, between 64 ranks: the steps of a ring and a tree, played; and FLOPs, by layer."""
+    text, alpha, beta, d = output_text("21_roofline"), 1e-5, 25e9, 64
+
+    def ring(n):
+        return sum(alpha + n / d / beta for phase in range(2) for step in range(1, d))
+
+    def tree(n):
+        levels, groups = 0, d
+        while groups > 1:
+            levels, groups = levels + 1, groups // 2
+        return 2 * levels * (alpha + n / beta)
+
+    assert "measured: 250,000 bytes" in text and 2 * alpha == pytest.approx(alpha + 250_000 / beta)
+    assert f"measured: {ring(8) / tree(8):.1f} times as long" in text
+    crossing, = re.search(r"they cross at ([\d.]+) MB", text).groups()
+    assert ring((float(crossing) - 0.05) * 1e6) > tree((float(crossing) - 0.05) * 1e6)
+    assert ring((float(crossing) + 0.05) * 1e6) < tree((float(crossing) + 0.05) * 1e6)
+
+    m, k, n = 64, 12_288, 6144
+    assert f"64 tokens {2 * m * k * n / 312e12 / (2 * (m * k + k * n + m * n) / 2039e9):.1%}" in text
+    L, h, s, V = 128, 25_600, 2048, 51_200
+    layers, logits = L * (24 * s * h**2 + 4 * s**2 * h), 2 * s * h * V
+    mfu = 163 / 312 * 3 * (layers + logits) / (4 * layers + 3 * logits)
+    assert f"measured: {100 * mfu:.1f} % MFU" in text
+
+
 # ---- numbers in prose ----
 
 # Of papers and of other programs, so that no cell can assert them.

@@ -47,3 +47,14 @@ def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str,
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=9)
     return figure
+
+
+def draw_loads(runs: Mapping[str, np.ndarray]) -> Figure:
+    """Draw a panel for each run [steps, experts]: the share of the tokens that each expert gets, one on the other."""
+    figure = Figure((8.5, 2.6), layout="constrained")
+    for axes, (name, loads) in zip(figure.subplots(1, len(runs), sharey=True), runs.items()):
+        axes.stackplot(range(len(loads)), *loads.T, colors=OWNERS)
+        axes.margins(0)
+        finish(axes, "step", name, "x", "share of the tokens, by expert")
+        axes.label_outer()
+    return figure

@@ -1,18 +1,20 @@
-"""Pictures of the groups that ranks form: which ranks send to which, and which messages leave a server."""
+"""Pictures of servers' links, and of the groups that ranks form: which messages leave a server."""
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
 from mpi_impl.prediction.group import members_by_color, survey
-from mpi_impl.report.drawing import draw_box
+from mpi_impl.report.drawing import draw_box, whole_axes
 from reference.config import ParallelConfig
+from reference.costs.hardware import Link
 
 KINDS = ("tensor", "data", "pipeline")      # in the order in which ranks are numbered
 SERVER, ALONE = "#EDEDED", "#A8A8A8"        # a server; a group of one rank, which sends nothing
 ROW = 1.9                                   # the height of a row, where a rank is 1 wide
+POINT = 30e9                                # bytes a second: a link that is one point wide
 
 
 def groups_of(c: ParallelConfig) -> dict[str, list[list[int]]]:
@@ -58,3 +60,19 @@ def draw_group(axes, ranks: Sequence[int], bottom: float, color: str, server: in
         height = min(0.28 + 0.14 * half, 0.85)
         axes.plot(middle - half * np.cos(angle), bottom - 0.68 - height * np.sin(angle), color=color, linewidth=2,
                   linestyle="--" if crosses((one, other), server) else "-", zorder=2)
+
+
+def draw_servers(servers: int, size: int, inside: Link, adapter: Link) -> Figure:
+    """Draw servers of `size` GPUs: the switch of each above, the network below. A line's width is its bandwidth."""
+    step = size + 1      # from a server to the next, in GPUs of half an inch
+    figure, axes = whole_axes(servers * step / 2 - 0.3, 2.4)
+    for server in range(servers):
+        for x in (np.arange(size) + server * step) / 2 + 0.35:
+            axes.plot((x, x), (0.45, 1.2), color=OWNERS[0], linewidth=inside.bandwidth / POINT)
+            axes.plot((x, x), (1.2, 1.95), color=OWNERS[1], linewidth=adapter.bandwidth / POINT)
+            draw_box(axes, x - 0.18, 1.02, 0.36, 0.36, WHOLE, "GPU", 7, zorder=3)
+        draw_box(axes, server * step / 2 + 0.1, 0.1, size / 2, 0.35, OWNERS[0],
+                 f"switch of server {server}: {inside.bandwidth / 1e9:g} GB/s for each GPU, each way")
+    draw_box(axes, 0.1, 1.95, servers * step / 2 - 0.5, 0.35, OWNERS[1],
+             f"network: {adapter.bandwidth / 1e9:g} GB/s for each GPU, each way")
+    return figure
