@@ -39,8 +39,8 @@ from reference.costs.parameters import parameters
 # all-reduce. So if one device fails every $M_1$ hours on average, a job on $n$ devices fails every $M = M_1 / n$ hours:
 # its *mean time between failures*.
 #
-# Here are published numbers. The 405-billion-parameter model of [Llama 3](https://arxiv.org/abs/2407.21783) (section
-# 3.3.4) was trained on 16,384 GPUs. In 54 days its job was interrupted 466 times, 47 of them on purpose:
+# Here are published numbers. The largest model of [Llama 3](https://arxiv.org/abs/2407.21783) (section 3.3.4) was
+# trained on 16,384 GPUs. In 54 days its job was interrupted 466 times, 47 of them on purpose:
 
 # %%
 mtbf = 24 * 54 / (466 - 47)     # hours
@@ -122,7 +122,7 @@ print(len(curve("broken.json")), "iterations are done; the last checkpoint:", re
 # %% [markdown]
 # One sentence, an exit status that is not 0, and the job has ended: no process of it is left. (A test,
 # `tests/mpi_impl/test_kills.py`, kills ranks at random moments, and looks.) MPI's launcher watches its processes, and
-# ends all if one dies. If a rank *stops* without dying, the launcher notices nothing. So every wait has a time limit,
+# ends all if one dies. If a rank *stops* without dying, the launcher goes on waiting. So every wait has a time limit,
 # `--distributed-timeout-minutes`: a rank that has waited so long ends the job, and says for which rank it has waited.
 #
 # The work of iteration 4 is lost. The job can resume from iteration 3.
@@ -169,7 +169,8 @@ for what, losses in without.items():
 reveal(guess, 1 + np.argmax(np.not_equal(without[STATE["m"]], unbroken)), "is the first step with another loss")
 
 # %%
-draw_curves({"unbroken": unbroken} | {f"without {what}": losses for what, losses in without.items()}, "step", "loss",
+shown = [STATE[name] for name in ("m", "updates", "batches")]
+draw_curves({"unbroken": unbroken} | {f"without {what}": without[what] for what in shown}, "step", "loss",
             "resumed after step 8")
 
 # %% [markdown]
@@ -326,10 +327,11 @@ draw_curves({f"saves of {C} minutes, restarts of {R}": [goodput((120 * C * M)**0
 #
 # <details><summary>Answer to 1</summary>
 #
-# A rank that waits. The stopped process still exists, so the launcher has nothing to report. After 0.2 minutes without
-# a sign of life another rank ends the job. Its sentence names the rank that it has waited for, the group, and the
-# reason. Any of the waiting ranks may be the first, so the sentence can differ from run to run. Choose a limit longer
-# than anything a healthy rank may take, such as a slow disk at a save.
+# First a note: a process of the job has been stopped, and can be continued. MPI's launcher does no more, since the
+# process still exists. After 0.2 minutes without a sign of life *another* rank ends the job: its sentence names the
+# rank that it has waited for, the group, and the reason, such as "gathered activation". Any of the waiting ranks may be
+# the first, so the sentence can differ from run to run. Choose a limit longer than anything that a healthy rank may
+# take, such as a save to a slow disk.
 #
 # </details>
 #
