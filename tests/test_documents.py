@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.reading import GUIDE, ROW, with_true_lengths
+from tools.reading import GUIDE, ROW, definitions, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
 GUIDES = "docs/*.md", "course/instructors/**/*.md"
@@ -50,6 +50,14 @@ def test_the_reading_guide_has_the_lengths_of_the_files_and_a_day_for_2000_lines
         rows = [line for line in section.splitlines() if line.startswith("| [")]
         lengths = [int(row["length"].replace(",", "")) for row in ROW.finditer(section)]
         assert len(rows) == len(lengths) > 20 and (not section.startswith("Day one") or sum(lengths) <= 2000)
+
+
+STOP = re.compile(r"^\| \[`([^`]+)`\]\([^)]+\) \| (.+?) \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path, names", STOP.findall(TEXTS["docs/tour_of_the_trainer.md"]))
+def test_the_tour_of_the_trainer_names_functions_that_are_there(path, names):
+    assert set(re.findall(r"`(.+?)`", names)) <= set(definitions((ROOT / path).read_text()))
 
 
 def test_the_citation_agrees_with_pyproject():

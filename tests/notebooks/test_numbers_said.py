@@ -3,11 +3,14 @@
 (That they are shown again is another test.)
 """
 import re
-from math import comb, erfc, sqrt
+from functools import cache
+from math import comb, erfc, exp, sqrt
 
 import jupytext
 import nbformat
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from tools.notebooks import FOLDER, text_of
 
@@ -69,13 +72,32 @@ def test_the_roofline_is_reached_or_missed_as_a_count_of_messages_bytes_and_flop
     assert f"measured: {100 * mfu:.1f} % MFU" in text
 
 
+@cache
+def goodput():
+    """Return the function of the walkthrough."""
+    names = {"np": np}
+    cells = jupytext.read(FOLDER / "22_failure_and_restart.py").cells
+    exec(next(cell.source for cell in cells if cell.source.startswith("def goodput")), names)
+    return names["goodput"]
+
+
+@given(st.floats(1, 100), st.floats(0.1, 0.5), st.floats(0.1, 0.5), st.floats(0, 0.5))
+def test_counted_goodput_is_daly_s_closed_form(mtbf, interval, cost, restart):
+    """At a constant rate of failures, a segment of T + C minutes is survived with probability q = e^-(T + C)/M, and a
+    restart with e^-R/M; then q / (1 - q) segments are done on average (Daly 2006). Of 100,000 lives, within 3 %.
+    """
+    closed = interval * exp(-restart) / (exp(interval + cost) - 1)
+    assert goodput()(interval * mtbf, cost * mtbf, mtbf, restart * mtbf) == pytest.approx(closed, rel=0.03)
+
+
 # ---- numbers in prose ----
 
 # Of papers and of other programs, so that no cell can assert them.
 OF_OTHERS = {"08_sequence_parallelism": {"2.7"},                                 # Korthikanti et al. 2022, equation 8
              "12_training_in_3d": {"300", "25"},                                 # Narayanan et al. 2021, section 5
              "13_choosing_t_p_d_b": {"22", "39"},                                # Korthikanti et al. 2022, section 6
-             "16_experts": {"6546", "5956"}}                                     # of issues
+             "16_experts": {"6546", "5956"},                                     # of issues
+             "22_failure_and_restart": {"90"}}                                   # Dubey et al. 2024, section 3.3.4
 NO_CLAIMS = [r"```.*?```", r"`[^`]*`", r"\$\$.*?\$\$", r"\$[^$]*\$",          # code, formulas
              r"\[[^\]]*\]\([^)]*\)", r"et al\.\s+\d+",                        # links and papers
              r"\b(?:16|32) bits", r"About \d+\s+minutes",                       # formats, times to read
