@@ -8,6 +8,7 @@ from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import widened
+from reference.kv_cache import any_layer
 from reference.layer_context import EVALUATION, TRAINING
 from reference.models.gpt import GPT, output_table
 from reference.models.stage import StageInputs, has_head
@@ -68,7 +69,7 @@ def next_logits(x, p: GPT, c, kv_cache, region):
     last, or to the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of its layers.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION._replace(kv_cache=kv_cache))
-    return logits_of(x[:, -1:].copy(), p, c, region)[:, 0] if has_head(p, c) else x
+    return logits_of(any_layer(kv_cache).last(x), p, c, region)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p: GPT, c, region):

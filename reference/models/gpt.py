@@ -5,6 +5,7 @@ The same functions run the whole model or a stage of it. The backbone, all but t
 from dataclasses import dataclass
 from typing import Any
 
+from reference.kv_cache import any_layer
 from reference.layer_context import EVALUATION, TRAINING
 from reference.layers.block import Block, norms_backward, norms_forward
 from reference.layers.cross_entropy import (argmax_token, cross_entropy_backward, cross_entropy_forward,
@@ -96,7 +97,7 @@ def next_logits(x, p, c, kv_cache):
     the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of the stage's layers.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION._replace(kv_cache=kv_cache))
-    return logits_of(x[:, -1:].copy(), p, c)[:, 0] if has_head(p, c) else x
+    return logits_of(any_layer(kv_cache).last(x), p, c)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p, c):
