@@ -132,9 +132,9 @@ def position_bytes(c):
 
 ungrouped = replace(llama, num_query_groups=64)
 assert position_bytes(llama) == 2 * 80 * 8 * 128 * 2
+reveal(guess, 4096 * position_bytes(llama) / 1e9, "GB for one text")
 draw_bars({f"g = {c.num_query_groups}": {"cache": 4096 * position_bytes(c) / 1e9} for c in (llama, ungrouped)},
           "GB of KV cache for a text of 4,096 positions", unit=" GB")
-reveal(guess, 4096 * position_bytes(llama) / 1e9, "GB for one text")
 
 # %% [markdown]
 # ## Prefill and decode
@@ -142,7 +142,7 @@ reveal(guess, 4096 * position_bytes(llama) / 1e9, "GB for one text")
 # The forward of the prompt is called *prefill*, each later forward *decode*. They use a device in opposite ways. For
 # each token a weight takes part in one multiplication and one addition: 2 FLOPs. In 16 bits it has 2 bytes, which are
 # read once in a step. So a step of $n$ tokens does $n$ FLOPs for each byte of weights: its *arithmetic intensity*. A
-# prefill of 1,000 tokens has an intensity of 1,000. A decode step of one text has 1.
+# prefill of $1000$ tokens has an intensity of $1000$. A decode step of one text has 1.
 #
 # A device computes so many FLOPs in the time in which it reads a byte; with less intensity, it waits for memory.
 
@@ -263,13 +263,14 @@ server = Server(slots=4, step_time=1, token_time=0.1)
 for way in static_batches, continuous_batches:
     steps = way(later, server)
     first, each = np.mean(latencies(later, steps), axis=0)
-    print(f"{way.__name__:18} first token after {first:5.2f}, then one in {each:.2f}; {throughput(steps):.2f} a unit of time")
+    print(f"{way.__name__:18} first token after {first:.2f}, then one in {each:.2f};",
+          f"{throughput(steps):.2f} tokens a unit of time")
 
 # %% [markdown]
 # The first token comes much sooner. The next ones may be a little slower: a step in which somebody's prompt
-# is computed takes longer for *all* its requests. Is continuous never worse? If all requests are there at the start and
-# none loses its cache, it never ends later: our tests state that. Otherwise there are exceptions, such as a long request
-# that arrives just after a step has begun, and they are in the tests, too.
+# is computed takes longer for *all* its requests. Is continuous never worse? If all requests are there at the start
+# and none loses its cache, it never ends later: our tests state that. Otherwise there are exceptions, such as a long
+# request that arrives just after a step has begun, and they are in the tests, too.
 #
 # ## The texts must not notice
 #
@@ -330,9 +331,10 @@ for block in 128, 64, 16, 1:
           f"{prefills - len(many)} requests lost their cache")
 
 # %% [markdown]
-# Small blocks hold far more texts in the same memory, so a step's weights serve more of them. The price is in
-# the last column: since nobody reserves the end of a text, blocks can run out. Then the request that came last gives up
-# its cache, waits, and computes it again, in a second prefill. Those before it go on, so nobody waits forever.
+# Small blocks hold far more texts in the same memory, so a step's weights serve more of them. The price is in the last
+# column: since nobody reserves the end of a text, blocks can run out. Then the request that came last gives up its
+# cache, waits, and computes it again, in a second prefill. (That is free here, where every step takes a time of 1.)
+# Those before it go on, so nobody waits forever.
 #
 # ## What to take away
 #

@@ -14,7 +14,7 @@ that arrived last leaves the step and loses its cache. When it fits again, it re
 """
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil, inf
 from typing import NamedTuple
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.inference.decoding import last_logits
+from mpi_impl.notebook.pictures.batches import slots_of
 from reference.errors import UserError
 from reference.generation.batching import (Request, Server, continuous_batches, latencies, serve, static_batches,
                                            throughput)
@@ -19,13 +20,13 @@ from reference.models.gpt import gpt_tensors, next_logits
 from tests.generate.texts import on_ranks, text_of
 from tests.strategies import cases
 
-SIZE = st.integers(1, 6)
+SIZE, ARRIVALS = st.integers(1, 6), st.integers(0, 12)
 WAYS = st.sampled_from([static_batches, continuous_batches])
 TIMES = st.sampled_from([0.0, 0.25, 3.0])
 
 
 @st.composite
-def requests_and_servers(draw, size=SIZE, arrivals=st.integers(0, 12)):
+def requests_and_servers(draw, size=SIZE, arrivals=ARRIVALS):
     """Draw requests, and a server with just enough blocks for each, or more."""
     requests = sorted(draw(st.lists(st.builds(Request, arrivals, size, size), min_size=1, max_size=6)))
     block, most = draw(st.integers(1, 7)), max(request.positions for request in requests)
@@ -96,6 +97,15 @@ def test_requests_that_cannot_be_served(requests, server, words):
     with pytest.raises(UserError) as caught:
         static_batches(requests, server)
     assert words in str(caught.value)
+
+
+@given(requests_and_servers(), WAYS)
+def test_a_picture_gives_each_request_one_slot_of_its_own(case, way):
+    steps = way(*case)
+    rows = slots_of(steps)
+    for step, before, own in zip(steps, [{}, *rows], rows):
+        assert own.keys() == step.work.keys() and len({*own.values()}) == len(own) and max(own.values()) < case[1].slots
+        assert all(own[i] == before[i] for i in own.keys() & before.keys())
 
 
 # ---- played with a model --------------------------------------------------------------------------------------------

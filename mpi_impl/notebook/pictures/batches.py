@@ -2,6 +2,7 @@
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mpi_impl.notebook.pictures.shards import color_of
 from mpi_impl.report.charts import finish
@@ -20,6 +21,7 @@ def draw_batches(schedules: Mapping[str, Sequence[Step]], slots: int) -> Figure:
                 draw_box(axes, step.start, row + 0.06, step.end - step.start, 0.88, color_of(i),
                          str(i) if prefill else "", edgecolor="white", linewidth=0.8)
         name_rows(axes, [f"slot {row}" for row in range(slots)])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0, max(steps[-1].end for steps in schedules.values()))
         finish(axes, "time", name, "x")
     return figure
