@@ -141,7 +141,7 @@ def serve(prompts: Sequence[Sequence[int]], steps: Sequence[Step], sampling: Sam
     `empty_cache()` returns a KVCache for each layer. `follow(tokens, kv_cache)` maps tokens [1, n] of all requests of
     a step, and their PackedCaches, to logits [requests, V].
     """
-    texts, caches = [list(prompt) for prompt in prompts], {}
+    texts, caches = [list(prompt) for prompt in prompts], dict[int, dict]()
     for step in steps:
         caches |= {i: empty_cache() for i, work in step.work.items() if work.tokens == work.positions}
         tokens = [texts[i][positions - new:positions] for i, (new, positions) in step.work.items()]
