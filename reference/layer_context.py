@@ -57,6 +57,10 @@ class LayerContext(NamedTuple):
             return self.part.runs(held)
         return [held] if self.kv_cache is None else any_layer(self.kv_cache).runs(held)
 
+    def last(self, x):
+        """Return each text's last new position, in generation: x [b, n, h] -> [texts, 1, h]."""
+        return any_layer(self.kv_cache).last(x)
+
 
 TRAINING = LayerContext()      # without dropout; everything is kept
 EVALUATION = LayerContext(training=False)

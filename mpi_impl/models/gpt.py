@@ -8,7 +8,6 @@ from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import widened
-from reference.kv_cache import any_layer
 from reference.layer_context import EVALUATION, TRAINING
 from reference.models.gpt import GPT, output_table
 from reference.models.stage import StageInputs, has_head
@@ -68,8 +67,9 @@ def next_logits(x, p: GPT, c, kv_cache, region):
     """Map tokens [b, n], or the x of the stage before, to this rank's logits [b, V/t] of the token that follows the
     last, or to the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of its layers.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION._replace(kv_cache=kv_cache))
-    return logits_of(any_layer(kv_cache).last(x), p, c, region)[:, 0] if has_head(p, c) else x
+    context = EVALUATION._replace(kv_cache=kv_cache)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), region, context)
+    return logits_of(context.last(x), p, c, region)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p: GPT, c, region):
