@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from reference.config import Recompute
-from reference.kv_cache import length_of
+from reference.kv_cache import any_layer
 
 
 @dataclass
@@ -55,12 +55,11 @@ class LayerContext(NamedTuple):
         """Return where this rank's positions `held`, a slice, are in the whole sequence: one slice or more."""
         if self.part is not None:
             return self.part.runs(held)
-        return [slice(self.first_position + held.start, self.first_position + held.stop)]
+        return [held] if self.kv_cache is None else any_layer(self.kv_cache).runs(held)
 
-    @property
-    def first_position(self):
-        """Return the position of the first token: in generation, the number of tokens in the KV cache."""
-        return 0 if self.kv_cache is None else length_of(self.kv_cache)
+    def last(self, x):
+        """Return each text's last new position, in generation: x [b, n, h] -> [texts, 1, h]."""
+        return any_layer(self.kv_cache).last(x)
 
 
 TRAINING = LayerContext()      # without dropout; everything is kept

@@ -9,7 +9,7 @@ def core_attention_forward(inputs: CoreInputs, context):
     if context.part is not None:
         return context.part.attend(inputs, context.recompute)
     if context.kv_cache is not None:
-        return cached_attention(inputs.q, *context.kv_cache.extend(inputs.k, inputs.v)), None
+        return context.kv_cache.attend(inputs.q, inputs.k, inputs.v, cached_attention), None
     attended, core = attention_core(*inputs)
     return attended, inputs if context.recompute.selective else core
 

@@ -67,8 +67,9 @@ def next_logits(x, p: GPT, c, kv_cache, region):
     """Map tokens [b, n], or the x of the stage before, to this rank's logits [b, V/t] of the token that follows the
     last, or to the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of its layers.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION._replace(kv_cache=kv_cache))
-    return logits_of(x[:, -1:].copy(), p, c, region)[:, 0] if has_head(p, c) else x
+    context = EVALUATION._replace(kv_cache=kv_cache)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), region, context)
+    return logits_of(context.last(x), p, c, region)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p: GPT, c, region):

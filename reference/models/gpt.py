@@ -95,8 +95,9 @@ def next_logits(x, p, c, kv_cache):
     """Map tokens [b, n], or the x of the stage before, to the logits [b, V] of the token that follows the last, or to
     the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of the stage's layers.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION._replace(kv_cache=kv_cache))
-    return logits_of(x[:, -1:].copy(), p, c)[:, 0] if has_head(p, c) else x
+    context = EVALUATION._replace(kv_cache=kv_cache)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), context)
+    return logits_of(context.last(x), p, c)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p, c):
