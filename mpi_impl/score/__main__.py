@@ -8,11 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import is_there
+from mpi_impl.report.timelines.timelines import slices_of
+from mpi_impl.runtime.files import check_ending, is_there
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.score import bubble, memory, traffic
 from mpi_impl.score.entry import Entry, read
 from reference.errors import UserError
+from reference.schedules.actions import from_csv
+from reference.schedules.simulate import simulate
 
 TASKS: dict[str, ModuleType] = {"bubble": bubble, "bytes": traffic, "memory": memory}
 ENTRIES = Path(__file__).parent / "entries"         # the board's, each with its score
@@ -21,8 +24,11 @@ ENTRIES = Path(__file__).parent / "entries"         # the board's, each with its
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="mpi_impl.score", description=__doc__)
     parser.add_argument("path", nargs="*", help="an entry, or a folder of entries, to score and rank with the board's")
+    parser.add_argument("--plot", metavar="F", help="draw the board's schedules, and those of the entries, as a picture")
     parser.add_argument("--tasks", action="store_true", help="print the tasks, their rules and the board")
     options = parser.parse_args(argv)
+    if options.plot:
+        check_ending(options.plot)
     if options.tasks or not options.path:
         print("\n".join(f"{task.__doc__}" for task in TASKS.values()))
     ranked, refused = on_board(), []
@@ -32,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         except UserError as error:
             refused.append(f"{path}: {error}")
     print(board(ranked))
+    if options.plot:
+        draw(options.plot, ranked)
     if refused:
         raise UserError("\n".join(refused))
 
@@ -62,7 +70,7 @@ def on_board() -> list[tuple[str, Entry]]:
     return [(path.stem, read(str(path))) for path in sorted(ENTRIES.glob("*.toml"))]
 
 
-def board(entries: Iterable[tuple[str, Entry]]) -> str:
+def board(entries: Sequence[tuple[str, Entry]]) -> str:
     """Return a table for each task: the entries by score, equal ones in the same place."""
     tables = []
     for name, task in TASKS.items():
@@ -72,6 +80,15 @@ def board(entries: Iterable[tuple[str, Entry]]) -> str:
         tables.append(aligned([["", task.UNIT, "above the bound", "author", "entry"], *rows], left=(3, 4)))
         tables[-1] = f"{name}: nothing is below {task.LEAST:,} {task.UNIT}\n\n{tables[-1]}\n"
     return "\n".join(tables)
+
+
+def draw(path: str, entries: Sequence[tuple[str, Entry]]) -> None:
+    """Draw the schedules with one time axis, the best first."""
+    from mpi_impl.report.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import
+
+    own = sorted((entry.score or 0, name, entry.schedule) for name, entry in entries if entry.task == "bubble")
+    draw_timelines(path, [Panel(name, slices_of(simulate(from_csv(schedule), bubble.TIMES)))
+                          for _, name, schedule in own], seconds=False)
 
 
 if __name__ == "__main__":

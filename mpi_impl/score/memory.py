@@ -2,7 +2,7 @@
 
 The model is Megatron's GPT-2 of 8.3 billion parameters, in float16, with 128 samples a step, on 64 GPUs in 8 servers
 (dgx-a100). You choose the options of its parallelism, its schedule, its ZeRO stage and its recompute. A step may take
-1.6 s.
+1.7 s.
 
 The score is the bytes at the peak of the fullest rank, while the model is made or in a step, and the time is that of the
 slowest rank, both by a dry run (docs/dry_run.md). The ranks' messages must match. A twin, with 2 in the place of each
@@ -18,8 +18,8 @@ from mpi_impl.score.entry import Entry
 from reference.config import option
 from reference.errors import UserError
 
-UNIT, LEAST = "bytes", 0
-WORLD, SECONDS = 64, 1.6
+UNIT, LEAST = "bytes", 18 * 8_317_040_640 // 64       # weights, gradients and Adam's states, shared evenly
+SECONDS = 1.7
 MODEL = "--preset gpt2-8.3b --hardware dgx-a100 --world-size 64 --global-batch-size 128".split()
 ALLOWED = [option(name) for name in (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "pipeline_schedule", "zero_stage",

@@ -22,7 +22,7 @@ from reference.named.mesh import Mesh
 from reference.named.program import CONSTANT, WEIGHT, Named, Program
 from reference.named.types import INVARIANT
 
-UNIT, LEAST = "bytes", 6_688
+UNIT, LEAST = "bytes", 6_448
 CUBE = dict(u=2, v=2, w=2)
 SIZES = dict(b=4, s=8, z=8, h=8, f=32, g=4, r=1, d=2, n=2, V=96)
 LIMIT = 40_000                      # bytes that a rank may hold
