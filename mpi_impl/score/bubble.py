@@ -33,10 +33,10 @@ def score(entry: Entry) -> int:
     """Return the time of a step. Raises UserError for what is not a schedule, or holds too many activations."""
     schedule = from_csv(entry.schedule)
     sizes = schedule.p, schedule.stages, schedule.microbatches
-    if sizes != (RANKS, STAGES, MICROBATCHES):
+    if sizes != (RANKS, STAGES, MICROBATCHES) or not all(schedule.ranks):
         raise UserError("The schedule has {} ranks, {} stages and {} microbatches, but ".format(*sizes) +
-                        f"must have {RANKS}, {STAGES} and {MICROBATCHES}: a line for each rank, with commas between "
-                        "actions such as 0F0.")
+                        f"must have {RANKS}, {STAGES} and {MICROBATCHES}: a line for each rank, none of them empty, "
+                        "with commas between actions such as 0F0.")
     validate(schedule)
     if all(action.kind == "F" for rank in schedule.ranks for action in rank):
         raise UserError("The schedule has forwards only: a step needs the backwards, too, as B, or as I and W.")
