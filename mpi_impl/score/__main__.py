@@ -24,7 +24,7 @@ ENTRIES = Path(__file__).parent / "entries"         # the board's, each with its
 def main(argv: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="mpi_impl.score", description=__doc__)
     parser.add_argument("path", nargs="*", help="an entry, or a folder of entries, to score and rank with the board's")
-    parser.add_argument("--plot", metavar="F", help="draw the board's schedules, and those of the entries, as a picture")
+    parser.add_argument("--plot", metavar="F", help="draw the schedules of the board and of the entries in this file")
     parser.add_argument("--tasks", action="store_true", help="print the tasks, their rules and the board")
     options = parser.parse_args(argv)
     if options.plot:

@@ -4,10 +4,10 @@ The model is Megatron's GPT-2 of 8.3 billion parameters, in float16, with 128 sa
 (dgx-a100). You choose the options of its parallelism, its schedule, its ZeRO stage and its recompute. A step may take
 1.7 s.
 
-The score is the bytes at the peak of the fullest rank, while the model is made or in a step, and the time is that of the
-slowest rank, both by a dry run (docs/dry_run.md). The ranks' messages must match. A twin, with 2 in the place of each
-size above 2, so of at most 8 ranks, is proved on real ranks to compute what one process does (docs/proof.md). It has
-your options, but neither your sizes nor your model.
+The score is the bytes at the peak of the fullest rank, while the model is made or in a step, and the time is that of
+the slowest rank, both by a dry run (docs/dry_run.md). The ranks' messages must match. A twin, with 2 in the place of
+each size above 2, so of at most 8 ranks, is proved on real ranks to compute what one process does (docs/proof.md). It
+has your options, but neither your sizes nor your model.
 """
 import subprocess
 import sys
