@@ -1,6 +1,6 @@
 """Score entries of the leaderboard: `shardlab score FILE`, or a folder of them. docs/leaderboard.md has the board.
 
-Everything is counted by simulation and by dry runs, in one process: no GPU, no noise.
+Scores are counted by simulation and by dry runs: no GPU, no noise. Only the proof of a plan starts ranks.
 """
 import os
 from collections.abc import Iterable, Sequence
