@@ -719,3 +719,5 @@ assert right == 27 + 18
 # for each operator ([planning](../docs/planning.md)). It finds Megatron's layers, too, and cases in which others are
 # faster. The page [named axes](../docs/named_axes.md) has the rules, what hand-written layers do better, and what
 # another project's type checker accepts and refuses.
+#
+# Next: [20. Inference](20_inference.ipynb).

@@ -364,5 +364,5 @@ for block in 128, 64, 16, 1:
 #
 # </details>
 #
-# Next: the page on [generation](../docs/generation.md), where `shardlab generate` does this with models that have
-# learned something, and the [labs](../course/README.md).
+# Next: [21. How fast could it be?](21_roofline.ipynb). With `shardlab generate` models that have learned something do
+# what you saw here: [generation](../docs/generation.md).

@@ -318,5 +318,5 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 #
 # </details>
 #
-# Next: 22. When a rank dies. Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these bounds to choose
-# $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.
+# Next: [22. When a rank dies](22_failure_and_restart.ipynb). Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these
+# bounds to choose $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.
