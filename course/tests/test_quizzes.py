@@ -1,0 +1,291 @@
+"""The quizzes: every key is derived twice, and every format says what the bank says."""
+import re
+import sys
+import tomllib
+import zipfile
+from collections import Counter
+from itertools import product
+from math import ceil, isclose
+from xml.etree import ElementTree
+
+import nbformat
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from course.quizzes import exam
+from course.quizzes.__main__ import main
+from course.quizzes.bank import FOLDER, QUIZZES, Question, read_quiz
+from course.quizzes.formats import gift, notebook, text2qti
+from reference import ops
+from reference.comm.collectives import all_reduce
+from reference.comm.ring import ring_all_reduce
+from reference.costs.flops import iteration_flops
+from reference.costs.memory import most_in_flight
+from reference.costs.volumes import data_parallel_traffic
+from reference.positions import in_order
+from reference.precision import FORMATS, rounded
+from reference.schedules.generators import make
+from reference.schedules.simulate import Times, activations_in_flight, simulate
+
+ENTRIES = {quiz: tomllib.loads((FOLDER / f"{quiz}.toml").read_text()) for quiz in QUIZZES}
+EXAM = ENTRIES["exam"]
+SIZES = {"prerequisites": 12, "concepts": 25, "exam": 30}
+
+
+# ---- the bank -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("quiz", QUIZZES)
+def test_a_quiz_has_its_number_of_questions_each_with_all_that_it_needs(quiz):
+    assert len(ENTRIES[quiz]) == SIZES[quiz] and len({one["stem"] for one in ENTRIES[quiz].values()}) == SIZES[quiz]
+    for name, about in ENTRIES[quiz].items():
+        if quiz == "exam":
+            assert set(about) == {"see", "stem", "because", "numbers"}, name
+            assert all(len(values) == len(set(values)) for values in about["numbers"].values())
+        else:
+            assert set(about) == {"see", "stem", "because", "right", "wrong"}, name
+            reasons = list(about["wrong"].values())
+            assert len(set(reasons)) == 3 and about["right"] not in about["wrong"] and all(map(str.strip, reasons))
+        assert "$" not in str(about), "Canvas and Moodle would read formulas in TeX differently"
+        number = re.fullmatch(r"walkthrough (\d+)", about["see"])
+        assert quiz == "prerequisites" or 1 <= int(number[1]) <= 22
+
+
+def test_a_variant_is_the_same_each_time_and_another_one_has_other_numbers():
+    first, again, other = (read_quiz("exam", variant) for variant in ("a", "a", "b"))
+    assert first == again and [one.name for one in first] == [one.name for one in other]
+    assert sum(one.right != two.right for one, two in zip(first, other)) > 15
+
+
+def test_the_right_choice_is_anywhere():
+    places = Counter(list(one.choices).index(one.right) for one in read_quiz("concepts"))
+    assert set(places) == {0, 1, 2, 3} and max(places.values()) <= 12
+
+
+# ---- the keys of the exam, derived a second time -------------------------------------------------------------------
+
+def overlap(a, b, c, d):
+    return max(0, min(b, d) - max(a, c))
+
+
+def recomputed(L, h, s, V):
+    """Korthikanti et al. 2022, equation 7, and Narayanan et al. 2021, equation 3, of a sequence."""
+    return 100 * (96 * (1 + s / (6 * h) + V / (16 * L * h)) / (72 * (1 + s / (6 * h) + V / (12 * L * h))) - 1)
+
+
+FORMULAS = {
+    "mlp_shard": lambda t, h: 8 * h * h // t + 4 * h // t + h,
+    "one_sum": lambda b, s, h, t: 4 * b * s * h * (t - 1) / t / 1e6,
+    "doubled_backward": lambda t, k: t**k,
+    "layer_traffic": lambda L, h, t, b, s: 16 * L * b * s * h * (t - 1) / t / 1e9,
+    "average_of_averages": lambda n, k: n / k,
+    "microbatches": lambda world, t, p, B, b: B * t * p // (world * b),
+    "packed_qkv": lambda t, h, r: overlap(3 * h * r // t, 3 * h * (r + 1) // t, h, 2 * h),
+    "padded_rows": lambda V, t: -V % (128 * t),
+    "three_numbers": lambda V, t: V / 6,
+    "all_reduces_a_step": lambda L, t, m: 4 * L * m,
+    "masks_disagree": lambda percent: percent * (100 - percent) / 50,
+    "layer_activations_mb": lambda t, b, s, h, a: s * b * h * (34 + 5 * a * s / h) / t / 1e6,
+    "selective": lambda s, h, a: 100 * 5 * a * s / (34 * h + 5 * a * s),
+    "recompute_flops": recomputed,
+    "bubble": lambda p, v, m: 100 * (p - 1) / (v * m),
+    "in_flight": lambda p, m, r: min(p - r, m),
+    "slow_stage": lambda p, m, w: 3 * (p - 1) + 3 * w * m,
+    "zero_states": lambda billions, stage, d: billions * {1: 4 + 12 / d, 2: 2 + 14 / d, 3: 16 / d}[stage],
+    "zero_traffic": lambda billions, stage, d, m: billions * (d - 1) / d * {1: 2, 2: m + 1, 3: 3 * m}[stage],
+    "stalled_sum": lambda form, x: x * 2**{"float16": 11, "bfloat16": 8}[form],
+    "loss_scale": lambda e: 2**(e - 24),
+    "parameters": lambda L, h, V, s: (L * (12 * h * h + 13 * h) + (V + s + 2) * h) / 1e9,
+    "days": lambda billions, tokens, n, teraflops: 8e6 * billions * tokens / (n * teraflops) / 86400,
+    "chance": lambda degree, P, n: 100 * degree**n / P**n,
+    "last_rank_pairs": lambda s, c: s * (s + 1) // 2 - (s - s // c) * (s - s // c + 1) // 2,
+    "ring_keys": lambda c, s, h: (c - 1) * (s // c) * h * 4 / 1e6,
+    "capacity": lambda tokens, E, factor, n: max(0, n - ceil(factor * tokens * 2 / E)),
+    "kv_cache": lambda L, g, b, s, t: 4 * 128 * L * b * s * max(1, g // t) / 1e9,
+    "ridge": lambda teraflops, terabytes: teraflops * 1e12 * 2 / (2 * terabytes * 1e12),
+}
+
+
+def best_interval(n, hours, seconds):
+    """Find the interval, in minutes, that loses the least of a run's time, by trying."""
+    minutes = np.arange(1, 600, 0.01)
+    return minutes[np.argmin(seconds / 60 / minutes + minutes / (2 * 60 * hours / n))]
+
+
+@pytest.mark.parametrize("name", EXAM)
+def test_every_variant_has_the_key_that_a_second_derivation_gives(name):
+    for values in product(*EXAM[name]["numbers"].values()):
+        numbers = dict(zip(EXAM[name]["numbers"], values))
+        key = getattr(exam, name)(**numbers)
+        expected = (FORMULAS | {"checkpoint_interval": best_interval})[name](**numbers)
+        assert isclose(key, expected, rel_tol=1e-3 if name == "checkpoint_interval" else 1e-12), numbers
+        assert type(key) in (int, float)
+        about = EXAM[name]["stem"].format(**numbers) + EXAM[name]["because"].format(answer=key, **numbers)
+        assert not re.search("[{}]|nan|inf\\b", about)
+
+
+def test_masks_disagree_as_often_as_draws_do():
+    one, two = np.random.default_rng(0).random((2, 1_000_000)) < 0.3
+    assert abs(100 * (one != two).mean() - exam.masks_disagree(30)) < 0.3
+
+
+# ---- what the inventory claims, executed --------------------------------------------------------------------------
+
+A, B = np.random.default_rng(1).normal(size=(2, 4, 6))
+
+
+def claim(name: str) -> str:
+    """Return the right choice of a concept, which a test has shown."""
+    return ENTRIES["concepts"][name]["right"]
+
+
+def test_what_the_inventory_says_about_sums():
+    gelu = lambda z: ops.gelu(z)[0]                     # noqa: E731
+    assert np.abs(gelu(A) + gelu(B) - gelu(A + B)).max() > 0.1 and "after" in claim("gelu_of_parts")
+    bias = np.ones(6)
+    assert np.allclose(all_reduce([A / 4 + bias] * 4)[0], A + 4 * bias) and claim("bias_on_every_rank") == "x W + 4 b"
+    means = np.array([1 / 6, 1 / 6, 1 / 6, 1]) / 4      # of a token's loss, by replica
+    assert np.isclose(means[3] / means[0], 6) and "six times" in claim("replicas_mean")
+
+
+def test_what_the_inventory_says_about_softmax():
+    whole, parts = A[0], np.split(A[0], 2)
+    def normalizer(shifts):
+        return np.log(sum(np.exp(part - shift).sum() for part, shift in zip(parts, shifts))) + max(shifts)
+    right = np.log(np.exp(whole).sum())
+    assert np.isclose(normalizer([whole.max()] * 2), right) and claim("own_maximum").startswith("No")
+    assert abs(normalizer([part.max() for part in parts]) - right) > 0.01
+    sums = np.array([np.exp(part).sum() for part in parts])
+    means = [np.exp(part) @ v / total for part, v, total in zip(parts, np.split(B[0], 2), sums)]
+    exact = np.exp(whole) @ B[0] / sums.sum()
+    assert np.isclose(means @ sums / sums.sum(), exact) and "weighted" in claim("softmax_in_parts")
+    assert abs(np.mean(means) - exact) > 0.01
+
+
+def test_what_the_inventory_says_about_costs():
+    assert 1.7 < ring_all_reduce(1, 8) < ring_all_reduce(1, 64) < 2 and "below 2 N" in claim("ring_cost")
+    assert data_parallel_traffic(1, 8, 1) == data_parallel_traffic(1, 8) and "same" in claim("zero_one")
+    gpt = exam.gpt(24, 4096, 32, V=1)
+    assert abs(iteration_flops(gpt, 1, 8, "full") / iteration_flops(gpt, 1, 8) - 4 / 3) < 1e-3
+    assert claim("recompute") == "A third"
+    gpipe, pipe = (make(name, 4, 16) for name in ("gpipe", "1f1b"))
+    assert simulate(gpipe, Times()).makespan == simulate(pipe, Times()).makespan
+    assert (max(activations_in_flight(gpipe)), max(activations_in_flight(pipe))) == (16, 4) == (
+        most_in_flight("gpipe", 4, 16, 0), most_in_flight("1f1b", 4, 16, 0)) and "Memory" in claim("one_f_one_b")
+    fractions = [simulate(make("1f1b", p, m), Times()).bubble_fraction for p, m in ((4, 10), (8, 10), (4, 20), (4, 5))]
+    assert min(fractions) == fractions[2] and claim("bubble").startswith("More microbatches")
+    work = [sum(i + 1 for i in range(s.start, s.stop)) for (s,) in in_order(4, 4096)]
+    assert work[3] / np.mean(work) == pytest.approx(7 / 4, rel=1e-2) and "nearly twice" in claim("causal_order")
+
+
+def test_what_the_inventory_says_about_small_updates():
+    weight = np.float32(1)
+    for _ in range(1000):
+        weight = rounded(weight - np.float32(0.001), FORMATS["bfloat16"])
+    assert weight == 1 and "still 1.0" in claim("small_updates")
+
+
+# ---- the formats ----------------------------------------------------------------------------------------------------
+
+ESCAPED = {"\\": "\1", "~": "\2", "=": "\3", "#": "\4", "{": "\5", "}": "\6", ":": "\7", "n": "\n"}
+
+
+def parsed_gift(text: str) -> list[tuple]:
+    """Read GIFT as Moodle's importer does: (name, stem, answers, feedback); an answer is (mark, text, feedback)."""
+    def plain(part):
+        for escape, placeholder in ESCAPED.items():
+            part = part.replace(placeholder, "\n" if escape == "n" else escape)
+        return part.strip()
+    found = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        if block.startswith("$CATEGORY"):
+            continue
+        block = re.sub(r"\\([\\~=#{}:n])", lambda one: ESCAPED[one[1]] if one[1] != "n" else "\n", block)
+        name, stem, inside = re.fullmatch(r"::([^:]*)::\[markdown\]([^{}~=#]*) \{([^{}]*)\}", block, re.DOTALL).groups()
+        inside, _, general = inside.partition("####")
+        if inside.strip().startswith("#"):
+            answers = [("#", inside.strip()[1:], "")]
+        else:
+            answers = [(mark, *map(plain, body.split("#"))) for mark, body in re.findall(r"([=~])([^=~]*)", inside)]
+        found.append((plain(name), plain(stem), answers, plain(general)))
+    return found
+
+
+@pytest.mark.parametrize("quiz", QUIZZES)
+def test_gift_says_what_the_bank_says(quiz):
+    expect_gift(read_quiz(quiz))
+
+
+def expect_gift(questions):
+    parsed = parsed_gift(gift("Title", questions))
+    assert len(parsed) == len(questions)
+    for question, (name, stem, answers, general) in zip(questions, parsed):
+        assert (name, stem) == (question.name, question.stem)
+        if question.choices:
+            assert answers == [("=" if one == question.right else "~", one, said)
+                               for one, said in question.choices.items()] and not general
+        else:
+            key, within = map(float, answers[0][1].split(":", 1)) if len(answers) == 1 else ()
+            assert (key, within, general) == (question.right, question.within, question.because)
+
+
+TEXTS = st.text("~=#{}:\\n\n ax", min_size=1).map(lambda text: f"a{text}a")
+
+
+@given(st.lists(TEXTS, min_size=4, max_size=4, unique=True), TEXTS, TEXTS)
+def test_no_text_breaks_gift(choices, stem, said):
+    expect_gift([Question("one", stem, choices[0], said, dict.fromkeys(choices, said)),
+                 Question("two", stem, 3, said, {})])
+
+
+@pytest.mark.parametrize("quiz", QUIZZES)
+def test_the_notebook_tells_right_answers_and_the_misconception_behind_wrong_ones(quiz, capsys):
+    questions, names = read_quiz(quiz), {}
+    cells = nbformat.reads(notebook("Title", questions), as_version=4).cells
+    exec(cells[1].source, names)
+    assert len(cells) == 2 + 2 * len(questions)
+    for number, (question, cell) in enumerate(zip(questions, cells[3::2]), 1):
+        exec(cell.source, names)
+        assert "in place of the dots" in capsys.readouterr().out
+        for letter, (choice, said) in zip("abcd", question.choices.items()):
+            assert f"{letter}) {choice}" in cells[2 * number].source
+            names["check"](number, letter)
+            assert capsys.readouterr().out.strip() == said and said.startswith("Right.") == (choice == question.right)
+        if not question.choices:
+            for off, right in (0, True), (0.99 * question.within, True), (1.01 * question.within + 1, False):
+                names["check"](number, question.right + off)
+                assert capsys.readouterr().out.startswith("Right.") == right
+
+
+@pytest.mark.parametrize("quiz", QUIZZES)
+def test_text2qti_makes_qti_of_it_with_the_right_keys(quiz, monkeypatch, tmp_path):
+    pytest.importorskip("text2qti")
+    monkeypatch.setattr(sys, "argv", ["quizzes", "--format", "qti", str(tmp_path)])
+    main()
+    with zipfile.ZipFile(tmp_path / f"{quiz}.zip") as archive:
+        trees = [ElementTree.fromstring(archive.read(name)) for name in archive.namelist() if name.endswith(".xml")]
+    space = "{http://www.imsglobal.org/xsd/ims_qtiasiv1p2}"
+    items = [item for tree in trees for item in tree.iter(f"{space}item")]
+    questions = read_quiz(quiz)
+    assert [item.get("title") for item in items] == [one.name for one in questions]
+    for item, question in zip(items, questions):
+        keys, least, most = ([one.text for one in item.iter(space + kind)] for kind in ("varequal", "vargte", "varlte"))
+        labels = [one.get("ident") for one in item.iter(f"{space}response_label")]
+        if question.choices:
+            assert len(labels) == 4 and labels[list(question.choices).index(question.right)] in keys
+        else:
+            bounds = question.right, question.right - question.within, question.right + question.within
+            assert np.allclose([float(one[0]) for one in (keys, least, most)], bounds, rtol=0, atol=1e-4)     # its digits
+
+
+def test_the_command_writes_every_quiz_and_says_what_is_missing(monkeypatch, tmp_path, capsys):
+    for options in ["--format", "notebook"], ["--variant", "a secret"]:
+        monkeypatch.setattr(sys, "argv", ["quizzes", *options, str(tmp_path)])
+        main()
+    assert {one.name for one in tmp_path.iterdir()} == {quiz + kind for quiz in QUIZZES for kind in (".gift", ".ipynb")}
+    assert (tmp_path / "exam.gift").read_text() == gift(QUIZZES["exam"], read_quiz("exam", "a secret"))
+    monkeypatch.setitem(sys.modules, "text2qti.config", None)
+    monkeypatch.setattr(sys, "argv", ["quizzes", "--format", "qti", str(tmp_path)])
+    with pytest.raises(Exception, match="not installed"):
+        main()
+    assert text2qti("Title", read_quiz("exam")).count("\nTitle: ") == 30
