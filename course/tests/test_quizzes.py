@@ -275,7 +275,7 @@ def test_text2qti_makes_qti_of_it_with_the_right_keys(quiz, monkeypatch, tmp_pat
             assert len(labels) == 4 and labels[list(question.choices).index(question.right)] in keys
         else:
             bounds = question.right, question.right - question.within, question.right + question.within
-            assert np.allclose([float(one[0]) for one in (keys, least, most)], bounds, rtol=0, atol=1e-4)     # its digits
+            assert np.allclose([float(one[0]) for one in (keys, least, most)], bounds, rtol=0, atol=1e-4)
 
 
 def test_the_command_writes_every_quiz_and_says_what_is_missing(monkeypatch, tmp_path, capsys):
