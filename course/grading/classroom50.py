@@ -27,8 +27,7 @@ def main() -> None:
     parser.add_argument("source", metavar="LAB.ipynb", type=Path, help="the students' notebook, as it was handed out")
     parser.add_argument("checkout", metavar="CHECKOUT", type=Path, help="the folder of the student's repository")
     options = parser.parse_args()
-    folder = next((one for one in (options.checkout / BUNDLE, options.checkout) if any(one.glob("*.ipynb"))),
-                  options.checkout)
+    folder = options.checkout / BUNDLE if (options.checkout / BUNDLE).exists() else options.checkout
     graded = grade_file(read_source(options.source), folder, options.source.name, PUBLIC)
     write_whole(str(options.checkout / "result.json"), json.dumps(result_of(graded), indent=1))
     write_whole(str(options.checkout / "release-body.md"), page_of(graded))

@@ -1,6 +1,6 @@
 """The keys of the exam questions, one function each, of the drawn numbers, by the project's own functions.
 
-An integer has to be met exactly, a float within 1 %. course/tests/test_quizzes.py derives every key a second time.
+An integer has to be met exactly, a float within 1 %. course/tests/test_quizzes.py compares every key with a formula.
 """
 from math import prod, sqrt
 
@@ -105,7 +105,8 @@ def in_flight(p, m, r):
 
 
 def slow_stage(p, m, w):
-    return simulate(make("gpipe", p, m), Times(*[[1.0] * (p - 1) + [w]] * 3)).makespan
+    times = [1.0] * (p - 1) + [w]
+    return simulate(make("gpipe", p, m), Times(times, times, times)).makespan
 
 
 def zero_states(billions, stage, d):
