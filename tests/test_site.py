@@ -4,13 +4,14 @@ import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 
 pytest.importorskip("sphinx", reason="the site's tools are not installed: pip install '.[docs]'")
 
 from tests.browser import CONTRASTS, DESK, PHONE, complaints_of, open_browser, serve  # noqa: E402
 from tests.launching import ROOT  # noqa: E402
-from tools.build_site import BUILD, LISTS, Site  # noqa: E402
+from tools.build_site import BUILD, LISTS, RELEASED, Site  # noqa: E402
 
 
 def test_every_page_of_docs_is_in_a_list_of_the_site():
@@ -19,18 +20,37 @@ def test_every_page_of_docs_is_in_a_list_of_the_site():
     assert pages == {page for page in pages if re.search(rf"^docs/{page}$", listed, re.MULTILINE)}
 
 
-def test_every_walkthrough_has_badges_that_open_it_and_no_lab_has_a_solution(tmp_path):
+OPENS = {"Colab": "https://colab.research.google.com/github/somebody/shardlab/blob/HEAD/",
+         "Binder": "https://mybinder.org/v2/gh/somebody/shardlab/HEAD?urlpath=lab/tree/"}
+CODESPACE = "(https://codespaces.new/somebody/shardlab?quickstart=1)"
+
+
+def test_every_notebook_has_badges_that_open_it_and_no_lab_has_a_solution(tmp_path):
     site = Site(tmp_path, "somebody/shardlab")
     site.gather()
     walkthroughs = sorted(site.folder.glob("notebooks/[0-9]*.ipynb"))
     assert [path.name for path in walkthroughs] == sorted(path.name for path in ROOT.glob("notebooks/[0-9]*.ipynb"))
     for path in walkthroughs:
-        text = path.read_text()
-        assert f"https://colab.research.google.com/github/somebody/shardlab/blob/HEAD/notebooks/{path.name}" in text
-        assert f"https://mybinder.org/v2/gh/somebody/shardlab/HEAD?urlpath=lab/tree/notebooks/{path.name}" in text
+        assert all(f"({url}notebooks/{path.name})" in path.read_text() for url in OPENS.values())
+        assert CODESPACE in path.read_text()
     labs = sorted(site.folder.glob("course/labs/*.ipynb"))
     assert [lab.stem for lab in labs] == sorted(path.stem for path in ROOT.glob("course/labs/lab*.py"))
-    assert not any(word in lab.read_text() for lab in labs for word in ("BEGIN SOLUTION", "BEGIN HIDDEN"))
+    for lab in labs:
+        text, place = lab.read_text(), f"{RELEASED}/{lab.stem}/{lab.name}"
+        assert f"({OPENS['Binder']}{place})" in text and CODESPACE in text and f"`{place}`" in text
+        assert OPENS["Colab"] not in text, "the repository has no notebook of a lab"
+        assert "BEGIN SOLUTION" not in text and "BEGIN HIDDEN" not in text
+
+
+def test_binder_and_codespaces_make_the_labs_where_the_badges_open_them():
+    course = RELEASED.removesuffix("/release")
+    for path in ".binder/postBuild", ".devcontainer/devcontainer.json":
+        assert re.search(rf"(run\.sh labs|course\.grading\.release) {course}\b", (ROOT / path).read_text())
+
+
+def test_a_repository_without_an_address_has_no_badges(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Title")])
+    assert Site(tmp_path, None).with_badges(notebook, "notebooks/x.ipynb").cells[0].source == "# Title"
 
 
 # ---- the whole site, which takes minutes, in a browser ----

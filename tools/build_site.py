@@ -56,6 +56,8 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
 CODE = re.compile(rf"(?<![\[`])`((?:{'|'.join(PACKAGES)})[\w./]*)`(?![\]`])")
 LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".yml": "yaml"}
 COLAB, BINDER = "https://colab.research.google.com/github", "https://mybinder.org/v2/gh"
+CODESPACES = "https://codespaces.new"
+RELEASED = "runs/course/release"    # where Binder and a codespace have the labs: each makes a course when it is built
 
 
 def main() -> None:
@@ -113,7 +115,9 @@ class Site:
             elif (ROOT / page).exists():
                 self.write_notebook(page, self.with_badges(nbformat.read(ROOT / page, as_version=4), page))
         for source in labs():
-            self.write_notebook(f"course/labs/{source.stem}.ipynb", without_secrets(notebook_of(source)))
+            lab = f"{source.stem}.ipynb"
+            notebook = self.with_badges(without_secrets(notebook_of(source)), f"{RELEASED}/{source.stem}/{lab}")
+            self.write_notebook(f"course/labs/{lab}", notebook)
         for page, text in api_pages().items():
             self.write(page, text)
         for pattern in PICTURES:
@@ -136,15 +140,21 @@ class Site:
                 cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]      # a line unfolds it
         self.write(page, nbformat.writes(notebook))
 
-    def with_badges(self, notebook, page: str):
-        """Put links that open a walkthrough elsewhere below its title, if the repository's address is known."""
+    def with_badges(self, notebook, place: str):
+        """Put links that open a notebook elsewhere below its title, if the repository's address is known.
+
+        `place` is its path where it opens. Colab reads it from the repository, which holds walkthroughs but no labs.
+        """
         if self.repository:
             title, _, rest = notebook.cells[0].source.partition("\n")
-            badges = (f"[Open in Colab]({COLAB}/{self.repository}/blob/HEAD/{page}){{.badge}}\n"
-                      f"[Open in Binder]({BINDER}/{self.repository}/HEAD?urlpath=lab/tree/{page}){{.badge}}\n\n"
-                      "On Colab, first run this in a cell of its own:\n\n```\n%pip install --quiet "
-                      f'"shardlab[mpich] @ git+https://github.com/{self.repository}"\n```\n')
-            notebook.cells[0].source = f"{title}\n\n{badges}\n{rest}"
+            badges = (f"[Open in Binder]({BINDER}/{self.repository}/HEAD?urlpath=lab/tree/{place}){{.badge}}\n"
+                      f"[Open a codespace]({CODESPACES}/{self.repository}?quickstart=1){{.badge}}\n")
+            said = f"In the codespace, open `{place}`."
+            if place in self.pages:
+                badges = f"[Open in Colab]({COLAB}/{self.repository}/blob/HEAD/{place}){{.badge}}\n{badges}"
+                said += (" On Colab, first run this in a cell of its own:\n\n```\n%pip install --quiet "
+                         f'"shardlab[mpich] @ git+https://github.com/{self.repository}"\n```')
+            notebook.cells[0].source = f"{title}\n\n{badges}\n{said}\n\n{rest}"
         return notebook
 
     # ---- links, from the repository's files to the site's pages ----

@@ -5,6 +5,7 @@
     source/LAB/LAB.ipynb            the instructor's notebook, made from course/labs/LAB.py
     release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
+    classroom50/LAB/                an autograder for Classroom 50
     students/shardlab.zip           the students' bundle: the released labs, and all that they need
     answers/                        with --answers: those to all open questions of walkthroughs and labs
     gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
@@ -29,18 +30,19 @@ from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
 from course.grading.answers import about
-from course.grading.bundle import make_bundle, pack
+from course.grading.bundle import make_bundle, name_of, pack
 from course.grading.draws import SEED_FILE, new_seed, read_seed
 from course.grading.hunts import FILE
 from course.grading.lab_source import labs, notebook_of
 from course.grading.model_answers import open_answers, write_pages
+from course.grading.stored import FOLDER
 from course.grading.writing import is_writing
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import check_folder, reading, replacing, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("reference", "mpi_impl", "course/grading")
+MODULES = ("reference/**/*.py", "mpi_impl/**/*.py", "course/__init__.py", "course/grading/**/*.py")      # of a grader
 NEEDED = ("numpy", "nbformat")      # of LOCKS, for grading, which needs no MPI
 LOCKS = ("run.lock", "notebook.lock")
 
@@ -83,6 +85,20 @@ exec .venv/bin/python -m course.grading.gradescope --seed-file {seed_file} \\
     {lab}.ipynb ../submission ../results/results.json
 '''
 
+AUTOGRADER = '''"""Grade {lab}. Classroom 50 runs this in the student's checkout, and reads result.json there."""
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+with TemporaryDirectory() as folder:        # Python imports from where it runs: never from a student's files
+    shutil.unpack_archive(Path(__file__).with_name("grader.zip"), folder)
+    for command in (["pip", "install", "--quiet", "-r", "requirements.txt", "-c", "constraints.txt"],
+                    ["course.grading.classroom50", "{lab}.ipynb", Path.cwd()]):
+        subprocess.run([sys.executable, "-m", *command], cwd=folder, check=True)
+'''
+
 
 def main() -> None:
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
@@ -113,7 +129,9 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
         write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
-        print(f"{lab}: source, release and Gradescope's autograder; {describe_points(notebook)}", flush=True)
+        for name, data in public_autograder(lab, read_releases(folder)[lab]).items():
+            write(folder / "classroom50" / lab / name, data)
+        print(f"{lab}: source, release and autograders; {describe_points(notebook)}", flush=True)
     write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
     print(f"The course is in {folder}. course/README.md explains the next steps.")
 
@@ -241,7 +259,7 @@ def describe_points(notebook) -> str:
     return f"{len(checks)} checks with {sum(checks):g} points, {len(texts)} texts with {sum(texts):g}"
 
 
-# ---- Gradescope ----
+# ---- Gradescope, and Classroom 50 ----
 
 def hunts(folder: Path) -> dict[str, str]:
     """Return the course's file of bugs to hunt, if it has one."""
@@ -250,15 +268,23 @@ def hunts(folder: Path) -> dict[str, str]:
 
 def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     """Make Gradescope's zip: its two scripts, and all files that they need."""
+    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE), **secrets}
+    return pack(files | grader(lab, nbformat.writes(notebook)), {"setup.sh", "run_autograder"})
+
+
+def public_autograder(lab: str, released: str) -> dict[str, bytes]:
+    """Make Classroom 50's autograder, of the students' notebook alone: students can read it."""
+    files = grader(lab, released) | {name_of(path): path.read_bytes() for path in FOLDER.glob(f"{lab}.bin")}
+    return {"autograder.py": AUTOGRADER.format(lab=lab).encode(), "grader.zip": pack(files, ())}
+
+
+def grader(lab: str, text: str) -> dict[str, str | bytes]:
+    """Return the files that grade a lab by the checks in this text of a notebook."""
     lock = "".join((ROOT / "requirements" / name).read_text() for name in LOCKS)
-    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
-             **secrets, f"{lab}.ipynb": nbformat.writes(notebook),
-             "requirements.txt": "\n".join(NEEDED) + "\n",
-             "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
-                                                     re.MULTILINE)) + "\n"}
-    for package in PACKAGES:
-        files |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / package).rglob("*.py")}
-    return pack(files, {"setup.sh", "run_autograder"})
+    pins = re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock, re.MULTILINE)
+    return {f"{lab}.ipynb": text,
+            "requirements.txt": "\n".join(NEEDED) + "\n", "constraints.txt": "\n".join(pins) + "\n",
+            **{name_of(path): path.read_text() for pattern in MODULES for path in ROOT.glob(pattern)}}
 
 
 if __name__ == "__main__":

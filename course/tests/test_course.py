@@ -97,6 +97,8 @@ def test_the_release_is_what_the_site_shows(course, lab):
     released = nbformat.read(path_of(course, lab), 4)
     assert code_of(released) == code_of(without_secrets(solution(lab)))
     assert not any(cell.get("outputs") for cell in released.cells)
+    public = unzip(contents(course)[f"classroom50/{lab}/grader.zip"])
+    assert public[f"{lab}.ipynb"].decode() == path_of(course, lab).read_text(), "students can read it"
 
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
