@@ -7,7 +7,7 @@ of HTML for each deck, which needs no network; and, where there is a Chromium, a
 """
 import ast
 import inspect
-import shutil
+import re
 import sys
 import textwrap
 from functools import cache
@@ -22,19 +22,39 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx_revealjs.nodes import revealjs_section
 
 ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tools.chromium import find_chromium  # noqa: E402
+
 SOURCE = ROOT / "course" / "slides"
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
-             "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+NARROW, WIDE = 76, 92     # columns of code: up to the first it is set large, from the second on small (theme.css)
 
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "slides").resolve()
-    if build_main(["-q", "-W", "--keep-going", "-E", "-b", "revealjs", "-d", str(folder / ".doctrees"), str(SOURCE),
-                   str(folder)]):
+    if not build(SOURCE, folder):
         sys.exit("error: the slides have faults, which are listed above.")
-    printed = print_pdfs(folder)
-    print(f"There are {len(decks())} decks. Open {folder / 'index.html'}"
-          + ("" if printed else "\nThere are no PDFs, since this machine has neither Chromium nor Chrome."))
+    print(f"There are {len(decks())} decks. Open {folder / 'index.html'}")
+    if not (program := find_chromium()):
+        print("There are no PDFs, and nobody has checked that all slides fit: this machine has no Chromium or Chrome.")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as control:
+        browser = control.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        faults = [fault for deck in decks() for fault in faults_of(page, folder / f"{deck.stem}.html")]
+        print_pdfs(folder, browser)
+        browser.close()
+    for fault in faults:
+        print(f"warning: {fault}")
+
+
+def build(source: Path, folder: Path) -> bool:
+    """Make pages of all decks in `source`, and report whether there was nothing to complain of."""
+    return not build_main(["-q", "-W", "--keep-going", "-E", "-b", "revealjs", "-c", str(SOURCE),
+                           "-d", str(folder / ".doctrees"), str(source), str(folder)])
 
 
 def decks() -> list[Path]:
@@ -42,24 +62,42 @@ def decks() -> list[Path]:
     return sorted(SOURCE.glob("[0-9]*.md"))
 
 
-def print_pdfs(folder: Path) -> bool:
-    """Write a PDF beside each deck's page, or return False where no browser is installed."""
-    from playwright.sync_api import sync_playwright
+# ---- in a browser ----
 
-    program = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if program is None:
-        return False
-    with sync_playwright() as control:
-        browser = control.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        for deck in decks():
-            page = browser.new_page()
-            page.goto(f"{(folder / deck.stem).as_uri()}.html?print-pdf", wait_until="networkidle")
-            page.evaluate("MathJax.startup.promise")
-            page.wait_for_selector(".pdf-page")
-            page.pdf(path=folder / f"{deck.stem}.pdf", prefer_css_page_size=True, print_background=True)
-            page.close()
-        browser.close()
-    return True
+# What of the current slide is not within it, or is cut off by its own box. Notes are not shown.
+CUT_OFF = """() => [...Reveal.getCurrentSlide().querySelectorAll('*')].filter(one => {
+    const box = one.getBoundingClientRect();
+    return !one.closest('aside') && box.width && (box.left < 0 || box.top < 0 || box.right > innerWidth
+        || box.bottom > innerHeight - 20 || (one.matches('pre code') && one.scrollWidth > one.clientWidth + 1));
+}).map(one => one.tagName.toLowerCase())"""
+
+
+def open_deck(page, address: str) -> None:
+    """Go to a deck, and wait until its formulas are set."""
+    page.goto(address, wait_until="networkidle")
+    page.wait_for_function("!document.querySelector('script[src*=tex-svg]') || window.MathJax?.startup?.promise")
+    page.evaluate("window.MathJax?.startup?.promise.then(() => true)")
+
+
+def faults_of(page, html: Path) -> list[str]:
+    """Show each slide of a deck on a page of 1280 x 720, and return a sentence for each that does not fit."""
+    open_deck(page, html.as_uri())
+    faults = []
+    for i in range(page.evaluate("Reveal.getTotalSlides()")):
+        page.evaluate(f"Reveal.slide({i})")
+        if found := page.evaluate(CUT_OFF):
+            faults.append(f"{html.stem}, slide {i + 1}: {', '.join(dict.fromkeys(found))} does not fit.")
+    return faults
+
+
+def print_pdfs(folder: Path, browser) -> None:
+    """Write a PDF beside each deck's page."""
+    for deck in decks():
+        page = browser.new_page()
+        open_deck(page, f"{(folder / deck.stem).as_uri()}.html?print-pdf")
+        page.wait_for_selector(".pdf-page")
+        page.pdf(path=folder / f"{deck.stem}.pdf", prefer_css_page_size=True, print_background=True)
+        page.close()
 
 
 # ---- where things are ----
@@ -134,8 +172,10 @@ class Fetched(SphinxDirective):
             raise self.error(str(error)) from error
 
     def code(self, text: str, language: str):
-        text = between(text, self.options.get("from"), self.options.get("to"))
-        return nodes.literal_block(text, text, language=language, linenos=False)
+        text = re.sub(r" {3,}#", "  #", between(text, self.options.get("from"), self.options.get("to")).strip("\n"))
+        columns = max(map(len, text.splitlines()))
+        width = "narrow" if columns <= NARROW else "wide" if columns > WIDE else "normal"
+        return nodes.container("", nodes.literal_block(text, text, language=language, linenos=False), classes=[width])
 
 
 class Picture(Fetched):
