@@ -28,7 +28,6 @@ if str(ROOT) not in sys.path:
 from tools.chromium import find_chromium  # noqa: E402
 
 SOURCE = ROOT / "course" / "slides"
-NARROW, WIDE = 76, 92     # columns of code: up to the first it is set large, from the second on small (theme.css)
 
 
 def main() -> None:
@@ -130,7 +129,7 @@ def picture_of(cell) -> str:
 def printed_by(cell) -> str:
     """Return what a cell prints, the value that it shows, or how it fails."""
     return "".join(output.get("text") or output.get("data", {}).get("text/plain") or "\n".join(output.get("traceback", []))
-                   for output in cell.outputs)
+                   for output in cell.outputs if "image/png" not in output.get("data", {}))
 
 
 def source_of(place: str) -> str:
@@ -167,23 +166,27 @@ class Fetched(SphinxDirective):
 
     def run(self):
         try:
-            return [self.fetch(self.arguments[0], "\n".join(self.content))]
+            return self.fetch(self.arguments[0], "\n".join(self.content))
         except ValueError as error:
             raise self.error(str(error)) from error
 
     def code(self, text: str, language: str):
         text = re.sub(r" {3,}#", "  #", between(text, self.options.get("from"), self.options.get("to")).strip("\n"))
-        columns = max(map(len, text.splitlines()))
-        width = "narrow" if columns <= NARROW else "wide" if columns > WIDE else "normal"
-        return nodes.container("", nodes.literal_block(text, text, language=language, linenos=False), classes=[width])
+        columns = max(map(len, text.splitlines()))      # by which theme.css chooses the size of letters
+        return [nodes.raw("", f'<div class="code" style="--columns: {columns}">', format="html"),
+                nodes.literal_block(text, text, language=language, linenos=False), nodes.raw("", "</div>", format="html")]
 
 
 class Picture(Fetched):
-    """The picture that a walkthrough's cell shows."""
+    """The picture that a walkthrough's cell shows, of at most this height in pixels."""
+
+    option_spec = {"height": directives.nonnegative_int}
 
     def fetch(self, name, piece):
         url = f"data:image/png;base64,{picture_of(find_cell(name, piece))}"
-        return nodes.raw("", f'<img class="picture" alt="a picture of the walkthrough" src="{url}">', format="html")
+        height = f' style="max-height: {self.options["height"]}px"' if "height" in self.options else ""
+        return [nodes.raw("", f'<img class="picture" alt="a picture of the walkthrough" src="{url}"{height}>',
+                          format="html")]
 
 
 class Output(Fetched):
