@@ -1,9 +1,9 @@
 """Build the slides: `python tools/slides.py [FOLDER]`, which is `./run.sh slides`.
 
 Each deck is a page of Markdown in course/slides: a heading begins a slide. Four directives, which this module adds to
-Sphinx, fetch what is shown from where it is true: `picture`, `output` and `cell` from a stored walkthrough, `excerpt` from
-a function. `say` has what a speaker says, and how many minutes it takes. FOLDER (default: runs/slides) gets a page
-of HTML for each deck, which needs no network; and, where there is a Chromium, a PDF.
+Sphinx, fetch what is shown from where it is true: `picture`, `output` and `cell` from a stored walkthrough, `excerpt`
+from a function. `say` has what a speaker says, and how many minutes it takes. FOLDER (default: runs/slides) gets a
+page of HTML for each deck, which needs no network; and, where there is a Chromium, a PDF.
 """
 import ast
 import inspect
@@ -128,7 +128,8 @@ def picture_of(cell) -> str:
 
 def printed_by(cell) -> str:
     """Return what a cell prints, the value that it shows, or how it fails."""
-    return "".join(output.get("text") or output.get("data", {}).get("text/plain") or "\n".join(output.get("traceback", []))
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain")
+                   or "\n".join(output.get("traceback", []))
                    for output in cell.outputs if "image/png" not in output.get("data", {}))
 
 
@@ -158,6 +159,10 @@ def between(text: str, first: str | None, last: str | None) -> str:
 
 # ---- directives ----
 
+def html(text: str) -> nodes.raw:
+    return nodes.raw("", text, format="html")
+
+
 class Fetched(SphinxDirective):
     """A directive that shows what `fetch` returns; what cannot be found is an error of the page."""
 
@@ -173,8 +178,8 @@ class Fetched(SphinxDirective):
     def code(self, text: str, language: str):
         text = re.sub(r" {3,}#", "  #", between(text, self.options.get("from"), self.options.get("to")).strip("\n"))
         columns = max(map(len, text.splitlines()))      # by which theme.css chooses the size of letters
-        return [nodes.raw("", f'<div class="code" style="--columns: {columns}">', format="html"),
-                nodes.literal_block(text, text, language=language, linenos=False), nodes.raw("", "</div>", format="html")]
+        block = nodes.literal_block(text, text, language=language, linenos=False)
+        return [html(f'<div class="code" style="--columns: {columns}">'), block, html("</div>")]
 
 
 class Picture(Fetched):
@@ -185,8 +190,7 @@ class Picture(Fetched):
     def fetch(self, name, piece):
         url = f"data:image/png;base64,{picture_of(find_cell(name, piece))}"
         height = f' style="max-height: {self.options["height"]}px"' if "height" in self.options else ""
-        return [nodes.raw("", f'<img class="picture" alt="a picture of the walkthrough" src="{url}"{height}>',
-                          format="html")]
+        return [html(f'<img class="picture" alt="a picture of the walkthrough" src="{url}"{height}>')]
 
 
 class Output(Fetched):
@@ -219,8 +223,8 @@ class Say(SphinxDirective):
         minutes = int(self.arguments[0])
         pace = revealjs_section()
         pace["data-timing"] = 60 * minutes      # for the clock of the speaker's view
-        return [pace, nodes.raw("", f'<aside class="notes"><p><b>{minutes} min</b></p>', format="html"),
-                *self.parse_content_to_nodes(), nodes.raw("", "</aside>", format="html")]
+        return [pace, html(f'<aside class="notes"><p><b>{minutes} min</b></p>'), *self.parse_content_to_nodes(),
+                html("</aside>")]
 
 
 def setup(app):
