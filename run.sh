@@ -24,6 +24,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
              runs/course; course/README.md tells instructors the rest
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
+  slides     build the slides of the course, HTML and PDF, in the folder named next, else in runs/slides; no network needed
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it
              stands what for: run (as demo needs it), notebook, test or docs, each with all before it; else run
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements/
@@ -179,11 +180,11 @@ lock() {
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
     : >"$tools/none"
-    all="--extra mpich --extra notebook --extra prepare --extra test --extra docs"
+    all="--extra mpich --extra notebook --extra prepare --extra test --extra docs --extra quizzes"
     pin $all --upgrade --output-file "$tools/all"
     set --
     for purpose in $purposes; do
-        case $purpose in run) set -- --extra mpich ;; test) set -- "$@" --extra prepare ;; esac
+        case $purpose in run) set -- --extra mpich ;; test) set -- "$@" --extra prepare ;; docs) set -- "$@" --extra quizzes ;; esac
         [ "$purpose" = run ] || set -- "$@" --extra "$purpose"
         pin "$@" --constraint "$tools/all" --output-file "$tools/$purpose"
         { [ $before = none ] || echo "-r $before.lock"; } >"requirements/$purpose.lock"
@@ -205,6 +206,7 @@ case $command in
     notebook)   setup notebook; notebook "$@" ;;
     labs)       setup notebook; "$venv/bin/python" -m course.grading.release "$@" ;;
     docs)       setup docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
+    slides)     setup docs; "$venv/bin/python" "$root/tools/slides.py" "$@" ;;
     setup)      setup "${1:-run}"; echo "The environment is ready: $venv" ;;
     demo)       setup run; "$venv/bin/shardlab" demo "$@" ;;
     test)       setup test; check "$@" ;;

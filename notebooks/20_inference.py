@@ -191,6 +191,8 @@ draw_curves({name: [share_of_peak(texts, read) for texts in batch] for name, rea
 
 # %%
 guess = ...                # elements
+
+# %% tags=["hide-output"]
 ranks["c"], ranks["prompts"] = c, [prompt, [2, 7, 1, 8]]
 
 # %% tags=["hide-output"]

@@ -1,7 +1,6 @@
 """A real browser without a window, for tests of pages."""
 import functools
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
-            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+from tools.chromium import find_chromium
+
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
@@ -18,7 +17,7 @@ PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 def open_browser() -> Iterator:
     """Start a browser. Skips the test if this machine has none."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    program = find_chromium()
     if program is None:
         pytest.skip("this machine has neither Chromium nor Chrome")
     with playwright.sync_playwright() as control:
