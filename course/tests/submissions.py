@@ -56,11 +56,13 @@ def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[
     return {mark.check: mark for mark in marks(seen, Draws("", {}))}
 
 
-def plant(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
-    """Return the solution of an answer with a mistake planted: `old`, which must occur once, is replaced."""
+def plant(lab: str, answer: str, *texts: str) -> dict[str, str]:
+    """Return the solution of an answer with a mistake planted: texts, each of which must occur once, and new ones."""
     source = answers_of(solution(lab))[answer]
-    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
-    return {answer: source.replace(old, new)}
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
+        source = source.replace(old, new)
+    return {answer: source}
 
 
 def checks_of(names: str) -> set[str]:
