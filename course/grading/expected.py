@@ -14,6 +14,7 @@ from course.grading.grade import marks
 from course.grading.lab_source import labs, notebook_of
 from course.grading.stored import FOLDER, key_of
 from course.grading.values import to_bytes
+from course.grading.variants import PUBLIC
 
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n(.*?)### END HIDDEN TESTS", re.DOTALL)
 WHOLE = re.compile(r"^def (whole_\w+)", re.MULTILINE)
@@ -27,9 +28,9 @@ def record(function: str, compute):
     return noted
 
 
-def expected(lab: Path) -> bytes:
+def expected(lab: Path, variant: str = PUBLIC) -> bytes:
     """Run what students see of a lab, with its solution. Return the results of hidden functions that it asks for."""
-    notebook = deepcopy(notebook_of(lab))
+    notebook = deepcopy(notebook_of(lab, variant))
     RESULTS.clear()
     CURRENT.clear()
     CURRENT.update(answers_of(notebook))
@@ -44,10 +45,15 @@ def expected(lab: Path) -> bytes:
     return to_bytes(RESULTS)
 
 
+def has_results(lab: Path) -> bool:
+    """Report whether students of a lab get stored results."""
+    return "stored(" in lab.read_text()
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for lab in labs():
-        if "stored(" in lab.read_text():
+        if has_results(lab):
             (FOLDER / f"{lab.stem}.bin").write_bytes(expected(lab))
             print(f"{lab.stem}: {len(RESULTS)} results")
     close()

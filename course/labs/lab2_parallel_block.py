@@ -82,10 +82,10 @@ def inputs(random, b, s, h):
 # ## 1. Splitting the parameters, and joining them again
 #
 # Every rank takes some of the heads, from their columns of $Q$, $K$ and $V$ to the rows of $W_{out}$ that read them;
-# and some of the MLP's $F$ columns, with their rows of $W_{out}$. Then it can do the softmax and the ReLU alone. Heads,
-# and columns, are split as by `np.array_split`: if $a$ or $F$ does not divide, the first ranks have one more. The
-# norm's parameters and $\beta$ belong to no head or column, so every rank holds all of them. `group.rank` is a rank's
-# number, `group.size` the number of ranks.
+# and some of the MLP's $F$ columns, with their rows of $W_{out}$. Then it can do the softmax and the activation alone.
+# Heads, and columns, are split as by `np.array_split`: if $a$ or $F$ does not divide, the first ranks have one more.
+# The norm's parameters and $\beta$ belong to no head or column, so every rank holds all of them. `group.rank` is a
+# rank's number, `group.size` the number of ranks.
 #
 # A rank's shard is a dict with the same keys, and the same order inside of each matrix: `"W_in"` is
 # $[h, 3 a_r d + F_r]$, with its columns of $Q$, of $K$, of $V$, of $U$; and `"W_out"` is $[a_r d + F_r, h]$. Some rank
@@ -134,10 +134,10 @@ def whole_inside(x, W_in, W_out, dy, d):
     scores = np.where(np.tri(s, dtype=bool), np.einsum("biad,bjad->baij", q, k) / np.sqrt(d), -np.inf)
     probs = np.exp(scores - scores.max(-1, keepdims=True))                      # [b, a, s, s]
     probs = probs / probs.sum(-1, keepdims=True)
-    relu = np.maximum(x @ U, 0)                                                 # [b, s, F]
-    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), relu ** 2], -1)
+    u = x @ U                                                                   # [b, s, F]
+    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), np.maximum(u, 0) ** 2], -1)
     dread = dy @ W_out.T                                                        # forward: y = read @ W_out
-    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * 2 * relu
+    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * (2 * np.maximum(u, 0))
     dprobs = np.einsum("biad,bjad->baij", dmixed, v)
     dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d)
     dqkv = (np.einsum("baij,bjad->biad", dscores, k), np.einsum("baij,biad->bjad", dscores, q),
@@ -348,18 +348,17 @@ def inside(n, shard, d):
     width = (shard["W_in"].shape[1] - len(shard["W_out"])) // 2
     q, k, v, u = np.split(n @ shard["W_in"], [width, 2 * width, 3 * width], axis=-1)
     mixed, heads = attend(q, k, v, d)
-    relu = np.maximum(u, 0)
-    return np.concatenate([mixed, relu * relu], axis=-1) @ shard["W_out"], (mixed, relu, heads)
+    return np.concatenate([mixed, np.maximum(u, 0) ** 2], axis=-1) @ shard["W_out"], (mixed, u, heads)
     ### END SOLUTION
 
 
 def inside_backward(dy, n, shard, kept):
     """Return this rank's part of dn [b, s, h], and a dict of gradients. dy: the gradient of the partial sum."""
     ### BEGIN SOLUTION
-    mixed, relu, heads = kept
+    mixed, u, heads = kept
     dmixed, dact = np.split(dy @ shard["W_out"].T, [mixed.shape[-1]], axis=-1)
-    dz = np.concatenate([*attend_backward(dmixed, heads), 2 * relu * dact], axis=-1)
-    both = np.concatenate([mixed, relu * relu], axis=-1)
+    dz = np.concatenate([*attend_backward(dmixed, heads), dact * (2 * np.maximum(u, 0))], axis=-1)
+    both = np.concatenate([mixed, np.maximum(u, 0) ** 2], axis=-1)
     return dz @ shard["W_in"].T, {"W_in": np.einsum("bsh,bsn->hn", n, dz), "W_out": np.einsum("bsn,bsh->nh", both, dy)}
     ### END SOLUTION
 

@@ -536,7 +536,7 @@ def check_sequence_backward(run_backward):
     backward, grads, dxs = run_backward()
     found, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(found, dxs, "its positions of dx", "the adjoint of an all-gather is a reduce-scatter, and vice versa.")
-    expect_dicts(mine, grads, "the gradient", "a gradient is a sum over all positions, and over the heads that read it.")
+    expect_dicts(mine, grads, "the gradient", "a gradient is a sum over all positions and all heads that read it.")
     return backward
 
 

@@ -26,8 +26,8 @@ MISTAKES[LAB1] = {
         "reduce_scatter reduce_scatter_cost", "equal"),
     "shape forgotten": ("all_reduce", ".reshape(x.shape)", "", "all_reduce", "shape"),
     "added the other way round": (
-        "all_reduce_in_order", "group.receive(group.rank - 1) + x ",
-        "group.receive(group.rank - 1) * 1.0000000000000003 + x ", "in_order in_order_cost", "order"),
+        "all_reduce_in_order", "group.receive(before) + x ",
+        "group.receive(before) * 1.0000000000000003 + x ", "in_order in_order_cost", "order"),
 }
 BLOCK_FORWARD = "block_forward block_cost"
 BLOCK_BACKWARD = "block_backward block_cost"
@@ -45,7 +45,7 @@ MISTAKES[LAB2] = {
     "g's backward adds up": (
         "f_and_g", "return dy", "return group.all_reduce(dy)", "g", "may not be used here"),
     "the slope of ReLU, not of its square": (
-        "inside", "2 * relu * dact", "(relu > 0) * dact", "inside_backward",
+        "inside", "(2 * np.maximum(u, 0))", "(u > 0)", "inside_backward",
         "line by line"),
     "every rank adds x and the bias": (
         "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', BLOCK_FORWARD,
