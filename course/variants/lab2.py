@@ -1,7 +1,7 @@
 """Variants of lab 2: another activation, other heads on a rank, a scaled sum, and another unit in which to count."""
 from numpy.random import Generator
 
-from course.variants.ranks import PARTS, RANKS
+from course.variants.choices import PARTS, RANKS
 
 ACTIVATIONS = (     # of u: its name, formula, code, and the code of its slope
     ("cubed ReLU", r"\max(u, 0)^3", "np.maximum(u, 0) ** 3", "3 * np.maximum(u, 0) ** 2"),

@@ -1,15 +1,9 @@
 """Variants of lab 3: a bent latent, other heads on a rank, a way around attention, other factors."""
 from numpy.random import Generator
 
-from course.variants.ranks import PARTS
+from course.variants.choices import CURVES, PARTS
 
-LATENTS = (     # the latent's formula, its code, and that of the slope, given the latent
-    (r"\tanh(X C)", "np.tanh({})", "1 - latent ** 2"),
-    (r"\arctan(X C)", "np.arctan({})", "np.cos(latent) ** 2"),
-    (r"\mathrm{arsinh}(X C)", "np.arcsinh({})", "1 / np.cosh(latent)"),
-    (r"\log(1 + e^{X C})", "np.logaddexp(0, {})", "1 - np.exp(-latent)"),
-    (r"1 / (1 + e^{-X C})", "1 / (1 + np.exp(-({})))", "latent * (1 - latent)"),
-)
+LATENTS = (*CURVES, (r"\tanh({z})", "np.tanh({z})", "1 - {y} ** 2"))
 POWERS = (("1", ""), ("2", "^2"), ("1 / 3", "^{1/3}"), ("1 / 4", "^{1/4}"), ("-1 / 2", "^{-1/2}"), ("3 / 2", "^{3/2}"))
 
 
@@ -18,12 +12,12 @@ def draw(random: Generator) -> dict[str, str]:
     formula, code, slope = LATENTS[random.integers(len(LATENTS))]
     part, (power, raised) = PARTS[random.integers(len(PARTS))], POWERS[random.integers(len(POWERS))]
     around, by, cool = random.integers(2, (10, 10, 6))
-    bent = f"    dlatent = dlatent * ({slope})\n"
+    bent = f"    dlatent = dlatent * ({slope.format(y='latent')})\n"
     return {
-        r"\Lambda = X C, \qquad": rf"\Lambda = {formula}, \qquad",
-        'latent = rotation(s, r), x @ p["C"]': "latent = rotation(s, r), " + code.format('x @ p["C"]'),
+        r"\Lambda = X C, \qquad": rf"\Lambda = {formula.format(z='X C')}, \qquad",
+        'latent = rotation(s, r), x @ p["C"]': "latent = rotation(s, r), " + code.format(z='x @ p["C"]'),
         'dvalue, p["V"])\n': f'dvalue, p["V"])\n{bent}',
-        'x @ shard["C"]\n': code.format('x @ shard["C"]') + "\n",
+        'x @ shard["C"]\n': code.format(z='x @ shard["C"]') + "\n",
         'dv, shard["V"])\n': f'dv, shard["V"])\n{bent}',
         r"{\sqrt{d + r}}": rf"{{{cool} \sqrt{{d + r}}}}",
         "np.sqrt(d + r)": f"({cool} * np.sqrt(d + r))",
