@@ -53,7 +53,7 @@ def inventory(random: Generator, order: str) -> dict[str, str]:
     return {
         "how many elements each rank holds at most: its parameters, as many gradients, and for each layer of each\n"
         "#   microbatch": f"how many bytes each rank holds at most: {parameter} for each of its parameters, with\n"
-            f"#   gradient and optimizer, and {element} for each element that is kept: for each layer of each microbatch",
+            f"#   gradient and optimizer, and {element} for each element kept: for each layer of each microbatch",
         "held.append(2 * own + min": f"held.append({parameter} * own + {element} * min",
         "found.append(2 * sum(array.size for array in shard.values()) + most * cache)":
             f"found.append({parameter} * sum(array.size for array in shard.values()) + {element} * most * cache)",
