@@ -4,7 +4,9 @@ A lab whose functions `whole_...` stand in a hidden region gives students their 
 (`course/grading/stored.py`).
 """
 import re
+from contextlib import redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 
 from course.grading.answers import CURRENT, answers_of
@@ -40,7 +42,9 @@ def expected(lab: Path, variant: str = PUBLIC) -> bytes:
             noted = "".join(f"{name} = record({name!r}, {name})\n" for name in WHOLE.findall(whole))
             cell.source = f"from course.grading.expected import record\n{whole}{noted}{HIDDEN.sub('', cell.source)}"
             cell.metadata.setdefault("nbgrader", {"grade_id": "play"})
-    for mark in marks(notebook, Draws("", {})):
+    with redirect_stdout(StringIO()):       # of the cells to play with
+        found = marks(notebook, Draws("", {}))
+    for mark in found:
         assert mark.points == mark.of, mark
     return to_bytes(RESULTS)
 
