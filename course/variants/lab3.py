@@ -11,7 +11,7 @@ def draw(random: Generator) -> dict[str, str]:
     """Draw a variant."""
     formula, code, slope = LATENTS[random.integers(len(LATENTS))]
     part, (power, raised) = PARTS[random.integers(len(PARTS))], POWERS[random.integers(len(POWERS))]
-    around, by, cool = random.integers(2, (10, 10, 6))
+    around, by, cool = random.integers(2, (20, 16, 6))
     bent = f"    dlatent = dlatent * ({slope.format(y='latent')})\n"
     return {
         r"\Lambda = X C, \qquad": rf"\Lambda = {formula.format(z='X C')}, \qquad",

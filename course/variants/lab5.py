@@ -61,7 +61,7 @@ def order(random: Generator) -> dict[str, str]:
 
 def messages(random: Generator) -> dict[str, str]:
     """Draw how much longer a gradient's message takes than an activation's."""
-    longer = random.integers(2, 8)
+    longer = random.integers(2, 17)
     both = longer + 1
     return {
         "and a message to another rank takes `wire`.": f"and a message to another rank\n    takes `wire`; backward, "
