@@ -22,7 +22,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
                  CUDA_PYTHON=FOLDER/bin/python ./run.sh test-cuda      # which uses this Python as it is
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
-             runs/course; course/README.md tells instructors the rest
+             runs/course; --variant SEED draws other tasks than the public ones; course/README.md tells instructors the rest
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   slides     build the slides of the course, HTML and PDF, in the folder named next, else in runs/slides; no network needed
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it

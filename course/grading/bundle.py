@@ -27,8 +27,8 @@ COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
 FUNCTIONS = {"check", "check_cuda", "lock", "pin"}   # of run.sh, which other commands need
 
 
-def make_bundle(labs: Mapping[str, str]) -> bytes:
-    """Return the archive, with the text of each released lab's notebook, by name."""
+def make_bundle(labs: Mapping[str, str], results: Mapping[str, bytes]) -> bytes:
+    """Return the archive, with the text of each released lab's notebook, by name, and a variant's stored results."""
     files: dict[str, str] = {f"notebooks/labs/{lab}.ipynb": text for lab, text in labs.items()}
     files |= {path.name: path.read_text() for path in TEXTS.glob("*.md")}
     files |= {name: (ROOT / name).read_text() for name in FILES}
@@ -43,7 +43,8 @@ def make_bundle(labs: Mapping[str, str]) -> bytes:
         files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
     files |= {name_of(path): path.read_text() for path in needed_modules(["course", "course.grading"])}
     contents: dict[str, str | bytes] = {f"shardlab/{name}": text for name, text in files.items()}
-    contents |= {f"shardlab/{name_of(path)}": path.read_bytes() for path in FOLDER.glob("*.bin")}
+    contents |= {f"shardlab/{name_of(path)}": results.get(path.name, path.read_bytes())
+                 for path in FOLDER.glob("*.bin")}
     return pack(contents, {"shardlab/run.sh"})
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from course.grading.variants import PUBLIC, source_of
+
 LABS = Path(__file__).parents[1] / "labs"
 METADATA = {"language_info": {"name": "python"},
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -27,9 +29,9 @@ def labs() -> list[Path]:
     return sorted(LABS.glob("lab*.py"))
 
 
-def notebook_of(source: Path):
-    """Return the instructor's notebook, with solutions and hidden tests."""
-    notebook = jupytext.read(source, fmt="py:percent")
+def notebook_of(source: Path, variant: str = PUBLIC):
+    """Return the instructor's notebook of a variant, with solutions and hidden tests."""
+    notebook = jupytext.reads(source_of(source, variant), fmt="py:percent")
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell.id = f"cell-{i}"

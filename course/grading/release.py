@@ -2,6 +2,8 @@
 
     nbgrader_config.py              nbgrader's configuration; made once, and then yours to change
     check_seed.txt                  the secret seed of the checks' random numbers; made once
+    variant.txt                     with --variant: the seed of the labs' variant; kept for later runs
+    expected/LAB.bin                with --variant: the right results of whole layers that students get
     source/LAB/LAB.ipynb            the instructor's notebook, made from course/labs/LAB.py
     release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
@@ -32,13 +34,15 @@ from traitlets.config import PyFileConfigLoader
 from course.grading.answers import about
 from course.grading.bundle import make_bundle, name_of, pack
 from course.grading.draws import SEED_FILE, new_seed, read_seed
+from course.grading.expected import expected, has_results
 from course.grading.hunts import FILE
 from course.grading.lab_source import labs, notebook_of
 from course.grading.model_answers import open_answers, write_pages
 from course.grading.stored import FOLDER
+from course.grading.variants import FILE as VARIANT_FILE, PUBLIC
 from course.grading.writing import is_writing
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_folder, reading, replacing, writing
+from mpi_impl.runtime.files import check_folder, read_text, reading, replacing, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -104,26 +108,37 @@ def main() -> None:
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
                         help="the course's folder (default: runs/course)")
+    parser.add_argument("--variant", metavar="SEED", help="draw the variant of this seed of the labs: other tasks of "
+                        "the same kind, with other solutions. The folder keeps the seed (default: the public labs)")
     parser.add_argument("--answers", action="store_true", help="also write the answers to all open questions, for "
                         "instructors, into the course's folder; this asks for the instructors' passphrase")
     options = parser.parse_args()
     os.umask(0o077)     # a course has seeds, solutions and grades: nobody else may read what is made from here on
     folder, answers = options.folder.absolute(), open_answers() if options.answers else {}
-    make_course(folder)
+    make_course(folder, variant=options.variant)
     if options.answers:
         write_pages(folder / "answers", answers)
         print(f"The answers to the open questions are in {folder / 'answers'}. Keep them from students.")
 
 
-def make_course(folder: Path, sources: list[Path] | None = None) -> None:
-    """Make or renew the course in this folder, of these labs or of all. Raises UserError."""
-    made = {source.stem: sign(notebook_of(source)) for source in sources or labs()}
+def make_course(folder: Path, sources: list[Path] | None = None, variant: str | None = None) -> None:
+    """Make or renew the course in this folder, of these labs or of all. Raises UserError.
+
+    Without a seed of a `variant`, the course keeps its own.
+    """
+    sources = sources or labs()
     check_course(folder)
+    variant = check_variant(folder, variant)
+    made = {source.stem: sign(notebook_of(source, variant)) for source in sources}
     for lab, notebook in made.items():
         check_unchanged(folder / "source" / lab / f"{lab}.ipynb")
         check_submissions(folder, lab, notebook)
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
+    if variant != PUBLIC:
+        write(folder / VARIANT_FILE, f"{variant}\n".encode())
+        for source in filter(has_results, sources):
+            write(folder / "expected" / f"{source.stem}.bin", expected(source, variant))
     secrets = {SEED_FILE: f"{course_seed(folder / SEED_FILE)}\n"} | hunts(folder)
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
@@ -132,7 +147,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         for name, data in public_autograder(lab, read_releases(folder)[lab]).items():
             write(folder / "classroom50" / lab / name, data)
         print(f"{lab}: source, release and autograders; {describe_points(notebook)}", flush=True)
-    write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder)))
+    write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder), read_results(folder)))
     print(f"The course is in {folder}. course/README.md explains the next steps.")
 
 
@@ -144,6 +159,33 @@ def course_seed(path: Path) -> str:
 
 
 # ---- checks that nothing is lost ----
+
+def check_variant(folder: Path, asked: str | None) -> str:
+    """Return the seed of the course's variant: what was asked for, or its own. Raises UserError."""
+    path = folder / VARIANT_FILE
+    own = read_text(str(path)).strip() if path.exists() else PUBLIC
+    asked = own if asked is None else asked.strip()
+    if asked != own and (submissions := count_submissions(folder)):
+        raise UserError(f"{folder} has {submissions} submissions to labs of {describe_variant(own)}, which do not fit "
+                        f"those of {describe_variant(asked)}. Leave --variant out, or make a new course in another "
+                        "folder.")
+    if asked == PUBLIC != own:
+        raise UserError(f"{folder} holds labs of {describe_variant(own)}. For the public labs, name a new folder.")
+    return asked
+
+
+def describe_variant(seed: str) -> str:
+    return f"the variant {seed!r}" if seed != PUBLIC else "the public variant"
+
+
+def count_submissions(folder: Path) -> int:
+    """Return how many submissions the gradebook of a course has."""
+    database = folder / "gradebook.db"
+    if not database.exists():
+        return 0
+    with open_gradebook(database) as gradebook:
+        return sum(len(assignment.submissions) for assignment in gradebook.assignments)
+
 
 def check_course(folder: Path) -> None:
     """Check that the folder is a course, or empty. Raises UserError."""
@@ -235,6 +277,11 @@ def release(folder: Path, lab: str) -> None:
 def read_releases(folder: Path) -> dict[str, str]:
     """Return the text of each released notebook, by the lab's name."""
     return {path.stem: path.read_text() for path in sorted((folder / "release").glob("*/*.ipynb"))}
+
+
+def read_results(folder: Path) -> dict[str, bytes]:
+    """Return the stored results of a course's variant, by the name of the file."""
+    return {path.name: path.read_bytes() for path in (folder / "expected").glob("*.bin")}
 
 
 def without_secrets(notebook):

@@ -291,14 +291,14 @@ for n, elements in ((2, 6), (3, 11), (8, 40), (5, 9)):
 def all_reduce_in_order(group, x):
     """Return ((x_0 + x_1) + x_2) + ..., to the bit, on every rank. x: 1-d, of the same length on all ranks."""
     ### BEGIN SOLUTION
-    total = x
-    if group.rank > 0:
-        total = group.receive(group.rank - 1) + x           # a running sum, passed on in rank order ...
-    if group.rank < group.size - 1:
-        group.send(total, group.rank + 1)
-        total = group.receive(group.rank + 1)               # ... and passed back
-    if group.rank > 0:
-        group.send(total, group.rank - 1)
+    total, place, before, after = x, group.rank, group.rank - 1, group.rank + 1
+    if place > 0:
+        total = group.receive(before) + x           # a running sum, passed on in rank order ...
+    if place < group.size - 1:
+        group.send(total, after)
+        total = group.receive(after)                # ... and passed back
+    if place > 0:
+        group.send(total, before)
     return total
     ### END SOLUTION
 
@@ -309,8 +309,9 @@ def run_in_order(n, elements):
     """Return the outcome on random arrays, and their sum in rank order."""
     scale = 10.0 ** np.arange(n)[:, None]          # sums in another order differ visibly
     xs = list(np.array(arrays("in_order", n, elements)) * scale)
-    right = xs[0]
-    for x in xs[1:]:
+    first, *others = xs
+    right = first
+    for x in others:
         right = right + x
     return run(n, "all_reduce_in_order", each(xs), allow=MESSAGES), right
 

@@ -5,10 +5,9 @@
 # after the MLP, and twice backward ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Some models
 # (GPT-J, PaLM) have another layer, whose attention and MLP read the same input, and whose results are added. In this
 # lab you shard that one, for any number of heads, any inner size and any number of ranks, with one sum forward and one
-# backward; write *f* and *g*; replace them by sequence parallelism; and count what is sent.
+# backward; write *f* and *g*; and count what is sent.
 #
-# **You need**: walkthroughs 1 to 4, and for the fifth task what walkthrough 8 says about sequence parallelism.
-# **Time**: about six hours. **Points**: 60, and 10 for words.
+# **You need**: walkthroughs 1 to 4. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -49,8 +48,8 @@ from course.grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from course.grading import (check_data, count_kept, each, expect, expect_dicts, expect_equal, expect_sent,
-                            expect_values, passed, run, stored)
+from course.grading import (check_data, each, expect_dicts, expect_equal, expect_sent, expect_values, passed, run,
+                            stored)
 
 whole_inside, whole_block = (stored("lab2_parallel_block", name) for name in ("whole_inside", "whole_block"))
 
@@ -83,10 +82,10 @@ def inputs(random, b, s, h):
 # ## 1. Splitting the parameters, and joining them again
 #
 # Every rank takes some of the heads, from their columns of $Q$, $K$ and $V$ to the rows of $W_{out}$ that read them;
-# and some of the MLP's $F$ columns, with their rows of $W_{out}$. Then it can do the softmax and the ReLU alone. Heads,
-# and columns, are split as by `np.array_split`: if $a$ or $F$ does not divide, the first ranks have one more. The
-# norm's parameters and $\beta$ belong to no head or column, so every rank holds all of them. `group.rank` is a rank's
-# number, `group.size` the number of ranks.
+# and some of the MLP's $F$ columns, with their rows of $W_{out}$. Then it can do the softmax and the activation alone.
+# Heads, and columns, are split as by `np.array_split`: if $a$ or $F$ does not divide, the first ranks have one more.
+# The norm's parameters and $\beta$ belong to no head or column, so every rank holds all of them. `group.rank` is a
+# rank's number, `group.size` the number of ranks.
 #
 # A rank's shard is a dict with the same keys, and the same order inside of each matrix: `"W_in"` is
 # $[h, 3 a_r d + F_r]$, with its columns of $Q$, of $K$, of $V$, of $U$; and `"W_out"` is $[a_r d + F_r, h]$. Some rank
@@ -124,7 +123,7 @@ example = {"gain": np.ones(1), "shift": np.zeros(1), "bias": np.zeros(1),
 for found in run(2, "shard", example, 2).results:
     print(found["W_in"], found["W_out"].ravel())
 
-# %% check="check_shard" points=4
+# %% check="check_shard" points=5
 # Sharding: a rank has the same heads of Q, K and V, the same columns of U, and the rows that read them
 ### BEGIN HIDDEN TESTS
 def whole_inside(x, W_in, W_out, dy, d):
@@ -135,10 +134,10 @@ def whole_inside(x, W_in, W_out, dy, d):
     scores = np.where(np.tri(s, dtype=bool), np.einsum("biad,bjad->baij", q, k) / np.sqrt(d), -np.inf)
     probs = np.exp(scores - scores.max(-1, keepdims=True))                      # [b, a, s, s]
     probs = probs / probs.sum(-1, keepdims=True)
-    relu = np.maximum(x @ U, 0)                                                 # [b, s, F]
-    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), relu ** 2], -1)
+    u = x @ U                                                                   # [b, s, F]
+    read = np.concatenate([np.einsum("baij,bjad->biad", probs, v).reshape(b, s, width), np.maximum(u, 0) ** 2], -1)
     dread = dy @ W_out.T                                                        # forward: y = read @ W_out
-    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * 2 * relu
+    dmixed, du = dread[..., :width].reshape(q.shape), dread[..., width:] * (2 * np.maximum(u, 0))
     dprobs = np.einsum("biad,bjad->baij", dmixed, v)
     dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d)
     dqkv = (np.einsum("baij,bjad->biad", dscores, k), np.einsum("baij,biad->bjad", dscores, q),
@@ -207,7 +206,7 @@ def join(shards):
     ### END SOLUTION
 
 
-# %% check="check_join" points=4
+# %% check="check_join" points=5
 # Joining: the whole parameters again
 def check_join(n, h, a, F):
     p = layer(check_data("join"), h, a, F)
@@ -267,7 +266,7 @@ def g_backward(group, dy):
     ### END SOLUTION
 
 
-# %% check="check_f" points=3
+# %% check="check_f" points=4
 # f and its backward: one sends nothing, the other adds up
 def check_silent(n, name):
     x, _ = inputs(check_data(name), 2, 3, 4)
@@ -293,7 +292,7 @@ check_silent(5, "f")
 check_sum(5, "f_backward")
 ### END HIDDEN TESTS
 
-# %% check="check_g" points=3
+# %% check="check_g" points=4
 # g and its backward: one adds up, the other sends nothing
 for n in (2, 4):
     check_sum(n, "g")
@@ -349,23 +348,22 @@ def inside(n, shard, d):
     width = (shard["W_in"].shape[1] - len(shard["W_out"])) // 2
     q, k, v, u = np.split(n @ shard["W_in"], [width, 2 * width, 3 * width], axis=-1)
     mixed, heads = attend(q, k, v, d)
-    relu = np.maximum(u, 0)
-    return np.concatenate([mixed, relu * relu], axis=-1) @ shard["W_out"], (mixed, relu, heads)
+    return np.concatenate([mixed, np.maximum(u, 0) ** 2], axis=-1) @ shard["W_out"], (mixed, u, heads)
     ### END SOLUTION
 
 
 def inside_backward(dy, n, shard, kept):
     """Return this rank's part of dn [b, s, h], and a dict of gradients. dy: the gradient of the partial sum."""
     ### BEGIN SOLUTION
-    mixed, relu, heads = kept
+    mixed, u, heads = kept
     dmixed, dact = np.split(dy @ shard["W_out"].T, [mixed.shape[-1]], axis=-1)
-    dz = np.concatenate([*attend_backward(dmixed, heads), 2 * relu * dact], axis=-1)
-    both = np.concatenate([mixed, relu * relu], axis=-1)
+    dz = np.concatenate([*attend_backward(dmixed, heads), dact * (2 * np.maximum(u, 0))], axis=-1)
+    both = np.concatenate([mixed, np.maximum(u, 0) ** 2], axis=-1)
     return dz @ shard["W_in"].T, {"W_in": np.einsum("bsh,bsn->hn", n, dz), "W_out": np.einsum("bsn,bsh->nh", both, dy)}
     ### END SOLUTION
 
 
-# %% check="check_inside" points=6
+# %% check="check_inside" points=8
 # Between f and g: the ranks' partial sums add up to attention and MLP
 def inside_case(rank, n, a, F):
     """Return an input, a rank's shard and the right result: that of a whole layer of its heads and columns."""
@@ -389,7 +387,7 @@ for rank, n, a, F in ((0, 1, 3, 5), (0, 3, 4, 8), (2, 3, 4, 8), (2, 4, 2, 9), (4
     check_inside(rank, n, a, F)
 ### END HIDDEN TESTS
 
-# %% check="check_inside_backward" points=8
+# %% check="check_inside_backward" points=10
 # Between f and g, backward: a rank's part of dN, and the gradients of its shard
 def check_inside_backward(rank, n, a, F):
     x, dy, mine, (_, dx, grads) = inside_case(rank, n, a, F)
@@ -460,7 +458,7 @@ def block_backward(group, dy, shard, cache):
     ### END SOLUTION
 
 
-# %% check="check_block_forward" points=4
+# %% check="check_block_forward" points=6
 # The layer on ranks, forward: Y is that of the whole layer
 REDUCE = ("all_reduce",)
 
@@ -493,7 +491,7 @@ for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
     check_block_forward(n, 1, 3, 5, a, F)
 ### END HIDDEN TESTS
 
-# %% check="check_block_backward" points=6
+# %% check="check_block_backward" points=7
 # The layer on ranks, backward: dX and the gradients of every shard are those of the whole layer
 def check_block_backward(run_backward):
     """Check the backward. Return its outcome."""
@@ -513,7 +511,7 @@ for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
     check_block_backward(block_on_ranks(n, 1, 3, 5, a, F)[-1])
 ### END HIDDEN TESTS
 
-# %% check="check_block_cost" points=5
+# %% check="check_block_cost" points=6
 # The layer on ranks: one all-reduce of b s h elements forward, and one backward
 def check_block_cost(n, b, s, h, a, F):
     enough = 2 * b * s * h * (n - 1) // n
@@ -531,131 +529,7 @@ for n, a, F in ((3, 4, 7), (8, 9, 11)):
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ## 5. Sequence parallelism
-#
-# An all-reduce is a reduce-scatter and an all-gather. Between the two, every rank has its part of the sum only.
-# Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) stay in this
-# state between one region and the next: outside, a rank holds the $s_r$ positions of $X$, $N$ and $Y$ that
-# `np.array_split` gives it along the axis of $s$. Forward, an all-gather replaces *f*, and a reduce-scatter replaces
-# *g*. What replaces them backward?
-#
-# | call | what it does |
-# |---|---|
-# | `group.all_gather(x, axis)` | all ranks' `x`, joined in rank order along `axis`; their lengths along it may differ |
-# | `group.reduce_scatter(x, axis)` | this rank's part of the sum of all `x` along `axis`, as by `np.array_split` |
-#
-# Two things are different now:
-#
-# - No rank may **keep** all of $N$ for the backward, or no memory is saved. A rank keeps values of its own positions,
-#   and gathers $N$ again in the backward. In the cache there may be no more than $3\, b\, s_r\, h$ elements of the
-#   outside, $b\, s\, (5 a_r d + 2 F_r)$ of the inside, and the probabilities, $b\, a_r s^2$.
-# - The norm and $\beta$, which are replicated and used outside the region, are applied to the rank's positions only.
-#   The gradients that you return for their parameters are again those of **all** positions, on every rank.
-#
-# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, it may send 1.5 times as many, and $6h$ more for
-# gradients that are still incomplete.
-
-# %% answer="sequence"
-# %%answer sequence
-import numpy as np
-
-
-def sequence_forward(group, x, shard, d):
-    """Return y [b, s_r, h] of this rank's positions, and a cache. x: [b, s_r, h], of the same positions."""
-    ### BEGIN SOLUTION
-    n, unit = norm_forward(x, shard["gain"], shard["shift"])
-    partial, kept = inside(group.all_gather(n, axis=1), shard, d)
-    return x + group.reduce_scatter(partial, axis=1) + shard["bias"], (n, unit, kept)
-    ### END SOLUTION
-
-
-def sequence_backward(group, dy, shard, cache):
-    """Return dx [b, s_r, h] of this rank's positions, and the gradients of its shard. dy: [b, s_r, h]."""
-    ### BEGIN SOLUTION
-    n, unit, kept = cache
-    dpartial = group.all_gather(dy, axis=1)
-    dn, grads = inside_backward(dpartial, group.all_gather(n, axis=1), shard, kept)
-    dx, dgain, dshift = norm_backward(group.reduce_scatter(dn, axis=1), shard["gain"], unit)
-    dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))
-    return dy + dx, {**grads, "gain": dgain, "shift": dshift, "bias": dpartial.sum(axis=(0, 1))}
-    ### END SOLUTION
-
-
-# %% check="check_sequence_forward" points=3
-# Sequence parallelism, forward: each rank's positions of Y
-GATHER = ("all_gather", "reduce_scatter", "all_reduce")
-
-
-def sequence_on_ranks(n, b, s, h, a, F):
-    """Run the forward. Return its outcome, each rank's caches, y, right y, and a function that runs the backward."""
-    random = check_data("sequence")
-    p, (x, dy) = layer(random, h, a, F), inputs(random, b, s, h)
-    shards, (y, dx, grads) = shards_of(p, n), whole_block(x, p, dy, HEAD)
-    xs, dys, ys, dxs = (np.array_split(one, n, axis=1) for one in (x, dy, y, dx))
-    forward = run(n, "sequence_forward", each(xs), each(shards), HEAD, allow=GATHER)
-    found, caches = expect_values(forward.results, ("y", "cache"))
-    return forward, caches, (found, ys), lambda: (
-        run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER), shards_of(grads, n), dxs)
-
-
-def check_sequence_forward(n, b, s, h, a, F):
-    """Check the forward. Return its outcome, the caches, and a function that runs the backward."""
-    forward, caches, (found, ys), backward = sequence_on_ranks(n, b, s, h, a, F)
-    expect_equal(found, ys, "its positions of y", "gather positions, compute, scatter the sum. x and bias come last.")
-    return forward, caches, backward
-
-
-for n in (2, 4):
-    check_sequence_forward(n, 2, 4, 3, a=4, F=8)
-passed("sequence_forward on 2 and 4 ranks")
-### BEGIN HIDDEN TESTS
-for n, s, a, F in ((1, 2, 1, 3), (3, 4, 4, 5), (5, 3, 3, 7)):
-    check_sequence_forward(n, 2, s, 3, a, F)
-### END HIDDEN TESTS
-
-# %% check="check_sequence_backward" points=5
-# Sequence parallelism, backward: each rank's positions of dX, and the gradients of its shard
-def check_sequence_backward(run_backward):
-    """Check the backward. Return its outcome."""
-    backward, grads, dxs = run_backward()
-    found, mine = expect_values(backward.results, ("dx", "gradients"))
-    expect_equal(found, dxs, "its positions of dx", "the adjoint of an all-gather is a reduce-scatter, and vice versa.")
-    expect_dicts(mine, grads, "the gradient", "a gradient is a sum over all positions, not only over the rank's own.")
-    return backward
-
-
-for n in (2, 4):
-    check_sequence_backward(sequence_on_ranks(n, 2, 4, 3, a=4, F=8)[-1])
-passed("sequence_backward on 2 and 4 ranks")
-### BEGIN HIDDEN TESTS
-for n, s, a, F in ((1, 2, 1, 3), (3, 4, 4, 5), (5, 3, 3, 7)):
-    check_sequence_backward(sequence_on_ranks(n, 2, s, 3, a, F)[-1])
-### END HIDDEN TESTS
-
-# %% check="check_sequence_cost" points=4
-# Sequence parallelism: N is not kept whole, and no more is sent than needed
-def check_sequence_cost(n, b, s, h, a, F):
-    forward, caches, run_backward = check_sequence_forward(n, b, s, h, a, F)
-    for rank, cache in enumerate(caches):
-        positions, heads, columns = (len(np.array_split(np.arange(all_of), n)[rank]) for all_of in (s, a, F))
-        may = 3 * b * positions * h + b * s * (5 * heads * HEAD + 2 * columns) + b * heads * s * s
-        expect(count_kept(cache) <= may, f"rank {rank} keeps {count_kept(cache):,} elements for the backward; {may:,} "
-               "are enough.", "keep what belongs to the positions that you were given, not what you have gathered.")
-    least = 2 * b * s * h * (n - 1) // n
-    for way, outcome, most in (("forward", forward, least), ("backward", check_sequence_backward(run_backward),
-                                                             3 * b * s * h * (n - 1) // n + 6 * h)):
-        expect_sent(outcome, least, most, f"the {way}", "gather n once, and scatter one sum, not one for each branch.")
-
-
-check_sequence_cost(4, 2, 8, 32, a=4, F=8)
-passed("sequence parallelism keeps and sends no more than needed")
-### BEGIN HIDDEN TESTS
-for n, s, a, F in ((5, 10, 5, 5), (8, 16, 8, 8)):
-    check_sequence_cost(n, 1, s, 40, a, F)
-### END HIDDEN TESTS
-
-# %% [markdown]
-# ## 6. Half of what?
+# ## 5. Half of what?
 #
 # How many elements does a rank send for one layer, forward and backward together? `sent` says it for both blocks, the
 # parallel one of this lab and the serial one of GPT-2,
@@ -663,43 +537,43 @@ for n, s, a, F in ((5, 10, 5, 5), (8, 16, 8, 8)):
 # $$Z = X + \mathrm{Attention}(\mathrm{LayerNorm}_1(X)) + \beta_1, \qquad
 # Y = Z + \mathrm{MLP}(\mathrm{LayerNorm}_2(Z)) + \beta_2 ,$$
 #
-# with *f* and *g* around each branch, or with sequence parallelism, as in section 5. There the gradients of gains and
-# shifts are added up by an all-reduce, and those of the biases need no message, because the $dY$ of all positions is
-# gathered anyway. $p$ divides $s$ and $h$. The next cell prints what your own ranks have sent, forward and backward.
+# with *f* and *g* around each branch, where *f* stands behind the norm, as in section 4, or `early`, before it. Some
+# gradients of the norm are then incomplete, too, and one more all-reduce for each norm adds them up. $p$ divides $h$.
+# The next cell prints what your own ranks have sent, forward and backward.
 
 # %%
-for forward, *_, run_backward in (block_on_ranks(4, 2, 4, 8, a=4, F=8), sequence_on_ranks(4, 2, 4, 8, a=4, F=8)):
-    print(forward.sent, run_backward()[0].sent)
+forward, *_, run_backward = block_on_ranks(4, 2, 4, 8, a=4, F=8)
+print(forward.sent, run_backward()[0].sent)
 
 # %% answer="sent"
 # %%answer sent
-def sent(parallel, sequence, b, s, h, p):
-    """Return the elements that a rank sends for one layer. parallel, sequence: bools; p: the number of ranks."""
+def sent(parallel, early, b, s, h, p):
+    """Return the elements that a rank sends for one layer. parallel, early: bools; p: the number of ranks."""
     ### BEGIN SOLUTION
     regions = 1 if parallel else 2
-    elements = 5 * b * s * h + 2 * 2 * h if sequence else 4 * b * s * h
-    return regions * elements * (p - 1) // p
+    elements = 2 * b * s * h + (2 * h if early else 0)
+    return regions * 2 * elements * (p - 1) // p
     ### END SOLUTION
 
 
 # %% check="check_sent" points=5
 # Counting: what a rank sends for a parallel and for a serial block
-def check_sent(parallel, sequence, b, s, h, p, right):
-    found = run(None, "sent", parallel, sequence, b, s, h, p).results
-    block = f"a {'parallel' if parallel else 'serial'} block with {'sequence parallelism' if sequence else 'f and g'}"
+def check_sent(parallel, early, b, s, h, p, right):
+    found = run(None, "sent", parallel, early, b, s, h, p).results
+    block = f"a {'parallel' if parallel else 'serial'} block with f {'before' if early else 'behind'} the norm"
     expect_equal(found, [right], f"what a rank of {p} sends for {block}, b = {b}, s = {s}, h = {h},",
-                 "how many regions are there, and which collectives has each of them, forward and backward?", 0)
+                 "how many regions are there, and which sums has each of them, forward and backward?", 0)
 
 
 check_sent(True, False, 2, 4, 8, 4, 192)
 check_sent(False, False, 2, 4, 8, 4, 384)
-passed("one region's collectives, and two regions'")
+passed("one region's all-reduces, and two regions'")
 ### BEGIN HIDDEN TESTS
 for p in (1, 2, 4):
-    outside = 5 * 64 + 4 * 8                            # of b s h = 64 and h = 8
-    check_sent(True, False, 2, 4, 8, p, 4 * 64 * (p - 1) // p)
-    check_sent(True, True, 2, 4, 8, p, outside * (p - 1) // p)
-    check_sent(False, True, 2, 4, 8, p, 2 * outside * (p - 1) // p)
+    late, early = 4 * 64, 4 * 64 + 4 * 8                # of b s h = 64 and h = 8
+    check_sent(True, False, 2, 4, 8, p, late * (p - 1) // p)
+    check_sent(True, True, 2, 4, 8, p, early * (p - 1) // p)
+    check_sent(False, True, 2, 4, 8, p, 2 * early * (p - 1) // p)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -711,8 +585,6 @@ for p in (1, 2, 4):
 #   heads take more columns of the MLP?
 # - Suppose that *f* stands before the norm. The norm's backward then works on a part of $dN$ on each rank. Is $dX$
 #   still right? Which gradients are not, and how would you notice after 1,000 steps?
-# - Gathering $N$ again makes the backward send 1.5 times as much. What can a rank compute while that gather is under
-#   way? (Korthikanti et al. say it in section 4.2.2.)
 
 # %% [markdown]
 # ## In your own words

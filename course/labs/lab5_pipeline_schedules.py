@@ -338,7 +338,8 @@ def smallest_in_flight(costs, wire, period):
 costs, wire, period = [6, 3, 9, 3], 2, 9
 ahead = smallest_in_flight(costs, wire, period)
 ends = simulate(one_f_one_b(4, 200, ahead), [cost / 3 for cost in costs], [2 * cost / 3 for cost in costs], wire)
-print(ahead, "a microbatch takes", (ends["B", 0, 199] - ends["B", 0, 99]) / 100)
+done = sorted(ends["B", 0, i] for i in range(200))
+print(ahead, "a microbatch takes", (done[199] - done[99]) / 100)
 
 # %% check="check_smallest_in_flight" points=10
 # In flight: enough for the period, and not one more

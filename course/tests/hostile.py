@@ -114,7 +114,8 @@ SUBMISSIONS = {
                **plant(LAB8, "train", "= step(", "= alone("),
                "step": cheats.LAB8_ALONE["step"] + shown(LAB8, "tools")},
         "sum_among_cost step sent train", "are enough"),
-    "numbers kept as a text": Submission(LAB2, cheats.LAB2_KEPT_AS_TEXT, "sequence_cost", "are enough"),
+    "numbers kept as a text": Submission(LAB3, plant(LAB3, "sequence", *cheats.LAB3_KEPT_AS_TEXT), "sequence_cost",
+                                         "are enough"),
     "a count set back": gathers(
         "group.sent = 0\nfor _ in range(9): group.exchange(chunk, (group.rank + 1) % group.size, "
         "(group.rank - 1) % group.size)\ngroup.sent = group._sent = 0\nreturn chunk",

@@ -9,6 +9,7 @@ from course.grading.draws import Draws, secret_draws
 from course.grading.grade import Mark, marks
 from course.grading.hunts import HUNTED, Culprit
 from course.grading.lab_source import labs, notebook_of
+from course.grading.variants import PUBLIC
 
 SOURCES = {source.stem: source for source in labs()}
 LAB1, LAB2, LAB3, LAB4, LAB5, LAB6, LAB7, LAB8, *_ = LAB_NAMES = tuple(SOURCES)
@@ -21,19 +22,20 @@ SEED = "a seed that the answers of these tests do not know"
 
 
 @cache
-def solution(lab: str):
-    """Return the instructor's notebook of a lab such as `lab1_collectives`."""
-    return notebook_of(SOURCES[lab])
+def solution(lab: str, variant: str = PUBLIC):
+    """Return the instructor's notebook of a lab such as `lab1_collectives`, in the variant of a seed."""
+    return notebook_of(SOURCES[lab], variant)
 
 
-def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
+def marks_of(lab: str, seed: str = SEED, *, variant: str = PUBLIC, **answers: str) -> dict[str, Mark]:
     """Return the marks by check of the solution with these answers replaced. The ranks are kept for the next call."""
+    source = solution(lab, variant) if variant != PUBLIC else solution(lab)     # tests replace `solution`
     CURRENT.clear()
-    CURRENT.update(answers_of(solution(lab)))
+    CURRENT.update(answers_of(source))
     assert not set(answers) - set(CURRENT), "there is no such answer"
     CURRENT.update(answers)
     with secret_draws(seed, CURRENT) as draws, solved_hunts():
-        return {mark.check: mark for mark in marks(solution(lab), draws)}
+        return {mark.check: mark for mark in marks(source, draws)}
 
 
 @contextmanager
@@ -56,11 +58,13 @@ def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[
     return {mark.check: mark for mark in marks(seen, Draws("", {}))}
 
 
-def plant(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
-    """Return the solution of an answer with a mistake planted: `old`, which must occur once, is replaced."""
+def plant(lab: str, answer: str, *texts: str) -> dict[str, str]:
+    """Return the solution of an answer with a mistake planted: texts, each of which must occur once, and new ones."""
     source = answers_of(solution(lab))[answer]
-    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
-    return {answer: source.replace(old, new)}
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
+        source = source.replace(old, new)
+    return {answer: source}
 
 
 def checks_of(names: str) -> set[str]:

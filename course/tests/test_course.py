@@ -201,7 +201,7 @@ def test_a_folder_that_is_not_a_course_is_left_alone(tmp_path, monkeypatch):
 
 def test_nobody_else_can_read_a_course(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path / "course")])
-    monkeypatch.setattr(release, "make_course", lambda folder: release.write(folder / "source" / "x.ipynb", b"{}"))
+    monkeypatch.setattr(release, "make_course", lambda folder, variant: release.write(folder / "x" / "x.ipynb", b"{}"))
     mask = os.umask(0o022)
     try:
         main()

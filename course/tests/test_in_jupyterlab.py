@@ -18,7 +18,7 @@ from course.tests.submissions import LAB1, solution
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("student")
     released = {LAB1: nbformat.writes(without_secrets(solution(LAB1)))}
-    zipfile.ZipFile(BytesIO(make_bundle(released))).extractall(folder)
+    zipfile.ZipFile(BytesIO(make_bundle(released, {}))).extractall(folder)
     return folder / "shardlab"
 
 

@@ -26,12 +26,11 @@ MISTAKES[LAB1] = {
         "reduce_scatter reduce_scatter_cost", "equal"),
     "shape forgotten": ("all_reduce", ".reshape(x.shape)", "", "all_reduce", "shape"),
     "added the other way round": (
-        "all_reduce_in_order", "group.receive(group.rank - 1) + x ",
-        "group.receive(group.rank - 1) * 1.0000000000000003 + x ", "in_order in_order_cost", "order"),
+        "all_reduce_in_order", "group.receive(before) + x ",
+        "group.receive(before) * 1.0000000000000003 + x ", "in_order in_order_cost", "order"),
 }
 BLOCK_FORWARD = "block_forward block_cost"
 BLOCK_BACKWARD = "block_backward block_cost"
-SEQUENCE_BACKWARD = "sequence_backward sequence_cost"
 MISTAKES[LAB2] = {
     "splits Q, K, V and U as one matrix": (
         "shard", "np.hstack([*(mine(one, 1, d) for one in (Q, K, V)), mine(U, 1)])", 'mine(whole["W_in"], 1)',
@@ -46,7 +45,7 @@ MISTAKES[LAB2] = {
     "g's backward adds up": (
         "f_and_g", "return dy", "return group.all_reduce(dy)", "g", "may not be used here"),
     "the slope of ReLU, not of its square": (
-        "inside", "2 * relu * dact", "(relu > 0) * dact", "inside_backward",
+        "inside", "(2 * np.maximum(u, 0))", "(u > 0)", "inside_backward",
         "line by line"),
     "every rank adds x and the bias": (
         "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', BLOCK_FORWARD,
@@ -63,15 +62,12 @@ MISTAKES[LAB2] = {
     "two all-reduces backward": (
         "block", "f_backward(group, dn)", "f_backward(group, dn / 4) + f_backward(group, 3 * dn / 4)",
         "block_cost", "for the backward"),
-    "the norm's gradients of own positions": (
-        "sequence", "dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))", "pass", SEQUENCE_BACKWARD,
-        "over all positions"),
-    "the bias's gradient of own positions": (
-        "sequence", "dpartial.sum(axis=(0, 1))", "dy.sum(axis=(0, 1))", SEQUENCE_BACKWARD, "over all positions"),
-    "does not gather N again in the backward (hidden)": (
-        "sent", "elements = 5 * b", "elements = 4 * b", "sent", "how many regions"),
+    "what an early f sends, once for both norms (hidden)": (
+        "sent", "regions * 2 * elements", "2 * (regions * elements - 2 * h * (early and not parallel))", "sent",
+        "how many regions"),
 }
 ATTENTION_BACKWARD = "attention_backward attention_cost"
+SEQUENCE_BACKWARD = "sequence_backward sequence_cost"
 MISTAKES[LAB3] = {
     "splits the latent, too": (
         "shard", '(("Q", 1),', '(("C", 1), ("Q", 1),', "shard", "needs all of the others"),
@@ -110,9 +106,17 @@ MISTAKES[LAB3] = {
     "scaled before the sum, too": (
         "embed", "x[here] = rows", "x[here] = np.sqrt(rows.shape[1]) * rows", "embedding", "expected"),
     "tokens as if they divided (hidden)": (
-        "logits", "np.array_split(np.arange(V), group.size)[group.rank] == pad",
-        "np.arange(len(rows)) + group.rank * (V // group.size) == pad", "logits_backward",
-        "which of its rows is pad"),
+        "embed", "np.array_split(np.arange(V), group.size)[group.rank]\n    drows",
+        "np.arange(V)[group.rank * (V // group.size):][:-(-V // group.size)]\n    drows", "embedding_backward",
+        "its rows"),
+    "the norm's gradients of own positions": (
+        "sequence", 'np.cumsum([one.shape[1] for one in partial.values()])[:-1], axis=1)\n',
+        'np.cumsum([one.shape[1] for one in partial.values()])[:-1], axis=1)\n    sums[2:] = dgain, dshift\n',
+        SEQUENCE_BACKWARD, "over all positions"),
+    "the latent's gradient of own heads (of all positions)": (
+        "sequence", 'return dy + dx, {**grads, **summed}',
+        'summed["C"] = grads["C"]\n    return dy + dx, {**grads, **summed}', SEQUENCE_BACKWARD,
+        "over the heads that read it"),
 }
 LOSS = "loss extreme cost"
 MISTAKES[LAB4] = {
@@ -304,23 +308,9 @@ def all_reduce_in_order(group, x):
         group.send(x, rank)
     return x
 """       # no more than a ring sends, all ranks together, and the bits are right
-KEEPS_ALL_OF_N = """
-import numpy as np
-
-def sequence_forward(group, x, shard, d):
-    n, unit = norm_forward(x, shard["gain"], shard["shift"])
-    n = group.all_gather(n, axis=1)
-    partial, kept = inside(n, shard, d)
-    return x + group.reduce_scatter(partial, axis=1) + shard["bias"], (n, unit, kept)
-
-def sequence_backward(group, dy, shard, cache):
-    n, unit, kept = cache
-    dpartial = group.all_gather(dy, axis=1)
-    dn, grads = inside_backward(dpartial, n, shard, kept)
-    dx, dgain, dshift = norm_backward(group.reduce_scatter(dn, axis=1), shard["gain"], unit)
-    dgain, dshift = group.all_reduce(np.stack([dgain, dshift]))
-    return dy + dx, {**grads, "gain": dgain, "shift": dshift, "bias": dpartial.sum(axis=(0, 1))}
-"""
+KEEPS_ALL_OF_N = ("    partial, kept = inside(group.all_gather(n, axis=1), shard)",
+                  "    n = group.all_gather(n, axis=1)\n    partial, kept = inside(n, shard)",
+                  "group.all_gather(n, axis=1), shard, kept)", "n, shard, kept)")
 RECEIVES_COMPUTES_SENDS = """
     come = {("F", 0, i): x for i, x in enumerate(xs)} | {("B", stages - 1, i): dy for i, dy in enumerate(dys)}
     caches, dws = {}, {stage: np.zeros_like(w) for stage, w in weights.items()}
@@ -374,7 +364,7 @@ WASTE = {**plant(LAB8, "step", "    names = sorted(grads)\n",
 SUBMISSIONS = {
     "one rank does the work for all": Submission(LAB1, {"all_reduce_in_order": FOR_ALL}, "in_order_cost",
                                                  "are enough"),
-    "keeps all of n": Submission(LAB2, {"sequence": KEEPS_ALL_OF_N}, "sequence_cost", "for the backward"),
+    "keeps all of n": Submission(LAB3, plant(LAB3, "sequence", *KEEPS_ALL_OF_N), "sequence_cost", "for the backward"),
     "adds up half of the gradients twice": Submission(
         LAB3, plant(LAB3, "attention", GRADS, f"sum({GRADS[:-1]} / 2) for _ in range(2))"),
         "attention_cost", "for the backward"),
