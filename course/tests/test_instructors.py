@@ -52,4 +52,4 @@ def test_what_a_page_tells_you_to_run_exists(page):
 
 
 def test_no_student_gets_them():
-    assert not [name for name in zipfile.ZipFile(BytesIO(make_bundle({}))).namelist() if "instructors" in name]
+    assert not [name for name in zipfile.ZipFile(BytesIO(make_bundle({}, {}))).namelist() if "instructors" in name]

@@ -44,8 +44,10 @@ ENTRIES = [
     Entry("one rank corrects the bias by another power",
           "computation", "optimizer", "after verify-llm/TrainVerify mutation 8",
           "One rank counts its steps from another number, and raises beta to another power.",
-          Bug("mpi_impl.training.optimizer", "tile.runs, factor, self.iteration, rate, self.config)",
-              "tile.runs, factor, self.iteration + (everyone.rank == 1), rate, self.config)"),
+          Bug("mpi_impl.training.optimizer", "        self.update(grads, factor, rate)\n",
+              "        self.iteration += everyone.rank\n"
+              "        self.update(grads, factor, rate)\n"
+              "        self.iteration -= everyone.rank\n"),
           small(t=2)),
     Entry("gradients clipped before they are summed", "computation", "DP", "after karpathy/nanochat commit 061f83c",
           "Every replica clips its own gradients, and a sum of clipped gradients is not the clipped sum.",
