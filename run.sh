@@ -26,7 +26,8 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
   slides     build the slides of the course, HTML and PDF, in the folder named next, else in runs/slides; no network needed
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it
-             stands what for: run (as demo needs it), notebook, test or docs, each with all before it; else run
+             stands what for: run (as demo needs it), notebook, course (as labs needs it), test or
+             docs, each with all before it; else run
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements/
 
 The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
@@ -61,7 +62,7 @@ print(platform.python_version(), getattr(sys, "_base_executable", None) or sys.e
 }
 
 # What an environment can be for. Each needs all that those before it need, and requirements/ has a lock for each.
-purposes="run notebook test docs"
+purposes="run notebook course test docs"
 
 # Makes .venv, unless it is there and was made, to the end, by this Python, in this place; and installs what it lacks for
 # a purpose.
@@ -180,7 +181,7 @@ lock() {
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
     : >"$tools/none"
-    all="--extra mpich --extra notebook --extra prepare --extra test --extra docs --extra quizzes"
+    all="--extra mpich --extra notebook --extra course --extra prepare --extra test --extra docs --extra quizzes"
     pin $all --upgrade --output-file "$tools/all"
     set --
     for purpose in $purposes; do
@@ -204,7 +205,7 @@ command=${1:-help}
 [ $# -eq 0 ] || shift
 case $command in
     notebook)   setup notebook; notebook "$@" ;;
-    labs)       setup notebook; "$venv/bin/python" -m course.grading.release "$@" ;;
+    labs)       setup course; "$venv/bin/python" -m course.grading.release "$@" ;;
     docs)       setup docs; "$venv/bin/python" "$root/tools/build_site.py" ;;
     slides)     setup docs; "$venv/bin/python" "$root/tools/slides.py" "$@" ;;
     setup)      setup "${1:-run}"; echo "The environment is ready: $venv" ;;

@@ -29,7 +29,7 @@ from reference.errors import UserError
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
           "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
 USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion"}
-NOTEBOOKS = ("jupyterlab", "jupytext", "nbgrader")      # modules
+NOTEBOOKS = ("jupyterlab", "jupytext")      # modules
 
 SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
@@ -297,7 +297,7 @@ def notebooks() -> Fact:
         return Fact("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
                        "In a clone of the project, ./run.sh setup notebook installs them; elsewhere, "
                        f"{PIP} {' '.join(missing)}.")
-    return Fact("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")
+    return Fact("ok", "Jupyter is installed: ./run.sh notebook opens the walkthroughs and labs.")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from tests.base_install import base_environment, lacking
 from tests.launching import ROOT
 
-# Modules that serve notebooks, and so need what only the extra `notebook` brings.
+# Modules that serve notebooks, and so need what only the extras `notebook` and `course` bring.
 OF_NOTEBOOKS = {"mpi_impl.notebook", *(f"course.grading.{name}" for name in (
     "bundle", "canvas", "classroom50", "expected", "gradescope", "lab_source", "model_answers", "nbgrader_checks",
     "release", "search", "submission"))}

@@ -8,7 +8,8 @@ from tests.launching import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ENVIRONMENTS = "environment.yml", "environment-cuda.yml", ".binder/postBuild"
-PURPOSES = {"run": ["mpich"], "notebook": ["notebook"], "test": ["prepare", "test"], "docs": ["docs"]}    # with extras
+PURPOSES = {"run": ["mpich"], "notebook": ["notebook"], "course": ["course"], "test": ["prepare", "test"],
+            "docs": ["docs"]}    # with extras
 LOCKS = {purpose: (ROOT / "requirements" / f"{purpose}.lock").read_text() for purpose in PURPOSES}
 
 

@@ -21,6 +21,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
@@ -32,13 +33,12 @@ from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
 from course.grading.answers import about
-from course.grading.bundle import make_bundle, name_of, pack
+from course.grading.bundle import make_bundle, name_of, pack, stored_results
 from course.grading.draws import SEED_FILE, new_seed, read_seed
 from course.grading.expected import expected, has_results
 from course.grading.hunts import FILE
 from course.grading.lab_source import labs, notebook_of
 from course.grading.model_answers import open_answers, write_pages
-from course.grading.stored import FOLDER
 from course.grading.variants import FILE as VARIANT_FILE, PUBLIC
 from course.grading.writing import is_writing
 from mpi_impl.launch.entry import ArgumentParser, run_alone
@@ -144,7 +144,7 @@ def make_course(folder: Path, sources: list[Path] | None = None, variant: str | 
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
         write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, secrets))
-        for name, data in public_autograder(lab, read_releases(folder)[lab]).items():
+        for name, data in public_autograder(lab, read_releases(folder)[lab], read_results(folder)).items():
             write(folder / "classroom50" / lab / name, data)
         print(f"{lab}: source, release and autograders; {describe_points(notebook)}", flush=True)
     write(folder / "students" / "shardlab.zip", make_bundle(read_releases(folder), read_results(folder)))
@@ -319,9 +319,9 @@ def autograder(lab: str, notebook, secrets: dict[str, str]) -> bytes:
     return pack(files | grader(lab, nbformat.writes(notebook)), {"setup.sh", "run_autograder"})
 
 
-def public_autograder(lab: str, released: str) -> dict[str, bytes]:
-    """Make Classroom 50's autograder, of the students' notebook alone: students can read it."""
-    files = grader(lab, released) | {name_of(path): path.read_bytes() for path in FOLDER.glob(f"{lab}.bin")}
+def public_autograder(lab: str, released: str, results: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make Classroom 50's autograder, of what students have, with a variant's stored results: students can read it."""
+    files = grader(lab, released) | stored_results(results, f"{lab}.bin")
     return {"autograder.py": AUTOGRADER.format(lab=lab).encode(), "grader.zip": pack(files, ())}
 
 

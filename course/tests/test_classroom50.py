@@ -28,7 +28,7 @@ def push(tmp_path):
     (checkout := tmp_path / "checkout").mkdir()
 
     def grade(lab: str, **files: str) -> tuple[dict, str]:
-        for name, data in public_autograder(lab, released(lab)).items():
+        for name, data in public_autograder(lab, released(lab), {}).items():
             (tmp_path / name).write_bytes(data)
         for name, text in files.items():
             (path := checkout / name.replace("__", "/")).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def test_a_students_modules_are_never_imported(push):
 
 
 def test_what_is_published_has_no_secrets():
-    data = public_autograder(LAB3, released(LAB3))["grader.zip"]
+    data = public_autograder(LAB3, released(LAB3), {})["grader.zip"]
     with zipfile.ZipFile(BytesIO(data)) as archive:
         texts = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith(".bin")}
     texts[f"{LAB3}.ipynb"] = code_of(nbformat.reads(texts[f"{LAB3}.ipynb"], 4))

@@ -78,7 +78,7 @@ def test_no_line_of_a_solution_or_of_a_hidden_test_is_shown(bundle, lab):
     secret, shown = secret_lines(lab), {"site": code_of(without_secrets(solution(lab)))}
     assert len(secret) > 10 and not re.search("SOLUTION|HIDDEN", shown["site"])
     for name, data in bundle.items():
-        if not name.endswith(".bin"):
+        if not name.endswith((".bin", ".png")):
             shown[name] = code_of(nbformat.reads(data.decode(), 4)) if name.endswith(".ipynb") else data.decode()
     assert {name for name, text in shown.items() if secret & lines(text)} == set()
 
@@ -114,8 +114,9 @@ def test_a_lab_without_its_secrets_has_answers_to_write(lab):
 
 def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(bundle):
     assert {name.split("/")[1] for name in bundle} == {
-        "AGENTS.md", "LICENSE", "README.md", "course", "docs", "mpi_impl", "notebooks", "reference", "requirements",
-        "run.sh"}, "no tests, and so no mistakes"
+        "AGENTS.md", "LICENSE", "README.md", "benchmarks", "course", "docs", "mpi_impl", "notebooks", "reference",
+        "requirements", "run.sh"}, "no tests, and so no mistakes"
+    assert all(name.endswith(".svg") for name in bundle if "/benchmarks/" in name), "pictures of docs/"
     instructors = {f"shardlab/course/grading/{name}.py" for name in (
         "release", "grade", "submission", "nbgrader_checks", "gradescope", "canvas", "model_answers", "bundle")}
     assert not instructors & set(bundle) and not re.search(r"answers\.sealed|seed|docs/\S*bug_zoo", " ".join(bundle))
@@ -132,6 +133,33 @@ def test_all_that_the_bundles_packages_import_is_in_it(bundle):
         for module in re.findall(rb"^\s*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)", data, re.MULTILINE):
             path = f"shardlab/{module.decode().replace('.', '/')}"
             assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
+
+
+def test_every_link_in_the_bundle_leads_to_a_file_or_folder_in_it(bundle):
+    there = {str(folder) for name in bundle for folder in (Path(name), *Path(name).parents)}
+    dead, count = [], 0
+    for name, data in bundle.items():
+        text = ""
+        if name.endswith(".ipynb"):
+            cells = nbformat.reads(data.decode(), 4).cells
+            text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        elif name.endswith((".md", ".html")):
+            text = data.decode()
+        for link in re.findall(r"(?:\]\(|(?:href|src)=\"|^\[.*\]: )([^)\"\s]+)", text, re.MULTILINE):
+            target = os.path.normpath(os.path.join(os.path.dirname(name), link.partition("#")[0]))
+            count += 1
+            if not re.match("https?://|#|data:", link) and target not in there:
+                dead.append((name, link))
+    assert count > 100 and not dead
+    named = "docs/glossary.md", "docs/tour_of_the_trainer.md", "course/cheat_sheet.html"
+    assert {f"shardlab/{name}" for name in named} < bundle.keys()
+
+
+def test_students_install_no_tools_of_developers_and_instructors(bundle):
+    locks = {name: data.decode() for name, data in bundle.items() if name.endswith(".lock")}
+    pinned = set(re.findall(r"^([\w.-]+)==", "".join(locks.values()), re.MULTILINE))
+    assert {Path(name).stem for name in locks} == {"run", "notebook"} and {"numpy", "jupyterlab", "jupytext"} < pinned
+    assert not pinned & {"mypy", "ruff", "nbgrader", "hypothesis", "pytest", "sqlalchemy"}
 
 
 def test_the_bundles_run_sh_has_the_students_commands_only(bundle, tmp_path):

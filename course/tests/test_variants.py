@@ -111,6 +111,8 @@ def test_everything_in_a_course_is_of_its_variant(course):
         assert code_of(students) == code_of(without_secrets(varied))
     results = bundle[f"shardlab/course/labs/expected/{LAB2}.bin"]
     assert results == (course / "expected" / f"{LAB2}.bin").read_bytes() != (FOLDER / f"{LAB2}.bin").read_bytes()
+    practice = unzip((course / "classroom50" / LAB2 / "grader.zip").read_bytes())
+    assert practice[f"course/labs/expected/{LAB2}.bin"] == results
     assert (course / FILE).read_text().strip() == SEEDS[0]
     assert not any(name.startswith("shardlab/course/variants") or FILE in name for name in bundle)
 
