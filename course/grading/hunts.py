@@ -82,8 +82,10 @@ def expect_line(level: str, file: str, line: int) -> None:
            "plant your hypothesis in a copy: does its run print the same losses?")
 
 
-def expect_kind(level: str, file: str, kind: str) -> None:
-    """Check the kind of a case's bug. Raises CheckFailed."""
+def expect_kind(level: str, file: str, line: int, kind: str) -> None:
+    """Check the kind of a case's bug, which is worth nothing without its line. Raises CheckFailed."""
+    expect_line(level, file, line)
     bug = culprit(level)
-    expect(bug is None or file == bug.file and kind == bug.kind,
-           f"{file} has no bug of the kind '{kind}' in the {level} case.", "what would a reviewer say in two words?")
+    expect(bug is None or kind == bug.kind,
+           f"Line {line} of {file} has no bug of the kind '{kind}' in the {level} case.",
+           "what would a reviewer say in two words?")

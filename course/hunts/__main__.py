@@ -9,7 +9,8 @@ one on each line. It writes
     hunts/STUDENT.md        what the student gets: the traces of three bugs, one of each level
     hunts.json              the bugs, for grading; only the instructor has it
 
-The bugs are drawn from the course's secret seed and the student's name, so a second run writes the same. Afterwards
+The bugs are drawn from the course's secret seed, so a second run writes the same. If the course has a catalogue of its
+own (`python -m course.hunts.catalogue --course FOLDER`), they come from it, and no two students share one. Afterwards
 give ./run.sh labs again if you use Gradescope: its autograder for lab 7 contains hunts.json.
 """
 import json
@@ -21,10 +22,10 @@ from tempfile import TemporaryDirectory
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.hunts import FILE
 from course.grading.release import write
+from course.hunts.catalogue import drawn_cases, read_roster
 from course.hunts.faults import LEVELS, Fault, faults, in_order
 from course.hunts.trial import Evidence, Trials, command
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import reading
 from reference.errors import UserError
 from tests.small_pools import SmallPools
 
@@ -69,10 +70,12 @@ def main() -> None:
     secret = read_seed(options.course / SEED_FILE)
     key = options.course / FILE
     known = json.loads(key.read_text()) if key.exists() else {}
+    students, drawn = list(dict.fromkeys(students)), drawn_cases(options.course, secret)
+    dealt = deal(drawn, secret, students, known) if drawn else {}
     with SmallPools() as pools, TemporaryDirectory() as folder:
         trials = Trials(pools, Path(folder))
-        for student in dict.fromkeys(students):
-            found = cases_of(trials, secret, student)
+        for student in students:
+            found = dealt[student] if drawn else cases_of(trials, secret, student)
             known[student] = {level: about(fault) for level, (fault, _) in found.items()}
             write(options.course / "hunts" / f"{file_name(student)}.md", page(student, found).encode())
             write(key, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
@@ -80,12 +83,6 @@ def main() -> None:
             if options.show:
                 for level, (fault, _) in found.items():
                     print(f"  {level}: {fault.bug.file}, line {fault.lines[0]}, {fault.kind}: {fault.name}")
-
-
-def read_roster(path: Path) -> list[str]:
-    """Return the lines of a file that are not empty. Raises UserError."""
-    with reading(str(path)):
-        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
 
 
 def cases_of(trials: Trials, secret: str, student: str) -> dict[str, tuple[Fault, Evidence]]:
@@ -98,6 +95,33 @@ def cases_of(trials: Trials, secret: str, student: str) -> dict[str, tuple[Fault
                 found[level] = fault, evidence
                 break
     return found
+
+
+def deal(drawn: dict[Fault, Evidence], secret: str, students: list[str],
+         known: dict[str, dict]) -> dict[str, dict[str, tuple[Fault, Evidence]]]:
+    """Return a case of each level for each student that nobody else has. Who has some already keeps them.
+
+    Raises UserError if there are too few.
+    """
+    dealt: dict[str, dict] = {student: {} for student in students}
+    missing = {}
+    for level in LEVELS:
+        owner = {cases[level]["name"]: student for student, cases in known.items() if level in cases}
+        free = []
+        for fault, evidence in drawn.items():
+            if evidence.level == level and owner.get(fault.name) in dealt:
+                dealt[owner[fault.name]][level] = fault, evidence
+            elif evidence.level == level and fault.name not in owner:
+                free.append(fault)
+        waiting = [student for student in students if level not in dealt[student]]
+        missing[level] = max(0, len(waiting) - len(free))
+        for student, fault in zip(waiting, in_order(free, secret, "students")):
+            dealt[student][level] = fault, drawn[fault]
+    if any(missing.values()):
+        lacking = ", ".join(f"{n} {level}" for level, n in missing.items() if n)
+        raise UserError(f"The course's catalogue has too few cases that nobody has yet; missing: {lacking}. "
+                        "Give python -m course.hunts.catalogue with more --cases first.")
+    return dealt
 
 
 def about(fault: Fault) -> dict:

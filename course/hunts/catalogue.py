@@ -2,39 +2,123 @@
 
 It holds for each mutant by name the level at which it shows and the run in which it does, or null if it cannot be
 hunted. The zoo's bugs need no catalogue: the bug matrix has tried them.
+
+    python -m course.hunts.catalogue --course runs/course --roster students.txt
+
+tries mutants of the course's own, with numbers that only its secret seed tells, until each level has a case
+for each student, and keeps what their runs leave behind in the course's `hunts_catalogue.json`. A second mutant of the
+same line and kind comes after the first ones of all lines. It resumes where it was interrupted.
 """
-import argparse
 import json
+import os
+import time
 import zlib
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from course.hunts.faults import CATALOGUE, RUNS, mutations
-from course.hunts.trial import Trials
+from course.grading.draws import SEED_FILE, read_seed
+from course.grading.release import write
+from course.hunts.faults import CATALOGUE, LEVELS, RUNS, Fault, answer_of, in_order, mutations, probable_level
+from course.hunts.trial import Evidence, Trials
+from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import is_there, read_text, reading
+from reference.errors import UserError
 from tests.small_pools import SmallPools
+
+FILE = "hunts_catalogue.json"       # in the folder of a course
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="course.hunts.catalogue", description="Try the mutants that the catalogue "
-                                     "lacks. It can be interrupted at any time.")
+    parser = ArgumentParser(prog="course.hunts.catalogue", description="Try the mutants that a catalogue lacks. It can be "
+                            "interrupted at any time.")
     parser.add_argument("--most", type=int, default=1 << 30, metavar="N", help="stop after N mutants")
-    most = parser.parse_args().most
+    parser.add_argument("--course", metavar="FOLDER", type=Path, help="make the catalogue of this course, not the "
+                        "public one")
+    parser.add_argument("--roster", metavar="FILE", type=Path, help="a file with a student's name on each line: as "
+                        "many cases of each level")
+    parser.add_argument("--cases", type=int, metavar="N", help="this many cases of each level")
+    options = parser.parse_args()
+    if options.course and not (options.roster or options.cases):
+        raise UserError("How many cases? Give the --roster, for a case of each level for each student, or --cases N.")
+    cases = options.cases or len(read_roster(options.roster) if options.roster else ())
+    with SmallPools() as pools, TemporaryDirectory() as folder:
+        trials = Trials(pools, Path(folder))
+        if options.course:
+            try_drawn(trials, options.course, cases, options.most)
+        else:
+            try_public(trials, options.most)
+
+
+def read_roster(path: Path) -> list[str]:
+    """Return the lines of a file that are not empty. Raises UserError."""
+    with reading(str(path)):
+        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+
+
+def try_public(trials: Trials, most: int) -> None:
+    """Try the mutants that the public catalogue lacks."""
     known = json.loads(CATALOGUE.read_text()) if CATALOGUE.exists() else {}
     faults = {(fault.name, run): fault for run in RUNS for fault in mutations(run)}
     todo = [key for key in faults if key[0] not in known]
     todo = sorted(todo, key=lambda key: zlib.crc32(key[0].encode()))[:most]     # something of each file first
-    with SmallPools() as pools, TemporaryDirectory() as folder:
-        trials = Trials(pools, Path(folder))
-        for name, run in todo:
-            if known.get(name):
-                continue
-            evidence = trials.of(faults[name, run])
-            known[name] = [evidence.level, run] if evidence and evidence.level else None
-            print(known[name], name, flush=True)
-            current = {fault for fault, _ in faults}
-            lines = [f"{json.dumps(key)}: {json.dumps(known[key])}" for key in sorted(known) if key in current]
-            CATALOGUE.write_text("{" + ",\n".join(lines) + "}\n")
+    for name, run in todo:
+        if known.get(name):
+            continue
+        evidence = trials.of(faults[name, run])
+        known[name] = [evidence.level, run] if evidence and evidence.level else None
+        print(known[name], name, flush=True)
+        current = {fault for fault, _ in faults}
+        lines = [f"{json.dumps(key)}: {json.dumps(known[key])}" for key in sorted(known) if key in current]
+        CATALOGUE.write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def try_drawn(trials: Trials, course: Path, cases: int, most: int) -> None:
+    """Try a course's mutants until each level has this many cases, and write its catalogue after each of them."""
+    os.umask(0o077)     # nobody else may read the bugs
+    secret, start, tried = read_seed(course / SEED_FILE), time.monotonic(), 0
+    known, faults = read(course / FILE), drawn_faults(secret)
+    counts = Counter(evidence.level for name, evidence in known.items() if evidence and name in faults)
+    for fault in in_turn(in_order(faults.values(), secret, "")):
+        if fault.name not in known and tried < most and counts[probable_level(fault)] < cases and trials.runs(fault):
+            evidence, tried = trials.of(fault), tried + 1
+            known[fault.name] = evidence if evidence and evidence.level else None
+            counts.update([evidence.level] if known[fault.name] else [])
+            write(course / FILE, (json.dumps(known, indent=1) + "\n").encode())
+            print(", ".join(f"{level} {counts[level]} of {cases}" for level in LEVELS) +
+                  f" | {tried} mutants tried in {time.monotonic() - start:.0f} seconds", flush=True)
+
+
+def in_turn(faults: list[Fault]) -> list[Fault]:
+    """Return the faults with a second one of the same line and kind after the first of all, and so on."""
+    turns, seen = [], Counter[tuple]()
+    for fault in faults:
+        turns.append(seen[answer_of(fault)])
+        seen[answer_of(fault)] += 1
+    return [faults[i] for i in sorted(range(len(faults)), key=turns.__getitem__)]
+
+
+def drawn_faults(secret: str) -> dict[str, Fault]:
+    """Return all mutants that a course may draw, by name."""
+    return {fault.name: fault for run in RUNS for fault in mutations(run, secret)}
+
+
+def drawn_cases(course: Path, secret: str) -> dict[Fault, Evidence]:
+    """Return the cases of a course's catalogue that are still those of the source; none if it has no catalogue."""
+    faults = drawn_faults(secret)
+    return {faults[key]: evidence for key, evidence in read(course / FILE).items() if evidence and key in faults}
+
+
+def read(path: Path) -> dict[str, Evidence | None]:
+    """Return what the trials of a course's mutants have found, if there were any. Raises UserError."""
+    if not is_there(str(path)):
+        return {}
+    try:
+        return {key: case and Evidence(*case) for key, case in json.loads(read_text(str(path))).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not a catalogue of hunts: restore it, or move it away and give python -m "
+                        "course.hunts.catalogue, which draws the same mutants again.") from error
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(main)

@@ -9,16 +9,17 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from benchmarks.bug_matrix import results
 from benchmarks.bug_matrix.hunt import hunts, lines_of
 from tests.planted import source_of
 from tests.zoo.entry import Bug
-from tools.mutants.operators import Mutant, mutants
+from tools.mutants.operators import COMMUNICATION, Change, Mutant, Place, but, called, is_text, mutants
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 LEVELS = {"forward": ("forward",), "backward": ("backward", "gradients"), "step": ("reduction", "step")}     # phases
@@ -37,8 +38,12 @@ PLACES = {"comm/mappings": ("tensor", "sequence"), **{f"layers/{name}": ("tensor
           "parallel/pipeline": ("pipeline",), "parallel/sinks": ("data",), "parallel/zero": ("data",),
           "training/optimizer": ("data",), "training/trainer": ("data", "pipeline")}
 KINDS = {"drop communication": "missing communication", "group": "wrong group", "rescale": "scaling",
-         "alias": "aliasing", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
+         "alias": "aliasing", "offset": "computation", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
                                                "comparison", "condition"), "computation")}
+GIVE_ARRAYS = set("""linear total rows reshape sum mean max exp log sqrt square tanh where concatenate stack split astype
+    copy einsum matmul swapaxes widened output_table take_along_axis lookup dropout dropout_backward residual
+    residual_backward mask_padding act_backward layer_norm clip_coefficient learning_rate global_norm sum_of_squares
+    core_attention_backward core_attention_forward ravel""".split())
 SENDS = re.compile(r"[\w.]*\b(all_reduce|all_gather|reduce_scatter|broadcast|enter|leave|enter_backward|leave_backward)"
                    r"\(")
 
@@ -86,16 +91,50 @@ def in_order(faults: Iterable[Fault], secret: str, student: str) -> list[Fault]:
 
 
 @cache
-def mutations(run: str) -> tuple[Fault, ...]:
-    """Return the mutants that look like a person's mistake, and could be live in a run."""
+def mutations(run: str, secret: str = "") -> tuple[Fault, ...]:
+    """Return the mutants that look like a person's mistake, and could be live in a run; a course's own by its secret."""
     found = []
     for path in (f"mpi_impl/{place}.py" for place, runs in PLACES.items() if run in runs):
-        for mutant in mutants(path):
+        for mutant in mutants(path, partial(drawn, secret) if secret else None):
             fewer = len(SENDS.findall(mutant.after)) < len(SENDS.findall(mutant.before))
             if mutant.operator in KINDS and (mutant.operator != "drop communication" or fewer):
                 bug, lines = as_bug(mutant)
-                found.append(Fault(mutant.name, KINDS[mutant.operator], bug, lines, *RUNS[run]))
+                name = f"{run}: {mutant.name}" if secret else mutant.name
+                found.append(Fault(name, KINDS[mutant.operator], bug, lines, *RUNS[run]))
     return tuple(found)
+
+
+def answer_of(fault: Fault) -> tuple:
+    """Return what a student has to find out."""
+    return fault.bug.module, fault.lines, fault.kind
+
+
+def probable_level(fault: Fault) -> str:
+    """Return the level at which a mutant shows probably, by its name."""
+    path, function, _ = fault.name.split(" | ", 2)
+    return "backward" if "backward" in function else "step" if re.search("training|parallel/[dmz]", path) else "forward"
+
+
+def drawn(secret: str, place: Place) -> Iterator[Change]:
+    """Yield changes with a number that only the secret tells: a wrong factor, an offset, a message left out."""
+    node = place.nodes[0]
+    random = Random(f"{secret}\n{ast.unparse(place.statement)}\n{ast.unparse(node)}")
+    number = ast.Constant(random.choice((*range(40, 96), *range(105, 196))) / 100)
+    match node:
+        case ast.BinOp(left, op, right) if not (is_text(left) or is_text(right)):
+            if isinstance(op, ast.Add | ast.Sub):
+                yield "offset", ast.BinOp(left, op, number)
+                yield "rescale", ast.BinOp(left, op, ast.BinOp(right, ast.Mult(), number))
+            else:
+                yield "rescale", ast.BinOp(node, ast.Mult(), number)
+                yield "offset", ast.BinOp(node, ast.Add(), number)
+        case ast.Call(args=[argument, *others]) if called(node) in COMMUNICATION:
+            yield "drop communication", ast.BinOp(argument, ast.Mult(), number)
+            yield "rescale", but(node, args=[ast.BinOp(argument, ast.Mult(), number), *others])
+            yield "offset", but(node, args=[ast.BinOp(argument, ast.Add(), number), *others])
+        case ast.Call() if called(node) in GIVE_ARRAYS:
+            yield "rescale", ast.BinOp(node, ast.Mult(), number)
+            yield "offset", ast.BinOp(node, ast.Add(), number)
 
 
 def as_bug(mutant: Mutant) -> tuple[Bug, tuple[int, int]]:

@@ -23,6 +23,7 @@ from reference.errors import UserError
 from tests.planted import StaleBug, buggy_codes, planted_run
 from tests.small_pools import SmallPools
 from tests.zoo.entry import Bug
+from tools.mutants.planting import observed_run
 
 ROOT = Path(__file__).parents[2]
 TEXT = "LICENSE"        # the corpus of all runs
@@ -48,6 +49,7 @@ class Trials:
         self.pools, self.folder = pools, folder
         self.right: dict[tuple, Path] = {}
         self.theorems: dict[tuple, bool] = {}
+        self.lines: dict[tuple, list] = {}
 
     def of(self, fault: Fault) -> Evidence | None:
         """Return the evidence of a run with this fault; None if it cannot be hunted."""
@@ -66,6 +68,16 @@ class Trials:
             level = level_of(f"{first.iteration} {first.phase}: {first.name}")
             return Evidence(level, said_of(printed), changed_lines(right, Path(folder)),
                             report(found, read(str(right)), wrong))
+
+    def runs(self, fault: Fault) -> bool:
+        """Report whether a rank runs a line that the fault changes."""
+        key = fault.ranks, fault.options
+        if key not in self.lines:
+            argv = (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
+                    str(self.folder / "cache"))
+            self.lines[key] = self.pools.run(fault.ranks, observed_run, train, argv, timeout=8 * PATIENCE)
+        return any(line in lines.get(fault.bug.file, ()) for _, lines in self.lines[key]
+                   for line in range(fault.lines[0], fault.lines[1] + 1))
 
     def recorded(self, fault: Fault) -> Path:
         """Return the recording of the same run without the fault."""

@@ -658,7 +658,8 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # it; and the `kind` of the bug, the first of these that fits: missing communication, extra communication, wrong group,
 # scaling (a factor is wrong or missing), aliasing (an array is used where a copy is needed, or a copy where the array
 # itself is), random numbers, scheduling (the right work at a wrong time), state and checkpoint, memory, computation
-# (all else). The check here looks only at the form of your answer: your notebook does not know your bugs.
+# (all else). The kind scores only if the line is right. The check here looks only at the form of your answer: your
+# notebook does not know your bugs.
 
 # %% locked="case_tools"
 def case(name):
@@ -703,10 +704,10 @@ expect_line("forward", file, line)
 
 # %% check="check_case_forward_kind" points=2
 # The forward case: the kind
-file, _, kind = case("case_forward")
+file, line, kind = case("case_forward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect_kind("forward", file, kind)
+expect_kind("forward", file, line, kind)
 ### END HIDDEN TESTS
 
 # %% answer="case_backward"
@@ -736,10 +737,10 @@ expect_line("backward", file, line)
 
 # %% check="check_case_backward_kind" points=2
 # The backward case: the kind
-file, _, kind = case("case_backward")
+file, line, kind = case("case_backward")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect_kind("backward", file, kind)
+expect_kind("backward", file, line, kind)
 ### END HIDDEN TESTS
 
 # %% answer="case_step"
@@ -769,10 +770,10 @@ expect_line("step", file, line)
 
 # %% check="check_case_step_kind" points=2
 # The step case: the kind
-file, _, kind = case("case_step")
+file, line, kind = case("case_step")
 passed("the form is right")
 ### BEGIN HIDDEN TESTS
-expect_kind("step", file, kind)
+expect_kind("step", file, line, kind)
 ### END HIDDEN TESTS
 
 # %% [markdown]

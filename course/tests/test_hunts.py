@@ -10,8 +10,9 @@ from course.grading.draws import SEED_FILE, secret_draws
 from course.grading.grade import marks
 from course.grading.hunts import FILE, KINDS, LEVELS, Culprit, hunted_by, read
 from course.hunts import __main__ as program
-from course.hunts.__main__ import about, cases_of, main, page
-from course.hunts.faults import faults, in_order, level_of
+from course.hunts.__main__ import about, cases_of, deal, main, page
+from course.hunts.catalogue import FILE as CATALOGUE, drawn_cases, drawn_faults, try_drawn
+from course.hunts.faults import RUNS, answer_of, faults, in_order, level_of, mutations, probable_level
 from course.hunts.trial import Evidence, Trials
 from course.tests.notebooks import notebook
 from course.tests.submissions import LAB7, PRACTICE, SEED, solution
@@ -59,7 +60,7 @@ def returning(value) -> str:
     ("alice", RIGHT, 10, "the form is right"),
     ("bob", RIGHT, 0, "is not in mpi_impl/comm/mappings.py"),
     ("carol", RIGHT, 0, "There is no case for you"),
-    ("alice", RIGHT | {"line": MINE.last + 1}, 6, f"Line {MINE.last + 1} of {MINE.file} is as it was"),
+    ("alice", RIGHT | {"line": MINE.last + 1}, 4, f"Line {MINE.last + 1} of {MINE.file} is as it was"),
     ("alice", RIGHT | {"kind": "aliasing"}, 8, "has no bug of the kind 'aliasing'"),
     ("alice", RIGHT | {"line": list(range(999))}, 0, "the number of a line"),
     ("alice", {"file": MINE.file}, 0, "a dict with file, line, kind")])
@@ -159,3 +160,65 @@ def test_a_course_gets_a_page_for_each_student_and_a_key_for_grading(tmp_path, m
                for level, case in json.loads(text)["alice"].items())
     hunts("alice")
     assert (tmp_path / FILE).read_text() == text, "the same again, and the others are kept"
+
+
+# ---- a course's own catalogue ----
+
+
+class DrawnTrials:
+    """Trials in which every second mutant shows where its name says, and no run is needed."""
+
+    def __init__(self, *_):
+        self.tried = []
+
+    def runs(self, fault):
+        return True
+
+    def of(self, fault):
+        self.tried.append(fault.name)
+        return None if len(self.tried) % 2 else Evidence(probable_level(fault), "it printed", "", "it differs")
+
+
+def test_a_course_draws_numbers_that_only_its_secret_tells():
+    public = {(fault.bug.wrong, fault.lines) for run in RUNS for fault in mutations(run)}
+    mine, others = ({(fault.bug.wrong, fault.lines) for fault in drawn_faults(secret).values()} for secret in "ab")
+    assert not mine & public and len(mine & others) < len(mine) / 20
+    assert all(buggy_codes(fault.bug) for fault in list(drawn_faults("a").values())[::20])
+
+
+def test_a_catalogue_resumes_and_changes_other_lines_first(tmp_path, capsys):
+    (tmp_path / SEED_FILE).write_text("secret\n")
+    first, second = DrawnTrials(), DrawnTrials()
+    try_drawn(first, tmp_path, 3, most=4)
+    try_drawn(second, tmp_path, 3, most=10 ** 6)
+    assert len(first.tried) == 4 and not set(first.tried) & set(second.tried)
+    cases = drawn_cases(tmp_path, "secret")
+    assert Counter(evidence.level for evidence in cases.values()) == dict.fromkeys(LEVELS, 3)
+    assert len({answer_of(fault) for fault in cases}) == 9 and "forward 3 of 3" in capsys.readouterr().out
+    (tmp_path / CATALOGUE).write_text("[]")
+    with pytest.raises(UserError, match="is not a catalogue of hunts"):
+        drawn_cases(tmp_path, "secret")
+
+
+def test_no_two_of_60_students_share_a_case_and_late_ones_change_nobodys():
+    faults = list(drawn_faults("secret").values())[:183]
+    cases = {fault: Evidence(LEVELS[i % 3], "", "", "") for i, fault in enumerate(faults)}
+    dealt = deal(cases, "secret", STUDENTS[:60], {})
+    names = [fault.name for mine in dealt.values() for fault, _ in mine.values()]
+    assert len(names) == len(set(names)) == 180
+    known = {student: {level: about(fault) for level, (fault, _) in mine.items()} for student, mine in dealt.items()}
+    later = deal(cases, "secret", ["late", STUDENTS[7]], known)
+    assert later[STUDENTS[7]] == dealt[STUDENTS[7]]
+    assert not {fault.name for fault, _ in later["late"].values()} & set(names)
+    with pytest.raises(UserError, match="missing: 1 forward, 1 backward, 1 step"):
+        deal(cases, "secret", ["late", "later"], known)
+
+
+@pytest.mark.deep
+def test_a_drawn_mutant_is_tried_on_ranks(tmp_path):
+    faults = {fault.name: fault for fault in drawn_faults("secret").values()}
+    fault = next(fault for name, fault in faults.items() if "mlp_backward" in name and fault.kind == "scaling")
+    with SmallPools() as pools:
+        trials = Trials(pools, tmp_path)
+        evidence = trials.of(fault)
+        assert trials.runs(fault) and evidence and evidence.level == "backward"

@@ -4,7 +4,7 @@ A mutant replaces one expression or statement of a function's body. Messages, na
 """
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,24 +54,24 @@ class Mutant(NamedTuple):
         return self.path.removesuffix(".py").replace("/", ".")
 
 
-def mutants(path: str) -> list[Mutant]:
-    """Return all mutants of a file, in the order of its lines."""
-    return sorted((mutant for mutant, _ in mutated_trees(path)), key=lambda mutant: (mutant.line, mutant.operator))
+def mutants(path: str, operators: Callable[["Place"], Iterable[tuple]] | None = None) -> list[Mutant]:
+    """Return all mutants of a file, in the order of its lines; with other operators than `changes` if given."""
+    return sorted((mutant for mutant, _ in mutated_trees(path, operators or changes)), key=lambda mutant: (mutant.line, mutant.operator))
 
 
 def mutated(mutant: Mutant) -> tuple[str, str]:
     """Return the source of the mutant's file, as ast.unparse writes it, without the mutant and with it."""
     tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
-    return ast.unparse(tree), next(ast.unparse(changed) for found, changed in mutated_trees(mutant.path)
+    return ast.unparse(tree), next(ast.unparse(changed) for found, changed in mutated_trees(mutant.path, changes)
                                    if found == mutant)
 
 
-def mutated_trees(path: str) -> Iterator[tuple[Mutant, ast.Module]]:
+def mutated_trees(path: str, operators: Callable[["Place"], Iterable[tuple]]) -> Iterator[tuple[Mutant, ast.Module]]:
     """Yield each mutant, with the tree of the file, which has it until the next one is asked for."""
     tree, seen = ast.parse((ROOT / path).read_text(encoding="utf-8")), Counter[tuple[str, str, str]]()
     for function, definition in functions(tree):
         for place in places_in(definition, definition):
-            for operator, *new in changes(place):
+            for operator, *new in operators(place):
                 before = first_lines(place.nodes[:len(new)] if isinstance(new[0], ast.stmt) else [place.statement])
                 with place.changed(new):
                     after = first_lines(new if isinstance(new[0], ast.stmt) else [place.statement])
