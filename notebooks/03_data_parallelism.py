@@ -316,15 +316,16 @@ reveal(guess, copies["with_sum"], "different copies")
 # 1. Let the replicas begin from different weights: give `initialize` the seed `SEED + rank` in the first cell on ranks.
 #    Which checks fail? After the sum all ranks have the same gradient. Why do the replicas still never come together?
 # 2. Set `counts` to `[6, 6, 6, 6]`. How large is the error of the wrong way now? Then `[3, 3, 3, 3]`?
-# 3. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
-# 4. Let each rank divide by its own `tokens[mine].size`, and add up all the same. By what factor is the gradient wrong?
-#    The loss falls nearly as before. Why does Adam hide it, and what would plain gradient descent do?
 #
-# <details><summary>Answer to 2</summary>
+# <details><summary>Answer</summary>
 #
 # Both are right, up to rounding: if all replicas have the same count, a mean of means is the mean. That is why the
 # mistake lives long. A test with texts of equal length cannot see it.
 # </details>
+#
+# 3. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
+# 4. Let each rank divide by its own `tokens[mine].size`, and add up all the same. By what factor is the gradient wrong?
+#    The loss falls nearly as before. Why does Adam hide it, and what would plain gradient descent do?
 #
 # Next: [4. Heads: how attention is sharded](04_attention_heads.ipynb). Those who know PyTorch may look at
 # [17. A bridge to PyTorch](17_a_bridge_to_pytorch.ipynb) now.

@@ -424,15 +424,16 @@ for stage in range(2):
 #
 # 1. Gradients are clipped by their *norm*, the root of the sum of all squares. At stage 1 a rank has a part of the
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
-# 2. Let `train` have `offload=True` at stage 3: pass `cpu_offload` to `ParallelConfig`, and print `trainer.held()`.
-#    What is left on the device, and what is offloaded?
 #
-# <details><summary>Answer to 1</summary>
+# <details><summary>Answer</summary>
 #
 # One number: each rank squares and adds up its own part, an all-reduce adds the four results, and every rank takes the
 # root. Every element is in exactly one shard, so none is counted twice. (At stage 0 nothing is sent: every rank has all
 # gradients.)
 # </details>
+#
+# 2. Let `train` have `offload=True` at stage 3: pass `cpu_offload` to `ParallelConfig`, and print `trainer.held()`.
+#    What is left on the device, and what is offloaded?
 #
 # Next: [11. Precision](11_precision.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.

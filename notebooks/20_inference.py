@@ -352,19 +352,20 @@ for block in 128, 64, 16, 1:
 #
 # 1. Let all ten requests have an output of 4. What do continuous batches gain now? What must requests have, for them to
 #    gain much?
-# 2. With $g = 8$ heads of keys and values on $t = 16$ ranks, how many heads does each rank cache? What does that do to
-#    the cache of all ranks together?
-# 3. Give request 5 a prompt of 40 tokens, with `token_time=0.1`. What do the users of the other slots notice? How
-#    could a scheduler spare them?
-# 4. In the last cell, try `slots=12`. Why do so few slots make blocks of 1 and of 16 nearly the same?
 #
-# <details><summary>Answer to 1</summary>
+# <details><summary>Answer</summary>
 #
 # Nothing in steps: both take three batches of 4 steps, since all slots become free at the same time. Continuous batches
 # gain if lengths differ: a static batch of $n$ slots wastes what the longest takes beyond the mean, in each slot. They
 # also gain if requests arrive one by one, since a request need not wait for a batch to end.
 #
 # </details>
+#
+# 2. With $g = 8$ heads of keys and values on $t = 16$ ranks, how many heads does each rank cache? What does that do to
+#    the cache of all ranks together?
+# 3. Give request 5 a prompt of 40 tokens, with `token_time=0.1`. What do the users of the other slots notice? How
+#    could a scheduler spare them?
+# 4. In the last cell, try `slots=12`. Why do so few slots make blocks of 1 and of 16 nearly the same?
 #
 # Next: [21. How fast could it be?](21_roofline.ipynb). With `shardlab generate` models that have learned something do
 # what you saw here: [generation](../docs/generation.md).

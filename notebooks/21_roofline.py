@@ -301,15 +301,8 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 #
 # 1. In the flat ring, let the ranks of two servers alternate: 0, 4, 1, 5, 2, 6, 3, 7. How many bytes leave each server
 #    now? (`crossing` in `mpi_impl/comm/hosts.py` gives the share of a ring that leaves.)
-# 2. With tensor parallelism a layer's forward has $24 b s h^2/t$ FLOPs, and two all-reduces of $2 b s h$ bytes that
-#    nothing hides. How many FLOPs are that for each byte that a rank sends, for GPT-3 and $t = 8$? What share of the
-#    forward's time, at the A100's peak, are messages? And with $t = 16$, between servers?
-# 3. How many tokens must a batch have until the MLP's product above reaches the ridge of an A100? Of an H100? And if
-#    its weights, but not its activations, have 8 bits?
-# 4. One colleague reports an HFU of 60 % with full recompute, another an MFU of 47 % for the same model and GPUs. Whose
-#    run trains faster?
 #
-# <details><summary>Answer to 1</summary>
+# <details><summary>Answer</summary>
 #
 # Now every edge of the ring leaves a server, so `crossing("all_reduce", [0, 1] * 4)` is 1, and it was 0.25. Each of the
 # four ranks of a server sends its 14,336 bytes to the other one: 57,344 bytes, four times as many as before. The order
@@ -317,6 +310,14 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 # first finds out which GPU is where.
 #
 # </details>
+#
+# 2. With tensor parallelism a layer's forward has $24 b s h^2/t$ FLOPs, and two all-reduces of $2 b s h$ bytes that
+#    nothing hides. How many FLOPs are that for each byte that a rank sends, for GPT-3 and $t = 8$? What share of the
+#    forward's time, at the A100's peak, are messages? And with $t = 16$, between servers?
+# 3. How many tokens must a batch have until the MLP's product above reaches the ridge of an A100? Of an H100? And if
+#    its weights, but not its activations, have 8 bits?
+# 4. One colleague reports an HFU of 60 % with full recompute, another an MFU of 47 % for the same model and GPUs. Whose
+#    run trains faster?
 #
 # Next: [22. When a rank dies](22_failure_and_restart.ipynb). Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these
 # bounds to choose $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.

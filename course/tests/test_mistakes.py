@@ -116,7 +116,7 @@ MISTAKES[LAB3] = {
     "the latent's gradient of own heads (of all positions)": (
         "sequence", 'return dy + dx, {**grads, **summed}',
         'summed["C"] = grads["C"]\n    return dy + dx, {**grads, **summed}', SEQUENCE_BACKWARD,
-        "over the heads that read it"),
+        "all heads that read it"),
 }
 LOSS = "loss extreme cost"
 MISTAKES[LAB4] = {
