@@ -178,10 +178,10 @@ from reference.comm.ring import ring_all_reduce
 
 b, s, hidden = 8, 1024, 3072                    # the 8.3-billion-parameter model of the paper
 megabytes = 2 / 1e6                             # 16 bits for a number
+reveal(guess, megabytes * ring_all_reduce(b * s * hidden, 8), "MB that each rank sends for Y")
 draw_bars({"columns, then rows: Y": {"sent": megabytes * ring_all_reduce(b * s * hidden, 8)},
            "rows, add up before GeLU: X A": {"sent": megabytes * ring_all_reduce(b * s * 4 * hidden, 8)}},
           "MB that each of 8 ranks sends in the forward of one MLP", unit=" MB")
-reveal(guess, megabytes * ring_all_reduce(b * s * hidden, 8), "MB that each rank sends for Y")
 
 # %% [markdown]
 # And splitting by rows first costs even more: after GeLU every rank has all of $\mathrm{GeLU}(XA)$, so it holds $t$
@@ -283,6 +283,22 @@ if rank != 2:
 # 1. Change `t` to 3 or 5 and run everything again. What in the cells above is still true if the numbers do not divide?
 # 2. Replace GeLU by `lambda u: (3 * u, None)` in the wrong way. Why is it right now?
 # 3. Which split would you choose for two products with *nothing* between them, $Y = X A B$?
+#
+# <details><summary>Answer to 2</summary>
+#
+# `partial` has the four partial sums $X_r A_r$. With a linear function each may go through it by itself:
+#
+# ```python
+# linear = lambda u: (3 * u, None)
+# wrong = sum(linear(z)[0] @ B for z in partial)
+# print(np.allclose(wrong, linear(X @ A)[0] @ B))      # True
+# ```
+#
+# $\sum_r 3 (X_r A_r) = 3 \sum_r X_r A_r$: a linear function of a sum is the sum of its values. GeLU fails only because
+# it is not linear. With `3 * u + 1` it prints False: the 1 is added once on each rank, four times in all. That is the
+# mistake of a bias that every rank adds.
+#
+# </details>
 #
 # Next: [2. f and g, and why they are adjoint](02_f_and_g.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.mlp`.

@@ -496,5 +496,21 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 #    How many numbers does each send? Say a message takes 5 µs, and 1 ns more for each number. For which $N$ is that
 #    faster than the ring? (MPI chooses by size, too.)
 #
+# <details><summary>Answer to 2</summary>
+#
+# ```python
+# class Again(TensorParallelRegion):
+#     def leave_backward(self, dys):
+#         return all_reduce(dys)
+#
+# dxs, grads = sharded_mlp_backward([dy] * t, shards, cache, c, Again())
+# ```
+#
+# $dX$, $dA$ and $dB$ are four times the right ones, element by element: each rank begins with $t\,dY$ in place of $dY$,
+# and everything inside the region is linear in it. The last bias is added after g, outside the region. So its gradient
+# is taken from $dY$ itself, and is right, by the factor 1.0.
+#
+# </details>
+#
 # Next: [3. Data parallelism](03_data_parallelism.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.collectives` and `... -m mpi_impl.demos.sequence_parallel`.

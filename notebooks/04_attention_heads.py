@@ -145,9 +145,9 @@ S, H, heads, megabytes = 2048, 12288, 96, 2 / 1e6
 ways = {"by heads: g": ring_all_reduce(S * H, 8),
         "across heads: scores, then g": ring_all_reduce(heads * S**2, 8) + ring_all_reduce(S * H, 8),
         "by positions: keys and values": ring_all_gather(2 * S * H, 8)}
+reveal(guess, ways["by heads: g"] * megabytes, "MB that each rank sends, by heads")
 draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()},
           "MB that each of 8 ranks sends in the forward of attention", unit=" MB")
-reveal(guess, ways["by heads: g"] * megabytes, "MB that each rank sends, by heads")
 
 # %% [markdown]
 # Splitting by positions sends as much as by heads, but a rank then holds all weights of the layer. (For very long texts
@@ -401,6 +401,21 @@ print("right with 1, 1 and 2 heads:", off(uneven) < 1e-12)
 #    `.reshape(h, a // t, 3, d).transpose(0, 2, 1, 3)` for each piece. Is it right now, and for which $t$?
 # 3. In `mpi_impl/layers/attention.py` every rank could say `first_head=0`. Which cell of this walkthrough would notice?
 #    (The README shows a program that does.)
+#
+# <details><summary>Answer to 2</summary>
+#
+# ```python
+# def straight_through(t):
+#     pieces = np.split(p.w_qkv.transpose(0, 2, 1, 3).reshape(h, 3 * h), t, axis=1)
+#     return [replace(shard, w_qkv=piece.reshape(h, a // t, 3, d).transpose(0, 2, 1, 3))
+#             for shard, piece in zip(split(p, tensors, t), pieces)]
+# ```
+#
+# `off(straight_through(t))` is below 1e-12 for 1, 2 and 4 ranks. Now a head's query, key and value are side by side, so
+# $3h/t$ columns are whole heads for every $t$ that divides $a$. With 3 ranks, `split` refuses. To convert weights
+# between the two layouts, permute them: the transposition is all that there is to it.
+#
+# </details>
 #
 # Next: [5. Tokens: embedding and loss](05_embedding_and_loss.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.

@@ -425,5 +425,22 @@ draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
 # 3. Often only the most probable token of a language model is needed. What must the ranks send to find it, and how many
 #    numbers is that for each position?
 #
+# <details><summary>Answer to 3</summary>
+#
+# Two numbers for each position: the largest logit, and the id of a token that has it. In lists, as above:
+#
+# ```python
+# rows, tops = logits[0].shape[-1], [part.max(-1) for part in logits]      # [b, s] on each rank
+# highest = np.max(tops, axis=0)                                           # first all-reduce: the maximum
+# offers = [np.where(top == highest, rank * rows + part.argmax(-1), V)     # V loses against every token
+#           for rank, (part, top) in enumerate(zip(logits, tops))]
+# token = np.min(offers, axis=0)                                           # second all-reduce: the minimum
+# print(np.array_equal(token, (E[tokens] @ E.T).argmax(-1)))               # True
+# ```
+#
+# It is the idea of the loss again: a rank that does not hold what is looked for contributes what changes nothing.
+#
+# </details>
+#
 # Next: [6. A whole block, on real ranks](06_a_block_on_real_ranks.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.embedding` and `... -m mpi_impl.demos.cross_entropy`.

@@ -56,7 +56,6 @@ def off(found, expected):
 ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
-# %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
@@ -232,6 +231,21 @@ draw_masks({"inside, from\nthe same\nnumbers": drawn()["inside:\neach its own"]}
 #    gains are equal?
 # 3. Every rank could draw the whole mask of all heads, from one seed in sequence, and take its own heads. Is that
 #    right? What does it cost, and for which arrays would you not want to pay it?
+#
+# <details><summary>Answer to 2</summary>
+#
+# Let `learn` return `gains`, too, and run it with another seed:
+#
+# ```python
+# losses, apart, gains = learn(seed=1 + rank // 2)
+# print(np.unique(gains, axis=0, return_inverse=True)[1])                  # [0 0 1 1]
+# ```
+#
+# Two models: ranks 0 and 1 have one, ranks 2 and 3 the other. Ranks with one seed draw the same masks outside the
+# regions, and g gives all ranks the same sums, so their copies get the same gradients, and stay equal to the last bit.
+# There are as many models as seeds, and the loss falls all the same.
+#
+# </details>
 #
 # Next: [8. Sequence parallelism and recompute](08_sequence_parallelism.ipynb). A demo of masks in attention:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.

@@ -59,7 +59,6 @@ def off(found, expected):
 ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
-# %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
@@ -325,6 +324,20 @@ draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full
 #    `ParallelConfig(t, sequence_parallel=True, keep_gathered_inputs=True)`.)
 # 3. Leave out the cell that sums the gradients of the "weights outside", and train. Which tensors of the ranks drift
 #    apart, and which do not?
+#
+# <details><summary>Answer to 2</summary>
+#
+# ```python
+# keeping = SequenceParallelRegion(group, keep_gathered_inputs=True)       # in a cell on ranks
+# _, cache_kept, _, _ = through(keeping, x[:, mine], dy[:, mine], dropout)
+# print(kept(cache_own)["outside"], kept(cache_kept)["outside"])           # 17536 42112
+# ```
+#
+# The lines that say `again` are gone, and a rank sends 98,304 bytes, as with f and g. In return the blue part grows from
+# 17,536 to 42,112 bytes: the inputs of both regions are now kept whole, $2 \cdot 16 \cdot 64$ numbers of 8 bytes each,
+# in place of a quarter. That is $2 \cdot \frac{3}{4} \cdot 16{,}384 = 24{,}576$ bytes more. `layer_bytes` predicts it.
+#
+# </details>
 #
 # Next: [9. Pipelines](09_pipelines.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.sequence_parallel`.

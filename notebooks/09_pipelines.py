@@ -469,6 +469,20 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 #    bubble a third?
 # 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
 #
+# <details><summary>Answer to 1</summary>
+#
+# ```python
+# slow_first = Times(*3 * ([1.5, 1, 1, 1],), communication=0.2)
+# print(simulate(both["1f1b"], slow_first).makespan, simulate(both["1f1b"], times).makespan)       # about 42.9, 46.2
+# ```
+#
+# Shorter. The slow stage works on eight microbatches in either case. As rank 3 it cannot begin before the first
+# microbatch has passed all other ranks, and after its last backward the gradient has to pass them all again. As rank 0
+# it works from time 0 on, and its own last backward ends the step. With 16 microbatches the difference is the same, 3.3:
+# it belongs to the beginning and the end.
+#
+# </details>
+#
 # ## Appendix: two more ideas
 #
 # They are for a second reading, and what follows does not need them.

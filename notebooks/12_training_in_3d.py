@@ -466,5 +466,21 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 #    it). Which topologies notice, and what does `compare` name?
 # 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in mpi_impl/demos/tiny_gpt.py.)
 #
+# <details><summary>Answer to 2</summary>
+#
+# ```python
+# right = Dropout.attention                         # on the ranks, from reference.dropout
+# Dropout.attention = lambda self, first_head=0: right(self, 0)
+# record = recorded(group, 2, 2, 2, b=2)
+# Dropout.attention = right
+# ```
+#
+# With $t = 1$ the first head *is* head 0, so `p = 4, d = 2` and `d = 8` stay within 1e-12 of one process. With $t = 2$
+# and $t = 8$ the loss is wrong from the first step on, by up to 0.2, and falls all the same. `compare` names
+# `blocks.0.attention.probs_mask` in the forward of iteration 1, on ranks 1 and 3: those with the second half of the heads
+# in the first stage. The 65 tensors before it agree.
+#
+# </details>
+#
 # Next: [13. Choosing t, p, d and b](13_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.demos.train`.

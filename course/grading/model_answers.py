@@ -29,7 +29,8 @@ CIPHER = ["openssl", "enc", "-aes-256-cbc", "-pbkdf2", "-iter", "600000", "-md",
           "-pass", f"env:{VARIABLE}"]
 LISTED = 10     # questions without an answer that a message names
 OPEN = re.compile(r"^## (Try it|Exercises|To think about)$", re.MULTILINE)
-ITEM = re.compile(r"^(?:\d+\.|-) (.*(?:\n .*)*)(\n\n<details>)?", re.MULTILINE)
+ITEM = re.compile(r"^(?:(\d+)\.|-) (.*(?:\n .*)*)(\n\n<details><summary>Answer</summary>)?", re.MULTILINE)
+NAMED = re.compile(r"<summary>Answer to (\d+)</summary>")      # below the whole list
 WRITING = re.compile(r"^\*\*(?:First|Second)\*\* \(\d+ points\)\. (.*(?:\n.+)*)", re.MULTILINE)
 
 
@@ -70,7 +71,9 @@ def questions_of(page: str, source: str) -> list[OpenQuestion]:
         if cell.startswith("[markdown]"):
             text = re.sub(r"^# ?", "", cell, flags=re.MULTILINE)
             if heading := OPEN.search(text):
-                found += [item for item, answer in ITEM.findall(text[heading.end():]) if not answer]
+                rest = text[heading.end():]
+                public = NAMED.findall(rest)
+                found += [item for n, item, answer in ITEM.findall(rest) if not answer and n not in public]
             found += WRITING.findall(text)
     return [OpenQuestion(page, " ".join(text.split())) for text in found]
 

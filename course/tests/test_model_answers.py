@@ -19,6 +19,13 @@ PAGE = """\
 # </details>
 #
 # 3. And now?
+# 4. And then?
+# 5. At last?
+#
+# <details><summary>Answer to 4</summary>
+#
+# Nothing.
+# </details>
 #
 # Next: another page.
 
@@ -31,7 +38,7 @@ PAGE = """\
 # **First** (5 points). Say it in
 # words.
 """
-TEXTS = ["Why is walkthrough 5 long? (Look at it.)", "And now?", "One?", "Say it in words."]
+TEXTS = ["Why is walkthrough 5 long? (Look at it.)", "And now?", "At last?", "One?", "Say it in words."]
 
 
 def test_every_open_question_has_an_answer():
