@@ -30,8 +30,8 @@ FILE = "hunts_catalogue.json"       # in the folder of a course
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="course.hunts.catalogue", description="Try the mutants that a catalogue lacks. It can be "
-                            "interrupted at any time.")
+    parser = ArgumentParser(prog="course.hunts.catalogue", description="Try the mutants that a catalogue lacks. It can "
+                            "be interrupted at any time.")
     parser.add_argument("--most", type=int, default=1 << 30, metavar="N", help="stop after N mutants")
     parser.add_argument("--course", metavar="FOLDER", type=Path, help="make the catalogue of this course, not the "
                         "public one")

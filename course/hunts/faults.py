@@ -38,10 +38,10 @@ PLACES = {"comm/mappings": ("tensor", "sequence"), **{f"layers/{name}": ("tensor
           "parallel/pipeline": ("pipeline",), "parallel/sinks": ("data",), "parallel/zero": ("data",),
           "training/optimizer": ("data",), "training/trainer": ("data", "pipeline")}
 KINDS = {"drop communication": "missing communication", "group": "wrong group", "rescale": "scaling",
-         "alias": "aliasing", "offset": "computation", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
-                                               "comparison", "condition"), "computation")}
-GIVE_ARRAYS = set("""linear total rows reshape sum mean max exp log sqrt square tanh where concatenate stack split astype
-    copy einsum matmul swapaxes widened output_table take_along_axis lookup dropout dropout_backward residual
+         "alias": "aliasing", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
+                                               "comparison", "condition", "offset"), "computation")}
+GIVE_ARRAYS = set("""linear total rows reshape sum mean max exp log sqrt square tanh where concatenate stack astype copy
+    einsum matmul swapaxes widened output_table take_along_axis lookup dropout dropout_backward residual
     residual_backward mask_padding act_backward layer_norm clip_coefficient learning_rate global_norm sum_of_squares
     core_attention_backward core_attention_forward ravel""".split())
 SENDS = re.compile(r"[\w.]*\b(all_reduce|all_gather|reduce_scatter|broadcast|enter|leave|enter_backward|leave_backward)"
@@ -92,7 +92,7 @@ def in_order(faults: Iterable[Fault], secret: str, student: str) -> list[Fault]:
 
 @cache
 def mutations(run: str, secret: str = "") -> tuple[Fault, ...]:
-    """Return the mutants that look like a person's mistake, and could be live in a run; a course's own by its secret."""
+    """Return the mutants that look like a person's mistake and could be live in a run; or a course's, by its secret."""
     found = []
     for path in (f"mpi_impl/{place}.py" for place, runs in PLACES.items() if run in runs):
         for mutant in mutants(path, partial(drawn, secret) if secret else None):
@@ -116,10 +116,15 @@ def probable_level(fault: Fault) -> str:
 
 
 def drawn(secret: str, place: Place) -> Iterator[Change]:
-    """Yield changes with a number that only the secret tells: a wrong factor, an offset, a message left out."""
+    """Yield changes of a place with numbers that only the secret tells."""
+    random = Random(f"{secret}\n{ast.unparse(place.statement)}\n{ast.unparse(place.nodes[0])}")
+    for number in random.sample((*range(40, 96), *range(105, 196)), 2):
+        yield from changes_by(ast.Constant(number / 100), place)
+
+
+def changes_by(number: ast.Constant, place: Place) -> Iterator[Change]:
+    """Yield a place's changes by a number: a wrong factor, an offset, a multiple in the place of a message."""
     node = place.nodes[0]
-    random = Random(f"{secret}\n{ast.unparse(place.statement)}\n{ast.unparse(node)}")
-    number = ast.Constant(random.choice((*range(40, 96), *range(105, 196))) / 100)
     match node:
         case ast.BinOp(left, op, right) if not (is_text(left) or is_text(right)):
             if isinstance(op, ast.Add | ast.Sub):

@@ -56,7 +56,8 @@ class Mutant(NamedTuple):
 
 def mutants(path: str, operators: Callable[["Place"], Iterable[tuple]] | None = None) -> list[Mutant]:
     """Return all mutants of a file, in the order of its lines; with other operators than `changes` if given."""
-    return sorted((mutant for mutant, _ in mutated_trees(path, operators or changes)), key=lambda mutant: (mutant.line, mutant.operator))
+    return sorted((mutant for mutant, _ in mutated_trees(path, operators or changes)),
+                  key=lambda mutant: (mutant.line, mutant.operator))
 
 
 def mutated(mutant: Mutant) -> tuple[str, str]:
