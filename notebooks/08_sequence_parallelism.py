@@ -333,9 +333,10 @@ draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full
 # print(kept(cache_own)["outside"], kept(cache_kept)["outside"])           # 17536 42112
 # ```
 #
-# The lines that say `again` are gone, and a rank sends 98,304 bytes, as with f and g. In return the blue part grows from
-# 17,536 to 42,112 bytes: the inputs of both regions are now kept whole, $2 \cdot 16 \cdot 64$ numbers of 8 bytes each,
-# in place of a quarter. That is $2 \cdot \frac{3}{4} \cdot 16{,}384 = 24{,}576$ bytes more. `layer_bytes` predicts it.
+# The lines that say `again` are gone, and a rank sends 98,304 bytes, as with f and g. In return the blue part grows
+# from 17,536 to 42,112 bytes: the inputs of both regions are now kept whole, $2 \cdot 16 \cdot 64$ numbers of 8 bytes
+# each, in place of a quarter. That is $2 \cdot \frac{3}{4} \cdot 16{,}384 = 24{,}576$ bytes more. `layer_bytes`
+# predicts it.
 #
 # </details>
 #

@@ -477,9 +477,9 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # ```
 #
 # Shorter. The slow stage works on eight microbatches in either case. As rank 3 it cannot begin before the first
-# microbatch has passed all other ranks, and after its last backward the gradient has to pass them all again. As rank 0
-# it works from time 0 on, and its own last backward ends the step. With 16 microbatches the difference is the same, 3.3:
-# it belongs to the beginning and the end.
+# microbatch has passed all other ranks, and after its last backward the gradient has to pass them all again. As rank
+# 0 it works from time 0 on, and its own last backward ends the step. With 16 microbatches the difference is the same,
+# 3.3: it belongs to the beginning and the end.
 #
 # </details>
 #

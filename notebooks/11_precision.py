@@ -522,9 +522,9 @@ assert f"{parameters(large) / 1e9:.1f}" == "8.3"
 #     weight = stochastically(weight - 1e-4, random)
 # ```
 #
-# Near 0.9: with the seeds 0 to 11 the mean is 0.905, and the standard deviation 0.019. An update is 1/39 of the distance
-# to the next number, so one in 39 moves the weight by a whole step, and the others not at all. That is right on average,
-# but noisy: the deviation should be about $\frac{1}{256}\sqrt{1000/39} \approx 0.02$.
+# Near 0.9: with the seeds 0 to 11 the mean is 0.905, and the standard deviation 0.019. An update is 1/39 of the
+# distance to the next number, so one in 39 moves the weight by a whole step, and the others not at all. That is right
+# on average, but noisy: the deviation should be about $\frac{1}{256}\sqrt{1000/39} \approx 0.02$.
 #
 # </details>
 #

@@ -325,9 +325,10 @@ for name, found in ranks["curves"][0].items():
 # ```
 #
 # With `lengths=[4096]` all four ranks of `zigzag(4, 4096)` have 2,097,664 pairs. With 200 texts of random documents
-# (lengths from an exponential distribution, mean 512) the slowest rank has 1.54 times the mean on average, and 2.47 times
-# at worst; with a mean of 64, 1.30 times. A token's work depends on its place in its *document*, and zigzag looks at its
-# place in the text. Distribute each document in zigzag by itself, or give texts to ranks so that the sums are even.
+# (lengths from an exponential distribution, mean 512) the slowest rank has 1.54 times the mean on average, and 2.47
+# times at worst; with a mean of 64, 1.30 times. A token's work depends on its place in its *document*, and zigzag
+# looks at its place in the text. Distribute each document in zigzag by itself, or give texts to ranks so that the
+# sums are even.
 #
 # </details>
 #

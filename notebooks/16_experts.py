@@ -327,7 +327,8 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 # <details><summary>Answer to 2</summary>
 #
 # It is 0. One weight, divided by the sum of the chosen weights, is $p/p = 1$, whatever the logits are, and a constant
-# has no gradient. Move each logit of token 0 (`z = [2, 0, 1, -1]`) a little up and down, and see how the weight changes:
+# has no gradient. Move each logit of token 0 (`z = [2, 0, 1, -1]`) a little up and down, and see how the weight
+# changes:
 #
 # ```python
 # def weight(z, renormalize):                       # softmax is in reference.ops
@@ -335,8 +336,8 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 # ```
 #
 # Renormalized, all four slopes are 0.0; else they are 0.229, -0.056, -0.153 and -0.021. So `ExpertsConfig(4, 1)` is
-# refused: "softmax over the chosen expert alone is always 1, and the router would never learn from the loss". Such a run
-# would raise no error, and its router would stay as it was drawn (but for the loss that balances loads).
+# refused: "softmax over the chosen expert alone is always 1, and the router would never learn from the loss". Such a
+# run would raise no error, and its router would stay as it was drawn (but for the loss that balances loads).
 #
 # </details>
 #
