@@ -9,7 +9,7 @@
 # through servers on real ranks, and count what leaves a server; see which products of a transformer can never be fast;
 # and compute MFU and HFU of published runs.
 #
-# **You need** walkthroughs 1 (products on ranks), 2 (the ring) and 10 (replicas). About 30 minutes.
+# **You need** walkthroughs 1 (products on ranks), 2 (the ring) and 3 (replicas, buckets). About 30 minutes.
 #
 # Our machine is a DGX A100: servers of 8 GPUs, in which [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # trained. Its file, `mpi_impl/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
@@ -64,7 +64,7 @@ half = adapter.latency * adapter.bandwidth
 reveal(guess, half, "bytes, or alpha beta: both terms are equal")
 
 # %% [markdown]
-# $\alpha \beta$ is the one number to know of a link. Gradients travel in buckets (walkthrough 10), and a ring sends a
+# $\alpha \beta$ is the one number to know of a link. Gradients travel in buckets (walkthrough 3), and a ring sends a
 # bucket in $d$ pieces: each *piece* should be well above $\alpha \beta$. Pieces of a tenth of it would reach an
 # eleventh of the bandwidth.
 #
