@@ -289,7 +289,7 @@ COMMANDS = {
     "dry_run": Command("--world-size N ...", "run single ranks of an imagined world", partial(
         Module, "mpi_impl.dry_run"), Completed("mpi_impl.dry_run.options:GPTDryRunOptions")),
     "score": Command("[FILE ...]", "rank schedules, layouts and plans on a leaderboard that needs no GPU", partial(
-        Module, "mpi_impl.score"), Completed()),
+        Module, "mpi_impl.score"), Completed("mpi_impl.score.__main__")),
     "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "mpi_impl.plot_schedule"),
                              Completed("mpi_impl.plot_schedule")),
     "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "mpi_impl.compare"),

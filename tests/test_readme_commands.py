@@ -2,6 +2,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ SHORT = {
     "mpi_impl.generate": "",
     "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
     "mpi_impl.plan": "",
+    "mpi_impl.score": "",
     "mpi_impl.dry_run": "--rank 0 --global-batch-size 1536",
     "mpi_impl.data.prepare": "--jaccard 0",         # near-duplicates need more than the base install
     "mpi_impl.compare": MODEL,
@@ -58,9 +60,12 @@ NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
 
 @pytest.fixture
 def clone(tmp_path):
-    """Make a fresh clone, with the texts that the READMEs say a reader has."""
+    """Make a fresh clone, with the texts and the entry that the READMEs say a reader has."""
     folder = copy_as_cloned(tmp_path / "clone")
-    (folder / "texts").mkdir()
+    for name in ("texts", "submissions"):
+        (folder / name).mkdir()
+    for name in ("mine.toml", "submissions/mine.toml"):
+        shutil.copy(folder / "mpi_impl/score/entries/bubble_v.toml", folder / name)
     texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]
     (folder / "texts" / "a.txt").write_text("\n".join(texts[::2]))
     (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[1::2]))
