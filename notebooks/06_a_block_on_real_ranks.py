@@ -292,6 +292,16 @@ reveal(guess, 1 + sum(share > 1e-6 for share in differ), "blocks")
 #
 # 1. On eight ranks (`t = 8`, and 8 in the `%%ranks` cells) each rank has one head. By how much does what a rank sends
 #    grow? Towards what does it tend for many ranks?
+#
+# <details><summary>Answer</summary>
+#
+# A ring's all-reduce of $N$ numbers costs a rank $2N(t-1)/t$. On four ranks that is $1.5N$, on eight $1.75N$: a sixth
+# more. For many ranks it tends to $2N$, a third more than on four. So the number of ranks hardly changes what each of
+# them *sends*. But each *computes* half as much on twice as many ranks, and waits for twice as many rounds: the share
+# of a step that messages take grows.
+#
+# </details>
+#
 # 2. On the ranks, make a subclass of `TensorParallelRegion` whose `enter_backward` returns what it gets, and use it in
 #    place of the region. Which of the three lines says False now, and which gradients are still right?
 # 3. Which tensors of a block does GPT-3 replicate, and how many bytes in 16 bits is that on each rank, for all of its

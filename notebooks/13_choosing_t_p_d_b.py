@@ -471,6 +471,17 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 1. Set `outside=200e9` in `a100`: all eight adapters of a server at work for one group. Which $t$ is best for which
 #    $B$?
 # 2. In the first map, halve the batch, and double it. Which fields change, and which do not?
+#
+# <details><summary>Answer</summary>
+#
+# With `B=64` and `B=256` in `choices(model, n=64, B=128)` every field holds what it held: parameters, gradients and
+# optimizer do not depend on the batch, and with 1F1B the fullest rank has at most $p$ microbatches under way. What
+# changes is the waiting. $m = B/d$ halves, or doubles, and so the bubble $(p-1)/m$ doubles, or halves: with
+# $t = p = 8$ it is $7/64$, $7/128$ or $7/256$. In the first column of the first row, $d = 64$, the small batch has
+# one microbatch for each replica; with a batch of 32 this field would be gone.
+#
+# </details>
+#
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
 # Next: [14. What is a proof?](14_what_is_a_proof.ipynb). The demos for this walkthrough:
