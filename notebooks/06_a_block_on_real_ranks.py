@@ -17,14 +17,14 @@ import inspect
 
 import numpy as np
 
+from mpi_impl.demos.one_block import B, CONFIG, S, T, in_one_process, inputs, off, shard, through
 from mpi_impl.notebook.pictures.blocks import draw_block
 from mpi_impl.notebook.predictions import reveal
 from reference.config import ModelConfig
 
-t, b, s = 4, 2, 16      # ranks; a microbatch of b texts, s positions (tokens) each
-c = ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8, vocab_size=1, max_position_embeddings=s,
-                init_method_std=0.2, hidden_dropout=0.2, attention_dropout=0.2)
+t, b, s, c = T, B, S, CONFIG
 h = c.hidden_size
+print(f"{t} ranks; {b} texts of {s} tokens; h = {h}, {c.num_attention_heads} heads; dropout {c.hidden_dropout}")
 
 # %% [markdown]
 # ## What a block is
@@ -109,46 +109,18 @@ for n in (1, 8):
 # look right with ones, but not with random numbers. A `LayerContext` tells a layer what is dropped, and what is kept.
 
 # %%
-from reference.dropout import Dropout
-from reference.layer_context import LayerContext
+print(inspect.getsource(in_one_process))
 
-random = np.random.default_rng(5)
-x, dy = random.normal(size=(2, b, s, h))
-whole = initialize(tensors, seed=1, dtype=np.float64)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-
-y, cache = textbook.block_forward(x, whole, c, LayerContext(dropout))
-dx, grads = textbook.block_backward(dy, whole, cache, c)
+x, dy = inputs()
+y, dx, grads = in_one_process(x, dy)
 
 # %% [markdown]
 # Now the ranks. `ranks["x"] = x` gives every rank a variable. Each rank then draws its shard of the weights by itself,
 # without the whole: an initial weight is a function of the tensor's name and of the element's index in it.
 
 # %%
-ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
-
-# %%
-# %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.layers.block import block_backward, block_forward
-from mpi_impl.parallel.sinks import ImmediateSink
-from reference.dropout import Dropout
-from reference.layer_context import LayerContext
-from reference.layers.block import block_tensors
-from reference.params import initialize_shard, leaves, tree_map
-
-tensors = block_tensors(c)
-p = initialize_shard(tensors, seed=1, dtype=np.float64, t=size, rank=rank)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-
-def through(region, x, dy, dropout):
-    """Run forward and backward of this rank's shard of the block."""
-    with region.group.ledger.phase("forward"):
-        y, cache = block_forward(x, p, c, region, LayerContext(dropout))
-    grads = tree_map(np.zeros_like, p)
-    with region.group.ledger.phase("backward"):
-        dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)
-    return y, cache, dx, grads
+ranks["x"], ranks["dy"] = x, dy
+print(inspect.getsource(shard), inspect.getsource(through), sep="\n")
 
 # %% [markdown]
 # A *sink* receives the weight gradients of a backward; the immediate one adds them immediately (walkthrough 9 has
@@ -157,14 +129,14 @@ def through(region, x, dy, dropout):
 
 # %%
 # %%ranks 4
-y, cache, dx, grads = through(TensorParallelRegion(group), x, dy, dropout)
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.demos.one_block import shard, through
+
+p = shard(group)
+y, cache, dx, grads = through(TensorParallelRegion(group), p, x, dy)
 print(f"heads {rank * 2} and {rank * 2 + 1}: Q, K and V {p.attention.w_qkv.shape}, MLP {p.mlp.w_in.shape}")
 
 # %%
-def off(found, expected):
-    """Return the largest difference in any tensor, relative to the tensor's largest element."""
-    return max(np.abs(a - b).max() / np.abs(b).max() for (_, a), (_, b) in zip(leaves(found), leaves(expected)))
-
 for what, found, expected in [("y", ranks["y"], [y] * t), ("dx", ranks["dx"], [dx] * t),
                               ("all gradients", ranks["grads"], split(grads, tensors, t))]:
     print(f"{what}, on every rank: off by less than 1e-12?", all(off(*pair) < 1e-12 for pair in zip(found, expected)))
@@ -187,7 +159,7 @@ guess = ...                # bytes that a rank sends
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.demos.printing import traffic_table
 
-through(TensorParallelRegion(group), x, dy, dropout)
+through(TensorParallelRegion(group), p, x, dy)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
 if rank == 0:
     print(traffic_table(group.ledger))
@@ -237,6 +209,8 @@ def slides_block(x, shards):
         partial.append(z.swapaxes(1, 2).reshape(b, s, -1) @ w_o)                # [B, L, D/d_tp] @ [D/d_tp, D]
     out = all_reduce(partial)[0]                                                # g: forward, an all-reduce
     return all_reduce([np.maximum(out @ w_1, 0) @ w_2 for *_, w_1, w_2 in shards])[0]       # f and g again
+
+random = np.random.default_rng(5)
 
 def draw_weights():
     return [random.normal(size=(n, m)) / n**0.5 for n, m in [(D, D)] * 4 + [(D, 4 * D), (4 * D, D)]]

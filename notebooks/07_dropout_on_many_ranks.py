@@ -18,70 +18,31 @@ import numpy as np
 from mpi_impl.notebook.pictures.charts import draw_curves
 from mpi_impl.notebook.pictures.masks import Drawn, draw_masks
 from mpi_impl.notebook.predictions import reveal
-from reference.config import ModelConfig
 
 # %% [markdown]
 # ## The block of walkthrough 6
 #
-# The same sizes, the same weights, and one process that says what is right:
+# The same sizes, the same weights, and four ranks, each with its shard. `through` runs it forward and backward:
 
 # %%
-from reference.dropout import Dropout
-from reference.layer_context import LayerContext
-from reference.layers import block as textbook
-from reference.layers.block import block_tensors
-from reference.params import initialize, leaves
+from mpi_impl.demos.one_block import B, CONFIG, DROPOUT, S, T, in_one_process, inputs, off
 
-t, b, s = 4, 2, 16      # ranks; a microbatch of b texts, s positions (tokens) each
-c = ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8, vocab_size=1, max_position_embeddings=s,
-                init_method_std=0.2, hidden_dropout=0.2, attention_dropout=0.2)
-random = np.random.default_rng(5)
-x, dy = random.normal(size=(2, b, s, c.hidden_size))
-
-tensors = block_tensors(c)
-whole = initialize(tensors, seed=1, dtype=np.float64)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-y, cache = textbook.block_forward(x, whole, c, LayerContext(dropout))
-dx, grads = textbook.block_backward(dy, whole, cache, c)
-
-def off(found, expected):
-    """Return the largest difference in any tensor, relative to the tensor's largest element."""
-    return max(np.abs(a - b).max() / np.abs(b).max() for (_, a), (_, b) in zip(leaves(found), leaves(expected)))
-
-# %% [markdown]
-# And on four ranks, each with its shard. `through` runs it forward and backward; a *sink* receives weight gradients
-# (walkthrough 9 has another one than this).
-
-# %%
+t, b, s, c, dropout = T, B, S, CONFIG, DROPOUT
+x, dy = inputs()
+y, _, _ = in_one_process(x, dy)
 ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.layers.block import block_backward, block_forward
-from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.demos.one_block import shard, through
 from reference.dropout import Dropout
-from reference.layer_context import LayerContext
-from reference.layers.block import block_tensors
-from reference.params import initialize_shard, leaves, tree_map
 
-tensors = block_tensors(c)
-p = initialize_shard(tensors, seed=1, dtype=np.float64, t=size, rank=rank)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-
-def through(region, x, dy, dropout):
-    """Run forward and backward of this rank's shard of the block."""
-    with region.group.ledger.phase("forward"):
-        y, cache = block_forward(x, p, c, region, LayerContext(dropout))
-    grads = tree_map(np.zeros_like, p)
-    with region.group.ledger.phase("backward"):
-        dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)
-    return y, cache, dx, grads
-
+p, dropout = shard(group), Dropout(c, seed=1, step=0, layer=0)
 
 # %%
 # %%ranks 4
-y, cache, dx, grads = through(TensorParallelRegion(group), x, dy, dropout)
+y, cache, dx, grads = through(TensorParallelRegion(group), p, x, dy, dropout)
 
 # %% [markdown]
 # ## Dropout: which rank draws what?
@@ -132,7 +93,7 @@ guess = ...                # as a share: 0.5 is half of the elements
 
 # %% tags=["hide-output"]
 # %%ranks 4
-wrong, cache, _, _ = through(TensorParallelRegion(group), x, dy, Dropout(c, seed=1 + rank, step=0, layer=0))
+wrong, cache, _, _ = through(TensorParallelRegion(group), p, x, dy, Dropout(c, seed=1 + rank, step=0, layer=0))
 inside, outside = cache.attention.core.mask.keep[0], cache.attention_mask.keep[0, :, :16]
 both = cache.attention_mask.keep
 print("y begins", wrong[0, 0, :4].round(2))
@@ -157,6 +118,11 @@ guess = ...                # steps
 
 # %% tags=["hide-output"]
 # %%ranks 4
+from mpi_impl.layers.block import block_backward, block_forward
+from mpi_impl.parallel.sinks import ImmediateSink
+from reference.layer_context import LayerContext
+from reference.params import tree_map
+
 target = np.random.default_rng(6).normal(size=x.shape)
 
 def learn(seed, steps=25):
@@ -198,7 +164,7 @@ draw_curves({"a seed for each rank": own, "one seed": same}, "step", "apart by a
 # %%ranks 4
 region = TensorParallelRegion(group)
 region.rank = 0
-wrong, cache, _, _ = through(region, x, dy, dropout)
+wrong, cache, _, _ = through(region, p, x, dy, dropout)
 inside = cache.attention.core.mask.keep[0]
 
 # %%

@@ -26,61 +26,25 @@ from reference.config import ModelConfig, ParallelConfig
 # %% [markdown]
 # ## The block of walkthrough 6
 #
-# The same sizes, the same weights, and one process that says what is right:
+# The same sizes, the same weights, one process that says what is right, and four ranks, each with its shard. `through`
+# runs it forward and backward:
 
 # %%
-from reference.dropout import Dropout
-from reference.layer_context import LayerContext
-from reference.layers import block as textbook
-from reference.layers.block import block_tensors
-from reference.params import initialize, leaves, split
+from mpi_impl.demos.one_block import B, CONFIG, S, T, TENSORS, in_one_process, inputs, off
+from reference.params import leaves, split
 
-t, b, s = 4, 2, 16      # ranks; a microbatch of b texts, s positions (tokens) each
-c = ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8, vocab_size=1, max_position_embeddings=s,
-                init_method_std=0.2, hidden_dropout=0.2, attention_dropout=0.2)
-random = np.random.default_rng(5)
-x, dy = random.normal(size=(2, b, s, c.hidden_size))
-
-tensors = block_tensors(c)
-whole = initialize(tensors, seed=1, dtype=np.float64)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-y, cache = textbook.block_forward(x, whole, c, LayerContext(dropout))
-dx, grads = textbook.block_backward(dy, whole, cache, c)
-
-def off(found, expected):
-    """Return the largest difference in any tensor, relative to the tensor's largest element."""
-    return max(np.abs(a - b).max() / np.abs(b).max() for (_, a), (_, b) in zip(leaves(found), leaves(expected)))
-
-# %% [markdown]
-# And on four ranks, each with its shard. `through` runs it forward and backward; a *sink* receives weight gradients
-# (walkthrough 9 has another one than this).
-
-# %%
+t, b, s, c, tensors = T, B, S, CONFIG, TENSORS
+x, dy = inputs()
+y, dx, grads = in_one_process(x, dy)
 ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.layers.block import block_backward, block_forward
-from mpi_impl.parallel.sinks import ImmediateSink
-from reference.dropout import Dropout
-from reference.layer_context import LayerContext
-from reference.layers.block import block_tensors
-from reference.params import initialize_shard, leaves, tree_map
+from mpi_impl.demos.one_block import DROPOUT as dropout, TENSORS as tensors, shard, through
+from reference.params import leaves
 
-tensors = block_tensors(c)
-p = initialize_shard(tensors, seed=1, dtype=np.float64, t=size, rank=rank)
-dropout = Dropout(c, seed=1, step=0, layer=0)
-
-def through(region, x, dy, dropout):
-    """Run forward and backward of this rank's shard of the block."""
-    with region.group.ledger.phase("forward"):
-        y, cache = block_forward(x, p, c, region, LayerContext(dropout))
-    grads = tree_map(np.zeros_like, p)
-    with region.group.ledger.phase("backward"):
-        dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)
-    return y, cache, dx, grads
-
+p = shard(group)
 
 # %% [markdown]
 # What it sends with *f* and *g*, to compare with later:
@@ -90,7 +54,7 @@ def through(region, x, dy, dropout):
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.demos.printing import traffic_table
 
-through(TensorParallelRegion(group), x, dy, dropout)
+through(TensorParallelRegion(group), p, x, dy)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
 if rank == 0:
     print(traffic_table(group.ledger))
@@ -125,7 +89,7 @@ from mpi_impl.comm.mappings import SequenceParallelRegion
 
 n = x.shape[1] // size
 mine = slice(rank * n, (rank + 1) * n)
-y_own, cache_own, dx_own, grads_own = through(SequenceParallelRegion(group), x[:, mine], dy[:, mine], dropout)
+y_own, cache_own, dx_own, grads_own = through(SequenceParallelRegion(group), p, x[:, mine], dy[:, mine])
 print(f"positions {mine.start} to {mine.stop - 1}: y {y_own.shape}")
 ledger = group.ledger
 
@@ -199,8 +163,12 @@ guess = ...                # 2 would be half of the bytes
 
 # %% tags=["hide-output"]
 # %%ranks 4
+from mpi_impl.layers.block import block_backward, block_forward
+from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
 from reference.costs.array_bytes import array_bytes
+from reference.layer_context import LayerContext
+from reference.params import tree_map
 
 def kept(cache):
     """Return the bytes in a block's cache."""
@@ -209,7 +177,7 @@ def kept(cache):
     core = array_bytes(getattr(cache.attention.core, "probs", None), getattr(cache.attention.core, "mask", None))
     return {"outside": outside, "inside": array_bytes(cache) - outside - core, "core": core}
 
-_, cache, _, _ = through(TensorParallelRegion(group), x, dy, dropout)
+_, cache, _, _ = through(TensorParallelRegion(group), p, x, dy)
 selective = LayerContext(dropout, Recompute("selective"))
 y_lean, cache_lean = block_forward(x[:, mine], p, c, SequenceParallelRegion(group), selective)
 found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_own),
@@ -329,7 +297,7 @@ draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full
 #
 # ```python
 # keeping = SequenceParallelRegion(group, keep_gathered_inputs=True)       # in a cell on ranks
-# _, cache_kept, _, _ = through(keeping, x[:, mine], dy[:, mine], dropout)
+# _, cache_kept, _, _ = through(keeping, p, x[:, mine], dy[:, mine])
 # print(kept(cache_own)["outside"], kept(cache_kept)["outside"])           # 17536 42112
 # ```
 #

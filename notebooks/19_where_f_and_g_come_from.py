@@ -190,7 +190,8 @@ draw_changes()
 # - A **product** is linear in each operand. If both are cut along the same axis, the result is cut there, or partial if
 #   it lacks the axis. An operand without the axis must be replicated. One operand may be partial, if the others are
 #   replicated: $(u + v) w = u w + v w$.
-# - A **sum** is linear in both together: both may be partial, or neither. (Both cut alike, or both whole, is fine.)
+# - A **sum** is linear in both together: both may be partial, or neither. (Both sharded along the same axes, or both
+#   replicated, is fine, too.)
 # - Any other **function** may not be partial, and needs whole the axis along which it works.
 #
 # Were these rules thought of, or measured? Both. `tests/reference/test_named_types.py` tries *all* combinations of

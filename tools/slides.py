@@ -5,6 +5,7 @@ Sphinx, fetch what is shown from where it is true: `picture`, `output` and `cell
 from a function. `say` has what a speaker says, and how many minutes it takes. FOLDER (default: runs/slides) gets a
 page of HTML for each deck, which needs no network; and, where there is a Chromium, a PDF.
 """
+import argparse
 import ast
 import inspect
 import re
@@ -31,7 +32,10 @@ SOURCE = ROOT / "course" / "slides"
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "slides").resolve()
+    parser = argparse.ArgumentParser(prog="./run.sh slides", description="Build the slides, as HTML and PDF.")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "slides",
+                        help="where to write them (default: runs/slides)")
+    folder = parser.parse_args().folder.resolve()
     if not build(SOURCE, folder):
         sys.exit("error: the slides have faults, which are listed above.")
     print(f"There are {len(decks())} decks. Open {folder / 'index.html'}")
@@ -194,7 +198,7 @@ class Picture(Fetched):
 
 
 class Output(Fetched):
-    """What a walkthrough's cell prints."""
+    """The output of a walkthrough's cell."""
 
     def fetch(self, name, piece):
         return self.code(printed_by(find_cell(name, piece)), "text")
@@ -215,7 +219,7 @@ class Excerpt(Fetched):
 
 
 class Say(SphinxDirective):
-    """What the speaker says about a slide, in the given number of minutes."""
+    """The speaker's notes to a slide, and how many minutes they take."""
 
     required_arguments, has_content = 1, True
 

@@ -19,6 +19,8 @@ def check(number, answer):
     right, within, said = KEYS[number - 1]
     if answer is ...:
         print("Write your answer in place of the dots, and run the cell again.")
+    elif isinstance(right, str) != isinstance(answer, str):
+        print("Answer with", "a letter in quotes, such as 'a'." if isinstance(right, str) else "a number.")
     elif isinstance(right, str):
         print(said.get(answer, "Answer with a letter in quotes, such as 'a'."))
     else:

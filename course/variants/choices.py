@@ -1,4 +1,4 @@
-"""What variants of several labs draw from."""
+"""Choices that the variants of several labs share."""
 
 # Which part of what is split a rank takes, modulo the number of ranks, and which rank takes a part.
 PARTS = ("rank + 1", "rank + 2", "rank + 3", "-1 - rank", "-rank", "1 - rank", "2 - rank")

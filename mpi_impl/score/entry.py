@@ -5,7 +5,7 @@ from mpi_impl.runtime.formats import read_toml
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What a file may have: the task, who sends it, and one of the last three, as the task says."""
+    """The fields of a file: its task, its author, and the last three, of which each task uses one."""
 
     task: str
     author: str

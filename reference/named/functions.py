@@ -1,4 +1,4 @@
-"""What a rank computes in a step, on its own pieces. The dimensions of an array are in the order of its named axes.
+"""The computations of a rank, on its own pieces. The dimensions of an array are in the order of its named axes.
 
 forward maps the operands to the result and a cache; backward maps the result's gradient and the cache to a gradient of
 each operand, or of the first ones only, if the others are constants.

@@ -37,7 +37,7 @@ def requests_and_servers(draw, size=SIZE, arrivals=ARRIVALS):
 
 @given(requests_and_servers(), WAYS)
 def test_every_token_once_in_order_and_within_the_limits(case, way):
-    """What is not in the cache is computed; and the first of those that are there takes part, so that all end."""
+    """A step computes exactly the tokens that are not cached; the first waiting request is in each, so that all end."""
     (requests, server), now, done, cached = case, 0.0, Counter[int](), dict[int, int]()
     for step in way(requests, server):
         unfinished = [i for i, request in enumerate(requests) if done[i] < request.output]
