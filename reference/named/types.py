@@ -8,8 +8,8 @@ On an axis of n ranks an array has one of these types. The gradient of an array 
     partial      are the terms of a sum                        the sum                 replicated
     "f"          are pieces, cut along the array's axis f      the pieces in a row     "f"
 
-All ranks compute the same with an invariant array. With a replicated one each rank computes its own part of the work,
-so its gradient is a partial sum. f (Shoeybi et al. 2019) makes the second of the first: it sends nothing forward, and sums
+All ranks compute the same with an invariant array. With a replicated one each computes its own part of the work, so its
+gradient is a partial sum. f (Shoeybi et al. 2019) makes the second of the first: it sends nothing forward, and sums
 backward. (The package spmd_types has the same four; the rules here are proved, in tests.)
 """
 
