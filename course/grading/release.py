@@ -164,13 +164,14 @@ def check_variant(folder: Path, asked: str | None) -> str:
     """Return the seed of the course's variant: what was asked for, or its own. Raises UserError."""
     path = folder / VARIANT_FILE
     own = read_text(str(path)).strip() if path.exists() else PUBLIC
+    if asked is not None and not asked.strip():
+        raise UserError("The seed of --variant is empty, which stands for the public variant. Give a text that nobody "
+                        "can guess, or leave --variant out.")
     asked = own if asked is None else asked.strip()
     if asked != own and (submissions := count_submissions(folder)):
         raise UserError(f"{folder} has {submissions} submissions to labs of {describe_variant(own)}, which do not fit "
                         f"those of {describe_variant(asked)}. Leave --variant out, or make a new course in another "
                         "folder.")
-    if asked == PUBLIC != own:
-        raise UserError(f"{folder} holds labs of {describe_variant(own)}. For the public labs, name a new folder.")
     return asked
 
 

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             ranked.append((path, scored(path)))
         except UserError as error:
-            refused.append(f"{path}: {error}")
+            refused.append(f"{error}" if path in str(error) else f"{path}: {error}")
     print(board(ranked))
     if options.plot:
         draw(options.plot, ranked)
