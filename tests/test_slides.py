@@ -14,6 +14,7 @@ from tools.slides import SOURCE, between, build, decks, faults_of, find_cell, pr
 
 OF_PAPERS = {"01_splitting_matrices": {"8.3"}}          # Shoeybi et al. 2019, table 2
 NOTE = re.compile(r"^:::\{say\} (\d+)\n(.+?)^:::$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```\{(picture|output|cell|excerpt)\} (\S+)\n(?::.*\n)*((?:(?!```).*\n)*)```$", re.MULTILINE)
 each_deck = pytest.mark.parametrize("deck", decks(), ids=lambda path: path.stem)
 
 
@@ -69,6 +70,16 @@ def test_a_number_on_a_slide_stands_in_a_walkthrough_or_is_computed(deck):
     for pattern in [r"^%.*?$", *NO_CLAIMS, r"\bunits? \d+", r"^# \d+"]:
         text = re.sub(pattern, " ", text, flags=re.DOTALL | re.MULTILINE | re.IGNORECASE)
     assert {number for number in numbers(text) if "." in number or int(number) > 10} <= known
+
+
+@each_deck
+def test_what_a_deck_shows_of_walkthroughs_and_functions_is_there(deck):
+    """Without a build, so that a change of a walkthrough finds the slides that quote it in a second."""
+    for kind, name, piece in SHOWN.findall(deck.read_text()):
+        if kind == "excerpt":
+            source_of(name)
+        else:
+            find_cell(name, piece.strip("\n"))
 
 
 @pytest.mark.parametrize("fault, sentence", [
