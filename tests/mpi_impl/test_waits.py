@@ -9,8 +9,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from mpi4py import MPI
 
-from mpi_impl.comm import watchdog
+from mpi_impl.comm import ending, watchdog
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.ending import SPEAKS, elect_speaker
 from mpi_impl.comm.group import Group, Instruments
@@ -106,14 +107,32 @@ def speak(group, delays, hosts=None):
     return answer
 
 
+def speak_at_once(group, hosts):
+    """As `speak`, where all ranks have found that nobody speaks before the first one does."""
+    def hears(apart, sources, seconds):
+        heard = hears_now(apart, sources, seconds)
+        if sources == [MPI.ANY_SOURCE]:
+            group.allgather_objects(None)
+        return heard
+
+    hears_now = ending._heard_from
+    with patch.object(ending, "_heard_from", hears):
+        return speak(group, [0] * 4, hosts)
+
+
 @pytest.mark.parametrize("hosts, delays, speakers", [
-    (None, [0.8, 0.8, 0.8, 0], [3]), (None, [0.8, 0, 0, 0.8], [1]), ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]),
-    ([0, 0, 1, 1], [0, 0, 0.8, 0.8], [0, 2])])
-def test_of_all_that_give_up_one_speaks_on_each_host(ranks, hosts, delays, speakers):
-    """The first, or the lowest of those that are first together; whoever comes later has heard of it. Between hosts the
-    link may be what has failed: nothing is sent there, and nothing is awaited from there.
+    (None, [0.8, 0.8, 0.8, 0], [3]), (None, [0.8, 0, 0.8, 0.8], [1]), ([0, 1, 0, 1], [0.8, 0, 0, 0.8], [1, 2]),
+    ([0, 0, 1, 1], [0, 0.8, 0.8, 1.6], [0, 2])])
+def test_of_all_that_give_up_the_first_speaks_on_each_host(ranks, hosts, delays, speakers):
+    """Whoever comes later has heard of it. Between hosts the link may be what has failed: nothing is sent there, and
+    nothing is awaited from there.
     """
     assert [i for i, speaks in enumerate(ranks.run(4, speak, delays, hosts)) if speaks] == speakers
+
+
+@pytest.mark.parametrize("hosts, speakers", [(None, [0]), ([0, 0, 1, 1], [0, 2]), ([0, 1, 1, 0], [0, 1])])
+def test_of_all_that_give_up_at_once_the_lowest_speaks_on_each_host(ranks, hosts, speakers):
+    assert [i for i, speaks in enumerate(ranks.run(4, speak_at_once, hosts)) if speaks] == speakers
 
 
 class Listener(Watchdog):
