@@ -400,3 +400,21 @@ dist.destroy_process_group()
 #    `torch.distributed.tensor`). Which collective appears, and what would `gather_output` of Megatron's
 #    `ColumnParallelLinear` do?
 # 3. Set `bucket_cap_mb=25`, PyTorch's default. How many all-reduces are there, and when does the first begin?
+#
+# <details><summary>Answer to 3</summary>
+#
+# One. The three layers have little more than 3 MiB together, so one bucket of 25 MiB takes them all. It is complete
+# when the first layer's backward has ended, which is the last one to run. So the order is
+#
+# ```text
+# backward of a layer
+# backward of a layer
+# backward of a layer
+# an all-reduce begins
+# ```
+#
+# and nothing is hidden behind computation. A model must be larger than several buckets before its communication can
+# overlap, and a bucket must be large enough for the link's latency not to count: 25 MiB is made for models of
+# gigabytes.
+#
+# </details>
