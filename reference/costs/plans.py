@@ -51,7 +51,7 @@ class Exchanges(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, its parallelism, and its batch size: m microbatches of b samples for each replica. Each number has w bytes.
+    """A model, its parallelism, and its batch size: m microbatches of b samples for each replica. Numbers have w bytes.
 
     Raises UserError where they do not fit together.
     """

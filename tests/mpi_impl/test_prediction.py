@@ -100,8 +100,8 @@ def test_keys_values_and_tokens_travel_as_the_formulas_say(plan, p, recompute):
     sent = observe(imagine_rank(world, 0)).step.items()
     for group, expected in plan.exchanges._asdict().items():
         assert expected == pytest.approx(sum(
-            4 * RING[entry.operation](total.elements, entry.group_size) for entry, total in sent
-            if (entry.group, entry.dtype) == (group, "float32") and entry.phase in ("forward", "recompute", "backward")))
+            4 * RING[one.operation](total.elements, one.group_size) for one, total in sent
+            if (one.group, one.dtype) == (group, "float32") and one.phase in ("forward", "recompute", "backward")))
 
 
 @FEWER
