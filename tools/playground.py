@@ -1,0 +1,99 @@
+"""Build the playground: static pages that run the textbook's own Python. `python -m tools.playground` writes them alone.
+
+A page NAME is docs/playground/NAME.html with its NAME.js, which draws, and NAME.py, which computes, in the browser, by
+the textbook's functions. This module adds NAME.data.js: the sources that NAME.py imports, and what its `first_answers`
+returns, so that the page has something to show before Python is loaded. Python itself is Pyodide, which `npm` fetches
+once, into docs/_build/pyodide. Each of its files is written as a script, since from disk a browser loads nothing else.
+"""
+import base64
+import gzip
+import hashlib
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from reference.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+SOURCE, BUILD = ROOT / "docs" / "playground", ROOT / "docs" / "_build"
+PAGES = ("pipelines",)
+PACKAGE, VERSION = "pyodide", "314.0.7"
+SHA512 = ("d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
+          "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4")
+RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
+WORKER = "worker.mjs"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILD / "html" / "docs" / "playground"
+    build(folder)
+    print(f"Open {folder / PAGES[0]}.html")
+
+
+def build(folder: Path) -> None:
+    """Write all pages into a folder. Without Pyodide, they show their first answers, and say why nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.py", WORKER, "__pycache__"))
+    try:
+        runtime: dict[str, int] | str = write_runtime(fetch(), folder / "runtime")
+    except UserError as error:
+        runtime = (f"This copy of the page has no Python, so it only shows what it begins with. {error} Then build the "
+                   "site again: ./run.sh docs")
+        print(f"warning: the playground has no Python. {error}", file=sys.stderr)
+    for name in PAGES:
+        page = {"runtime": runtime, "files": sources(name), "first": page_module(name).first_answers()}
+        (folder / f"{name}.data.js").write_text(f"const PAGE = {json.dumps(page, allow_nan=False)};\n")
+
+
+def page_module(name: str):
+    return importlib.import_module(f"docs.playground.{name}")
+
+
+def sources(name: str) -> dict[str, str]:
+    """Return the text of a page's module and of every module of the textbook that it imports, by path."""
+    listing = f"import sys; sys.path[:0] = {[str(ROOT), str(SOURCE)]}; import {name}; print(*sorted(" \
+              "module.__file__ for key, module in sys.modules.items() if key.split('.')[0] == 'reference'), sep='\\n')"
+    run = subprocess.run([sys.executable, "-P", "-c", listing], capture_output=True, text=True, check=True)
+    paths = [Path(line) for line in run.stdout.split("\n") if line]
+    return {f"{name}.py": (SOURCE / f"{name}.py").read_text()} | {
+        str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+# ---- Pyodide ----
+
+def fetch() -> Path:
+    """Return Pyodide's archive, which npm fetches the first time. Raises UserError where that fails."""
+    archive = BUILD / PACKAGE / f"{PACKAGE}-{VERSION}.tgz"
+    if not archive.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise UserError("It is fetched with npm, which this machine does not have. Install Node.js, which brings it.")
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        run = subprocess.run([npm, "pack", f"{PACKAGE}@{VERSION}", "--fetch-retries=1"], cwd=archive.parent,
+                             capture_output=True, text=True)
+        if run.returncode:
+            raise UserError(f"npm could not fetch {PACKAGE}@{VERSION}. Connect this machine to its registry.")
+    if hashlib.sha512(archive.read_bytes()).hexdigest() != SHA512:
+        archive.unlink()
+        raise UserError(f"What npm fetched as {PACKAGE}@{VERSION} is not what it was when this program was written. "
+                        "Look whether somebody changes what your registry delivers.")
+    return archive
+
+
+def write_runtime(archive: Path, folder: Path) -> dict[str, int]:
+    """Write each file that a browser needs to run Python as a script; return the scripts' sizes in bytes, by file."""
+    with tarfile.open(archive) as packed:
+        files = {name: packed.extractfile(f"package/{name}").read() for name in RUNTIME}
+    files[WORKER] = (SOURCE / WORKER).read_bytes()
+    folder.mkdir()
+    return {name: (folder / f"{name}.js").write_text(
+        f'scriptOf("{name}", "{base64.b64encode(gzip.compress(content, mtime=0)).decode()}");\n')
+        for name, content in files.items()}
+
+
+if __name__ == "__main__":
+    main()
