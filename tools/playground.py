@@ -20,7 +20,9 @@ from reference.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SOURCE, BUILD = ROOT / "docs" / "playground", ROOT / "docs" / "_build"
-PAGES = ("pipelines",)
+STYLE = ROOT / "mpi_impl" / "report" / "page" / "page.css"     # of the report, which these pages share
+PAGES = ("pipelines", "ranks", "mlp")
+COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: their first answers are all that they show
 PACKAGE, VERSION = "pyodide", "314.0.7"
 SHA512 = ("d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
           "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4")
@@ -38,6 +40,7 @@ def build(folder: Path) -> None:
     """Write all pages into a folder. Without Pyodide, they show their first answers, and say why nothing else."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.py", WORKER, "__pycache__"))
+    shutil.copy2(STYLE, folder)
     try:
         runtime: dict[str, int] | str = write_runtime(fetch(), folder / "runtime")
     except UserError as error:
@@ -45,7 +48,9 @@ def build(folder: Path) -> None:
                    "site again: ./run.sh docs")
         print(f"warning: the playground has no Python. {error}", file=sys.stderr)
     for name in PAGES:
-        page = {"runtime": runtime, "files": sources(name), "first": page_module(name).first_answers()}
+        page = {"first": page_module(name).first_answers()}
+        if name not in COMPUTED:
+            page |= {"runtime": runtime, "files": sources(name)}
         (folder / f"{name}.data.js").write_text(f"const PAGE = {json.dumps(page, allow_nan=False)};\n")
 
 

@@ -1,5 +1,7 @@
 """What the playground of t, p, d, c, e and ZeRO computes: a rank's memory and traffic, by the planner's formulas, and the
-formulas themselves. Values are as JSON has them.
+formulas themselves.
+
+A state has each value as the reader typed or chose it, a text: see START.
 """
 import math
 import re
@@ -36,17 +38,18 @@ from reference.costs.parameters import (dealt_parameters, parameters, parameters
                                         published_parameters)
 from reference.costs.plans import Plan  # noqa: E402
 from reference.costs.published import LLAMA_3, PTD_P  # noqa: E402
+from reference.errors import UserError  # noqa: E402
 
 KINDS = {"GPT": PTD_P[0].model, "Llama": LLAMA_3[0].model}     # what sizes do not say: norms, gates, dropout
 SIZES = ("kind", "L", "h", "a", "g", "f", "V", "s", "E")
-PRESETS = {name: dict(zip(SIZES, sizes)) for name, sizes in {
-    "GPT-3 175B": ("GPT", 96, 12_288, 96, 96, 49_152, 51_200, 2048, 0),
-    "Llama-3 8B": ("Llama", 32, 4096, 32, 8, 14_336, 128_256, 8192, 0),
-    "Llama-3 70B": ("Llama", 80, 8192, 64, 8, 28_672, 128_256, 8192, 0),
-    "Llama-3 405B": ("Llama", 126, 16_384, 128, 8, 53_248, 128_256, 8192, 0),
-    "Mixtral 8x7B": ("Llama", 32, 4096, 32, 8, 14_336, 32_000, 32_768, 8)}.items()}
-START = PRESETS["GPT-3 175B"] | {"t": 8, "p": 12, "d": 8, "c": 1, "e": 1, "zero": 1, "sequence": True,
-                                 "recompute": "selective", "b": 1, "B": 1536, "w": 2}
+PRESETS = {name: dict(zip(SIZES, sizes.split())) for name, sizes in {
+    "GPT-3 175B": "GPT 96 12288 96 96 49152 51200 2048 0",
+    "Llama-3 8B": "Llama 32 4096 32 8 14336 128256 8192 0",
+    "Llama-3 70B": "Llama 80 8192 64 8 28672 128256 8192 0",
+    "Llama-3 405B": "Llama 126 16384 128 8 53248 128256 8192 0",
+    "Mixtral 8x7B": "Llama 32 4096 32 8 14336 32000 32768 8"}.items()}
+START = PRESETS["GPT-3 175B"] | {"t": "8", "p": "12", "d": "8", "c": "1", "e": "1", "zero": "1", "sequence": "yes",
+                                 "recompute": "selective", "b": "1", "B": "1536", "w": "2"}
 CHOSEN = 2      # experts that compute a token
 
 NARAYANAN = "Narayanan et al. 2021 (arXiv 2104.04473)"
@@ -59,7 +62,7 @@ def first_answers() -> dict[str, Any]:
     return {"presets": PRESETS, "start": START, "answer": costs(START)}
 
 
-def costs(state: dict[str, Any]) -> dict[str, Any]:
+def costs(state: dict[str, str]) -> dict[str, Any]:
     """Return the bytes that a rank holds and sends in a step, each with its formula. Raises UserError."""
     plan = plan_of(state)
     rank = max((0, plan.parallel.pipeline_model_parallel_size - 1), key=lambda one: sum(plan.memory_of(one)))
@@ -68,22 +71,29 @@ def costs(state: dict[str, Any]) -> dict[str, Any]:
             "size": size_of_gpt(plan)}
 
 
-def model_of(state: dict[str, Any]) -> ModelConfig:
-    """Return the model with these sizes. Heads or a width that are a GPT's own need not be said."""
-    h, a, g, f = (state[letter] for letter in "hagf")
-    return replace(KINDS[state["kind"]], num_layers=state["L"], hidden_size=h, num_attention_heads=a,
-                   num_query_groups=None if g == a else g, ffn_hidden_size=f, vocab_size=state["V"],
-                   max_position_embeddings=state["s"],
-                   experts=ExpertsConfig(state["E"], CHOSEN) if state["E"] else None)
+def whole(state: dict[str, str], name: str) -> int:
+    """Return the whole number that was typed. Raises UserError if it is none."""
+    try:
+        return int(state[name])
+    except ValueError:
+        raise UserError(f"{name} is {state[name]!r}, but must be a whole number.") from None
 
 
-def plan_of(state: dict[str, Any]) -> Plan:
+def model_of(state: dict[str, str]) -> ModelConfig:
+    """Return the model with these sizes. It has grouped heads if there are fewer of keys than of queries."""
+    L, h, a, g, f, V, s, E = (whole(state, name) for name in SIZES[1:])
+    return replace(KINDS[state["kind"]], num_layers=L, hidden_size=h, num_attention_heads=a,
+                   num_query_groups=None if g == a else g, ffn_hidden_size=f, vocab_size=V, max_position_embeddings=s,
+                   experts=ExpertsConfig(E, CHOSEN) if E else None)
+
+
+def plan_of(state: dict[str, str]) -> Plan:
     """Return the plan of these settings. Raises UserError where they do not go together."""
-    parallel = ParallelConfig(state["t"], state["p"], state["d"], zero_stage=state["zero"],
-                              sequence_parallel=state["sequence"], recompute=Recompute(state["recompute"]),
-                              context_parallel_size=state["c"], expert_model_parallel_size=state["e"])
-    return Plan(model_of(state), parallel, number_of_microbatches(state["B"], state["b"], state["d"]), state["b"],
-                state["w"])
+    t, p, d, c, e, zero, b, B, w = (whole(state, name) for name in ("t", "p", "d", "c", "e", "zero", "b", "B", "w"))
+    parallel = ParallelConfig(t, p, d, zero_stage=zero, sequence_parallel=state["sequence"] == "yes",
+                              recompute=Recompute(state["recompute"]), context_parallel_size=c,
+                              expert_model_parallel_size=e)
+    return Plan(model_of(state), parallel, number_of_microbatches(B, b, d), b, w)
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
