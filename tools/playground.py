@@ -1,4 +1,4 @@
-"""Build the playground: static pages that run the textbook's own Python. `python -m tools.playground` writes them alone.
+"""Build the playground: static pages that run the textbook's own Python. `python -m tools.playground` does only that.
 
 A page NAME is docs/playground/NAME.html with its NAME.js, which draws, and NAME.py, which computes, in the browser, by
 the textbook's functions. This module adds NAME.data.js: the sources that NAME.py imports, and what its `first_answers`
@@ -26,6 +26,7 @@ COMPUTED = ("mlp",)         # of these, those that need no Python in the browser
 PACKAGE, VERSION = "pyodide", "314.0.7"
 SHA512 = ("d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
           "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4")
+ARCHIVE = BUILD / PACKAGE / f"{PACKAGE}-{VERSION}.tgz"
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
 WORKER = "worker.mjs"
 
@@ -72,21 +73,20 @@ def sources(name: str) -> dict[str, str]:
 
 def fetch() -> Path:
     """Return Pyodide's archive, which npm fetches the first time. Raises UserError where that fails."""
-    archive = BUILD / PACKAGE / f"{PACKAGE}-{VERSION}.tgz"
-    if not archive.exists():
+    if not ARCHIVE.exists():
         npm = shutil.which("npm")
         if npm is None:
-            raise UserError("It is fetched with npm, which this machine does not have. Install Node.js, which brings it.")
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        run = subprocess.run([npm, "pack", f"{PACKAGE}@{VERSION}", "--fetch-retries=1"], cwd=archive.parent,
+            raise UserError("It is fetched with npm, which this machine lacks. Install Node.js, which brings npm.")
+        ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+        run = subprocess.run([npm, "pack", f"{PACKAGE}@{VERSION}", "--fetch-retries=1"], cwd=ARCHIVE.parent,
                              capture_output=True, text=True)
         if run.returncode:
-            raise UserError(f"npm could not fetch {PACKAGE}@{VERSION}. Connect this machine to its registry.")
-    if hashlib.sha512(archive.read_bytes()).hexdigest() != SHA512:
-        archive.unlink()
+            raise UserError(f"npm could not fetch {PACKAGE}@{VERSION}. Connect this machine to npm's registry.")
+    if hashlib.sha512(ARCHIVE.read_bytes()).hexdigest() != SHA512:
+        ARCHIVE.unlink()
         raise UserError(f"What npm fetched as {PACKAGE}@{VERSION} is not what it was when this program was written. "
-                        "Look whether somebody changes what your registry delivers.")
-    return archive
+                        "Find out who changes what your registry delivers.")
+    return ARCHIVE
 
 
 def write_runtime(archive: Path, folder: Path) -> dict[str, int]:

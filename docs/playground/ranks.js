@@ -1,7 +1,7 @@
 // Draws what ranks.py computes: a bar and a formula for each part of a rank's memory and of its traffic.
 "use strict";
 
-const form = document.getElementById("choices"), find = id => document.getElementById(id);
+const form = document.getElementById("settings"), find = id => document.getElementById(id);
 const {presets, start, answer} = PAGE.first, LIMIT = 80e9, OWN = "own sizes";
 const NAMES = {optimizer: "optimizer states", A: "A, a layer's activations for a microbatch",
   R: "R, the rest of a layer, which is recomputed", O: "O, outside the layers: dropout's masks, the head",
@@ -84,7 +84,7 @@ async function ask() {
     if (number === asked) draw(found);
   } catch (error) {
     if (number !== asked) return;
-    find("refusal").textContent = error.message;
+    find("refusal").firstChild.textContent = error.message;
     find("refusal").hidden = false;
     find("costs").hidden = true;
   }

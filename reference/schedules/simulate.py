@@ -106,19 +106,23 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 
 def activations_in_flight(schedule: Schedule) -> list[int]:
-    """Return, for each rank, the peak number of stage caches that it holds, each from F until B, or until W.
+    """Return, for each rank, the peak number of stage caches that it holds."""
+    return [max(held, default=0) for held in activations_held(schedule)]
 
-    A forward without a backward keeps nothing: evaluation drops its caches immediately.
+
+def activations_held(schedule: Schedule) -> list[list[int]]:
+    """Return, for each rank, the number of stage caches that it holds during each of its actions.
+
+    It holds each from F until B, or until W. A forward without a backward keeps nothing: evaluation drops its caches
+    immediately.
     """
-    peaks = []
+    ranks = []
     for actions in schedule.ranks:
         kept = {(action.stage, action.microbatch) for action in actions if action.kind != "F"}
-        held = peak = 0
+        held, during = 0, []
         for stage, kind, microbatch in actions:
-            if kind == "F" and (stage, microbatch) in kept:
-                held += 1
-                peak = max(peak, held)
-            elif kind in "BW":
-                held -= 1
-        peaks.append(peak)
-    return peaks
+            held += kind == "F" and (stage, microbatch) in kept
+            during.append(held)
+            held -= kind in "BW"
+        ranks.append(during)
+    return ranks
