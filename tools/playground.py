@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE, BUILD = ROOT / "docs" / "playground", ROOT / "docs" / "_build"
 STYLE = ROOT / "mpi_impl" / "report" / "page" / "page.css"     # of the report, which these pages share
 PAGES = ("pipelines", "ranks", "mlp")
-COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: their first answers are all that they show
+COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: first answers are all that they show
 PACKAGE, VERSION = "pyodide", "314.0.7"
 SHA512 = ("d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
           "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4")

@@ -4,9 +4,7 @@
 const form = document.getElementById("settings"), find = id => document.getElementById(id);
 const {presets, start, answer} = PAGE.first, LIMIT = 80e9, OWN = "own sizes";
 const NAMES = {optimizer: "optimizer states", A: "A, a layer's activations for a microbatch",
-  R: "R, the rest of a layer, which is recomputed", O: "O, outside the layers: dropout's masks, the head",
-  data: "data, the replicas", P: "P, parameters of the whole model"};
-const PARTS = ["parameters", "gradients", "optimizer", "activations"];
+  data: "data, the replicas"};
 let python = null, asked = 0;
 
 const giga = bytes => `${(bytes / 1e9).toLocaleString("en", {minimumFractionDigits: 2, maximumFractionDigits: 2})} GB`;
@@ -38,7 +36,7 @@ const fromAddress = () => ({...start, ...Object.fromEntries(new URLSearchParams(
 
 function item({name, value, text, numbers, source}, scale, limit) {
   const li = document.createElement("li"), head = make("h3", `${NAMES[name] || name}: `);
-  head.append(make("b", name === "P" ? `${(value / 1e9).toFixed(1)} billion` : giga(value)));
+  head.append(make("b", giga(value)));
   li.append(head);
   li.dataset.name = name;
   li.dataset.value = value;
@@ -49,7 +47,8 @@ function item({name, value, text, numbers, source}, scale, limit) {
     if (limit) track.append(limitAt(scale));
     li.append(track);
   }
-  if (text) li.append(make("p", text === numbers ? text : `${text} = ${numbers}`, "formula"), make("p", source, "source"));
+  if (text === "0") li.append(make("p", "There is none with these settings."));
+  else if (text) li.append(make("p", `${text} = ${numbers}`, "formula"), make("p", source, "source"));
   return li;
 }
 
@@ -59,15 +58,15 @@ function limitAt(scale) {
   return line;
 }
 
-function draw({ranks, parameters, m, stage, memory, traffic, size}) {
-  const total = memory.filter(({name}) => PARTS.includes(name)).reduce((sum, {value}) => sum + value, 0);
+function draw({ranks, parameters, m, stage, memory, traffic}) {
+  const total = memory.reduce((sum, {name, value}) => sum + (name === "A" ? 0 : value), 0);
   const scale = 1.05 * Math.max(total, LIMIT), most = Math.max(1, ...traffic.map(({value}) => value));
   find("summary").textContent = `${(parameters / 1e9).toFixed(1)} billion parameters on ${ranks.toLocaleString("en")} `
     + `ranks, ${m.toLocaleString("en")} microbatches a step. A rank holds ${giga(total)}, which `
     + (total > LIMIT ? `is ${giga(total - LIMIT)} more than the 80 GB of a device.` : "fits in the 80 GB of a device.");
   find("memory-say").textContent = `The fullest rank, of the ${stage} stage. The dashed line is at 80 GB.`;
   find("memory").replaceChildren(item({name: "total", value: total}, scale, true),
-    ...[...memory, ...size].map(part => item(part, PARTS.includes(part.name) && scale, true)));
+    ...memory.map(part => item(part, part.name !== "A" && scale, true)));
   find("traffic").replaceChildren(...traffic.map(part => item(part, most, false)));
   find("costs").hidden = false;
   find("refusal").hidden = true;
@@ -105,8 +104,8 @@ draw(answer);
 startPython(PAGE, (part, words) => {
   find("progress").value = part;
   find("loading-words").textContent = `${words}. Until then, you see GPT-3 on 768 ranks.`;
-}).then(ready => {
+}).then(async ready => {
   python = ready;
+  await ask();
   find("loading").remove();
-  if (location.hash) ask();
 }, error => { find("progress").remove(); find("loading-words").textContent = error.message; });
