@@ -23,7 +23,8 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for students, nbgrader and Gradescope, in the folder named next, else in
              runs/course; --variant SEED draws other tasks than the public ones; course/README.md tells instructors the rest
-  docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network
+  docs       build the site, of docs/, the walkthroughs, the labs and the API, in docs/_build/html; it needs no network,
+             but for the playground, whose Python npm fetches the first time
   slides     build the slides of the course, HTML and PDF, in the folder named next, else in runs/slides; no network needed
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date; behind it
              stands what for: run (as demo needs it), notebook, course (as labs needs it), test or

@@ -40,6 +40,10 @@ def test_an_answer_has_the_numbers_that_the_program_prints(state):
     assert answer["csv"] == print_of(state, "--csv")
     assert f"idle / ideal time {answer['bubble']}, idle / longest span {answer['rate']}." in printed
     assert f"in flight on each rank: {' '.join(str(rank['peak']) for rank in answer['ranks'])}." in printed
+    for rank in answer["ranks"]:
+        assert rank["busy"] == f"{int(state['m']) * (1 if state['schedule'] == 'forward-only' else 3):.4g}"
+        assert rank["memory"] == pytest.approx(rank["peak"] / len(rank["stages"].split()))
+        assert rank["peak"] == max(held for *_, held in rank["actions"])
 
 
 @given(states(), st.data())
@@ -101,7 +105,7 @@ def folder(tmp_path_factory, request):
     """Build the pages. Deep tests may fetch Pyodide; others are skipped where nobody has."""
     if not playground.ARCHIVE.exists():
         if not request.config.getoption("deep"):
-            pytest.skip("Pyodide is not there: python -m tools.playground fetches it")
+            pytest.skip("Pyodide is not there: ./run.sh docs fetches it")
         playground.fetch()
     folder = tmp_path_factory.mktemp("site") / "playground"
     playground.build(folder)
@@ -225,7 +229,7 @@ def test_the_keyboard_alone_moves_an_action_and_undoes_it(page):
 
 
 def drag(page, name: str, to: str) -> None:
-    """Drag an action by the pointer, to the left half of another one."""
+    """Drag an action by the pointer, to the place before another one."""
     ends = [page.locator(f"[aria-label^='{one}:']").bounding_box() for one in (name, to)]
     for end, (part, act) in zip(ends, ((0.5, page.mouse.down), (0.3, page.mouse.up))):
         page.mouse.move(end["x"] + part * end["width"], end["y"] + 10, steps=4)
@@ -236,7 +240,8 @@ def test_a_drag_is_refused_by_the_validators_sentence_or_changes_the_timeline(pa
     state = state_of("1f1b", 4, 8)
     page.goto(f"{page.url.split('#')[0]}#p=4")
     check(page, state)
-    for name, to, rank, place, there in (("1F3", "1F0", 1, 4, 0), ("3B0", "3F0", 3, 1, 0), ("0F4", "0B0", 0, 5, 4)):
+    for name, to, rank, place, there in (("1F3", "1F0", 1, 4, 0), ("3B0", "3F0", 3, 1, 0), ("0F1", "0F3", 0, 1, 2),
+                                         ("0F4", "0B0", 0, 5, 4)):
         answer = pipelines.move(state, rank, place, there)
         drag(page, name, to)
         if "refusal" in answer:

@@ -56,8 +56,8 @@ def test_a_repository_without_an_address_has_no_badges(tmp_path):
 # ---- the whole site, which takes minutes, in a browser ----
 
 PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/09_pipelines",
-         "course/labs/lab1_collectives", "course/README", "api/reference.layers", "api/mpi_impl.comm",
-         "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
+         "course/labs/lab1_collectives", "docs/playground", "course/README", "api/reference.layers",
+         "api/mpi_impl.comm", "_modules/mpi_impl/layers/mlp", "CONTRIBUTING", "benchmarks/README")
 
 
 @pytest.fixture(scope="module")

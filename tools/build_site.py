@@ -3,7 +3,7 @@
 Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
 docs/_build/html of them, offline; walkthroughs are shown as they are stored. Only the demo is run, for a few
 iterations: its page is on the front page. A warning of Sphinx is an error, and so is an internal link or a picture of a
-finished page that leads nowhere.
+finished page that leads nowhere. The playground's pages (tools/playground.py) are added to Sphinx's.
 """
 import ast
 import os
@@ -26,12 +26,14 @@ if str(ROOT) not in sys.path:
 from course.grading.lab_source import labs, notebook_of  # noqa: E402
 from course.grading.release import without_secrets  # noqa: E402
 from mpi_impl.shardlab import RESULTS  # noqa: E402
+from tools import playground  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
 PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md",
          "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md")
-SHEET = "course/cheat_sheet.html"       # which is a page already
+SHEET = "course/cheat_sheet.html"       # which is a page already, as those of the playground
+READY = {SHEET} | {f"docs/playground/{name}.html" for name in playground.PAGES}
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
 REPORT = "report.html"      # of a run of the demo, beside the front page
@@ -70,6 +72,7 @@ def main() -> None:
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
+    playground.build(html / playground.PLACE)
     faults = broken_links(html)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
@@ -193,7 +196,7 @@ class Site:
         for one in place, f"{place}/README.md", f"{place.removesuffix('.py')}.ipynb":
             if one in self.pages:
                 return relative(one)
-        if place == SHEET:
+        if place in READY:
             return "built:" + relative(place)
         if place.split("/")[0] in PACKAGES:
             if module_of(place):

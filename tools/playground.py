@@ -1,4 +1,4 @@
-"""Build the playground: static pages that run the textbook's own Python. `python -m tools.playground` does only that.
+"""Build the playground: static pages that run the textbook's own Python. `python -m tools.playground FOLDER`.
 
 A page NAME is docs/playground/NAME.html with its NAME.js, which draws, and NAME.py, which computes, in the browser, by
 the textbook's functions. This module adds NAME.data.js: the sources that NAME.py imports, and what its `first_answers`
@@ -17,9 +17,11 @@ import tarfile
 from pathlib import Path
 
 from reference.errors import UserError
+from reference.options import OptionParser
 
 ROOT = Path(__file__).parents[1]
-SOURCE, BUILD = ROOT / "docs" / "playground", ROOT / "docs" / "_build"
+PLACE = Path("docs", "playground")      # in the repository, and on the site
+SOURCE, BUILD = ROOT / PLACE, ROOT / "docs" / "_build"
 STYLE = ROOT / "mpi_impl" / "report" / "page" / "page.css"     # of the report, which these pages share
 PAGES = ("pipelines", "ranks", "mlp")
 COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: first answers are all that they show
@@ -32,15 +34,16 @@ WORKER = "worker.mjs"
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILD / "html" / "docs" / "playground"
+    parser = OptionParser(prog="tools.playground", description="Write the pages of the playground.")
+    parser.add_argument("folder", type=Path, help="where; files of earlier pages are written over")
+    folder = parser.parse_args().folder
     build(folder)
     print(f"Open {folder / PAGES[0]}.html")
 
 
 def build(folder: Path) -> None:
     """Write all pages into a folder. Without Pyodide, they show their first answers, and say why nothing else."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.py", WORKER, "__pycache__"))
+    shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.py", WORKER, "__pycache__"), dirs_exist_ok=True)
     shutil.copy2(STYLE, folder)
     try:
         runtime: dict[str, int] | str = write_runtime(fetch(), folder / "runtime")
@@ -94,7 +97,7 @@ def write_runtime(archive: Path, folder: Path) -> dict[str, int]:
     with tarfile.open(archive) as packed:
         files = {name: packed.extractfile(f"package/{name}").read() for name in RUNTIME}
     files[WORKER] = (SOURCE / WORKER).read_bytes()
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     return {name: (folder / f"{name}.js").write_text(
         f'scriptOf("{name}", "{base64.b64encode(gzip.compress(content, mtime=0)).decode()}");\n')
         for name, content in files.items()}

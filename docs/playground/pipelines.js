@@ -5,7 +5,8 @@ const {state: DEFAULTS, answers: FIRST, takes_v: TAKES_V} = PAGE.first;
 const KINDS = {F: ["#0072b2", "#fff", "forward"], B: ["#008f6b", "#000", "backward"], I: ["#ee7733", "#000", "input gradient"],
   W: ["#f0e442", "#000", "weight gradient"]};
 const LANE = 74, BOX = 26, HELD = 32;       // heights: of a rank, of an action, and of the graph of what it holds
-let python = null, state, answer, turn = 0, at = {rank: 0, place: 0}, nodes = [], scale = 1, announce = null;
+const past = [];        // addresses before each edit, for Undo
+let python = null, state, answer, turn = 0, at = {rank: 0, place: 0}, marked = [], nodes = [], scale = 1, announce = null;
 
 function add(parent, tag, attributes = {}, text = "") {
   const svg = parent instanceof SVGElement || tag === "svg";
@@ -22,12 +23,12 @@ const readAddress = () => {
   const {order = "", ...rest} = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   return {...DEFAULTS, ...rest, order: order.replaceAll("_", ",").replaceAll(".", "\n")};
 };
-// An edit is a step back for the browser's Back, and for Undo; what the reader types in the form is not.
+// An edit is a step for Undo, and for the browser's Back; what the reader types in the form is not.
 function go(next, edit = false) {
   const {order, ...rest} = next;
   if (order) rest.order = order.trim().replaceAll(",", "_").replaceAll("\n", ".");
   const hash = `#${new URLSearchParams(rest)}`;
-  if (edit) location.hash = hash;
+  if (edit) past.push(location.hash || "#"), location.hash = hash;
   else location.replace(hash);
 }
 function firstAnswer() {
@@ -41,6 +42,7 @@ async function show() {
   for (const input of form.elements) if (input.value !== state[input.name]) input.value = state[input.name];
   form.elements.v.disabled = !TAKES_V.includes(state.schedule);
   $("reset").disabled = !state.order;
+  $("undo").disabled = !past.length;
   try {
     const got = python ? await python.call("pipelines", "play", state) : firstAnswer();
     if (mine !== turn) return;
@@ -74,10 +76,12 @@ function draw(got) {
 function drawTimeline() {
   const {ranks, makespan} = answer, lengths = ranks.flatMap(rank => rank.actions.map(([, start, end]) => end - start));
   const mean = lengths.reduce((sum, x) => sum + x) / lengths.length, most = Math.max(1, ...ranks.map(rank => rank.peak));
+  const shortest = Math.min(...lengths.filter(Boolean));
   $("lanes").replaceChildren();
   $("view").replaceChildren();
   ranks.forEach(({peak}, r) => add($("lanes"), "div", {}, `rank ${r}\nup to ${peak}`));
-  scale = Math.min(Math.max(($("view").clientWidth - 6) / makespan, 26 / mean), 30000 / makespan);
+  // All of it fits, or else most names fit into their actions, and the timeline scrolls.
+  scale = Math.min(Math.max(($("view").clientWidth - 6) / makespan, Math.min(27 / shortest, 54 / mean)), 30000 / makespan);
   const width = Math.ceil(makespan * scale) + 4;
   const svg = add($("view"), "svg", {width, height: ranks.length * LANE, role: "group", "aria-label":
     `Timeline of ${ranks.length} ranks; a table below has its totals`});
@@ -96,15 +100,19 @@ function drawTimeline() {
     add(lane, "path", {class: "held", d: `${path}V${base}z`});
     return rank.actions.map((action, place) => drawAction(lane, action, r, place));
   });
+  mark();
+}
+function mark() {
+  for (const node of nodes.flat()) node.classList.toggle("marked", marked.includes(nameOf(node)));
 }
 function drawAction(lane, [name, start, end, held], rank, place) {
   const [, stage, kind, microbatch] = name.match(/(\d+)(\w)(\d+)/), [fill, ink, words] = KINDS[kind];
-  const width = Math.max(1, (end - start) * scale), x = start * scale;
+  const width = Math.max(1, (end - start) * scale - 2), x = start * scale + 1;
   const group = add(lane, "g", {class: "action", role: "option", tabindex: -1, "aria-selected": false, "aria-label":
     `${name}: stage ${stage}, ${words} of microbatch ${microbatch}; place ${place + 1} of rank ${rank}; from ` +
     `${+start.toPrecision(4)} to ${+end.toPrecision(4)}; ${held} in flight`});
   add(group, "rect", {class: "box", x, y: 4, width, height: BOX, rx: 2, fill});
-  if (width > 7.4 * name.length + 2)
+  if (width > 7.3 * name.length)
     add(group, "text", {x: x + width / 2, y: 21, style: `fill:${ink}`}, name);
   Object.assign(group, {rank, place});
   return group;
@@ -117,7 +125,7 @@ function drawTable() {
     const row = add(body, "tr");
     for (const cell of [r, rank.stages, rank.busy, rank.idle, rank.peak]) add(row, "td", {}, cell);
     const cell = add(row, "td");
-    add(cell, "span", {class: "meter", style: `width:${rank.memory / most * 120}px`});
+    add(cell, "span", {class: "meter", style: `width:calc(${rank.memory / most} * min(120px, 15vw))`});
     cell.append(rank.says);
   });
   $("ranks").replaceChildren(table);
@@ -125,8 +133,10 @@ function drawTable() {
 function refuse(why) {
   $("refusal").hidden = !why;
   $("refusal").replaceChildren();
-  for (const node of nodes.flat()) node.classList.toggle("marked", !!why && why.marked.includes(nameOf(node)));
+  marked = why ? why.marked : [];
+  mark();
   if (!why) return;
+  $("moved").textContent = "";
   add($("refusal"), "p", {}, why.refusal);
   if (!why.table) return;
   const details = add($("refusal"), "details");
@@ -210,7 +220,7 @@ for (const type of ["pointerup", "pointercancel"]) $("view").addEventListener(ty
 
 $("earlier").addEventListener("click", () => move(at.place - 1));
 $("later").addEventListener("click", () => move(at.place + 1));
-$("undo").addEventListener("click", () => history.back());
+$("undo").addEventListener("click", () => location.replace(past.pop()));
 $("reset").addEventListener("click", () => go({...state, order: ""}, true));
 
 // ---- the form, the file, the link -----------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def play(state: dict) -> dict:
             "makespan": timeline.makespan, "takes": f"{timeline.makespan:.4g}",
             "bubble": f"{timeline.bubble_fraction:.4g}", "rate": f"{timeline.bubble_rate:.4g}",
             "about": "A schedule that was edited here." if state["order"] else
-            (SCHEDULES[state["schedule"]].__doc__ or "").split("\n")[0]}
+            (SCHEDULES[state["schedule"]].__doc__ or "").split("\n")[0].replace("`", "")}
 
 
 def move(state: dict, rank: int, place: int, to: int) -> dict:
