@@ -68,7 +68,7 @@ function update() {
   const columns = split.value === "columns";
   for (const button of [f, g]) {
     button.textContent = `${button.name} is ${isOn(button) ? "on" : "off"}`;
-    button.disabled = !columns;
+    button.hidden = !columns;
   }
   document.getElementById("backward").hidden = !columns;
   document.getElementById("verdict").replaceChildren(...(columns ? drawColumns : drawRows)(PAGE.first[draw.value]));
