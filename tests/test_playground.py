@@ -66,9 +66,9 @@ def test_a_move_is_refused_by_the_validators_sentence_or_gives_a_valid_order(sta
 
 
 WRONG = ({"p": "0"}, {"m": ""}, {"schedule": "interleaved", "m": "7"}, {"schedule": "gpipe2"}, {"p": "9" * 30},
-         {"F": "-1"}, {"I": "nan"}, {"W": "1e400"}, {"link": "x"}, {"F": "0", "I": "0", "W": "0"},
-         {"schedule": "forward-only", "F": "0"}, {"order": "0F0\n\n1F0"}, {"order": "0F0,0F0"}, {"order": "hello"},
-         {"order": "9F999999999"})
+         {"p": "11", "m": "100"}, {"F": "-1"}, {"I": "nan"}, {"W": "1e400"}, {"link": "x"},
+         {"F": "0", "I": "0", "W": "0"}, {"schedule": "forward-only", "F": "0"}, {"order": "0F0\n\n1F0"},
+         {"order": "0F0,0F0"}, {"order": "hello"}, {"order": "9F999999999"})
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
@@ -122,9 +122,10 @@ def page(browser, folder):
 @contextlib.contextmanager
 def opened(browser, address: str, fragment: str = "", viewport=DESK):
     page = browser.new_page(viewport=viewport)
+    page.set_default_timeout(120_000)
     complaints = complaints_of(page)
     page.goto(f"{address}/pipelines.html{fragment}")
-    page.wait_for_selector("#loading", state="hidden", timeout=240_000)
+    page.wait_for_selector("#loading", state="hidden")
     yield page
     page.close()
     assert not complaints

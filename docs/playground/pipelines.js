@@ -1,12 +1,13 @@
-// The playground of pipeline schedules. pipelines.py computes, in this page's Python; this file draws and reads the hands.
+// The playground of pipeline schedules. pipelines.py computes, in this page's Python; this file draws, and reads input.
 "use strict";
 const $ = id => document.getElementById(id), form = $("choices");
 const {state: DEFAULTS, answers: FIRST, takes_v: TAKES_V} = PAGE.first;
-const KINDS = {F: ["#0072b2", "#fff", "forward"], B: ["#008f6b", "#000", "backward"], I: ["#ee7733", "#000", "input gradient"],
-  W: ["#f0e442", "#000", "weight gradient"]};
+const KINDS = {F: ["#0072b2", "#fff", "forward"], B: ["#008f6b", "#000", "backward"],
+  I: ["#ee7733", "#000", "input gradient"], W: ["#f0e442", "#000", "weight gradient"]};
 const LANE = 74, BOX = 26, HELD = 32;       // heights: of a rank, of an action, and of the graph of what it holds
 const past = [];        // addresses before each edit, for Undo
-let python = null, state, answer, turn = 0, at = {rank: 0, place: 0}, marked = [], nodes = [], scale = 1, announce = null;
+let python = null, state, answer, turn = 0, announce = null;
+let nodes = [], scale = 1, at = {rank: 0, place: 0}, marked = [];
 
 function add(parent, tag, attributes = {}, text = "") {
   const svg = parent instanceof SVGElement || tag === "svg";
@@ -75,13 +76,13 @@ function draw(got) {
 }
 function drawTimeline() {
   const {ranks, makespan} = answer, lengths = ranks.flatMap(rank => rank.actions.map(([, start, end]) => end - start));
-  const mean = lengths.reduce((sum, x) => sum + x) / lengths.length, most = Math.max(1, ...ranks.map(rank => rank.peak));
-  const shortest = Math.min(...lengths.filter(Boolean));
+  const mean = lengths.reduce((sum, x) => sum + x) / lengths.length, shortest = Math.min(...lengths.filter(Boolean));
+  const most = Math.max(1, ...ranks.map(rank => rank.peak)), least = Math.min(27 / shortest, 54 / mean);
   $("lanes").replaceChildren();
   $("view").replaceChildren();
   ranks.forEach(({peak}, r) => add($("lanes"), "div", {}, `rank ${r}\nup to ${peak}`));
   // All of it fits, or else most names fit into their actions, and the timeline scrolls.
-  scale = Math.min(Math.max(($("view").clientWidth - 6) / makespan, Math.min(27 / shortest, 54 / mean)), 30000 / makespan);
+  scale = Math.min(Math.max(($("view").clientWidth - 6) / makespan, least), 30000 / makespan);
   const width = Math.ceil(makespan * scale) + 4;
   const svg = add($("view"), "svg", {width, height: ranks.length * LANE, role: "group", "aria-label":
     `Timeline of ${ranks.length} ranks; a table below has its totals`});
@@ -119,7 +120,8 @@ function drawAction(lane, [name, start, end, held], rank, place) {
 }
 function drawTable() {
   const table = document.createElement("table"), head = add(add(table, "thead"), "tr"), body = add(table, "tbody");
-  for (const title of ["rank", "stages", "busy", "idle", "most in flight", "memory"]) add(head, "th", {scope: "col"}, title);
+  for (const title of ["rank", "stages", "busy", "idle", "most in flight", "memory"])
+    add(head, "th", {scope: "col"}, title);
   const most = Math.max(...answer.ranks.map(rank => rank.memory)) || 1;
   answer.ranks.forEach((rank, r) => {
     const row = add(body, "tr");
@@ -148,7 +150,8 @@ function refuse(why) {
 
 const nameOf = ({rank, place}) => answer.ranks[rank].actions[place][0];
 function choose(rank, place, focus = true) {
-  for (const node of nodes.flat()) if (node.tabIndex === 0) node.setAttribute("tabindex", -1), node.ariaSelected = "false";
+  for (const node of nodes.flat().filter(node => node.tabIndex === 0))
+    node.setAttribute("tabindex", -1), node.setAttribute("aria-selected", false);
   at = {rank, place: Math.max(0, Math.min(place, nodes[rank].length - 1))};
   const node = nodes[at.rank][at.place];
   node.setAttribute("tabindex", 0);
@@ -159,8 +162,8 @@ function choose(rank, place, focus = true) {
 async function move(to) {
   const {rank, place} = at, before = answer.takes, name = nameOf(at);
   if (to < 0 || to >= nodes[rank].length || to === place || !editable()) return;
-  const mine = turn, got = await python.call("pipelines", "move", state, rank, place, to);
-  if (mine !== turn) return;      // the reader has chosen something else meanwhile
+  const asked = state, got = await python.call("pipelines", "move", asked, rank, place, to);
+  if (JSON.stringify(readAddress()) !== JSON.stringify(asked)) return;    // the reader has gone on
   if (got.refusal) return refuse(got);
   at = {rank, place: to};
   announce = now => `${name} is at place ${to + 1} of rank ${rank} now. A step takes ${now}` +

@@ -3,7 +3,7 @@
 //   const python = await startPython(PAGE, (part, words) => ...);     // part: how much is loaded, from 0 to 1
 //   const answer = await python.call("pipelines", "play", state);     // pipelines.play(state), JSON in and JSON out
 //
-// PAGE is what tools/playground.py writes into NAME.data.js: the sizes of the runtime's files (or, if the site was built
+// PAGE is what tools/playground.py writes into NAME.data.js: the sizes of the runtime's files (or, if it was built
 // without them, the reason), and the sources of all modules that NAME.py imports. A call is rejected with a UserError,
 // whose message is the textbook's sentence, or with another Error, which is a bug.
 "use strict";

@@ -1,5 +1,5 @@
-// Python, in a worker, so that the page stays responsive. It answers messages {id, start} and {id, call} with {id, value}
-// or {id, error}. python.js is the other end.
+// Python, in a worker, so that the page stays responsive. It answers messages {id, start} and {id, call} with {id,
+// value} or {id, error}. python.js is the other end.
 let call;
 
 // The runtime's files come as blobs. A page opened from disk may fetch and import nothing but what it holds itself.
