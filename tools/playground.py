@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 PLACE = Path("docs", "playground")      # in the repository, and on the site
 SOURCE, BUILD = ROOT / PLACE, ROOT / "docs" / "_build"
 STYLE = ROOT / "mpi_impl" / "report" / "page" / "page.css"     # of the report, which these pages share
-PAGES = ("pipelines",)
+PAGES = ("pipelines", "ranks", "mlp")
+COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: first answers are all that they show
 PACKAGE, VERSION = "pyodide", "314.0.7"
 SHA512 = ("d18bd7c4485f11da4b7dbfd790cd8114078c44eab488c517d9bcf31fda4eb6dc"
           "8c716930abe1db139bb2b860fcd8b37bcb6abe48dbe2ffa579244b0e943d91d4")
@@ -51,7 +52,9 @@ def build(folder: Path) -> None:
                    "site again: ./run.sh docs")
         print(f"warning: the playground has no Python. {error}", file=sys.stderr)
     for name in PAGES:
-        page = {"runtime": runtime, "files": sources(name), "first": page_module(name).first_answers()}
+        page = {"first": page_module(name).first_answers()}
+        if name not in COMPUTED:
+            page |= {"runtime": runtime, "files": sources(name)}
         (folder / f"{name}.data.js").write_text(f"const PAGE = {json.dumps(page, allow_nan=False)};\n")
 
 

@@ -19,8 +19,9 @@ class LayerActivations(NamedTuple):
 
 
 def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_parallel: bool = False,
-                      recompute: str = "none", experts: bool = False) -> LayerActivations:
+                      recompute: str = "none", experts: bool = False, w: int = 2) -> LayerActivations:
     """Return the bytes of 16-bit activations and one-byte dropout masks (Korthikanti et al. 2022, equations 1 to 4).
+    Activations of w bytes make w of each 2 below, but masks stay.
 
     In units of s b h:  10   inputs of two layer norms 4, of QKV 2, of the MLP 2; two dropout masks after the branches 2
                         24   Q, K and V 6, input of attention's output layer 2, of GELU 8, of the MLP's second layer 8
@@ -42,10 +43,10 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
     require_one_of("The recompute of activations", recompute, RECOMPUTE)
     sbh, outside = s * b * c.hidden_size, t if sequence_parallel else 1
     if recompute == "full":
-        return LayerActivations(2 * sbh / outside, 0, 0)
-    masks, of_a_score = 2 * bool(c.hidden_dropout), 5 if c.attention_dropout else 2
+        return LayerActivations(w * sbh / outside, 0, 0)
+    masks, of_a_score = 2 * bool(c.hidden_dropout), 2 * w + 1 if c.attention_dropout else w
     core, columns = of_a_score * c.num_attention_heads * s**2 * b / t, inside_columns(c, t, experts)
-    return LayerActivations((8 + masks) * sbh / outside, 2 * s * b * columns, core if recompute == "none" else 0)
+    return LayerActivations((4 * w + masks) * sbh / outside, w * s * b * columns, core if recompute == "none" else 0)
 
 
 def inside_columns(c: ModelConfig, t: int, experts: bool = False) -> float:
@@ -61,21 +62,21 @@ def inside_columns(c: ModelConfig, t: int, experts: bool = False) -> float:
     return attention + 2 * k * c.hidden_size + each * (k * width + shared) / t
 
 
-def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -> float:
+def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int, w: int = 2) -> float:
     """Return bytes on a rank of the first stage, with sequence parallelism (Korthikanti et al. 2022, section 4.3).
 
     They are the mask of dropout after the embedding, if there is any, for p microbatches in flight; and if the first
     stage is also the last, the head's.
     """
     masks = p * s * b * c.hidden_size / t if c.hidden_dropout else 0
-    return masks + (head_activations(c, b, s, t) if p == 1 else 0)
+    return masks + (head_activations(c, b, s, t, w) if p == 1 else 0)
 
 
-def head_activations(c: ModelConfig, b: int, s: int, t: int) -> float:
-    """Return bytes on a rank of the last stage: inputs of the final norm and the logits, 2 b s h each, and logits, 4 b
-    s V; of a BERT as many as it predicts.
+def head_activations(c: ModelConfig, b: int, s: int, t: int, w: int = 2) -> float:
+    """Return bytes on a rank of the last stage: inputs of the final norm and the logits, w b s h each, and logits, 4 b
+    s V, or w for 4 if that is more; of a BERT as many as it predicts.
     """
-    return 4 * b * (s * c.hidden_size + c.most_predicted(s) * c.vocab_size) / t
+    return b * (2 * w * s * c.hidden_size + max(4, w) * c.most_predicted(s) * c.vocab_size) / t
 
 
 def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> int:

@@ -1,8 +1,8 @@
 """Plans: a model, its parallelism and its batch size, with the cost for a rank in memory, traffic and idle time, by the
 papers' formulas. Nothing is run.
 
-Mixed precision as in the papers: 16 bits for parameters, gradients, activations and messages. The time of a step
-depends on the hardware: reference/costs/step_time.py.
+Mixed precision as in the papers, unless w is 4 or 8: 16 bits for parameters, gradients, activations and messages. The
+time of a step depends on the hardware: reference/costs/step_time.py.
 """
 from collections import Counter
 from collections.abc import Collection
@@ -13,13 +13,14 @@ from typing import NamedTuple
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
 from reference.costs.memory import activations_outside_layers, head_activations, layer_activations, most_in_flight
 from reference.costs.parameters import dealt_parameters, parameters_of_stage
-from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.costs.volumes import (context_parallel_traffic, data_parallel_traffic, expert_parallel_traffic,
+                                     pipeline_traffic, tensor_parallel_traffic)
 from reference.parallel.model_states import states_with_experts
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.schedules.generators import check_microbatches
 from reference.schedules.simulate import Timeline, Times, simulate
 
-HALF = 2                    # bytes of an element in a message
+HALF = 2                    # bytes of a parameter, a gradient, an activation, and an element in a message
 
 
 class PlanMemory(NamedTuple):
@@ -41,9 +42,16 @@ class Messages(NamedTuple):
     data: float
 
 
+class Exchanges(NamedTuple):
+    """Bytes that it sends, besides, to ranks with other positions, and to those with other experts."""
+
+    context: float
+    expert: float
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A model, its parallelism, and its batch size: m microbatches of b samples for each replica.
+    """A model, its parallelism, and its batch size: m microbatches of b samples for each replica. Numbers have w bytes.
 
     Raises UserError where they do not fit together.
     """
@@ -52,6 +60,7 @@ class Plan:
     parallel: ParallelConfig
     m: int
     b: int = 1
+    w: int = HALF
 
     def __post_init__(self):
         check_model_fits(self.model, self.parallel)
@@ -110,12 +119,17 @@ class Plan:
                       for layers in self.pipeline.stages[rank].values())
         experts = any(map(c.has_experts, held))
         again = self.layer_bytes("none", experts) - self.layer_bytes(p.recompute.granularity, experts)
-        outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
-                   activations_outside_layers(c, self.b, s, t, last + 1))
+        outside = (head_activations(c, self.b, s, t, self.w) if rank else      # as with sequence parallelism
+                   activations_outside_layers(c, self.b, s, t, last + 1, self.w))
         e = p.expert_model_parallel_size
         states = states_with_experts(parameters_of_stage(c, t, held, e), dealt_parameters(c, held, t, e),
-                                     p.instance_size, e, p.zero_stage)
+                                     p.instance_size, e, p.zero_stage, self.w, self.w, self.adam)
         return PlanMemory(*states, activations=in_flight * largest + again + outside)
+
+    @property
+    def adam(self) -> int:
+        """Return K, the bytes of Adam's states for a parameter: two moments, and of 16 bits a float32 copy, too."""
+        return 12 if self.w == HALF else 2 * self.w
 
     def layer_bytes(self, recompute: str, experts: bool) -> float:
         """Return the bytes of a layer's activations. With context parallelism, blocks of scores are never kept; only
@@ -123,7 +137,7 @@ class Plan:
         """
         p = self.parallel
         found = layer_activations(self.model, self.b, self.positions, p.tensor_model_parallel_size,
-                                  p.sequence_parallel, recompute, experts)
+                                  p.sequence_parallel, recompute, experts, self.w)
         ranks = p.context_parallel_size
         core = found.core * (ranks if p.cp_comm_type == "a2a" or ranks == 1 else 0)
         return found.replicated + found.split + core
@@ -136,11 +150,22 @@ class Plan:
         if p.recompute.granularity == "full":                           # a second forward, half of both
             in_layer += tensor_parallel_traffic(*sizes, t) / 2
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
-        return Messages(HALF * self.m * len(self.layers) * in_layer,
-                        HALF * self.m * sent * pipeline_traffic(*sizes, t),
-                        HALF * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m,
+        return Messages(self.w * self.m * len(self.layers) * in_layer,
+                        self.w * self.m * sent * pipeline_traffic(*sizes, t),
+                        self.w * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m,
                                                         p.num_distributed_optimizer_instances)
                                 + data_parallel_traffic(self.dealt, p.expert_replicas, p.zero_stage, self.m)))
+
+    @property
+    def exchanges(self) -> Exchanges:
+        c, p, sizes = self.model, self.parallel, (self.b, self.positions)
+        t, forwards = p.tensor_model_parallel_size, 2 if p.recompute.granularity == "full" else 1
+        queries, keys = c.num_attention_heads // t * c.head_size, max(1, c.groups // t) * c.head_size
+        context = context_parallel_traffic(p.cp_comm_type, *sizes, queries, keys, p.context_parallel_size, forwards)
+        expert = expert_parallel_traffic(*sizes, c.hidden_size, c.experts.moe_router_topk if c.experts else 0,
+                                         p.expert_model_parallel_size, forwards)
+        return Exchanges(self.w * self.m * len(self.layers) * context,
+                         self.w * self.m * sum(map(c.has_experts, self.layers)) * expert)
 
     @cached_property
     def timeline(self) -> Timeline:

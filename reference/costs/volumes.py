@@ -1,12 +1,13 @@
 """Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: mpi_impl/prediction.
 
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
-1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
+1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198, Liu et al. 2023 is 2310.01889 (ring attention), Jacobs et al.
+2023 is 2309.14509 (Ulysses), Lepikhin et al. 2020 is 2006.16668 (GShard).
 """
 from typing import NamedTuple
 
-from reference.comm.ring import ring_all_gather, ring_all_reduce
-from reference.config import check_zero_stage
+from reference.comm.ring import RING, ring_all_gather, ring_all_reduce
+from reference.config import CP_COMM_TYPES, check_zero_stage, require_one_of
 
 
 class PassCounts(NamedTuple):
@@ -38,6 +39,30 @@ def pipeline_traffic(b: int, s: int, h: int, t: int = 1) -> float:
     and the receivers gather.
     """
     return b * s * h / t
+
+
+def context_parallel_traffic(way: str, b: int, s: int, queries: int, keys: int, c: int, forwards: int = 1) -> float:
+    """Return a layer's elements for a microbatch, if each of c ranks has s positions, of which every one has this many
+    columns of queries, and of keys: h/t each in a GPT. Raises UserError for an unknown way.
+
+    In a ring (`p2p`, Liu et al. 2023) keys and values, 2 b s keys, travel c - 1 times forward. Backward they
+    travel again, and their gradients, too. `all_gather` (Llama 3: 2407.21783, section 3.3.2) sends as much. `a2a`
+    (Jacobs et al. 2023, section 3.2) exchanges queries, keys, values and results, forward and backward. Full recompute
+    makes 2 `forwards`.
+    """
+    require_one_of("cp_comm_type", way, CP_COMM_TYPES)
+    if way == "a2a":
+        return (forwards + 1) * RING["all_to_all"](2 * b * s * (queries + keys), c)
+    return (forwards + 2) * (c - 1) * 2 * b * s * keys
+
+
+def expert_parallel_traffic(b: int, s: int, h: int, k: int, e: int, forwards: int = 1) -> float:
+    """Return the elements of a layer of experts for a microbatch: 4 k b s h (e - 1)/e (Lepikhin et al. 2020).
+
+    Each token's k copies go to their experts and their results come back, forward and backward, and stay on the rank
+    with a chance of 1/e if the routers choose evenly. Full recompute makes 2 `forwards`.
+    """
+    return 2 * (forwards + 1) * RING["all_to_all"](k * b * s * h, e)
 
 
 def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1, instances: int = 1) -> float:

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from mpi_impl.comm.ledger import RING
 from mpi_impl.comm.topology import Place, rank_at
 from mpi_impl.prediction.predict import layer_bytes, observe, predict, predict_alone, sent_by_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute
 from reference.costs.memory import most_in_flight
 from reference.costs.parameters import parameters_of_stage
 from reference.costs.volumes import PassCounts, pipeline_traffic, tensor_parallel_traffic
@@ -18,6 +19,7 @@ from reference.precision import Precision
 from reference.schedules.actions import Send, lower
 from tests.deep import one_fast_of
 from tests.reference.test_stages import pipelines
+from tests.reference.test_step_time import dealt_plans
 
 COUNT, SIZE = st.integers(0, 5), st.integers(1, 4)
 FEWER = settings(max_examples=max(5, settings().max_examples // 3))
@@ -84,6 +86,22 @@ def test_what_is_sent_is_what_the_papers_say(run):
     two = first != last and not model.untie_embeddings_and_output_weights
     words = model.padded_vocab_size(t) // t * model.hidden_size
     assert elements(totals, reason="tied embedding") == (2 * work.steps * words if two else 0)
+
+
+@FEWER
+@given(dealt_plans(experts=True), st.integers(1, 2), st.sampled_from(RECOMPUTE))
+def test_keys_values_and_tokens_travel_as_the_formulas_say(plan, p, recompute):
+    """Between ranks with other positions, in all three ways, and between those with other experts, if the routers
+    choose evenly. Both groups also agree on numbers of tokens, which are few, and integers.
+    """
+    plan = replace(plan, w=4, parallel=replace(plan.parallel, pipeline_model_parallel_size=p,
+                                               recompute=Recompute(recompute)))
+    world = ImaginedWorld(plan.model, plan.parallel, Precision("float32"), plan.b, 32, plan.m)
+    sent = observe(imagine_rank(world, 0)).step.items()
+    for group, expected in plan.exchanges._asdict().items():
+        assert expected == pytest.approx(sum(
+            4 * RING[one.operation](total.elements, one.group_size) for one, total in sent
+            if (one.group, one.dtype) == (group, "float32") and one.phase in ("forward", "recompute", "backward")))
 
 
 @FEWER

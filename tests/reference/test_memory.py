@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.config import ModelConfig
+from reference.config import RECOMPUTE, ModelConfig
 from reference.costs.array_bytes import array_bytes
 from reference.costs.memory import activations_outside_layers, layer_activations, most_in_flight
 from reference.costs.published import ZERO
@@ -56,6 +56,17 @@ def test_table_2_of_korthikanti(b, s, head, a, t):
     for (ranks, sequence_parallel, recompute), expected in published.items():
         assert sum(layer_activations(c, b, s, ranks, sequence_parallel, recompute)) == pytest.approx(expected)
     assert sum(layer_activations(c, b, s, t, True, "full")) == pytest.approx(s * b * h * 2 / t)   # of section 5
+
+
+@given(w=st.sampled_from([2, 4, 8]), dropout=st.booleans(), recompute=st.sampled_from(RECOMPUTE))
+def test_activations_of_more_bytes_leave_masks_as_they_are(w, dropout, recompute):
+    """What is kept is numbers of w bytes, and masks of one, of which there are none without dropout."""
+    c = ModelConfig(2, 8, 2, 5, 4, hidden_dropout=dropout / 10, attention_dropout=dropout / 10)
+    half, more = (layer_activations(c, 3, 4, 2, recompute=recompute, w=bytes) for bytes in (2, w))
+    masks = (2 * 3 * 4 * 8 * dropout, 0, 2 * 3 * 4**2 / 2 * dropout * (recompute == "none"))
+    if recompute == "full":
+        masks = (0, 0, 0)
+    assert more == pytest.approx([mask + w / 2 * (size - mask) for mask, size in zip(masks, half, strict=True)])
 
 
 def test_embedding_activations_of_a_long_pipeline():
