@@ -494,7 +494,7 @@ for case in CASES:
 # `settings()` returns a dict with the `learning_rate`, and with `m`, the microbatches into which each replica's 32
 # samples are divided. The data are a random chain of 12 tokens: the best possible loss is its entropy. On
 # $2 \times 2 \times 2$ ranks, within 40 steps, the mean of the last ten losses must be at most 0.35 nats above that,
-# and the bubble no larger than a fifth.
+# and the bubble no larger than a fifth of the step.
 
 # %% answer="train"
 # %%answer train
