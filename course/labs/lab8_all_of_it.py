@@ -576,7 +576,10 @@ passed(f"{STEPS} steps end at {end:.3f} nats; the entropy is {entropy:.3f}")
 #         --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --train-iters 6 --eval-iters 0 \
 #         --ddp-bucket-size SIZE --trace runs/bucket --trace-clock virtual
 #
-# The virtual clock counts as if each rank had a device of its own, so a laptop will do. `exposed` reads the trace.
+# The command wants to run in the folder that contains `LICENSE`. In a cell of this notebook, write `!cd ../.. && ` before
+# it; in a terminal in that folder, write `.venv/bin/python` for `python`. Then `exposed("../../runs/bucket")` reads the
+# trace. The virtual clock counts as if each rank had a device of its own, so a laptop will do.
+#
 # Measure at least five sizes, the largest at least 64 times the smallest, at least three times each, in turn and not
 # one after the other (why?). `measured()` returns them, and the size that you choose: a size whose median is within 5 %
 # of the smallest median.
