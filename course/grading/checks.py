@@ -139,7 +139,8 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
     at = np.unravel_index(int(wrong.argmax()), wrong.shape)
     expected = f"Element [{', '.join(map(str, at))}]: expected" if at else "Expected"
     many = f" {wrong.sum():,} of {wrong.size:,} elements differ." if wrong.size > 1 else ""
-    return f"{expected} {float(right[at]):.6g}, got {float(mine[at]):.6g}.{many}"
+    ours, found = (str(one[at]) if one.dtype == bool else f"{float(one[at]):.6g}" for one in (right, mine))
+    return f"{expected} {ours}, got {found}.{many}"
 
 
 def expect_sent(outcome: Outcome, least: int | Sequence[int], most: int | Sequence[int], what: str, hint: str = "",

@@ -549,7 +549,7 @@ rate, m = found["learning_rate"], found["m"]
 expect(isinstance(rate, int | float) and 0 < rate < 100, f"learning_rate should be a positive number; it is {rate!r}.")
 expect(type(m) is int and 1 <= m <= EACH and EACH % m == 0,
        f"m should be a whole number that divides {EACH}; it is {m!r}.")
-expect(m >= 4, f"With m = {m} the bubble is larger than a fifth.", "more microbatches, smaller bubble.")
+expect(m >= 4, f"With m = {m} the bubble is larger than a fifth of the step.", "more microbatches, smaller bubble.")
 for steps, batch, sizes in ((1, (2, 3), TINY), (STEPS, (m, EACH // m), SIZES)):
     outcome, entropy, losses, shards = run_training(steps, float(rate), *batch, sizes)
     mine, last = expect_values(outcome.results, ("the losses", "the shard"))
@@ -576,9 +576,9 @@ passed(f"{STEPS} steps end at {end:.3f} nats; the entropy is {entropy:.3f}")
 #         --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --train-iters 6 --eval-iters 0 \
 #         --ddp-bucket-size SIZE --trace runs/bucket --trace-clock virtual
 #
-# The command wants to run in the folder that contains `LICENSE`. In a cell of this notebook, write `!cd ../.. && ` before
-# it; in a terminal in that folder, write `.venv/bin/python` for `python`. Then `exposed("../../runs/bucket")` reads the
-# trace. The virtual clock counts as if each rank had a device of its own, so a laptop will do.
+# Run it in the folder that contains `LICENSE`: in a cell of this notebook, write `!cd ../.. && ` before it; in a
+# terminal in that folder, write `.venv/bin/python` for `python`. Then `exposed("../../runs/bucket")` reads the trace.
+# The virtual clock counts as if each rank had a device of its own, so a laptop will do.
 #
 # Measure at least five sizes, the largest at least 64 times the smallest, at least three times each, in turn and not
 # one after the other (why?). `measured()` returns them, and the size that you choose: a size whose median is within 5 %

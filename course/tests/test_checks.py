@@ -28,7 +28,8 @@ def test_one_element_that_is_off_is_found(right, wrong, data):
 @pytest.mark.parametrize("mine, right, words", [
     (None, 1.0, "is there a return"), ([[1], [1, 2]], [1.0], "its rows differ in length"),
     ("text", 1.0, "no array of numbers"), (np.ones((2, 1)), [1.0, 1.0], r"shape \[2\], got \[2, 1\]"),
-    ([0.0], [np.nan], "expected nan, got 0"), (np.array([1], np.uint8), [-1], "expected -1, got 1"),
+    ([0.0], [np.nan], "expected nan, got 0"),
+    (np.array([1], np.uint8), [-1], "expected -1, got 1"), (False, True, "Expected True, got False"),
     ([1e-300], [0.0], "expected 0, got 1e-300"),
 ], ids=repr)
 def test_anything_else_is_reported(mine, right, words):
