@@ -647,8 +647,9 @@ passed(f"{len(table)} sizes were measured, and {chosen} follows from them")
 
 # %%
 # import matplotlib.pyplot as plt
-# plt.plot(mine[0], label="8 ranks"); plt.plot(losses, "--", label="one process"); plt.axhline(entropy, label="entropy")
-# plt.xlabel("step"); plt.ylabel("nats per sample"); plt.legend()
+# plt.plot(mine[0], label="8 ranks"); plt.plot(losses, "--", label="one process")
+# plt.axhline(entropy, color="gray", label="entropy")
+# plt.xlabel("step"); plt.ylabel("nats per sample"); plt.legend(); plt.show()
 
 # %% [markdown]
 # ## To think about
