@@ -304,7 +304,7 @@ def check_inside_backward(rank, n, a):
     x, dy, mine, (_, dx, grads) = inside_case(rank, n, a)
     _, kept = expect_values(run(None, "inside", x, mine).results, ("partial sum", "kept"))
     found, gradients = expect_values(run(None, "inside_backward", dy, x, mine, kept[0]).results, ("dx", "gradients"))
-    expect_dicts(gradients, [grads], f"the gradient of rank {rank} of {n}",
+    expect_dicts(gradients, [grads], f"rank {rank} of {n}: the gradient",
                  "the latent goes into keys and values, and all heads share the rope key: add up what comes back.")
     expect_equal(found, [dx], f"dx of rank {rank} of {n}", "x went into the queries, the latent and the rope key.")
 
