@@ -5,7 +5,7 @@
     shardlab/notebooks/                     the walkthroughs, and in labs/ the released labs
     shardlab/docs/                          the pages to which these link, and those that labs name
     shardlab/reference/, mpi_impl/          the packages
-    shardlab/course/grading/                only what the checks need
+    shardlab/course/grading/                only what the labs and their checks need
     shardlab/course/labs/expected/          results that the checks compare with
 
 A link to a file that students do not get becomes plain text.
@@ -28,7 +28,7 @@ FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock", "cour
 WITHHELD = "docs/bug_zoo.md"                     # lab 7 asks students to find such bugs
 LINK = re.compile(r"!?\[([^]]*)\]\(([^)#\s]+)[^)]*\)")
 SETTINGS = "notebooks/.jupyter"
-SOURCES = {".py", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
+SOURCES = {".py", ".cpp", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
 COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
 FUNCTIONS = {"check", "check_cuda", "lock", "pin"}   # of run.sh, which other commands need
 
@@ -44,7 +44,8 @@ def make_bundle(labs: Mapping[str, str], results: Mapping[str, bytes]) -> bytes:
     add_linked(files)
     for package in "reference", "mpi_impl":
         files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
-    files |= {name_of(path): path.read_text() for path in needed_modules(["course", "course.grading"])}
+    modules = ["course", "course.grading", *re.findall(r"course(?:\.\w+)+", " ".join(labs.values()))]
+    files |= {name_of(path): path.read_text() for path in needed_modules(modules)}
     files |= stored_results(results)
     return pack({f"shardlab/{name}": without_dead_links(name, data, files) for name, data in files.items()},
                 {"shardlab/run.sh"})

@@ -4,6 +4,7 @@
     outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
     expect_equal(outcome.results, [sum(xs)] * 4, "the sum", "does every rank get every chunk?")
 """
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,11 +21,16 @@ GIVEN: dict[str, str] = {}      # the course's own answers to earlier tasks, whi
 LATER: set[str] = set()         # ... and the later tasks, whose answers are left out
 
 
+WIDTH = 88      # of a message in a notebook
+
+
 class CheckFailed(AssertionError):
     """A wrong answer. The message says what is wrong and where, with a hint; a notebook shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).splitlines()
+        """Wrap sentences, since JupyterLab breaks long lines inside words; leave a traceback's indented lines."""
+        return [part for line in str(self).splitlines() for part in ([line] if line[:1] == " " else textwrap.wrap(
+            line, WIDTH, break_long_words=False, break_on_hyphens=False) or [""])]
 
 
 def each(values: Sequence) -> Each:
@@ -131,9 +137,10 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
     if not wrong.any():
         return ""
     at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    where = f"Element [{', '.join(map(str, at))}]" if at else "It"
+    expected = f"Element [{', '.join(map(str, at))}]: expected" if at else "Expected"
     many = f" {wrong.sum():,} of {wrong.size:,} elements differ." if wrong.size > 1 else ""
-    return f"{where}: expected {float(right[at]):.6g}, got {float(mine[at]):.6g}.{many}"
+    ours, found = (str(one[at]) if one.dtype == bool else f"{float(one[at]):.6g}" for one in (right, mine))
+    return f"{expected} {ours}, got {found}.{many}"
 
 
 def expect_sent(outcome: Outcome, least: int | Sequence[int], most: int | Sequence[int], what: str, hint: str = "",

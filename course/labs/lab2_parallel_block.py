@@ -393,7 +393,7 @@ def check_inside_backward(rank, n, a, F):
     x, dy, mine, (_, dx, grads) = inside_case(rank, n, a, F)
     _, kept = expect_values(run(None, "inside", x, mine, HEAD).results, ("partial sum", "kept"))
     found, gradients = expect_values(run(None, "inside_backward", dy, x, mine, kept[0]).results, ("dn", "gradients"))
-    expect_dicts(gradients, [grads], f"the gradient of rank {rank} of {n}",
+    expect_dicts(gradients, [grads], f"rank {rank} of {n}: the gradient",
                  "take the forward apart line by line, from its last line to its first.")
     expect_equal(found, [dx], f"dn of rank {rank} of {n}", "n went into Q, K, V and U.")
 

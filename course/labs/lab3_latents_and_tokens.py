@@ -191,7 +191,7 @@ def is_partial(key):
 # %% check="check_is_partial" points=4
 # Which gradients are partial
 def check_is_partial(key, right):
-    expect_equal(run(None, "is_partial", key).results, [right], f"whether the gradient of {key!r} is partial",
+    expect_equal(run(None, "is_partial", key).results, [right], f"is_partial({key!r})",
                  "who reads it: one rank's heads only, or the heads of several ranks?", 0)
 
 
@@ -304,7 +304,7 @@ def check_inside_backward(rank, n, a):
     x, dy, mine, (_, dx, grads) = inside_case(rank, n, a)
     _, kept = expect_values(run(None, "inside", x, mine).results, ("partial sum", "kept"))
     found, gradients = expect_values(run(None, "inside_backward", dy, x, mine, kept[0]).results, ("dx", "gradients"))
-    expect_dicts(gradients, [grads], f"the gradient of rank {rank} of {n}",
+    expect_dicts(gradients, [grads], f"rank {rank} of {n}: the gradient",
                  "the latent goes into keys and values, and all heads share the rope key: add up what comes back.")
     expect_equal(found, [dx], f"dx of rank {rank} of {n}", "x went into the queries, the latent and the rope key.")
 
@@ -628,7 +628,8 @@ def check_embedding(V, n, pad=1, s=5, h=3):
     rows = [table[mine] for mine in np.array_split(np.arange(V), n)]
     outcome = run(n, "embed_forward", tokens, each(rows), V, pad, allow=("all_reduce",))
     expect_equal(outcome.results, [np.sqrt(h) * table[tokens]] * n, f"x, with {V} tokens on {n} ranks,",
-                 "which is the first token of this rank? And what does a rank add for tokens that it does not hold?")
+                 "which is the first token of this rank? What does it add for tokens that it does not hold? And does X "
+                 "have its factor?")
     least, most = (2 * h * vectors * (n - 1) // n for vectors in ((tokens != pad).sum(), tokens.size))
     expect_sent(outcome, least, most, f"x of {tokens.size} tokens", "one all-reduce of x, and not of the table.")
 

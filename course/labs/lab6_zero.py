@@ -70,9 +70,9 @@ def expect_step(outcome, params, momentum, what, hint):
     """Check that every rank has returned all new parameters, and its part of the new momentum."""
     expect_pairs(outcome, "the new params and its part of the new momentum")
     d = len(outcome.results)
-    expect_equal([found[1] for found in outcome.results], momentum_parts(momentum, d), f"its part of {what}'s momentum",
-                 hint)
-    expect_equal([found[0] for found in outcome.results], [params] * d, f"{what}'s params", hint)
+    expect_equal([found[1] for found in outcome.results], momentum_parts(momentum, d),
+                 f"{what}: its part of the momentum", hint)
+    expect_equal([found[0] for found in outcome.results], [params] * d, f"{what}: params", hint)
 
 
 # %% [markdown]
@@ -252,7 +252,7 @@ def check_zero1(sizes, n, clip, steps=3, scale=1.0):
         outcome = run(d, "zero1_step", params, each(parts), each(gradients), each(sizes), LR, MU, clip,
                       allow=COLLECTIVES)
         params, momentum = whole_step(params, momentum, mean_gradient(params, *join(batches)), clip)
-        expect_step(outcome, params, momentum, f"samples {list(sizes)}, N = {n}, c = {clip:g}: step {step}",
+        expect_step(outcome, params, momentum, f"samples {list(sizes)}, N = {n}, c = {clip:g}, step {step}",
                     "weight each gradient with its samples before you add up; the norm is that of the whole mean "
                     "gradient, and the same number on all ranks.")
         parts = [found[1] for found in outcome.results]
@@ -422,7 +422,7 @@ def check_zero2(microbatches, n, edges, clip, steps=2):
                       allow=("all_gather", "all_reduce"))
         whole = join([join(batch) for batch in batches])
         params, momentum = whole_step(params, momentum, mean_gradient(params, *whole), clip)
-        expect_step(outcome, params, momentum, f"{len(batches)} microbatches, N = {n}, c = {clip:g}: step {step}",
+        expect_step(outcome, params, momentum, f"{len(batches)} microbatches, N = {n}, c = {clip:g}, step {step}",
                     "the sum is not yet a mean: over how many samples, of how many ranks?")
         parts = [found[1] for found in outcome.results]
         least = n * (d - 1) // d

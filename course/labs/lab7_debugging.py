@@ -6,8 +6,8 @@
 # people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it. Then you hunt three
 # bugs in the real program, drawn for you alone, by what they have left behind in a run.
 #
-# **You need**: walkthroughs 1 to 8 and 10, labs 1 to 4, and half an hour for the tour of the trainer,
-# `docs/tour_of_the_trainer.md`. **Time**: about seven hours.
+# **You need**: walkthroughs 1 to 8 and 10, labs 1 to 4, and half an hour for the
+# [tour of the trainer](../../docs/tour_of_the_trainer.md). **Time**: about seven hours.
 # **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
@@ -643,7 +643,8 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 #
 # How to hunt:
 #
-# 1. Run the command yourself, with the right program, and compare the losses and norms. When do they part?
+# 1. Run the command yourself, with the right program, and compare the losses and norms. When do they part? (In a
+#    terminal, in the folder that contains `LICENSE`; there `python` is `.venv/bin/python`.)
 # 2. The comparison names the first wrong tensor, and the last right one. Whatever computes the one from the other is
 #    under suspicion. On which ranks is it wrong, and by which factor?
 # 3. What does the ledger say? A message that is missing, or one too many, has a reason, and the reason stands in the

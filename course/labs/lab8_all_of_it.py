@@ -494,7 +494,7 @@ for case in CASES:
 # `settings()` returns a dict with the `learning_rate`, and with `m`, the microbatches into which each replica's 32
 # samples are divided. The data are a random chain of 12 tokens: the best possible loss is its entropy. On
 # $2 \times 2 \times 2$ ranks, within 40 steps, the mean of the last ten losses must be at most 0.35 nats above that,
-# and the bubble no larger than a fifth.
+# and the bubble no larger than a fifth of the step.
 
 # %% answer="train"
 # %%answer train
@@ -549,7 +549,7 @@ rate, m = found["learning_rate"], found["m"]
 expect(isinstance(rate, int | float) and 0 < rate < 100, f"learning_rate should be a positive number; it is {rate!r}.")
 expect(type(m) is int and 1 <= m <= EACH and EACH % m == 0,
        f"m should be a whole number that divides {EACH}; it is {m!r}.")
-expect(m >= 4, f"With m = {m} the bubble is larger than a fifth.", "more microbatches, smaller bubble.")
+expect(m >= 4, f"With m = {m} the bubble is larger than a fifth of the step.", "more microbatches, smaller bubble.")
 for steps, batch, sizes in ((1, (2, 3), TINY), (STEPS, (m, EACH // m), SIZES)):
     outcome, entropy, losses, shards = run_training(steps, float(rate), *batch, sizes)
     mine, last = expect_values(outcome.results, ("the losses", "the shard"))
@@ -576,7 +576,10 @@ passed(f"{STEPS} steps end at {end:.3f} nats; the entropy is {entropy:.3f}")
 #         --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --train-iters 6 --eval-iters 0 \
 #         --ddp-bucket-size SIZE --trace runs/bucket --trace-clock virtual
 #
-# The virtual clock counts as if each rank had a device of its own, so a laptop will do. `exposed` reads the trace.
+# Run it in the folder that contains `LICENSE`: in a cell of this notebook, write `!cd ../.. && ` before it; in a
+# terminal in that folder, write `.venv/bin/python` for `python`. Then `exposed("../../runs/bucket")` reads the trace.
+# The virtual clock counts as if each rank had a device of its own, so a laptop will do.
+#
 # Measure at least five sizes, the largest at least 64 times the smallest, at least three times each, in turn and not
 # one after the other (why?). `measured()` returns them, and the size that you choose: a size whose median is within 5 %
 # of the smallest median.
@@ -644,8 +647,9 @@ passed(f"{len(table)} sizes were measured, and {chosen} follows from them")
 
 # %%
 # import matplotlib.pyplot as plt
-# plt.plot(mine[0], label="8 ranks"); plt.plot(losses, "--", label="one process"); plt.axhline(entropy, label="entropy")
-# plt.xlabel("step"); plt.ylabel("nats per sample"); plt.legend()
+# plt.plot(mine[0], label="8 ranks"); plt.plot(losses, "--", label="one process")
+# plt.axhline(entropy, color="gray", label="entropy")
+# plt.xlabel("step"); plt.ylabel("nats per sample"); plt.legend(); plt.show()
 
 # %% [markdown]
 # ## To think about

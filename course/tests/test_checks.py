@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from course.grading.answers import CURRENT
-from course.grading.checks import (CheckFailed, count_kept, difference, each, expect_dicts, expect_equal, expect_sent,
-                                   expect_values, run, run_given)
+from course.grading.checks import (WIDTH, CheckFailed, count_kept, difference, each, expect_dicts, expect_equal,
+                                   expect_sent, expect_values, run, run_given)
 from course.grading.sandbox import Outcome
 
 NUMBERS = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e6, 1e6))
@@ -19,8 +19,8 @@ def test_one_element_that_is_off_is_found(right, wrong, data):
     at = np.unravel_index(data.draw(st.integers(0, right.size - 1)), right.shape)
     mine = right.copy()
     mine[at] = wrong
-    place = f"Element [{', '.join(map(str, at))}]" if at else "It"
-    assert difference(mine, right, 1e-10).startswith(f"{place}: expected {right[at]:.6g}, got {wrong:.6g}.")
+    expected = f"Element [{', '.join(map(str, at))}]: expected" if at else "Expected"
+    assert difference(mine, right, 1e-10).startswith(f"{expected} {right[at]:.6g}, got {wrong:.6g}.")
     assert difference(np.nextafter(right, np.inf), right, 0), "with tolerance 0 the last bit counts"
     expect_equal([right, right * (1 + 1e-13)], [right, right], "it")
 
@@ -28,7 +28,8 @@ def test_one_element_that_is_off_is_found(right, wrong, data):
 @pytest.mark.parametrize("mine, right, words", [
     (None, 1.0, "is there a return"), ([[1], [1, 2]], [1.0], "its rows differ in length"),
     ("text", 1.0, "no array of numbers"), (np.ones((2, 1)), [1.0, 1.0], r"shape \[2\], got \[2, 1\]"),
-    ([0.0], [np.nan], "expected nan, got 0"), (np.array([1], np.uint8), [-1], "expected -1, got 1"),
+    ([0.0], [np.nan], "expected nan, got 0"),
+    (np.array([1], np.uint8), [-1], "expected -1, got 1"), (False, True, "Expected True, got False"),
     ([1e-300], [0.0], "expected 0, got 1e-300"),
 ], ids=repr)
 def test_anything_else_is_reported(mine, right, words):
@@ -41,8 +42,17 @@ def test_nan_is_equal_to_itself_and_the_rank_and_the_hint_are_reported_without_a
     assert difference(x, x, 0) == ""
     with pytest.raises(CheckFailed) as failed:
         expect_equal([1, 2, 4], [1, 2, 3], "the sum", "count again")
-    assert str(failed.value) == "rank 2 of 3: the sum is not right. It: expected 3, got 4.\nHint: count again"
+    assert str(failed.value) == "rank 2 of 3: the sum is not right. Expected 3, got 4.\nHint: count again"
     assert failed.value._render_traceback_() == str(failed.value).splitlines()
+
+
+@given(st.lists(st.text("ab -", max_size=300)))
+def test_a_notebook_shows_every_word_in_lines_that_fit_and_tracebacks_as_they_are(lines):
+    message = "\n".join(lines)
+    shown = CheckFailed(message)._render_traceback_()
+    assert "\n".join(shown).split() == message.split()
+    assert all(len(line) <= WIDTH or line in lines or " " not in line for line in shown)
+    assert [line for line in shown if line[:1] == " "] == [line for line in lines if line[:1] == " "]
 
 
 RIGHT = [{"a": 1.0}, {"a": 2.0}]

@@ -12,6 +12,7 @@ import pytest
 
 from course.grading import release
 from course.grading.answers import answers_of
+from course.grading.bundle import make_bundle, name_of
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.lab_source import labs, notebook_of
 from course.grading.release import ROOT, course_seed, main, make_course, open_gradebook, without_secrets
@@ -125,6 +126,22 @@ def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(
         *walkthroughs, f"{LAB1}.ipynb", f"{LAB8}.ipynb", *(path.name for path in FOLDER.iterdir()),
         "page_config.json", "default_setting_overrides.json"}
     assert not any(b'"jupytext"' in bundle[f"shardlab/notebooks/{name}"] for name in walkthroughs), "a twin"
+
+
+def test_the_bundle_has_every_file_of_the_packages(bundle):
+    """Also the sources of the kernels, which a run compiles."""
+    files = {name_of(path) for package in ("reference", "mpi_impl") for path in (ROOT / package).rglob("*.*")
+             if "__pycache__" not in path.parts}
+    assert {f"shardlab/{name}" for name in files} <= bundle.keys()
+
+
+def test_all_that_labs_import_is_in_the_bundle():
+    released = {lab: nbformat.writes(without_secrets(solution(lab))) for lab in LAB_NAMES}
+    there = unzip(make_bundle(released, {}))
+    named = set(re.findall(r"from (course[.\w]*) import", " ".join(released.values())))
+    assert "course.grading.hunts" in named, "of lab 7 alone"
+    for path in (f"shardlab/{module.replace('.', '/')}" for module in named):
+        assert f"{path}.py" in there or f"{path}/__init__.py" in there
 
 
 def test_all_that_the_bundles_packages_import_is_in_it(bundle):

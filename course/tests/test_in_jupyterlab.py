@@ -1,6 +1,8 @@
-"""A student's first task, in a notebook, with the bundle alone."""
+"""A student's first task in a notebook, and all solved labs in a browser, with the bundle alone."""
 import os
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from io import BytesIO
@@ -9,15 +11,24 @@ import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+from course.grading.answers import about, name_of
 from course.grading.bundle import make_bundle
 from course.grading.release import without_secrets
-from course.tests.submissions import LAB1, solution
+from course.tests.submissions import LAB1, LAB_NAMES, solution
+from tests.browser import DESK, open_browser
+
+# What stands below each cell in JupyterLab, as soon as a certain cell has something below it, or there is an error.
+OUTPUTS = """last => {
+    const cells = jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model.sharedModel.toJSON());
+    const below = cells.map(cell => cell.outputs || []);
+    return below[last].length || below.flat().some(output => output.output_type == 'error') ? below : null;
+}"""
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("student")
-    released = {LAB1: nbformat.writes(without_secrets(solution(LAB1)))}
+    released = {lab: nbformat.writes(without_secrets(solution(lab))) for lab in LAB_NAMES}
     zipfile.ZipFile(BytesIO(make_bundle(released, {}))).extractall(folder)
     return folder / "shardlab"
 
@@ -71,3 +82,40 @@ def test_a_student_solves_the_first_task(kernel, bundle):
     assert "You interrupted pass_on" in said and "in pass_on" in said and "pool.py" not in said
     kernel.run(f"{head}    return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)")
     assert "passed: pass_on on 2 and 4 ranks\n" in kernel.run(check)
+
+
+@pytest.fixture(scope="module")
+def jupyterlab(bundle):
+    """Start JupyterLab as the bundle's run.sh does, and a browser. Yield JupyterLab's address, and a page."""
+    options = {"ServerApp.root_dir": bundle, "ServerApp.port": 0, "IdentityProvider.token": "",
+               "LabApp.expose_app_in_browser": True}
+    environment = {**os.environ, "PYTHONPATH": str(bundle), "JUPYTER_CONFIG_PATH": f"{bundle}/notebooks/.jupyter"}
+    with open_browser() as browser, subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+             *(f"--{name}={value}" for name, value in options.items())],
+            cwd=bundle, env=environment, stderr=subprocess.PIPE, text=True) as server:
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127[.\d]+:\d+", line)))
+        page = browser.new_page(viewport=DESK)
+        page.set_default_timeout(300_000)
+        yield address, page
+        server.terminate()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_a_student_runs_a_solved_lab_in_a_browser(jupyterlab, bundle, lab):
+    """With "Restart the kernel and run all cells", as before a submission."""
+    address, page = jupyterlab
+    path = bundle / "notebooks" / "labs" / f"{lab}.ipynb"
+    notebook = nbformat.read(path, 4)
+    for cell, solved in zip(notebook.cells, solution(lab).cells, strict=True):
+        if name_of(cell):
+            cell.source = solved.source
+    nbformat.write(notebook, path)
+    checks = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code" and about(cell).get("points")]
+    page.goto(f"{address}/lab/tree/notebooks/labs/{path.name}?reset")
+    page.get_by_role("button", name="Restart the kernel and run all cells").click()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    below = page.wait_for_function(OUTPUTS, arg=checks[-1]).json_value()
+    assert [output for outputs in below for output in outputs if output["output_type"] == "error"] == []
+    assert [i for i in checks if "passed: " not in str(below[i])] == []

@@ -76,7 +76,7 @@ MISTAKES[LAB3] = {
     "takes what is sharded by heads for partial (hidden)": (
         "is_partial", '("C", "R", "x")', '("C", "R", "x", "K", "V")', "is_partial", "one rank's heads only"),
     "forgets the rope key (hidden)": (
-        "is_partial", '("C", "R", "x")', '("C", "x")', "is_partial", "'R' is partial"),
+        "is_partial", '("C", "R", "x")', '("C", "x")', "is_partial", "is_partial('R')"),
     "the rope key is not turned": (
         "inside", 'rope(x @ shard["R"])[', '(x @ shard["R"])[', "inside inside_backward",
         "rope turns the last r columns"),

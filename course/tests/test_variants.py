@@ -1,5 +1,8 @@
 """Variants of labs: a variant's own solution has all points, and those of the public lab and of others have few."""
+from types import SimpleNamespace
+
 import nbformat
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -54,6 +57,24 @@ def test_a_seed_draws_one_variant_and_another_seed_another(lab, seed):
 def test_no_two_courses_of_a_few_hundred_have_the_same_labs():
     for lab in VARIED:
         assert len({source_of(SOURCES[lab], str(i)) for i in range(300)}) > 270
+
+
+@pytest.mark.parametrize("seed", [PUBLIC, *SEEDS])
+def test_a_bias_on_every_rank_is_hidden_on_one_rank_alone(seed):
+    """(Lab 2 asks when it is. Here ranks have neither heads nor columns, so that all of them compute the same.)"""
+    answers, names = answers_of(solution(LAB2, seed)), {}
+    once, planted = 'g(group, partial) + shard["bias"]', 'g(group, partial + shard["bias"])'
+    assert answers["block"].count(once) == 1
+    right, wrong = ("\n".join((answers["f_and_g"], answers["inside"], block))
+                    for block in (answers["block"], answers["block"].replace(once, planted)))
+    shard = {"gain": np.ones(3), "shift": np.zeros(3), "bias": np.array([1.0, -2.0, 0.5]),
+             "W_in": np.zeros((3, 0)), "W_out": np.zeros((0, 3))}
+    for n in range(1, 9):
+        group, ys = SimpleNamespace(all_reduce=lambda x, n=n: n * x), []
+        for source in (right, wrong):
+            exec(source, names)
+            ys.append(names["block_forward"](group, np.ones((1, 2, 3)), shard, 2)[0])
+        assert np.allclose(*ys) == (n == 1)
 
 
 def test_texts_are_replaced_at_the_same_time_the_longest_first():

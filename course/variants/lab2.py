@@ -39,12 +39,14 @@ def draw(random: Generator) -> dict[str, str]:
                                                  "K. And",
 
         r"$$Y = X + \mathrm{Attention}(N) + \mathrm{MLP}(N) + \beta,":
-            rf"$$Y = X + \tfrac{{1}}{{{by}}} \left(\mathrm{{Attention}}(N) + \mathrm{{MLP}}(N)\right) + \beta,",
+            rf"$$Y = X + \tfrac{{1}}{{{by}}} \left(\mathrm{{Attention}}(N) + \mathrm{{MLP}}(N) + \beta\right),",
         "# $\\beta$ and without $X$.": f"# $\\beta$, without $X$, and without the factor $1/{by}$.",
         'p["W_out"], dy, d)': f'p["W_out"], dy / {by}, d)',
-        'x + both + p["bias"]': f'x + both / {by} + p["bias"]',
-        "x + g(group, partial) +": f"x + g(group, partial) / {by} +",
+        'x + both + p["bias"]': f'x + (both + p["bias"]) / {by}',
+        '"bias": dy.sum((0, 1))': f'"bias": dy.sum((0, 1)) / {by}',
+        'g(group, partial) + shard["bias"]': f'(g(group, partial) + shard["bias"]) / {by}',
         "g_backward(group, dy), n": f"g_backward(group, dy / {by}), n",
+        '"bias": dy.sum(axis=(0, 1))': f'"bias": dy.sum(axis=(0, 1)) / {by}',
         "(8, 3, 13), (5, 4, 3)": f"(8, 3, {F}), ({ranks}, {a}, 3)",
 
         "How many elements does a rank send for one layer,": f"How many bytes does a rank send for {layers} layers, "

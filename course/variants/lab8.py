@@ -64,6 +64,8 @@ def inventory(random: Generator, order: str) -> dict[str, str]:
             f"how long each rank idles in a step, with GPipe or 1F1B, if a forward takes {forward} and a backward "
             f"{backward} on",
         '"bubble": (p - 1) / (m + p - 1)}': f'"bubble": {both} * (p - 1)}}',
+        "and the bubble of its timeline beside yours.": "and the bubble of its timeline, which is a fraction of "
+            "the\n#    step, beside yours, which is a time.",
         "check_bubble(CASES[0], 1 / 3)": f"check_bubble(CASES[0], {both})",
         '(("F", 1.0), ("B", 2.0))': f'(("F", {forward}.0), ("B", {backward}.0))',
         "return 1 - 3 * m / max(free)": f"return max(free) - {both} * m",
