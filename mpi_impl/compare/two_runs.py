@@ -1,0 +1,231 @@
+"""The page of two runs beside each other: `compare --report`. It is the player of a run, twice.
+
+Both runs have the same ranks and microbatches, so each rank of one has its counterpart in the other. The page marks the
+tensors that differ, at their time and on their rank, and the messages that only one of the two has sent.
+"""
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mpi_impl.comm.clock import TICK, TickingClock
+from mpi_impl.compare.differences import Findings, TensorDifference
+from mpi_impl.compare.names import Key
+from mpi_impl.compare.recording import Recording
+from mpi_impl.compare.report import ranks as ranks_of
+from mpi_impl.compare.steps import Call, RankStep
+from mpi_impl.report.charts import COLORS, WORDS
+from mpi_impl.report.page.played_step import RECEIVES
+from mpi_impl.report.page.report import ReportedRun, page as page_of, player, topology
+from reference.costs.volumes import PassCounts
+from reference.errors import UserError
+from reference.precision import Precision
+
+SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size", "context_parallel_size",
+         "expert_model_parallel_size")
+ALL = 1 << 30           # differences for `compare` to look for
+MOST = 5_000            # differences and marks on the page, and
+MOST_TENSORS = 30_000   # tensors of all ranks whose names it tells
+
+
+class DifferentCall(NamedTuple):
+    """A call that only one run has made (the other's is None), or that both have made with different arguments."""
+
+    iteration: int
+    at: float          # ticks
+    rank: int
+    a: Call | None
+    b: Call | None
+
+    @property
+    def kind(self) -> tuple:
+        """Return what such calls have in common for all ranks, layers and microbatches."""
+        return self.iteration, *(call and (call.entry, call.elements) for call in (self.a, self.b))
+
+    def __str__(self):
+        if self.a and self.b:
+            return f"A sent {self.a}, B {self.b}"
+        return f"A sent {self.a}, B did not" if self.a else f"B sent {self.b}, A did not"
+
+
+class Place(NamedTuple):
+    """Where a rank has seen a tensor: the middle of its tick."""
+
+    at: float
+    rank: int
+
+
+class TwoRuns:
+    """Two recordings of runs on the same ranks. `found` has all their differences.
+
+    The iteration to show is that of the first difference; that of the first message, if no tensor differs.
+    """
+
+    def __init__(self, found: Findings, a: Recording, b: Recording):
+        self.found, self.runs = found, {"A": a, "B": b}
+        self.first = found.differences[0] if found.differences else None
+        calls = [call for i in sorted(a.steps) for call in different_calls(i, a.steps[i], b.steps[i])]
+        self.iteration = (self.first.key.iteration if self.first else calls[0].iteration if calls else a.first_iteration)
+        self.calls = [call for call in calls if call.iteration <= self.iteration]
+        self.shown_calls = [call for call in self.calls if call.iteration == self.iteration]
+
+    @cached_property
+    def times(self) -> dict[tuple, float]:
+        """Map each part of a tensor, by run, rank, phase, name and place in the whole, to the middle of its tick."""
+        return {(name, rank, *seen[1:]): round(seen.at / TICK - 0.5, 1) for name, run in self.runs.items()
+                for rank, step in enumerate(run.steps[self.iteration]) for seen in step.seen}
+
+    def places(self, one: TensorDifference) -> set[Place]:
+        """Return where the parts of a tensor that differ have been seen."""
+        assert isinstance(one.key, Key)
+        found = set()
+        for holder in one.holders:
+            for part in self.runs[holder.run].parts.get(one.key, []):
+                at = self.times.get((holder.run, part.rank, one.key.phase, one.key.name, part.first))
+                if at is not None and part.rank in holder.ranks and (part.summed or part.box == holder.box):
+                    found.add(Place(at, part.rank))
+        return found
+
+    @cached_property
+    def first_places(self) -> list[Place]:
+        """Return where the first tensor that differs is seen first: on one rank, or on several at the same tick."""
+        found = self.places(self.first) if self.first else set()
+        return sorted(place for place in found if place.at == min(found).at)
+
+    @property
+    def message(self) -> DifferentCall | None:
+        """Return the last different call before the first tensor that differs, on a rank that has it."""
+        if not self.first:
+            return self.calls[0] if self.calls else None
+        before = [call for call in self.calls for place in self.first_places
+                  if call.rank == place.rank and call[:2] <= (self.iteration, place.at)]
+        return max(before, key=lambda call: call[:2], default=None)
+
+
+def different_calls(iteration: int, a: Sequence[RankStep], b: Sequence[RankStep]) -> Iterator[DifferentCall]:
+    """Yield the calls by which two steps differ, rank by rank and in order."""
+    for rank, runs in enumerate(zip(a, b, strict=True)):
+        timeless = [[call._replace(at=0) for call in step.calls] for step in runs]
+        for kind, i, i_end, j, j_end in SequenceMatcher(None, *timeless, autojunk=False).get_opcodes():
+            if kind == "equal":
+                continue
+            others = runs[1].calls[j:j_end]
+            for call in runs[0].calls[i:i_end]:
+                same = next((one for one in others if one.purpose == call.purpose), None)
+                others = [one for one in others if one is not same]
+                yield DifferentCall(iteration, round(call.at / TICK, 1), rank, call, same)
+            yield from (DifferentCall(iteration, round(one.at / TICK, 1), rank, None, one) for one in others)
+
+
+def check_comparable(a: Recording, b: Recording) -> None:
+    """Raise UserError for runs whose ranks or actions have no counterparts."""
+    sizes = [{name.replace("_", " "): getattr(run.about.parallel, name) for name in SIZES}
+             | {"number of microbatches": microbatches(run.steps[run.first_iteration])} for run in (a, b)]
+    for name, one in sizes[0].items():
+        if one != (other := sizes[1][name]):
+            raise UserError(f"--report shows two runs rank by rank and action by action, but the {name} is {one} in A "
+                            f"and {other} in B. Give both the same, or leave --report out: without it, runs on any two "
+                            "topologies are compared.")
+
+
+def microbatches(step: Sequence[RankStep]) -> int:
+    """Return the number of a replica's microbatches."""
+    return 1 + max(one.action.microbatch for one in step[0].slices if one.action)
+
+
+# ---- in words -------------------------------------------------------------------------------------------------------
+
+
+def explain_tensor(two: TwoRuns) -> str:
+    """Name the first tensor that differs, and its place."""
+    one = two.first
+    if one is None:
+        return "A and B agree: no tensor differs by more than rounding."
+    layer = "" if one.key.layer is None else f" of layer {one.key.layer}"
+    ranks = " and ".join(f"rank {place.rank}" for place in two.first_places)
+    return (f"The first tensor that differs: {name_of(one.key)}{layer}, in the phase '{one.key.phase}' of iteration "
+            f"{one.key.iteration}, on {ranks_of(one)}. The largest difference is {one.size:.2g}; rounding explains "
+            f"{one.allowed * one.unit:.0e}." + (f" It appears first on {ranks}, at tick "
+                                                f"{two.first_places[0].at + 0.5:.0f}." if ranks else ""))
+
+
+def explain_message(two: TwoRuns) -> str:
+    """Say which message was missing where the first tensor differs, or that none was."""
+    if (one := two.message) is None:
+        total = sum(len(step.calls) for step in two.runs["A"].steps[two.iteration])
+        later = (f"Later in this iteration {len(two.shown_calls)} differ." if two.shown_calls else f"So they do in the whole "
+                 f"iteration: {total:,} calls on all ranks.")
+        mistake = " The mistake is in what a rank computes, not in what it sends." if two.first else ""
+        return f"Up to there both sent the same messages, in the same order. {later}{mistake}"
+    alike = [call for call in two.calls if call.kind == one.kind]
+    ranks = ", ".join(map(str, sorted({call.rank for call in alike})))
+    when = "" if one.iteration == two.iteration else f" of iteration {one.iteration}"
+    return f"In {(one.a or one.b).place}{when}: {one}. In that iteration this is so {len(alike)} times, on ranks {ranks}."
+
+
+def name_of(key) -> str:
+    return f"{'the gradient of ' if key.of_a_gradient else ''}{key.name}"
+
+
+# ---- the data of the page -------------------------------------------------------------------------------------------
+
+
+def page(two: TwoRuns, said: str, names: Mapping[str, str], about: Mapping[str, str] | None = None) -> str:
+    """Return the page. `said` is what compare prints, `names` says what A and B are, and `about` what B's bug is."""
+    alike: dict[tuple, list[DifferentCall]] = {}
+    for call in two.shown_calls:
+        alike.setdefault(call.kind, []).append(call)
+    return page_of({
+        "title": "Two runs beside each other", "iteration": two.iteration, "text": said, "about": about,
+        "tensor": explain_tensor(two), "message": explain_message(two),
+        "at": two.first_places[0].at if two.first_places else None,
+        "calls": [[str(calls[0]), len(calls), ", ".join(map(str, sorted({call.rank for call in calls})))]
+                  for calls in alike.values()],
+        "differences": [[str(one.key), f"{one.size:.1e}", f"{one.relative:.1e}", ranks_of(one)]
+                        for one in two.found.differences[:MOST]],
+        "runs": [run_data(two, name) | {"name": name, "about": names[name]} for name in two.runs]}, "two_runs")
+
+
+def run_data(two: TwoRuns, name: str) -> dict[str, Any]:
+    """Return one run's step as a player needs it."""
+    run = two.runs[name]
+    step, c, p = run.steps[two.iteration], run.about.model, run.about.parallel
+    m = microbatches(step)
+    reported = ReportedRun("", c, p, Precision(run.about.format), run.about.global_batch_size // (m * p.data_parallel_size),
+                           run.about.sequence_length, m, (), PassCounts(1, m, 0, 0), ())
+    entries = dict.fromkeys(call.entry for one in step for call in one.calls)
+    return {"player": player(TickingClock(), [visible(one) for one in step], reported) | {"clock": "ticks"},
+            "topology": topology(reported, [0] * p.world_size), "run": {"p": p.pipeline_model_parallel_size},
+            "words": WORDS, "colors": {"actions": COLORS}, "marks": list(marks(two, name))[-MOST:], "tensors": tensors(step),
+            "sent": {"reasons": [[entry.group, entry.phase, entry.reason] for entry in entries]}, "ledger": []}
+
+
+def visible(one: RankStep) -> list:
+    """Widen collectives, which take no ticks."""
+    return [s._replace(start=max(0.0, s.start - 0.3 * TICK), end=s.end + 0.3 * TICK)
+            if s.start == s.end and s.name not in RECEIVES else s for s in one.slices]
+
+
+def tensors(step: Sequence[RankStep]) -> dict[str, Any] | None:
+    """Return the names of tensors, and each rank's as [time, number of its name]; None if they are too many."""
+    names: dict[str, int] = {}
+    ranks = [[[round(one.at / TICK - 0.5, 1), names.setdefault(name_of(Key(0, one.phase, one.name)), len(names))]
+              for one in sorted(own.seen)] for own in step]
+    return {"names": list(names), "ranks": ranks} if sum(map(len, ranks)) <= MOST_TENSORS else None
+
+
+def marks(two: TwoRuns, run: str) -> Iterator[dict[str, Any]]:
+    """Yield a run's marks: messages that differ; in B tensors that differ; and, in both, the first of them."""
+    def mark(kind: str, at: float, rank: int, text: str) -> dict[str, Any]:
+        return {"kind": kind, "at": at, "rank": rank, "text": text}
+
+    named = two.message and two.message.kind
+    for call in two.shown_calls:
+        kind = "changed" if call.a and call.b else "sent" if (call.a if run == "A" else call.b) else "missing"
+        yield mark(kind, call.at, call.rank, str(call)) | {"named": call.kind == named}
+    for one in two.found.differences if run == "B" else ():
+        if one.key.iteration == two.iteration:
+            yield from (mark("differs", *place, f"{name_of(one.key)} differs by {one.size:.1e}")
+                        for place in two.places(one).difference(two.first_places))
+    for place in two.first_places:
+        yield mark("first", *place, f"the first tensor that differs, {name_of(two.found.differences[0].key)}")
