@@ -81,7 +81,8 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
         recorded, taken = RecordedSteps(trainer.state, folder, about, said.append), []
         for step in range(steps):
             observer = recorded.observer
-            trainer.step(batches.microbatches_of("train", step), BATCH, observer)
+            with recorded.playing():
+                trainer.step(batches.microbatches_of("train", step), BATCH, observer)
             if observer is not None:
                 taken += [(key, part, values) for (key, _), (part, values) in observer.seen.items()]
             recorded.write()

@@ -4,13 +4,13 @@
 
 Both runs of a pair are recorded now, on four ranks; the pages are the same every time.
 """
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from mpi_impl.compare import two_runs
 from mpi_impl.compare.differences import compare
+from mpi_impl.compare.recording import Recording
 from mpi_impl.compare.report import report
 from mpi_impl.launch.pool import Pool
 from tests import zoo
@@ -21,40 +21,37 @@ from tests.zoo.entry import Entry
 
 RANKS = 4
 SMALL = replace(MODEL, num_layers=2)
-PAIRS: dict[str, tuple[Case, Plan]] = {      # the bugs, and where they are planted
-    "f without its all-reduce": (case(2, model=SMALL), Plan(2)),
-    "the MLP's output bias added t times": (case(2, model=SMALL), Plan(2)),
-    "the norms' gradients not summed": (case(2, True, SMALL), Plan(2)),
-    "the tied table's gradients not summed": (case(model=SMALL), Plan(2)),
-    "the targets of the microbatch before": (case(model=SMALL), Plan(2)),
+PAIRS: dict[str, tuple[str, Case, Plan]] = {      # by page: the bug, and where it is planted
+    "dropped_all_reduce": ("f without its all-reduce", case(2, model=SMALL), Plan(2)),
+    "bias_t_times": ("the MLP's output bias added t times", case(2, model=SMALL), Plan(2)),
+    "norms_not_summed": ("the norms' gradients not summed", case(2, True, SMALL), Plan(2)),
+    "tied_table_not_summed": ("the tied table's gradients not summed", case(model=SMALL), Plan(2)),
+    "wrong_microbatch": ("the targets of the microbatch before", case(model=SMALL), Plan(2)),
 }
 
 
 def pair(ranks, entry: Entry, of: Case, plan: Plan) -> two_runs.TwoRuns:
     """Record both runs on the ranks of a pool."""
     buggy_codes(entry.bug)
-    a, b = record(ranks, RANKS, of, plan), record(ranks, RANKS, of, plan, bug=entry.bug)
+    return two_runs_of(record(ranks, RANKS, of, plan), record(ranks, RANKS, of, plan, bug=entry.bug))
+
+
+def two_runs_of(a: Recording, b: Recording) -> two_runs.TwoRuns:
     return two_runs.TwoRuns(compare(a, b, two_runs.ALL), a, b)
 
 
 def page_of(two: two_runs.TwoRuns, entry: Entry) -> str:
-    about = {"What somebody did, and why it looks right": entry.story, f"In {entry.bug.file}, A": entry.bug.right,
-             "B": entry.bug.wrong}
+    about = {"story": entry.story, "file": entry.bug.file, "right": entry.bug.right, "wrong": entry.bug.wrong}
     return two_runs.page(two, report(two.found, *two.runs.values()), {"A": "right", "B": entry.name}, about)
-
-
-def file_of(name: str) -> str:
-    """Return the file of a bug's page, which is also the anchor of links to it."""
-    return re.sub(r"\W+", "-", name.lower()) + ".html"
 
 
 def write_pages(folder: Path) -> None:
     """Write the pages. Raises StaleBug if the code of a bug has changed."""
     folder.mkdir(parents=True, exist_ok=True)
     with Pool(RANKS) as ranks:
-        for name, setting in PAIRS.items():
+        for page, (name, of, plan) in PAIRS.items():
             entry = zoo.BY_NAME[name]
-            (folder / file_of(name)).write_text(page_of(pair(ranks, entry, *setting), entry))
+            (folder / f"{page}.html").write_text(page_of(pair(ranks, entry, of, plan), entry))
 
 
 if __name__ == "__main__":

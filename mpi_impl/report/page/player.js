@@ -74,7 +74,7 @@ function makePlayer(data, $, controls) {
   // Marks of what differs from the other run: by shape, and lit once their time has come.
   const ENVELOPE = "M-8 -5 h16 v10 h-16 z M-8 -5 l8 6 l8 -6";
   const SHAPES = {first: "M0 -8 L8 0 L0 8 L-8 0 z", differs: "M-1.5 -4 h3 v8 h-3 z", sent: ENVELOPE,
-    changed: `${ENVELOPE} M-8 9 h16`, missing: `${ENVELOPE} M-9 -8 L9 8 M-9 8 L9 -8`};
+    changed: `${ENVELOPE} M-8 9 h16`, missing: "M-8 -5 h16 v10 h-16 z M-6 -9 L6 9 M-6 9 L6 -9"};
   function drawMark(mark) {
     const y = mark.rank * LANE + (mark.kind === "first" ? 17 : 45), size = mark.named === false ? 0.6 : 1;
     const group = add(svg, "g", {class: `mark-${mark.kind}`, transform:

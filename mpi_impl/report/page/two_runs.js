@@ -2,9 +2,11 @@
 $("first-text").textContent = data.tensor;
 $("message-text").textContent = data.message;
 $("bug").hidden = !data.about;
-if (data.about) for (const [name, text] of Object.entries(data.about)) {
-  add($("bug-text"), "dt", {}, name);
-  add($("bug-text"), "dd", {class: /^[AB]/.test(name) ? "mono" : ""}, text);
+if (data.about) {
+  $("story").textContent = data.about.story;
+  $("place").textContent = data.about.file;
+  $("right").textContent = data.about.right;
+  $("wrong").textContent = data.about.wrong;
 }
 $("step-title").textContent = `Iteration ${data.iteration} of both, played`;
 const controls = makeControls();
