@@ -1,9 +1,9 @@
 """Build the site: `python tools/build_site.py`, which is `./run.sh docs`.
 
 Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
-docs/_build/html of them, offline; walkthroughs are shown as they are stored. The demo is run for a few
-iterations, since its page is on the front page, and five bugs are recorded (docs/two_runs.md). A warning of Sphinx is an error, and so is an internal link or a picture of a
-finished page that leads nowhere.
+docs/_build/html of them, offline; walkthroughs are shown as they are stored. Only the demo is run, for a few
+iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). A warning of Sphinx
+is an error, and so is an internal link or a picture of a finished page that leads nowhere.
 """
 import ast
 import os
@@ -35,7 +35,7 @@ SHEET = "course/cheat_sheet.html"       # which is a page already
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
 REPORT = "report.html"      # of a run of the demo, beside the front page
-PAIRS = "benchmarks/bug_matrix/pairs.py"      # writes pages of two runs; a link to a line of it leads to the line's page
+PAIRS = "benchmarks/bug_matrix/pairs.py"      # writes pages of two runs: a link to a line of it leads to a page
 PAIRS_FOLDER = "docs/pairs"
 ITERATIONS = 100            # of that run: half a minute
 LIVE = f"""

@@ -30,28 +30,23 @@ PAIRS: dict[str, tuple[str, Case, Plan]] = {      # by page: the bug, and where 
 }
 
 
-def pair(ranks, entry: Entry, of: Case, plan: Plan) -> two_runs.TwoRuns:
-    """Record both runs on the ranks of a pool."""
+def page_of(ranks: Pool, entry: Entry, of: Case, plan: Plan) -> str:
+    """Record both runs on the ranks of a pool, and return the page. Raises StaleBug if the code has changed."""
     buggy_codes(entry.bug)
-    return two_runs_of(record(ranks, RANKS, of, plan), record(ranks, RANKS, of, plan, bug=entry.bug))
+    two = two_runs_of(record(ranks, RANKS, of, plan), record(ranks, RANKS, of, plan, bug=entry.bug))
+    about = {"story": entry.story, "file": entry.bug.file, "right": entry.bug.right, "wrong": entry.bug.wrong}
+    return two_runs.page(two, report(two.found, *two.runs.values()), {"A": "right", "B": entry.name}, about)
 
 
 def two_runs_of(a: Recording, b: Recording) -> two_runs.TwoRuns:
     return two_runs.TwoRuns(compare(a, b, two_runs.ALL), a, b)
 
 
-def page_of(two: two_runs.TwoRuns, entry: Entry) -> str:
-    about = {"story": entry.story, "file": entry.bug.file, "right": entry.bug.right, "wrong": entry.bug.wrong}
-    return two_runs.page(two, report(two.found, *two.runs.values()), {"A": "right", "B": entry.name}, about)
-
-
 def write_pages(folder: Path) -> None:
-    """Write the pages. Raises StaleBug if the code of a bug has changed."""
     folder.mkdir(parents=True, exist_ok=True)
     with Pool(RANKS) as ranks:
         for page, (name, of, plan) in PAIRS.items():
-            entry = zoo.BY_NAME[name]
-            (folder / f"{page}.html").write_text(page_of(pair(ranks, entry, of, plan), entry))
+            (folder / f"{page}.html").write_text(page_of(ranks, zoo.BY_NAME[name], of, plan))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from mpi_impl.comm.clock import TickingClock
 from mpi_impl.comm.ledger import Entry
+from mpi_impl.comm.trace import Slice
 from mpi_impl.compare.names import Key
 from mpi_impl.compare.observer import Observer
 from mpi_impl.compare.recording import INDEX, STEPS, RunFacts, TensorPart
@@ -34,8 +35,8 @@ class Recorder(Observer):
     def __init__(self, state: ModelState):
         super().__init__(state)
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
-        self.clock, self.calls, self.times = TickingClock(), list[Call](), dict[tuple[str, str, tuple[int, ...]], float]()
-        self.slices: list = []
+        self.clock, self.slices, self.calls = TickingClock(), list[Slice](), list[Call]()    # of a played step
+        self.times: dict[tuple[str, str, tuple[int, ...]], float] = {}
 
     @contextmanager
     def playing(self):

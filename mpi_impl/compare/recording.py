@@ -127,8 +127,8 @@ def read_steps(folder: str) -> dict[int, list[RankStep]]:
     """Read what each rank did in the recorded steps, in order. Raise UserError if that was not recorded."""
     path = os.path.join(folder, STEPS)
     if not is_there(path):
-        raise UserError(f"{folder} does not have the order in which its ranks worked: {path} is not there. It was recorded "
-                        "together with --trace or --report, or by an older version. Record the run again, without them.")
+        raise UserError(f"{folder} lacks the order in which its ranks worked: {path} is not there. It was recorded "
+                        "with --trace or --report, or by an older version. Record the run again, without them.")
     return read_json(path, dict[int, list[RankStep]], LARGEST)
 
 

@@ -3,8 +3,8 @@
 Both runs have the same ranks and microbatches, so each rank of one has its counterpart in the other. The page marks the
 tensors that differ, at their time and on their rank, and the messages that only one of the two has sent.
 """
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -40,7 +40,12 @@ class DifferentCall(NamedTuple):
     @property
     def kind(self) -> tuple:
         """Return what such calls have in common for all ranks, layers and microbatches."""
-        return self.iteration, *(call and (call.entry, call.elements) for call in (self.a, self.b))
+        return tuple(call and (call.entry, call.elements) for call in (self.a, self.b))
+
+    @property
+    def place(self) -> str:
+        """Return the place of the call in its step."""
+        return next(call.place for call in (self.a, self.b) if call)
 
     def __str__(self):
         if self.a and self.b:
@@ -58,16 +63,24 @@ class Place(NamedTuple):
 class TwoRuns:
     """Two recordings of runs on the same ranks. `found` has all their differences.
 
-    The iteration to show is that of the first difference; that of the first message, if no tensor differs.
+    The iteration to show is that of the first tensor that differs; if there is none, that of the first message.
     """
 
     def __init__(self, found: Findings, a: Recording, b: Recording):
         self.found, self.runs = found, {"A": a, "B": b}
-        self.first = found.differences[0] if found.differences else None
+        self.first = next(iter(found.differences), None)
         calls = [call for i in sorted(a.steps) for call in different_calls(i, a.steps[i], b.steps[i])]
-        self.iteration = (self.first.key.iteration if self.first else calls[0].iteration if calls else a.first_iteration)
+        self.iteration = (self.first.key.iteration if self.first else
+                          min((call.iteration for call in calls), default=a.first_iteration))
         self.calls = [call for call in calls if call.iteration <= self.iteration]
-        self.shown_calls = [call for call in self.calls if call.iteration == self.iteration]
+
+    def alike(self, iteration: int) -> dict[tuple, list[DifferentCall]]:
+        """Return an iteration's calls that differ, by their kind."""
+        found: dict[tuple, list[DifferentCall]] = {}
+        for call in self.calls:
+            if call.iteration == iteration:
+                found.setdefault(call.kind, []).append(call)
+        return found
 
     @cached_property
     def times(self) -> dict[tuple, float]:
@@ -103,18 +116,23 @@ class TwoRuns:
 
 
 def different_calls(iteration: int, a: Sequence[RankStep], b: Sequence[RankStep]) -> Iterator[DifferentCall]:
-    """Yield the calls by which two steps differ, rank by rank and in order."""
-    for rank, runs in enumerate(zip(a, b, strict=True)):
-        timeless = [[call._replace(at=0) for call in step.calls] for step in runs]
-        for kind, i, i_end, j, j_end in SequenceMatcher(None, *timeless, autojunk=False).get_opcodes():
-            if kind == "equal":
-                continue
-            others = runs[1].calls[j:j_end]
-            for call in runs[0].calls[i:i_end]:
-                same = next((one for one in others if one.purpose == call.purpose), None)
-                others = [one for one in others if one is not same]
-                yield DifferentCall(iteration, round(call.at / TICK, 1), rank, call, same)
-            yield from (DifferentCall(iteration, round(one.at / TICK, 1), rank, None, one) for one in others)
+    """Yield the calls by which two steps differ, rank by rank. Calls for the same purpose are compared."""
+    for rank, (one, other) in enumerate(zip(a, b, strict=True)):
+        ours, theirs = by_purpose(one.calls), by_purpose(other.calls)
+        for purpose in ours | theirs:
+            pair = ours.get(purpose), theirs.get(purpose)
+            made = [call for call in pair if call]
+            if len(made) < 2 or made[0]._replace(at=0) != made[1]._replace(at=0):
+                yield DifferentCall(iteration, round(made[0].at / TICK, 1), rank, *pair)
+
+
+def by_purpose(calls: Sequence[Call]) -> dict[tuple, Call]:
+    """Map what each call is for, and its number among those for the same purpose, to the call."""
+    seen, found = Counter[tuple](), {}
+    for call in calls:
+        seen[call.purpose] += 1
+        found[call.purpose, seen[call.purpose]] = call
+    return found
 
 
 def check_comparable(a: Recording, b: Recording) -> None:
@@ -138,29 +156,29 @@ def microbatches(step: Sequence[RankStep]) -> int:
 
 def explain_tensor(two: TwoRuns) -> str:
     """Name the first tensor that differs, and its place."""
-    one = two.first
-    if one is None:
+    if (one := two.first) is None:
         return "A and B agree: no tensor differs by more than rounding."
     layer = "" if one.key.layer is None else f" of layer {one.key.layer}"
-    ranks = " and ".join(f"rank {place.rank}" for place in two.first_places)
+    places = ", ".join(f"rank {rank} at tick {at + 0.5:.0f}" for at, rank in two.first_places)
     return (f"The first tensor that differs: {name_of(one.key)}{layer}, in the phase '{one.key.phase}' of iteration "
             f"{one.key.iteration}, on {ranks_of(one)}. The largest difference is {one.size:.2g}; rounding explains "
-            f"{one.allowed * one.unit:.0e}." + (f" It appears first on {ranks}, at tick "
-                                                f"{two.first_places[0].at + 0.5:.0f}." if ranks else ""))
+            f"{one.allowed * one.unit:.0e}. It appears on {places}.")
 
 
 def explain_message(two: TwoRuns) -> str:
     """Say which message was missing where the first tensor differs, or that none was."""
     if (one := two.message) is None:
-        total = sum(len(step.calls) for step in two.runs["A"].steps[two.iteration])
-        later = (f"Later in this iteration {len(two.shown_calls)} differ." if two.shown_calls else f"So they do in the whole "
-                 f"iteration: {total:,} calls on all ranks.")
-        mistake = " The mistake is in what a rank computes, not in what it sends." if two.first else ""
-        return f"Up to there both sent the same messages, in the same order. {later}{mistake}"
-    alike = [call for call in two.calls if call.kind == one.kind]
-    ranks = ", ".join(map(str, sorted({call.rank for call in alike})))
-    when = "" if one.iteration == two.iteration else f" of iteration {one.iteration}"
-    return f"In {(one.a or one.b).place}{when}: {one}. In that iteration this is so {len(alike)} times, on ranks {ranks}."
+        later = sum(map(len, two.alike(two.iteration).values()))
+        told = (f"{later} messages of this iteration differ, but only after it." if later else
+                "Both send the same messages in this iteration.")
+        return told + " The mistake is in what a rank computes, not in what it sends." * bool(two.first)
+    alike = two.alike(one.iteration)[one.kind]
+    return (f"In {one.place} of iteration {one.iteration}: {one}. In that iteration this is so "
+            f"{len(alike)} times, on ranks {ranks_in(alike)}.")
+
+
+def ranks_in(calls: Sequence[DifferentCall]) -> str:
+    return ", ".join(map(str, sorted({call.rank for call in calls})))
 
 
 def name_of(key) -> str:
@@ -172,15 +190,11 @@ def name_of(key) -> str:
 
 def page(two: TwoRuns, said: str, names: Mapping[str, str], about: Mapping[str, str] | None = None) -> str:
     """Return the page. `said` is what compare prints, `names` says what A and B are, and `about` what B's bug is."""
-    alike: dict[tuple, list[DifferentCall]] = {}
-    for call in two.shown_calls:
-        alike.setdefault(call.kind, []).append(call)
     return page_of({
         "title": "Two runs beside each other", "iteration": two.iteration, "text": said, "about": about,
         "tensor": explain_tensor(two), "message": explain_message(two),
-        "at": two.first_places[0].at if two.first_places else None,
-        "calls": [[str(calls[0]), len(calls), ", ".join(map(str, sorted({call.rank for call in calls})))]
-                  for calls in alike.values()],
+        "at": [place.at for place in two.first_places[:1]],
+        "calls": [[str(calls[0]), len(calls), ranks_in(calls)] for calls in two.alike(two.iteration).values()],
         "differences": [[str(one.key), f"{one.size:.1e}", f"{one.relative:.1e}", ranks_of(one)]
                         for one in two.found.differences[:MOST]],
         "runs": [run_data(two, name) | {"name": name, "about": names[name]} for name in two.runs]}, "two_runs")
@@ -191,13 +205,15 @@ def run_data(two: TwoRuns, name: str) -> dict[str, Any]:
     run = two.runs[name]
     step, c, p = run.steps[two.iteration], run.about.model, run.about.parallel
     m = microbatches(step)
-    reported = ReportedRun("", c, p, Precision(run.about.format), run.about.global_batch_size // (m * p.data_parallel_size),
-                           run.about.sequence_length, m, (), PassCounts(1, m, 0, 0), ())
+    b = run.about.global_batch_size // (m * p.data_parallel_size)
+    reported = ReportedRun("", c, p, Precision(run.about.format), b, run.about.sequence_length, m, (),
+                           PassCounts(1, m, 0, 0), ())
     entries = dict.fromkeys(call.entry for one in step for call in one.calls)
     return {"player": player(TickingClock(), [visible(one) for one in step], reported) | {"clock": "ticks"},
             "topology": topology(reported, [0] * p.world_size), "run": {"p": p.pipeline_model_parallel_size},
-            "words": WORDS, "colors": {"actions": COLORS}, "marks": list(marks(two, name))[-MOST:], "tensors": tensors(step),
-            "sent": {"reasons": [[entry.group, entry.phase, entry.reason] for entry in entries]}, "ledger": []}
+            "words": WORDS, "colors": {"actions": COLORS}, "marks": list(marks(two, name))[-MOST:],
+            "tensors": tensors(step), "ledger": [],
+            "sent": {"reasons": [[entry.group, entry.phase, entry.reason] for entry in entries]}}
 
 
 def visible(one: RankStep) -> list:
@@ -219,10 +235,10 @@ def marks(two: TwoRuns, run: str) -> Iterator[dict[str, Any]]:
     def mark(kind: str, at: float, rank: int, text: str) -> dict[str, Any]:
         return {"kind": kind, "at": at, "rank": rank, "text": text}
 
-    named = two.message and two.message.kind
-    for call in two.shown_calls:
-        kind = "changed" if call.a and call.b else "sent" if (call.a if run == "A" else call.b) else "missing"
-        yield mark(kind, call.at, call.rank, str(call)) | {"named": call.kind == named}
+    for kind, calls in two.alike(two.iteration).items():
+        shape = "changed" if all(kind) else "sent" if kind["AB".index(run)] else "missing"
+        for call in calls:
+            yield mark(shape, call.at, call.rank, str(call)) | {"named": bool(two.message and kind == two.message.kind)}
     for one in two.found.differences if run == "B" else ():
         if one.key.iteration == two.iteration:
             yield from (mark("differs", *place, f"{name_of(one.key)} differs by {one.size:.1e}")

@@ -1,4 +1,4 @@
-"""The page of two runs: it marks the tensor that compare names, and the message that a bug drops; and a browser shows it."""
+"""The page of two runs marks the tensor that compare names and the message that a bug drops; a browser shows it."""
 import json
 from dataclasses import replace
 
@@ -25,18 +25,14 @@ from tests.zoo.first_wrong import FOUND
 SUM = "all_reduce", "tensor"
 MESSAGES: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
     "f without its all-reduce": ((*SUM, "logits input"), None),
-    "g without its all-reduce": ((*SUM, "embedding output"), None),
     "attention's input gradient not summed": ((*SUM, "attention input"), None),
-    "the maximum not shared": ((*SUM, "loss: maximum"), None),
     "an all-gather without its reduce-scatter": (("reduce_scatter", "tensor", "logits input"), None),
     "the tied table's gradients not summed": (("all_reduce", "embedding", "tied embedding"), None),
     "g all-reduces backward too": (None, (*SUM, "mlp output")),
-    "a reduce-scatter of identical arrays": (None, (*SUM, "words")),
     "the norms' gradients not summed": ((*SUM, "replicated gradients"), (*SUM, "replicated gradients")),
     "replicated gradients summed over the world": ((*SUM, "replicated gradients"),
                                                    ("all_reduce", "world", "replicated gradients")),
     "the MLP's output bias added t times": (None, None),
-    "every replica reads the same samples": (None, None),
     "the targets of the microbatch before": (None, None),
 }
 
@@ -82,7 +78,7 @@ def test_the_same_run_twice_is_one_page(ranks):
     for _ in range(2):
         two = pairs.two_runs_of(*(record(ranks, 4, of, plan) for _ in "ab"))
         assert not two.calls and two.message is None and not list(two_runs.marks(two, "B"))
-        assert "agree" in two_runs.explain_tensor(two) and "So they do in the whole" in two_runs.explain_message(two)
+        assert "agree" in two_runs.explain_tensor(two) and "Both send the same" in two_runs.explain_message(two)
         pages.append(two_runs.page(two, "", {"A": "", "B": ""}))
     assert pages[0] == pages[1]
 
@@ -112,14 +108,13 @@ def test_runs_without_counterparts_are_refused_before_they_start(ranks, monkeypa
     assert "Record the run again" in compare_with_report(monkeypatch, tmp_path, tmp_path / "t", tmp_path / "t")
 
 
-def test_two_recordings_on_disk_become_a_page(ranks, monkeypatch, tmp_path, capsys):
+def test_two_recordings_on_disk_become_a_page(ranks, monkeypatch, tmp_path):
     for name in "ab":
         ranks.run(2, written, case(2), Plan(), str(tmp_path / name), 1, "float64")
-    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--report",
+    monkeypatch.setattr("sys.argv", ["compare", *(str(tmp_path / name) for name in "ab"), "--report",
                                      str(tmp_path / "page.html")])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="0"):
         main()
-    assert ended.value.code == 0 and "A and B agree" in capsys.readouterr().out
     assert "A and B agree: no tensor differs" in (tmp_path / "page.html").read_text()
 
 
@@ -137,7 +132,7 @@ def file(ranks, tmp_path_factory):
     """Write the page of f without its all-reduce."""
     name, of, plan = pairs.PAIRS["dropped_all_reduce"]
     found = tmp_path_factory.mktemp("pairs") / "page.html"
-    found.write_text(pairs.page_of(pairs.pair(ranks, zoo.BY_NAME[name], of, plan), zoo.BY_NAME[name]))
+    found.write_text(pairs.page_of(ranks, zoo.BY_NAME[name], of, plan))
     return found
 
 
@@ -157,11 +152,11 @@ def page(request, browser, file):
 
 def test_the_page_shows_the_tensor_and_the_message(page):
     data = json.loads(page.locator("#data").text_content())
-    assert "the gradient of final_layernorm.output, in the phase 'backward'" in page.locator("#first-text").text_content()
+    assert "the gradient of final_layernorm.output, in the phase" in page.locator("#first-text").text_content()
     assert "all-reduce of 256 bytes" in page.locator("#message-text").text_content()
     assert page.locator("#wrong").text_content() == "return dx"
     for run in (0, 1):
-        assert page.locator(f"#view-{run} .mark-first.lit").count() == 2      # ranks 2 and 3, at the time where it begins
+        assert page.locator(f"#view-{run} .mark-first.lit").count() == 2      # on ranks 2 and 3
         assert "the first tensor that differs" in page.locator(f"#status-{run}").text_content()
     assert page.locator("#view-0 .mark-sent").count() == page.locator("#view-1 .mark-missing").count() == sum(
         times for _, times, _ in data["calls"])

@@ -24,7 +24,7 @@ MOST_SLICES = 12_000        # of communication: beyond that, those inside of act
 
 def played_step(clock: Clock, ranks: Sequence[Sequence[Slice]], schedule: Schedule, c: ParallelConfig,
                 message_bytes: int) -> dict[str, Any]:
-    """Return a step of all ranks, traced on this clock. `message_bytes` is what a rank sends to the next stage at a time."""
+    """Return a step of all ranks on this clock. `message_bytes` is what a rank sends to the next stage at a time."""
     sending = clock.link.seconds("send", 2, message_bytes) if isinstance(clock, VirtualClock) else None
     began, shown = min(s.start for slices in ranks for s in slices), ranks[:MOST_RANKS]
     until = last_microbatch(schedule, len(shown))

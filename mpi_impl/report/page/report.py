@@ -95,8 +95,9 @@ def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: Reported
     steps = world.allgather_objects(traced.steps[-1])
     if world.rank == 0:
         data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),
-                "losses": losses(run), "topology": topology(run, [one.psi for one in held]), "ledger": traffic.rows(said.lines),
-                "sent": sent(ledgers, run), "memory": memory_rows(held), "player": player(traced.clock, steps, run),
+                "losses": losses(run), "topology": topology(run, [one.psi for one in held]),
+                "ledger": traffic.rows(said.lines), "sent": sent(ledgers, run), "memory": memory_rows(held),
+                "player": player(traced.clock, steps, run),
                 "written": run.written, "text": said.full, "words": WORDS,
                 "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}}
         write_whole(path, page(data))

@@ -2,12 +2,7 @@
 $("first-text").textContent = data.tensor;
 $("message-text").textContent = data.message;
 $("bug").hidden = !data.about;
-if (data.about) {
-  $("story").textContent = data.about.story;
-  $("place").textContent = data.about.file;
-  $("right").textContent = data.about.right;
-  $("wrong").textContent = data.about.wrong;
-}
+for (const [id, text] of Object.entries(data.about || {})) $(id).textContent = text;
 $("step-title").textContent = `Iteration ${data.iteration} of both, played`;
 const controls = makeControls();
 data.runs.forEach((run, i) => {
@@ -18,13 +13,13 @@ data.runs.forEach((run, i) => {
   $(`view-${i}`).setAttribute("aria-label", `Timeline of run ${run.name}: arrow keys go from action to action`);
 });
 controls.start(...data.runs.map((run, i) => makePlayer(run, id => $(`${id}-${i}`), controls)));
-$("go").hidden = data.at === null;
+$("go").hidden = !data.at.length;
 $("go").addEventListener("click", () => {
-  controls.jump(data.at);
+  controls.jump(data.at[0]);
   $("player").scrollIntoView({block: "start"});
   $("next").focus({preventScroll: true});
 });
-if (data.at !== null) controls.jump(data.at);
+controls.jump(data.at[0] ?? 0);
 
 function list(id, titles, rows, numeric, none) {
   if (rows.length) table($(id), titles, rows, numeric);
