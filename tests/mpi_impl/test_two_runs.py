@@ -1,5 +1,6 @@
 """The page of two runs marks the tensor that compare names and the message that a bug drops; a browser shows it."""
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -56,19 +57,20 @@ def test_the_marked_place_and_the_message_are_the_bugs(ranks, name):
     assert (told or (None, None)) == MESSAGES[name], two_runs.explain_message(two)
 
 
-@given(st.integers(1, 40), st.data())
-def test_calls_that_are_dropped_are_those_that_differ(n, draws):
-    """Whichever of a rank's calls the other run lacks, in either run."""
-    def call(i: int) -> Call:
-        return Call(i * 1e-6, f"0F{i // 4}", "blocks.0", Entry("all_reduce", "tensor", 2, "forward", f"sum {i % 4}",
-                                                             "float64"), 8)
-
-    calls = [call(i) for i in range(n)]
-    dropped, added = (draws.draw(st.sets(st.sampled_from(calls))) for _ in "ab")
-    a, b = ([one for one in calls if one not in without] for without in (added, dropped))
-    found = list(two_runs.different_calls(1, [RankStep([], a, [])], [RankStep([], b, [])]))
-    assert [one.a for one in found if one.a] == [one for one in a if one in dropped]
-    assert {one.b for one in found if one.b} == added - dropped
+@given(st.lists(st.integers(0, 8), max_size=30), st.data())
+def test_calls_that_are_dropped_are_those_that_differ(reasons, draws):
+    """Whichever of its calls a run lacks, as often as it lacks them, and whichever has another size."""
+    calls = [Call(i * 1e-6, f"0F{reason // 3}", "blocks.0",
+                  Entry("all_reduce", "tensor", 2, "forward", f"sum {reason % 3}", "float64"), 8)
+             for i, reason in enumerate(reasons)]
+    kinds = [draws.draw(st.sampled_from(["kept", "dropped", "changed"])) for _ in calls]
+    kept = [call for call, kind in zip(calls, kinds) if kind != "dropped"]
+    found = list(two_runs.different_calls(1, [RankStep([], calls, [])], [RankStep([], kept, [])]))
+    dropped = Counter(call.purpose for call, kind in zip(calls, kinds) if kind == "dropped")
+    assert Counter(one.a.purpose for one in found) == dropped and {one.b for one in found} <= {None}
+    changed = [call._replace(elements=4) if kind == "changed" else call for call, kind in zip(calls, kinds)]
+    found = list(two_runs.different_calls(1, [RankStep([], calls, [])], [RankStep([], changed, [])]))
+    assert {(one.a, one.b) for one in found} == {pair for pair in zip(calls, changed) if pair[0] != pair[1]}
 
 
 def test_the_same_run_twice_is_one_page(ranks):
