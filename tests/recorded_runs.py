@@ -50,16 +50,18 @@ def batches_of(of: Case, topology) -> Batches:
 
 
 def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, form: str):
-    """Run on a rank; return the facts of the run, and the parts that this rank has seen."""
+    """Run on a rank; return the facts of the run, the parts that this rank has seen, and what it did in each step."""
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology, form, plan), batches_of(of, topology)
         if order is not None:
             trainer.pipelines["training", batches.microbatches] = Pipeline(order, topology)
-        recorder, taken = Recorder(trainer.state), []
+        recorder, taken, played = Recorder(trainer.state), [], []
         for step in range(steps):
-            trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
+            with recorder.playing():
+                trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
             taken += recorder.pop_parts()
-        return facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
+            played.append(recorder.played)
+        return facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), taken, played
 
 
 def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None = None, steps=2, bug: Bug | None = None,
@@ -67,7 +69,8 @@ def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None =
     """Record a run on n ranks of the pool. With `order` a pipeline's stages do their work in that order."""
     job = (recorded, of, plan, order, steps, form)
     found = ranks.run(n, *job) if bug is None else ranks.run(n, planted_run, bug, *job)
-    return in_memory(found[0][0], [one for _, taken in found for one in taken])
+    return in_memory(found[0][0], [one for _, taken, _ in found for one in taken],
+                     {i: list(each) for i, each in enumerate(zip(*(played for *_, played in found)), 1)})
 
 
 def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
@@ -78,7 +81,8 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
         recorded, taken = RecordedSteps(trainer.state, folder, about, said.append), []
         for step in range(steps):
             observer = recorded.observer
-            trainer.step(batches.microbatches_of("train", step), BATCH, observer)
+            with recorded.playing():
+                trainer.step(batches.microbatches_of("train", step), BATCH, observer)
             if observer is not None:
                 taken += [(key, part, values) for (key, _), (part, values) in observer.seen.items()]
             recorded.write()

@@ -2,8 +2,9 @@
 
 Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
 docs/_build/html of them, offline; walkthroughs are shown as they are stored. Only the demo is run, for a few
-iterations: its page is on the front page. A warning of Sphinx is an error, and so is an internal link or a picture of a
-finished page that leads nowhere. The playground's pages (tools/playground.py) are added to Sphinx's.
+iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). The playground's
+pages (tools/playground.py) are added to Sphinx's. A warning of Sphinx is an error, and so is an internal link or a
+picture of a finished page that leads nowhere.
 """
 import ast
 import os
@@ -37,6 +38,8 @@ READY = {SHEET} | {f"docs/playground/{name}.html" for name in playground.PAGES}
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
 LISTS = "docs/index.md"     # of the site's pages, by section: appended to README.md, the front page
 REPORT = "report.html"      # of a run of the demo, beside the front page
+PAIRS = "benchmarks/bug_matrix/pairs.py"      # writes pages of two runs: a link to a line of it leads to a page
+PAIRS_FOLDER = "docs/pairs"
 ITERATIONS = 100            # of that run: half a minute
 LIVE = f"""
 ## The page of a run, live
@@ -70,6 +73,7 @@ def main() -> None:
     (html / SHEET).parent.mkdir(parents=True)
     shutil.copy2(ROOT / SHEET, html / SHEET)
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
+    write_pairs(html / PAIRS_FOLDER)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
     playground.build(html / playground.PLACE)
@@ -96,6 +100,14 @@ def report_of_demo(folder: Path) -> Path:
     if run.returncode:
         sys.exit(f"error: the demo failed, so that the front page has no page of a run. It said:\n{run.stderr}")
     return folder / RESULTS / REPORT
+
+
+def write_pairs(folder: Path) -> None:
+    """Record the pairs of runs that docs/two_runs.md shows, and write their pages."""
+    run = subprocess.run([sys.executable, "-m", PAIRS.replace("/", ".").removesuffix(".py"), folder], cwd=ROOT,
+                         capture_output=True, text=True)
+    if run.returncode:
+        sys.exit(f"error: the pairs of runs have no pages. Recording them said:\n{run.stderr}")
 
 
 # ---- the pages ----
@@ -196,6 +208,9 @@ class Site:
         for one in place, f"{place}/README.md", f"{place.removesuffix('.py')}.ipynb":
             if one in self.pages:
                 return relative(one)
+        if place == PAIRS and anchor:
+            name = (ROOT / place).read_text().splitlines()[int(anchor.removeprefix("L")) - 1].split('"')[1]
+            return "built:" + relative(f"{PAIRS_FOLDER}/{name}.html").partition("#")[0]
         if place in READY:
             return "built:" + relative(place)
         if place.split("/")[0] in PACKAGES:

@@ -141,7 +141,8 @@ def right_names(results: Results) -> str:
              if results.get(name, {}).get("compare", UNKNOWN).mark == SEEN}
     right = sum(without_layers(results[name]["compare"].says) == tensor for name, tensor in known.items())
     return (f"`compare` also says where: of {len(known)} bugs that it sees and whose first wrong tensor "
-            f"[its tests](../tests/mpi_impl/test_compare.py) know, it names that tensor for {right}.")
+            f"[its tests](../tests/mpi_impl/test_compare.py) know, it names that tensor for {right}. Five "
+            "of them [can be watched](two_runs.md), each beside the same run without the bug.")
 
 
 def without_layers(tensor: str) -> str:

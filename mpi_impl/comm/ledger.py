@@ -6,6 +6,7 @@ if the collective ran as a ring, which is how the papers count. If ranks are on 
 crosses from one to another: hosts.py has the count.
 """
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class Ledger:
     def __init__(self):
         self.totals: dict[Entry, Total] = defaultdict(Total)
         self.crossing: dict[Entry, float] = defaultdict(float)      # on several hosts: elements, times what crosses
+        self.listener: Callable[[Entry, int], None] | None = None      # is told of each call, and its elements
         self._phase = "outside a step"
 
     @contextmanager
@@ -62,6 +64,8 @@ class Ledger:
         self.totals[entry] = Total(calls + 1, sent + elements)
         if crossing is not None:
             self.crossing[entry] += crossing * elements
+        if self.listener:
+            self.listener(entry, elements)
 
     def add(self, other: "Ledger") -> None:
         """Add another rank's totals."""

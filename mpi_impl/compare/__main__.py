@@ -25,12 +25,13 @@ import sys
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
-from mpi_impl.compare import their_runs
+from mpi_impl.compare import their_runs, two_runs
 from mpi_impl.compare.completeness import check_whole
-from mpi_impl.compare.differences import compare
+from mpi_impl.compare.differences import SHOWN, compare
 from mpi_impl.compare.recording import Recording, read
 from mpi_impl.compare.report import report
 from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_writable, write_whole
 from reference.errors import UserError
 
 
@@ -42,21 +43,38 @@ def main() -> None:
         parser.add_argument(run, help="a folder written by pretrain_gpt --record or by shardlab_recorder.py, a "
                             "checkpoint of PyTorch's (a folder of DCP, a file of torch.save, safetensors), a folder of "
                             "torchtitan's numerics logs, or a run's options in quotes: '-n RANKS' and pretrain_gpt's")
-    parser.add_argument("--report", metavar="FILE", help="a page to write for a browser: all tensors of two runs of "
-                        "other programs, side by side")
+    parser.add_argument("--report", metavar="FILE", help="a page to write for a browser: two runs on the same ranks, "
+                        "played beside each other; of other programs, all tensors side by side")
     options = parser.parse_args()
     if their_runs.are_recordings(options.A, options.B):
         text, differ = their_runs.compared(options.A, options.B, options.report)
         print(text)
         sys.exit(int(differ))
     if options.report:
-        raise UserError("--report shows runs of other programs, recorded by shardlab_recorder.py. Leave it out.")
+        check_writable(options.report)
+        check_ranks(options.A, options.B)
     with ExitStack() as until_compared:
         a, b = (recording_of(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
+        if options.report:
+            two_runs.check_comparable(a, b)
         check_whole(a, b)
-        found = compare(a, b)
-        print(report(found, a, b))
+        found = compare(a, b, two_runs.ALL if options.report else SHOWN)
+        said = report(found, a, b)
+        print(said)
+        if options.report:
+            write_whole(options.report, two_runs.page(two_runs.TwoRuns(found, a, b), said,
+                                                      {"A": options.A, "B": options.B}))
+            print(f"\nBoth runs are in {options.report}: open it in a browser.")
     sys.exit(int(bool(found.differences)))
+
+
+def check_ranks(*runs: str) -> None:
+    """Raise UserError for runs on different numbers of ranks, before any of them is run."""
+    ranks = [ranks_and_options(name, run)[0] if run.startswith("-") else read(run).about.parallel.world_size
+             for name, run in zip("AB", runs)]
+    if ranks[0] != ranks[1]:
+        raise UserError(f"--report shows two runs rank by rank, but A has {ranks[0]} ranks and B {ranks[1]}. Give both "
+                        "the same ranks, or leave --report out: without it, runs on any two topologies are compared.")
 
 
 # ---- the runs -------------------------------------------------------------------------------------------------------

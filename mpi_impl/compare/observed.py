@@ -56,6 +56,7 @@ class ObservedPass(TrainingPass):
             y = function(action, x)
             if y is not None:
                 self.observer.see_outside(phase, goes, y)
+            self.observer.end_action()
             return y
 
         return act

@@ -36,6 +36,7 @@ class Observer(ABC):
         self.last_stage = has_head(state.layout.tensors, state.model)
         self.layers = dict(layers_in(state.layout.tensors))
         self.iteration = 0      # before the first step
+        self.action = self.unit = ""        # the schedule's action and the layer at work; "" between actions
 
     @abstractmethod
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
@@ -54,7 +55,7 @@ class Observer(ABC):
         """Begin a step of this ObservedPass."""
         self.work, self.iteration = work, iteration
         self.part = self.state.part(work.microbatches)
-        self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
+        self.used, self.gradients = set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
             for name, x in batch._asdict().items():
                 if x is not None and name != "counted" and (self.last_stage if name in PREDICTED else self.first_stage):
@@ -79,7 +80,12 @@ class Observer(ABC):
 
     def begin_action(self, action: Action) -> None:
         """Note the schedule's next action. A forward inside a backward is a recomputed layer."""
-        self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
+        self.action, self.microbatch = str(action), action.microbatch
+        self.computing = "forward" if action.kind == "F" else "recompute"
+
+    def end_action(self) -> None:
+        """Note that the action is over: no layer is at work."""
+        self.action = self.unit = ""
 
     def see_parameters(self, place: str, unit: str, tensors) -> None:
         """See the parameters of a unit, which begins its work in this place: `blocks.3`, which may be a shared block.

@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -10,10 +11,15 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from mpi_impl.comm.clock import TickingClock
+from mpi_impl.comm.ledger import Entry
+from mpi_impl.comm.trace import Slice
 from mpi_impl.compare.names import Key
 from mpi_impl.compare.observer import Observer
-from mpi_impl.compare.recording import INDEX, RunFacts, TensorPart
+from mpi_impl.compare.recording import INDEX, STEPS, RunFacts, TensorPart
+from mpi_impl.compare.steps import Call, RankStep, SeenPart
 from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.report.timelines.tracing import TracedSteps
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
@@ -29,6 +35,34 @@ class Recorder(Observer):
     def __init__(self, state: ModelState):
         super().__init__(state)
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
+        self.clock, self.slices, self.calls = TickingClock(), list[Slice](), list[Call]()    # of a played step
+        self.times: dict[tuple[str, str, tuple[int, ...]], float] = {}
+
+    @contextmanager
+    def playing(self):
+        """Trace the step in the `with` block on a ticking clock, and note the order of its calls and tensors.
+
+        All ranks call this together.
+        """
+        self.calls, self.times = [], {}
+        traced, ledger = TracedSteps(self.topology, self.clock), self.topology.world.ledger
+        ledger.listener = self.hear
+        try:
+            with traced.step():
+                yield
+        finally:
+            ledger.listener = None
+        self.slices = traced.steps[-1]
+
+    def hear(self, entry: Entry, elements: int) -> None:
+        """Note a call. A group of one rank sends nothing."""
+        if entry.group_size > 1:
+            self.calls.append(Call(self.clock.now(), self.action, self.unit, entry, elements))
+
+    @property
+    def played(self) -> RankStep:
+        """Return the last step that was played."""
+        return RankStep(self.slices, self.calls, [SeenPart(at, *part) for part, at in self.times.items()])
 
     def see(self, phase, name, x, first, summed=False) -> None:
         """Keep a copy. A tensor that is seen again has changed, and replaces the earlier copy."""
@@ -36,6 +70,8 @@ class Recorder(Observer):
             return
         values = np.copy(widened(to_host(x)))
         part = TensorPart(self.topology.world.rank, first, values.shape, summed)
+        self.clock.tick()
+        self.times[phase, name, first] = self.clock.now()
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
     def pop_parts(self) -> list[tuple[Key, TensorPart, Any]]:
@@ -53,19 +89,25 @@ class RecordedSteps:
         self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
         self.index: list = []
+        self.steps: dict[int, list[RankStep]] = {}
         self.world.broadcast_object(self.begin)
 
     def begin(self) -> None:
         """Invalidate an earlier recording in the folder, so that two runs do not mix."""
         check_folder(self.folder)
         with writing(self.folder):
-            if os.path.exists(path := os.path.join(self.folder, INDEX)):
-                os.remove(path)
+            for name in (INDEX, STEPS):
+                if os.path.exists(path := os.path.join(self.folder, name)):
+                    os.remove(path)
 
     @property
     def observer(self) -> Recorder | None:
         """Return the observer of the next step: None, once there are enough."""
         return self.recorder if self.left else None
+
+    def playing(self):
+        """Return the context in which the next step is noted in order, if it is recorded."""
+        return self.recorder.playing() if self.left else nullcontext()
 
     def write(self) -> None:
         """Write the step, if it was observed, and report its size."""
@@ -78,7 +120,8 @@ class RecordedSteps:
         self.world.broadcast_object(lambda: self.check_room(sum(bytes_of_ranks)))
         self.world.collect_objects(lambda: write_values(os.path.join(self.folder, file), parts))
         self.index += [(key, part._replace(file=file, name=str(i))) for i, (key, part, _) in enumerate(parts)]
-        everyone = self.world.allgather_objects(self.index)
+        everyone, played = self.world.allgather_objects(self.index), self.world.allgather_objects(self.recorder.played)
+        self.steps[self.recorder.iteration] = played
         self.world.broadcast_object(lambda: self.write_index(everyone))
 
     def check_room(self, size: int) -> None:
@@ -92,6 +135,8 @@ class RecordedSteps:
 
     def write_index(self, everyone: list[list]) -> None:
         index = {"about": asdict(self.about), "parts": [entry for index in everyone for entry in index]}
+        if all(one.slices for one in self.steps[self.recorder.iteration]):
+            write_whole(os.path.join(self.folder, STEPS), json.dumps(self.steps))
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 

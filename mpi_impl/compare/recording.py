@@ -14,6 +14,7 @@ from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
 from mpi_impl.compare.names import PHASES, Key, place_of
+from mpi_impl.compare.steps import RankStep
 from mpi_impl.runtime.files import LARGEST, check_readable, is_there, path_inside
 from mpi_impl.runtime.formats import read_json, sentence
 from reference.config import ModelConfig, ParallelConfig
@@ -21,7 +22,7 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 
-INDEX = "recording.json"
+INDEX, STEPS = "recording.json", "steps.json"
 COMMON = ("model", "optimizer", "seed", "global_batch_size", "sequence_length")     # of runs to compare
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -78,15 +79,22 @@ class Recording:
     about: RunFacts
     load: Callable[[TensorPart], Any]      # -> the part's values, a NumPy array
     parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
+    load_steps: Callable[[], dict[int, list[RankStep]]] = dict
+
+    @cached_property
+    def steps(self) -> dict[int, list[RankStep]]:
+        """Return what each rank did, by iteration. Raise UserError if that was not recorded."""
+        return self.load_steps()
 
     @cached_property
     def first_iteration(self) -> int:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: RunFacts, parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
+def in_memory(about: RunFacts, parts: Iterable[tuple[Key, TensorPart, Any]],
+              steps: dict[int, list[RankStep]] | None = None) -> Recording:
     """Make a recording of all ranks' recorders."""
-    recording, values = Recording(about, lambda part: values[part]), {}
+    recording, values = Recording(about, lambda part: values[part], load_steps=lambda: steps or {}), {}
     for i, (key, part, x) in enumerate(parts):
         part = part._replace(name=str(i))
         values[part] = x
@@ -101,7 +109,7 @@ def read(folder: str) -> Recording:
         raise UserError(f"{folder} holds no recording: {path} is not there. A recording is a folder that `pretrain_gpt "
                         "--record` has written to its end, or shardlab_recorder.py to the end of a step.")
     found = read_json(path, Index, LARGEST)
-    recording = Recording(found.about, lambda part: load(folder, part))
+    recording = Recording(found.about, lambda part: load(folder, part), load_steps=lambda: read_steps(folder))
     try:
         for key, part in found.parts:
             if key.phase not in PHASES or len(part.first) != len(part.shape):
@@ -113,6 +121,15 @@ def read(folder: str) -> Recording:
     if not recording.parts:
         raise UserError(f"{path} lists no tensor: the run was ended before its first iteration. Record it again.")
     return recording
+
+
+def read_steps(folder: str) -> dict[int, list[RankStep]]:
+    """Read what each rank did in the recorded steps, in order. Raise UserError if that was not recorded."""
+    path = os.path.join(folder, STEPS)
+    if not is_there(path):
+        raise UserError(f"{folder} lacks the order in which its ranks worked: {path} is not there. It was recorded "
+                        "with --trace or --report, or by an older version. Record the run again, without them.")
+    return read_json(path, dict[int, list[RankStep]], LARGEST)
 
 
 def load(folder: str, part: TensorPart):

@@ -250,7 +250,7 @@ class Pretraining(Program):
         if self.args.report and step < 2:
             self.watched = watch(self.topology, on_device(self.device.like))
             return self.watched.step()
-        return nullcontext()
+        return self.recorded.playing() if self.recorded and not self.args.report else nullcontext()
 
     def verify(self, iteration: int, result: StepResult) -> str:
         """Compute the textbook's step with --verify, and describe how far the ranks are from it."""

@@ -3,7 +3,6 @@ import json
 import re
 from math import inf, nan
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -137,7 +136,7 @@ def test_a_large_run_has_a_small_page():
     (own,) = slices_of(simulate(schedule, Times(1e-3, 1e-3, 1e-3)))
     sums = [Slice("communication", "output", "communication", s.start + i * 1e-4, s.start + i * 1e-4 + 5e-5)
             for s in own for i in range(5)]
-    found = played_step(SimpleNamespace(clock=VirtualClock()), [own + sums], schedule, c, 4096)
+    found = played_step(VirtualClock(), [own + sums], schedule, c, 4096)
     assert 0 < found["shown_microbatches"] < m == found["microbatches"] and found["left_out"]
     assert len(page({"title": "large", "player": found}).encode()) < LIMIT
 

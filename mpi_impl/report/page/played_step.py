@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from mpi_impl.comm.clock import VirtualClock
+from mpi_impl.comm.clock import Clock, VirtualClock
 from mpi_impl.comm.topology import place
 from mpi_impl.comm.trace import Slice
 from mpi_impl.prediction.group import survey
 from mpi_impl.report.page.senders import members
-from mpi_impl.report.timelines.tracing import TracedSteps
 from reference.config import ParallelConfig
 from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower, result
 
@@ -23,10 +22,9 @@ MOST_ACTIONS = 3_000        # of all ranks, and as many microbatches of each
 MOST_SLICES = 12_000        # of communication: beyond that, those inside of actions are left out
 
 
-def played_step(traced: TracedSteps, ranks: Sequence[Sequence[Slice]], schedule: Schedule, c: ParallelConfig,
+def played_step(clock: Clock, ranks: Sequence[Sequence[Slice]], schedule: Schedule, c: ParallelConfig,
                 message_bytes: int) -> dict[str, Any]:
-    """Return the last traced step of all ranks. `message_bytes` is what a rank sends to the next stage at a time."""
-    clock = traced.clock
+    """Return a step of all ranks on this clock. `message_bytes` is what a rank sends to the next stage at a time."""
     sending = clock.link.seconds("send", 2, message_bytes) if isinstance(clock, VirtualClock) else None
     began, shown = min(s.start for slices in ranks for s in slices), ranks[:MOST_RANKS]
     until = last_microbatch(schedule, len(shown))

@@ -11,6 +11,7 @@ from typing import Any
 from mpi_impl.comm.clock import Clock, DeviceClock, VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Topology, place
+from mpi_impl.comm.trace import Slice
 from mpi_impl.prediction.group import survey
 from mpi_impl.prediction.predict import Predicted, sent_by_pipeline
 from mpi_impl.report import memory, traffic
@@ -94,19 +95,22 @@ def write_report(path: str, trainer: Trainer, traced: TracedSteps, run: Reported
     steps = world.allgather_objects(traced.steps[-1])
     if world.rank == 0:
         data = {"title": title(run), "summary": [line._asdict() for line in said.short], "run": facts(run),
-                "losses": losses(run), "topology": topology(run, held), "ledger": traffic.rows(said.lines),
-                "sent": sent(ledgers, run), "memory": memory_rows(held), "player": player(traced, steps, run),
+                "losses": losses(run), "topology": topology(run, [one.psi for one in held]),
+                "ledger": traffic.rows(said.lines), "sent": sent(ledgers, run), "memory": memory_rows(held),
+                "player": player(traced.clock, steps, run),
                 "written": run.written, "text": said.full, "words": WORDS,
                 "colors": {"actions": COLORS, "axes": AXES, "memory": MEMORY}}
         write_whole(path, page(data))
 
 
-def page(data: dict[str, Any]) -> str:
-    """Return the page: its HTML, with the style, the script and the data inside."""
-    parts = {name: files("mpi_impl.report.page").joinpath(f"page.{name}").read_text("utf-8")
-             for name in ("html", "css", "js")}
-    inside = {"title": html.escape(data["title"]), "css": parts["css"], "js": parts["js"], "json": script_json(data)}
-    pieces = parts["html"].split("%%")                       # text, name, text, name, ..., text
+def page(data: dict[str, Any], name: str = "page") -> str:
+    """Return a page with a player: its HTML, with the style, the scripts and the data inside."""
+    def text(file: str) -> str:
+        return files("mpi_impl.report.page").joinpath(file).read_text("utf-8")
+
+    inside = {"title": html.escape(data["title"]), "css": text("page.css"), "json": script_json(data),
+              "js": "\n".join(map(text, ("elements.js", "player.js", f"{name}.js")))}
+    pieces = text(f"{name}.html").split("%%")                # text, name, text, name, ..., text
     return "".join(inside[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
@@ -155,15 +159,15 @@ def losses(run: ReportedRun) -> dict[str, Any]:
             "baseline": run.baseline}
 
 
-def topology(run: ReportedRun, everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
-    """Return each rank's place, what it holds, and its groups."""
+def topology(run: ReportedRun, psis: Sequence[int]) -> list[dict[str, Any]]:
+    """Return each rank's place, what it holds, the number of its parameters, and its groups."""
     c, p, found = run.model, run.parallel, []
     stages, colors = stages_of_ranks(c, p), survey(p)
-    for rank, one in enumerate(everyone):
+    for rank, psi in enumerate(psis):
         at = place(rank, p)
         held = stages[at.pipeline]
         layers = [layer for own in held.values() for layer in own]
-        found.append({"rank": rank, **at._asdict(), "parameters": one.psi,
+        found.append({"rank": rank, **at._asdict(), "parameters": psi,
                       "stages": {str(stage): [own[0], own[-1]] for stage, own in held.items()},
                       "embedding": 0 in layers, "head": c.num_layers - 1 in layers,
                       "groups": {name: members(rank, name, colors) for name in GROUPS if name in colors}})
@@ -189,10 +193,10 @@ def memory_rows(everyone: Sequence[RankMemory]) -> list[dict[str, Any]]:
     return [{"held": one.held._asdict(), "compared": one.compared} for one in everyone]
 
 
-def player(traced: TracedSteps, steps: Sequence, run: ReportedRun) -> dict[str, Any]:
+def player(clock: Clock, steps: Sequence[Sequence[Slice]], run: ReportedRun) -> dict[str, Any]:
     """Return the traced step, with what each kind of action of each stage computes, and each microbatch's samples."""
     c, p, schedule = run.model, run.parallel, schedule_of(run.parallel, run.m)
-    found = played_step(traced, steps, schedule, p, message_bytes(run))
+    found = played_step(clock, steps, schedule, p, message_bytes(run))
     kinds = sorted({action.kind for actions in schedule.ranks for action in actions}, key="FBIW".index)
     work = {f"{stage}{kind}": work_of(c, p, run.b, run.s, layers, kind)
             for own in stages_of_ranks(c, p) for stage, layers in own.items() for kind in kinds}

@@ -31,8 +31,10 @@ class TracedSteps:
         """Trace the body of a `with` block."""
         self.meet()
         runs, self.trace.clock, self.trace.recording = self.trace.clock, self.clock, True
-        yield
-        self.trace.clock, self.trace.recording = runs, False
+        try:
+            yield
+        finally:
+            self.trace.clock, self.trace.recording = runs, False
         self.steps.append(list(self.trace.slices))
         self.trace.slices.clear()
 
