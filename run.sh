@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Shardlab's front door: makes the environment (.venv) when it is needed, then runs a command.
 # Written for any bash from 3.2 on, which is what macOS has.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"      # sh run.sh, where sh is another shell
 set -euo pipefail
 
 minimum_python="3.11"
