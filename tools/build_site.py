@@ -85,16 +85,17 @@ def main() -> None:
     (html / SHEET).parent.mkdir(parents=True)
     shutil.copy2(ROOT / SHEET, html / SHEET)
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
-    built = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
-                        "-D", f"html_context.repository={place or ''}",
-                        "-d", str(BUILD / "doctrees"), str(source), str(html)]) == 0
-    failed = not (slides.build(slides.SOURCE, html / "slides") and built)
+    failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
+                         "-D", f"html_context.repository={place or ''}",
+                         "-d", str(BUILD / "doctrees"), str(source), str(html)])
+    # In a process of its own, since Sphinx keeps in its module which parser reads Markdown.
+    run = subprocess.run([sys.executable, slides.__file__, html / "slides", "--no-pdf"], stdout=subprocess.DEVNULL)
     shutil.rmtree(html / "slides" / ".doctrees", ignore_errors=True)
     write_texts(html)
     faults = broken_links(html)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
-    if failed or faults:
+    if failed or run.returncode or faults:
         sys.exit("error: the site has faults, which are listed above.")
     print(f"The site has {len(list(html.rglob('*.html')))} pages. Open {html / 'index.html'}")
 

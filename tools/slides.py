@@ -37,10 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="./run.sh slides", description="Build the slides, as HTML and PDF.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "slides",
                         help="where to write them (default: runs/slides)")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument("--no-pdf", action="store_true", help="open no browser: write HTML alone")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
     if not build(SOURCE, folder):
         sys.exit("error: the slides have faults, which are listed above.")
     print(f"There are {len(decks())} decks. Open {folder / 'index.html'}")
+    if args.no_pdf:
+        return
     if not (program := find_chromium()):
         print("There are no PDFs, and nobody has checked that all slides fit: this machine has no Chromium or Chrome.")
         return
