@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Shardlab's front door: makes the environment (.venv) when it is needed, then runs a command.
 # Written for any bash from 3.2 on, which is what macOS has.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"      # sh run.sh, where sh is another shell
 set -euo pipefail
 
 minimum_python="3.11"
@@ -15,7 +16,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   test-all   the same with the deep tests, which take long
   test-cuda  the theorems on this machine's GPUs, which ranks share, and timings, in at most eight minutes; the report
              is in runs/test-cuda.txt, or in the file named by CUDA_REPORT; needs CuPy in .venv, as in
-             .venv/bin/python -m pip install ".[cuda12,cudnn12]"; OPTIONS go to pytest. Where the system's Python has
+             .venv/bin/python -m pip install \".[cuda12,cudnn12]\"; OPTIONS go to pytest. Where the system's Python has
              CuPy and mpi4py, and there is no network, bring wheels of what it lacks, as mpich, and then
                  python3 -m venv --system-site-packages FOLDER
                  FOLDER/bin/python -m pip install --no-index --no-deps *.whl

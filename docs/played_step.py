@@ -2,22 +2,39 @@
 
     ./run.sh demo && python docs/played_step.py runs/demo/report.html
 
-It shows what the page's player shows: the step on the ranks' own clocks, and the messages between stages.
+It shows what the page's player shows: the step on the ranks' own clocks, and the messages between stages. In a dark
+scheme it is dark; whoever asks for less motion sees the whole step, at its end.
 """
 import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 830, 112, 14, 66, 26, 14
+WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 830, 128, 14, 106, 26, 26
 SECONDS, HELD = 14, 0.85        # of a round; the share of it in which the step is played, and not held at its end
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f; }
 .title { font-size: 15px; font-weight: 600; }
 .pale { fill: #57606a; }
-.name { fill: #fff; text-anchor: middle; font-size: 11px; }
-.ahead { opacity: 0.16; }
+text.name { fill: #fff; text-anchor: middle; font-size: 11px; }
+.page { fill: #fff; }
+.lane { fill: #e6e8eb; }
+.now { stroke: #24292f; stroke-width: 2; }
+.ahead { opacity: 0.2; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; }
+  .pale { fill: #9da7b1; }
+  .page { fill: #131416; }
+  .lane { fill: #2b3036; }
+  .now { stroke: #e6edf3; }
+  .ahead { opacity: 0.35; }
+}
+@media (prefers-reduced-motion: reduce) {
+  .moving { display: none; }
+  .ahead { opacity: 1; }
+}
 """
 
 
@@ -31,25 +48,28 @@ def picture(data: dict) -> Iterator[str]:
     stages = [rank["pipeline"] for rank in data["topology"]]
     tops = [TOP + rank * LANE + stage * GAP for rank, stage in enumerate(stages)]
     bottom = tops[-1] + LANE
-    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 36}" role="img" aria-label="One '
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 12}" role="img" aria-label="One '
            f'training step, played: forward and backward passes of four microbatches on eight ranks.">')
     yield f"<style>{STYLE}</style>"
-    yield f'<rect width="{WIDTH}" height="{bottom + 36}" rx="6" fill="#fff"/>'
+    yield f'<rect class="page" width="{WIDTH}" height="{bottom + 12}" rx="6"/>'
     yield f'<text class="title" x="14" y="26">One training step of a GPT on {len(ranks)} ranks</text>'
     yield (f'<text class="pale" x="14" y="46">{run["t"]} shards of every layer × {run["p"]} pipeline stages × '
            f'{run["d"]} replicas; {run["step"]["microbatches of a replica"]} microbatches, in the order 1F1B</text>')
+    yield from legend(70, colors)
     for rank, (place, top) in enumerate(zip(data["topology"], tops)):
-        yield f'<text class="pale" x="14" y="{top + 17}">rank {rank}, stage {place["pipeline"]}</text>'
-        yield f'<rect x="{LEFT}" y="{top + 2}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 4}" fill="#f3f4f6"/>'
+        if stages.index(place["pipeline"]) == rank:
+            layers = " and ".join(map(str, chain(*place["stages"].values())))
+            yield f'<text x="{LEFT}" y="{top - 4}">stage {place["pipeline"]} of the pipeline: layers {layers}</text>'
+        yield f'<text class="pale" x="14" y="{top + 17}">rank {rank}, replica {place["data"]}</text>'
+        yield f'<rect class="lane" x="{LEFT}" y="{top + 2}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 4}"/>'
     boxes = list(actions(data["player"], tops, colors))
     yield f'<g class="ahead">{"".join(boxes)}</g>'
     yield (f'<clipPath id="past"><rect x="{LEFT}" y="0" height="{bottom}" width="0">'
            f'{animate("width", (0, 0), (1, WIDTH - LEFT - RIGHT))}</rect></clipPath>')
-    yield f'<g clip-path="url(#past)">{"".join(boxes)}</g>'
+    yield f'<g class="moving"><g clip-path="url(#past)">{"".join(boxes)}</g>'
     yield from messages(data["player"], tops, colors["communication"])
-    yield (f'<line y1="{TOP - 6}" y2="{bottom + 4}" x1="0" x2="0" stroke="#24292f" stroke-width="1.5">'
-           f'{animate("x1", (0, LEFT), (1, WIDTH - RIGHT))}{animate("x2", (0, LEFT), (1, WIDTH - RIGHT))}</line>')
-    yield from legend(bottom + 24, colors)
+    yield (f'<line class="now" y1="{TOP - 4}" y2="{bottom + 4}" x1="0" x2="0">'
+           f'{animate("x1", (0, LEFT), (1, WIDTH - RIGHT))}{animate("x2", (0, LEFT), (1, WIDTH - RIGHT))}</line></g>')
     yield "</svg>"
 
 
@@ -89,12 +109,13 @@ def animate(attribute: str, *points: tuple[float, float]) -> str:
 
 
 def legend(y: int, colors: dict[str, str]) -> Iterator[str]:
-    entries = ((0, colors["F"], "forward of a microbatch"), (170, colors["B"], "its backward"),
-               (274, colors["communication"], "a message between stages, slowed down"),
-               (560, "#d8dadd", "a rank waits"))
-    for x, color, words in entries:
-        yield f'<rect x="{LEFT + x}" y="{y - 10}" width="12" height="12" rx="2" fill="{color}"/>'
-        yield f'<text x="{LEFT + x + 18}" y="{y}">{words}</text>'
+    entries = ((0, f'fill="{colors["F"]}"', "F", "forward of a microbatch"),
+               (190, f'fill="{colors["B"]}"', "B", "its backward"), (505, 'class="lane"', "", "the rank waits"))
+    for x, look, name, words in entries:
+        yield (f'<rect x="{14 + x}" y="{y - 13}" width="18" height="18" rx="2" {look}/>'
+               f'<text class="name" x="{23 + x}" y="{y}">{name}</text><text x="{38 + x}" y="{y}">{words}</text>')
+    yield (f'<circle r="4.5" cx="331" cy="{y - 4}" fill="{colors["communication"]}" stroke="#fff"/>'
+           f'<text x="342" y="{y}">a message, slowed down</text>')
 
 
 if __name__ == "__main__":

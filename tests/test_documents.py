@@ -28,7 +28,8 @@ def test_what_a_page_names_and_links_exists(name):
         if target.suffix == ".py":      # GitHub's anchor of a line
             assert int(anchor.removeprefix("L")) <= len(target.read_text().splitlines())
             continue
-        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        prefix, text = ("# ", target.with_suffix(".py")) if target.suffix == ".ipynb" else ("", target)
+        headings = re.findall(rf"^{prefix}#+ (.*)$", text.read_text(), re.MULTILINE)
         assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -36,6 +37,19 @@ def test_the_readme_is_short_and_links_every_page():
     linked = set(re.findall(r"\]\((docs/\w+\.md)", README))
     assert {name for name in PAGES if name.startswith("docs/")} - {"docs/index.md"} == linked
     assert len(README.splitlines()) <= 160
+
+
+ASKED = re.compile(r"^- \*\*(.+?[?.])\*\* (.+?)\n(?=- |\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def test_every_question_is_asked_once_and_answered_by_a_sentence_with_a_link():
+    page = TEXTS["docs/questions.md"]
+    asked = dict(ASKED.findall(page))
+    assert len(asked) == len(re.findall(r"^- ", page, re.MULTILINE)) >= 40
+    assert all(re.search(r"\]\([^)]+\)", answer) and answer.endswith(".") and not re.search(r"[.?] [A-Z]", answer)
+               for answer in asked.values())
+    topics = "loss differs", "hangs", "Which t, p", "ZeRO-2", "memory", "f come from", "NaN", "bubble", "Slurm", "teach"
+    assert not [topic for topic in topics if not any(topic in question for question in asked)]
 
 
 def test_code_in_the_readme_is_the_code_of_its_file():

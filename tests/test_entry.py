@@ -234,7 +234,8 @@ def parser() -> ArgumentParser:
 
 @pytest.mark.parametrize("arguments, sentence", [
     (["--hiden-size", "8"], "Did you mean --hidden-size?"),
-    (["--zzz"], "no option --zzz"), (["--hidden-size", "big"], "--hidden-size: invalid int value: 'big'."),
+    (["--nope"], "no option --nope. Run it with --help"),
+    (["--hidden-size", "big"], "--hidden-size: invalid int value: 'big'."),
     (["--hidden-size", "9" * 5000], f"--hidden-size: {'9' * 40} has more than 15 digits"),
     *((["--lr", "0.5", value], f"--lr: {value} is not a finite number") for value in ("nan", "1e999")),
     (["--lr=--"], "--lr: -- is not a value")])

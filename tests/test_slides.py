@@ -1,7 +1,5 @@
 """The slides of the course: their minutes, their numbers, and in a browser that nothing is cut off."""
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
 import jupytext
 import pytest
@@ -10,29 +8,12 @@ pytest.importorskip("sphinx_revealjs", reason="the tools of slides are not insta
 
 from tests.browser import complaints_of, open_browser  # noqa: E402
 from tests.notebooks.test_numbers_said import NO_CLAIMS, numbers, output_text  # noqa: E402
-from tools.slides import SOURCE, between, build, decks, faults_of, find_cell, print_pdfs, source_of  # noqa: E402
+from tools.slides import (SOURCE, between, build, decks, faults_of, find_cell, path_of, print_pdfs,  # noqa: E402
+                          slides_of, source_of, walkthroughs_of)
 
 OF_PAPERS = {"01_splitting_matrices": {"8.3"}}          # Shoeybi et al. 2019, table 2
-NOTE = re.compile(r"^:::\{say\} (\d+)\n(.+?)^:::$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```\{(picture|output|cell|excerpt)\} (\S+)\n(?::.*\n)*((?:(?!```).*\n)*)```$", re.MULTILINE)
 each_deck = pytest.mark.parametrize("deck", decks(), ids=lambda path: path.stem)
-
-
-@dataclass
-class Slide:
-    """A slide: its title, its Markdown, and the minutes that its notes say."""
-
-    title: str
-    text: str
-    minutes: list[int]
-
-
-def slides_of(deck: Path) -> list[Slide]:
-    found = []
-    for part in re.split(r"^##? ", deck.read_text(), flags=re.MULTILINE)[1:]:
-        title, _, text = part.partition("\n")
-        found.append(Slide(title, text, [int(minutes) for minutes, _ in NOTE.findall(text)]))
-    return found
 
 
 @each_deck
@@ -62,9 +43,8 @@ def test_a_number_on_a_slide_stands_in_a_walkthrough_or_is_computed(deck):
     for line in re.findall(r"^% ((?:assert|from) .*)$", text, re.MULTILINE):
         exec(line, namespace)
         known |= numbers(line.replace("_", ""))
-    names = re.search(r"^% walkthroughs: (.+)$", text, re.MULTILINE)[1].split()
-    for name in names:
-        path, = SOURCE.parents[1].glob(f"notebooks/[0-9]*_{name}.py")
+    for name in walkthroughs_of(deck):
+        path = path_of(name).with_suffix(".py")
         code = "\n".join(cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code")
         known |= numbers(code.replace("_", "")) | numbers(output_text(path.stem))
     for pattern in [r"^%.*?$", *NO_CLAIMS, r"\bunits? \d+", r"^# \d+"]:

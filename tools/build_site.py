@@ -1,12 +1,14 @@
 """Build the site: `python tools/build_site.py`, which is `./run.sh docs`.
 
 Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
-docs/_build/html of them, offline; walkthroughs are shown as they are stored. Only the demo is run, for a few
-iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). The playground's
-pages (tools/playground.py) are added to Sphinx's. A warning of Sphinx is an error, and so is an internal link or a
-picture of a finished page that leads nowhere.
+docs/_build/html of them, offline, with the slides; walkthroughs are shown as they are stored. Only the demo is run, for
+a few iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). The pages of
+the playground (tools/playground.py) are added to Sphinx's. A warning of Sphinx is an error, and so is an internal link
+or a picture of a finished page that leads nowhere. In a clone from GitHub, pages have links to edit them, and notebooks
+to open them elsewhere.
 """
 import ast
+import json
 import os
 import posixpath
 import re
@@ -27,12 +29,12 @@ if str(ROOT) not in sys.path:
 from course.grading.lab_source import labs, notebook_of  # noqa: E402
 from course.grading.release import without_secrets  # noqa: E402
 from mpi_impl.shardlab import RESULTS  # noqa: E402
-from tools import playground  # noqa: E402
+from tools import playground, slides  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
 PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md",
-         "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md")
+         "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md", "course/slides/README.md")
 SHEET = "course/cheat_sheet.html"       # which is a page already, as those of the playground
 READY = {SHEET} | {f"docs/playground/{name}.html" for name in playground.PAGES}
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")
@@ -55,6 +57,19 @@ FEW_LINES = 3               # of a cell, that are shown whatever they do
 AT_THE_STEP = """
 <script>if (parent !== window) scrollTo(0, document.getElementById("step").offsetTop);</script>
 """                         # where the page is part of another, which an anchor would scroll, too
+DECK = """# Deck {title}
+
+{n} slides in {minutes} minutes, on {walkthroughs}. [Open the slides](built:../../slides/{name}.html): S shows what to
+say, with a clock, F fills the screen, Esc shows all. `./run.sh slides` writes a PDF, too; [how to make them
+yours](README.md).
+
+| | slide | minutes |
+|---|---|---|
+{rows}
+"""
+ARTICLE = re.compile(r'<article role="main"[^>]*>(.*)</article>', re.DOTALL)
+NO_TEXT = re.compile(r'<(script|style)\b.*?</\1>|<a class="headerlink".*?</a>|<(?!/?section)[^>]*>', re.DOTALL)
+LONGEST = 50_000            # characters of a page that a search from disk shows pieces of
 DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Figure|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
@@ -69,18 +84,24 @@ def main() -> None:
     source, html = BUILD / "source", BUILD / "html"
     for folder in source, html, BUILD / "doctrees":
         shutil.rmtree(folder, ignore_errors=True)
-    Site(source, repository()).gather()
+    place = repository()
+    Site(source, place).gather()
     (html / SHEET).parent.mkdir(parents=True)
     shutil.copy2(ROOT / SHEET, html / SHEET)
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
     write_pairs(html / PAIRS_FOLDER)
     failed = build_main(["-q", "-W", "--keep-going", "-j", "auto", "-c", str(ROOT / "docs"),
+                         "-D", f"html_context.repository={place or ''}",
                          "-d", str(BUILD / "doctrees"), str(source), str(html)])
     playground.build(html / playground.PLACE)
+    # In a process of its own, since Sphinx keeps in its module which parser reads Markdown.
+    run = subprocess.run([sys.executable, slides.__file__, html / "slides", "--no-pdf"], stdout=subprocess.DEVNULL)
+    shutil.rmtree(html / "slides" / ".doctrees", ignore_errors=True)
+    write_texts(html)
     faults = broken_links(html)
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
-    if failed or faults:
+    if failed or run.returncode or faults:
         sys.exit("error: the site has faults, which are listed above.")
     print(f"The site has {len(list(html.rglob('*.html')))} pages. Open {html / 'index.html'}")
 
@@ -110,6 +131,14 @@ def write_pairs(folder: Path) -> None:
         sys.exit(f"error: the pairs of runs have no pages. Recording them said:\n{run.stderr}")
 
 
+def write_texts(html: Path) -> None:
+    """Write the pages' texts as a script, for excerpts of a search from disk, where a browser fetches no page."""
+    names = json.loads(re.search(r'"docnames":(\[.*?\])', (html / "searchindex.js").read_text())[1])
+    texts = {name: " ".join(NO_TEXT.sub("", ARTICLE.search((html / f"{name}.html").read_text())[1]).split())[:LONGEST]
+             for name in names}
+    (html / "_static" / "texts.js").write_text(f"const TEXTS = {json.dumps(texts, ensure_ascii=False)};\n")
+
+
 # ---- the pages ----
 
 class Site:
@@ -119,6 +148,7 @@ class Site:
         self.folder, self.repository = folder, repository
         self.pages = {str(path.relative_to(ROOT)) for pattern in PAGES for path in ROOT.glob(pattern)} - {LISTS}
         self.pages |= {f"course/labs/{source.stem}.ipynb" for source in labs()}
+        self.pages |= {f"course/slides/{deck.name}" for deck in slides.decks()}
 
     def gather(self) -> None:
         """Write all pages and pictures."""
@@ -126,7 +156,8 @@ class Site:
         self.write("index.md", f"{head}\n## {commands}{LIVE}\n## {others}\n{(ROOT / LISTS).read_text()}")
         for page in sorted(self.pages):
             if page.endswith(".md"):
-                self.write(page, self.linked((ROOT / page).read_text(), page))
+                text = outline(ROOT / page) if ROOT / page in slides.decks() else (ROOT / page).read_text()
+                self.write(page, self.linked(text, page))
             elif (ROOT / page).exists():
                 self.write_notebook(page, self.with_badges(nbformat.read(ROOT / page, as_version=4), page))
         for source in labs():
@@ -232,6 +263,16 @@ class Site:
             self.write(page, f"---\norphan: true\n---\n# `{place}`\n\n"
                              f"```{{literalinclude}} {Path(place).name}.txt\n:language: {language}\n```\n")
         return page
+
+
+def outline(deck: Path) -> str:
+    """Return the page of a deck: its slides, how long each takes, and where they are."""
+    found = slides.slides_of(deck)
+    of = [slides.path_of(name) for name in slides.walkthroughs_of(deck)]
+    return DECK.format(
+        title=found[0].title, n=len(found), minutes=sum(sum(one.minutes) for one in found), name=deck.stem,
+        walkthroughs=", ".join(f"[walkthrough {int(path.stem[:2])}](../../notebooks/{path.name})" for path in of),
+        rows="\n".join(f"| {i} | {one.title} | {sum(one.minutes)} |" for i, one in enumerate(found, 1)))
 
 
 def draws(source: str) -> bool:

@@ -14,6 +14,7 @@ import textwrap
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 from docutils import nodes
@@ -29,16 +30,21 @@ if str(ROOT) not in sys.path:
 from tools.chromium import find_chromium  # noqa: E402
 
 SOURCE = ROOT / "course" / "slides"
+NOTE = re.compile(r"^:::\{say\} (\d+)\n.+?^:::$", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./run.sh slides", description="Build the slides, as HTML and PDF.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "slides",
                         help="where to write them (default: runs/slides)")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument("--no-pdf", action="store_true", help="open no browser: write HTML alone")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
     if not build(SOURCE, folder):
         sys.exit("error: the slides have faults, which are listed above.")
     print(f"There are {len(decks())} decks. Open {folder / 'index.html'}")
+    if args.no_pdf:
+        return
     if not (program := find_chromium()):
         print("There are no PDFs, and nobody has checked that all slides fit: this machine has no Chromium or Chrome.")
         return
@@ -63,6 +69,27 @@ def build(source: Path, folder: Path) -> bool:
 def decks() -> list[Path]:
     """Return the Markdown of all decks."""
     return sorted(SOURCE.glob("[0-9]*.md"))
+
+
+class Slide(NamedTuple):
+    """A slide: its title, its Markdown, and the minutes that its notes say."""
+
+    title: str
+    text: str
+    minutes: list[int]
+
+
+def slides_of(deck: Path) -> list[Slide]:
+    found = []
+    for part in re.split(r"^##? ", deck.read_text(), flags=re.MULTILINE)[1:]:
+        title, _, text = part.partition("\n")
+        found.append(Slide(title, text, [int(minutes) for minutes in NOTE.findall(text)]))
+    return found
+
+
+def walkthroughs_of(deck: Path) -> list[str]:
+    """Return the names of the walkthroughs that a deck is made of, without their numbers."""
+    return re.search(r"^% walkthroughs: (.+)$", deck.read_text(), re.MULTILINE)[1].split()
 
 
 # ---- in a browser ----
@@ -107,11 +134,16 @@ def print_pdfs(folder: Path, browser) -> None:
 
 @cache
 def walkthrough(name: str):
-    """Return the stored notebook of this name; its number may change and is not part of it."""
+    """Return the stored notebook of this name."""
+    return nbformat.read(path_of(name), as_version=4)
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a walkthrough; its number may change and is not part of its name."""
     found = list(ROOT.glob(f"notebooks/[0-9][0-9]_{name}.ipynb"))
     if len(found) != 1:
         raise ValueError(f"there is no walkthrough '{name}': name one as in 'splitting_matrices', without its number.")
-    return nbformat.read(found[0], as_version=4)
+    return found[0]
 
 
 def find_cell(name: str, piece: str):

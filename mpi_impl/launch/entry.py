@@ -319,8 +319,9 @@ class ArgumentParser(OptionParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = shorten(unknown[0].split("=")[0])
-            close = difflib.get_close_matches(name, self._option_string_actions, n=1)
-            advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
+            known = {option.lstrip("-"): option for option in self._option_string_actions}   # all have dashes in common
+            close = difflib.get_close_matches(name.lstrip("-"), known, n=1)
+            advice = f"Did you mean {known[close[0]]}?" if close else "Run it with --help to see every option."
             raise UserError(f"{self.prog} has no option {name}. {advice}")
         return options
 

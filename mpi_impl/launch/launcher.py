@@ -172,6 +172,9 @@ def mpi_vendor() -> str:
         mpi4py.rc.initialize = False
         from mpi_impl.comm.mpi_library import library
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
+            raise UserError(f"{sys.executable} has no mpi4py: start ranks with that of the project's environment, "
+                            "which is .venv/bin/python in a clone after `./run.sh setup`.") from error
         raise UserError(
             f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "
             f"`{typed('pip')} install mpich`, or load your system's MPI."

@@ -44,7 +44,7 @@ class Proving(Program):
     def work(self) -> None:
         """Prove, and say so; or say what differs, and end all ranks with status 1."""
         name = NAMES[self.settings.architecture]
-        self.say(f"in place of your model, proving {self.sizes.describe(name)}")
+        self.say(f"proving with a small model: {self.sizes.describe(name)}")
         if self.ignored:
             self.say(f"without effect on a proof: {', '.join(self.ignored)}")
         proofs, seed = list[Proof](), self.args.seed

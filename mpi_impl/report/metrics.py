@@ -51,13 +51,14 @@ class Metrics:
 
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
         each = sum(self.step_seconds) / len(self.step_seconds)
-        left = self.seconds / self.steps * (self.train_iters - iteration)
+        seconds = self.seconds / self.steps * (self.train_iters - iteration)
+        left = f" | {duration(seconds)} left" if self.steps > 1 else ""    # the first step is slower than all others
         rates = f" | {self.throughput.describe(each)}" if self.throughput else ""
         self.step_seconds.clear()
         print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.format_losses(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.balance(result)}"
-              f"{self.scale(result)}{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
-              f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
+              f"{self.scale(result)}{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates}{left}"
+              f"{' | ' if note else ''}{note}", flush=True)
 
     def of_a_layer(self, result: StepResult) -> list[float]:
         """Return the losses of experts, the means over the layers that have some."""

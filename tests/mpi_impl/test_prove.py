@@ -61,7 +61,7 @@ def test_one_real_program_proves_and_says_so():
                   "--verify", "--vocab-size", 4096)
     assert done.returncode == 0, done.stderr
     model, ignored, first, second, last = (line for line in done.stdout.splitlines() if not line.startswith("..."))
-    assert model.startswith("in place of your model, proving a GPT of 2 layers, hidden size 8, 4 heads, 8 words; ")
+    assert model.startswith("proving with a small model: a GPT of 2 layers, hidden size 8, 4 heads, 8 words; ")
     assert ignored == "without effect on a proof: --data-path, --verify"
     assert first.startswith("proof 1 of 2: the same formulas; ") and second.startswith("proof 2 of 2: ")
     assert last.startswith("proved: ") and "2 ranks (t 2, p 1, d 1) " in last and "chance of error below " in last

@@ -69,7 +69,7 @@ def test_the_pages_numbers_are_the_runs(ranks, corpus, tmp_path, capfd):
     drawn = ElementTree.fromstring("\n".join(picture(data)))        # as the README's moving picture is
     texts = [one.text for one in drawn.iterfind(".//{*}g/{*}text")]
     assert texts == 2 * [name[1:] for rank in data["player"]["ranks"] for name, _, _ in rank["actions"]]
-    assert len(drawn.findall(".//{*}circle")) == len(data["player"]["messages"]) > 0
+    assert len(drawn.findall(".//{*}g/{*}circle")) == len(data["player"]["messages"]) > 0
 
     ranks.run(4, pretrain, [*options, "--metrics-file", str(tmp_path / "alone")], timeout=120)
     assert data["text"] not in capfd.readouterr().out
