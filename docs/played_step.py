@@ -18,6 +18,12 @@ text { font: 12px system-ui, sans-serif; fill: #24292f; }
 .pale { fill: #57606a; }
 .name { fill: #fff; text-anchor: middle; font-size: 11px; }
 .ahead { opacity: 0.16; }
+#still:target ~ :is([clip-path], circle, line) { display: none; }
+#still:target ~ .ahead { opacity: 1; }
+@media (prefers-reduced-motion: reduce) {
+  [clip-path], circle, line { display: none; }
+  .ahead { opacity: 1; }
+}
 """
 
 
@@ -33,7 +39,7 @@ def picture(data: dict) -> Iterator[str]:
     bottom = tops[-1] + LANE
     yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 36}" role="img" aria-label="One '
            f'training step, played: forward and backward passes of four microbatches on eight ranks.">')
-    yield f"<style>{STYLE}</style>"
+    yield f'<style>{STYLE}</style><g id="still"/>'       # played_step.svg#still does not move
     yield f'<rect width="{WIDTH}" height="{bottom + 36}" rx="6" fill="#fff"/>'
     yield f'<text class="title" x="14" y="26">One training step of a GPT on {len(ranks)} ranks</text>'
     yield (f'<text class="pale" x="14" y="46">{run["t"]} shards of every layer × {run["p"]} pipeline stages × '

@@ -50,7 +50,7 @@ FEW_LINES = 3               # of a cell, that are shown whatever they do
 AT_THE_STEP = """
 <script>if (parent !== window) scrollTo(0, document.getElementById("step").offsetTop);</script>
 """                         # where the page is part of another, which an anchor would scroll, too
-DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Figure|figure|axes)\b")     # in a statement that draws
+DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Picture|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
 CODE = re.compile(rf"(?<![\[`])`((?:{'|'.join(PACKAGES)})[\w./]*)`(?![\]`])")
@@ -136,8 +136,12 @@ class Site:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.linked(cell.source, page)
-            elif draws(cell.source):
+                continue
+            if draws(cell.source):
                 cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]      # a line unfolds it
+            for output in cell.outputs:
+                if picture := output.get("metadata", {}).get("image/png"):
+                    cell.metadata["mystnb"] = {"image": {"alt": picture["alt"]}}
         self.write(page, nbformat.writes(notebook))
 
     def with_badges(self, notebook, place: str):
