@@ -17,8 +17,8 @@ class Picture(Figure):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         """Return the metadata of the PNG that Jupyter makes."""
-        words = " ".join(self.get_label().replace("$", "").split())
-        return {}, {"image/png": {"alt": words[:1].upper() + words[1:]}}
+        words = " ".join(str(self.get_label()).replace("$", "").split())
+        return {}, {"image/png": {"alt": words[0].upper() + words[1:] if words[1:2].isalpha() else words}}
 
 
 def one_panel(width: float, height: float, **settings: Any):

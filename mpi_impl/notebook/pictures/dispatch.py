@@ -32,7 +32,7 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Picture:
         axes.text(left, TOP / 2, title, fontsize=11, va="center")
     draw_legend(figure, rank_colors(range(e)), "lower right")
     said = (f"rank {rank} sends {', '.join(map(str, own))}" for rank, own in enumerate(counts))
-    figure.set_label(f"{title}: copies of tokens to experts 0, 1, ..., {each} on a rank. {'; '.join(said)}.")
+    figure.set_label(f"{title}: copies of tokens to expert 0, 1, ..., with {each} on a rank. {'; '.join(said)}.")
     return figure
 
 
