@@ -65,5 +65,5 @@ def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") 
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     said = (f"{name}: {' and '.join(f'{int(part.sum())} of {part.size}' for part in parts)}"
             for name, parts in masks.items())
-    figure.set_label(f"{title}. Elements kept, on rank 0, 1, ...: {'; '.join(said)}.")
+    figure.set_label(f"{title or 'Masks of dropout'}. Elements kept, on rank 0, 1, ...: {'; '.join(said)}.")
     return figure
