@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import mpi4py
+from docutils import nodes
 from IPython.lib.lexers import IPython3Lexer
 from pygments.lexer import bygroups, inherit
 from pygments.token import Keyword, Operator, Text
@@ -26,7 +27,7 @@ highlight_language = "text"     # what programs print, unless a fence names a la
 html_theme, html_title = "furo", "Shardlab"
 mathjax = Path(*find_spec("sphinx-mathjax-offline").submodule_search_locations, "static", "mathjax", "tex-svg.js")
 html_static_path, html_css_files = [str(ROOT / "docs" / "_static"), str(mathjax)], ["site.css"]
-html_js_files = ["bug_zoo.js", "search_from_disk.js"]
+html_js_files = ["bug_zoo.js", "search_from_disk.js", "accessible.js"]
 html_theme_options = {"top_of_page_buttons": ["edit"]}      # where the repository's address is known
 html_search_scorer = str(ROOT / "docs" / "scorer.js")
 mathjax_path = mathjax.name     # one file, with its fonts: no network is needed
@@ -74,9 +75,24 @@ def link_to_edit(app, page, template, context, doctree) -> None:
         context["theme_source_edit_link"] = f"https://github.com/{context['repository']}/edit/HEAD/{source}"
 
 
+def name_rows(app, document) -> None:
+    """Make the first cells of rows headings in a table whose corner is empty."""
+    for table in document.findall(nodes.table):
+        if any(not head[0][0].astext() for head in table.findall(nodes.thead)):
+            next(iter(table.findall(nodes.colspec)))["stub"] = 1
+
+
+def give_captions_a_level(app, name, template, context, doctree) -> None:
+    """Complete what the theme says of the captions in its list of pages: they are headings."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app):
     app.connect("html-page-context", link_to_edit)
     app.connect("doctree-read", leave_builtins)
+    app.connect("doctree-read", name_rows)
+    app.connect("html-page-context", give_captions_a_level, priority=900)      # after the theme's own
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-skip-member", skip_field)
     app.add_lexer("walkthrough", WalkthroughLexer)

@@ -31,6 +31,8 @@ text.name { fill: #fff; text-anchor: middle; font-size: 11px; }
   .now { stroke: #e6edf3; }
   .ahead { opacity: 0.35; }
 }
+#still:target ~ .moving { display: none; }
+#still:target ~ .ahead { opacity: 1; }
 @media (prefers-reduced-motion: reduce) {
   .moving { display: none; }
   .ahead { opacity: 1; }
@@ -50,7 +52,7 @@ def picture(data: dict) -> Iterator[str]:
     bottom = tops[-1] + LANE
     yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 12}" role="img" aria-label="One '
            f'training step, played: forward and backward passes of four microbatches on eight ranks.">')
-    yield f"<style>{STYLE}</style>"
+    yield f'<style>{STYLE}</style><g id="still"/>'       # played_step.svg#still does not move
     yield f'<rect class="page" width="{WIDTH}" height="{bottom + 12}" rx="6"/>'
     yield f'<text class="title" x="14" y="26">One training step of a GPT on {len(ranks)} ranks</text>'
     yield (f'<text class="pale" x="14" y="46">{run["t"]} shards of every layer × {run["p"]} pipeline stages × '

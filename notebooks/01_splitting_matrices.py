@@ -92,22 +92,22 @@ print("by rows of A:    rank 0's alone    ", np.allclose(partial[0], Y))
 # We want every rank to hold $1/t$ of $A$ and $1/t$ of $B$. For $A$ there were two ways, by columns and by rows. Which?
 
 # %%
-from matplotlib.figure import Figure
-
+from mpi_impl.report.drawing import Picture
 from reference.ops import gelu
 
 u = np.linspace(-4, 4, 200)
-figure = Figure((8.5, 2.6), layout="constrained")
+figure = Picture((8.5, 2.6), layout="constrained")
 axes = figure.add_subplot()
 axes.plot(u, gelu(u)[0], color="#0072B2", linewidth=2, label="GeLU(u)")
-axes.plot(u, 2 * gelu(u / 2)[0], color="#EE7733", linewidth=2, label="GeLU(u/2) + GeLU(u/2)")
+axes.plot(u, 2 * gelu(u / 2)[0], "--", color="#EE7733", linewidth=2, label="GeLU(u/2) + GeLU(u/2)")
 axes.grid(color="#E4E4E4")
 axes.legend(frameon=False)
 axes.spines[["top", "right"]].set_visible(False)
+figure.set_label("Two curves that meet at u = 0. To both sides of it, the sum of two GeLU(u/2) is below GeLU(u).")
 figure
 
 # %% [markdown]
-# The orange curve is not the blue one: **GeLU of a sum is not the sum of the GeLUs**, not even when the two summands
+# The dashed curve is not the other one: **GeLU of a sum is not the sum of the GeLUs**, not even when the two summands
 # are equal. That settles it.
 #
 # ### The wrong way: rows first

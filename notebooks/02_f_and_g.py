@@ -16,7 +16,6 @@
 import inspect
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.charts import draw_curves
 from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
@@ -24,6 +23,7 @@ from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS, owners_of
 from mpi_impl.notebook.predictions import reveal
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import Picture
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 
@@ -192,7 +192,7 @@ for name, dxs in found.items():
 # upwards. Correct points lie on the line.
 
 # %%
-figure = Figure((9, 3.4), layout="constrained")
+figure = Picture((9, 3.4), layout="constrained")
 for axes, (name, dxs) in zip(figure.subplots(1, 3), found.items()):
     axes.axline((0, 0), slope=1, color="#B0B0B0", linewidth=1)
     for rank, dx in enumerate(dxs):
@@ -200,6 +200,8 @@ for axes, (name, dxs) in zip(figure.subplots(1, 3), found.items()):
     finish(axes, "measured", name, "both")
 figure.axes[0].set_ylabel("backward", fontsize=9)
 figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=t, frameon=False, fontsize=9)
+figure.set_label("Elements of dX, computed against measured. " + "; ".join(
+    f"{name}: {'on' if np.allclose(dxs, measured, atol=1e-4) else 'off'} the line" for name, dxs in found.items()))
 figure
 
 # %% [markdown]

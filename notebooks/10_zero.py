@@ -195,13 +195,12 @@ draw_bars({f"stage {stage}": gigabytes(stage, d) for stage in range(4)}, "GB on 
 # Stages 1 and 2 cannot go below what is replicated: 30 and 15 GB, for any number of devices. Stage 3 has no such floor:
 
 # %%
-from matplotlib.figure import Figure
-
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import Picture
 
 devices = [2**k for k in range(11)]
-figure = Figure((8.5, 3.4), layout="constrained")
+figure = Picture((8.5, 3.4), layout="constrained")
 axes = figure.add_subplot(xscale="log", yscale="log", xticks=devices, xticklabels=devices, ylabel="GB on each")
 for stage, style in enumerate(("-", "--", "-.", ":")):
     axes.plot(devices, [sum(gigabytes(stage, n).values()) for n in devices], style, color=OWNERS[stage], linewidth=2.5,
@@ -209,6 +208,9 @@ for stage, style in enumerate(("-", "--", "-.", ":")):
 axes.minorticks_off()
 axes.legend(frameon=False, loc="lower left")
 finish(axes, "devices, each a replica", "the same model on more and more devices", "both")
+figure.set_label("GB on each device. " + "; ".join(
+    f"Stage {stage}: " + ", ".join(f"{sum(gigabytes(stage, n).values()):.3g} on {n}" for n in (1, 32, 1024))
+    for stage in range(4)))
 figure
 
 # %% [markdown]

@@ -18,12 +18,12 @@ import inspect
 from itertools import combinations, product
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.changes import draw_changes
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.notebook.predictions import reveal
 from mpi_impl.report.charts import finish
+from mpi_impl.report.drawing import Picture
 from reference import ops
 from reference.comm.ring import RING
 from reference.errors import UserError
@@ -503,7 +503,7 @@ for cut, (messages, weights, activations) in best.items():
     print(f"{cut or '(nothing)':10} sends {messages:6,.0f}   weights {weights:6,}   activations {activations:7,}")
 
 # %%
-figure = Figure((8.5, 3.6), layout="constrained")
+figure = Picture((8.5, 3.6), layout="constrained")
 axes = figure.subplots()
 for cost in sorted(set(found.values())):
     names = [cut or "nothing" for cut, other in best.items() if other == cost]
@@ -513,6 +513,8 @@ for cost in sorted(set(found.values())):
     axes.annotate(", ".join(names), (messages, activations), (9, 4), textcoords="offset points", fontsize=9)
 finish(axes, "numbers that a rank sends", "24 layouts of a block on 4 ranks; areas are weights", "both",
        "numbers of activations")
+figure.set_label("Layouts by the numbers that a rank sends, its weights and its activations. The best, in this order: "
+                 + "; ".join(f"{cut or 'nothing'} {cost}" for cut, cost in best.items()))
 figure
 
 # %% [markdown]

@@ -70,7 +70,7 @@ yours](README.md).
 ARTICLE = re.compile(r'<article role="main"[^>]*>(.*)</article>', re.DOTALL)
 NO_TEXT = re.compile(r'<(script|style)\b.*?</\1>|<a class="headerlink".*?</a>|<(?!/?section)[^>]*>', re.DOTALL)
 LONGEST = 50_000            # characters of a page that a search from disk shows pieces of
-DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Figure|figure|axes)\b")     # in a statement that draws
+DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Picture|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^()\s]+)\)")
 CODE = re.compile(rf"(?<![\[`])`((?:{'|'.join(PACKAGES)})[\w./]*)`(?![\]`])")
@@ -182,8 +182,12 @@ class Site:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = self.linked(cell.source, page)
-            elif draws(cell.source):
+                continue
+            if draws(cell.source):
                 cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]      # a line unfolds it
+            for output in cell.outputs:
+                if picture := output.get("metadata", {}).get("image/png"):
+                    cell.metadata["mystnb"] = {"image": {"alt": picture["alt"]}}
         self.write(page, nbformat.writes(notebook))
 
     def with_badges(self, notebook, place: str):

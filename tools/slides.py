@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 from functools import cache
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +63,11 @@ def main() -> None:
 
 def build(source: Path, folder: Path) -> bool:
     """Make pages of all decks in `source`, and report whether there was nothing to complain of."""
-    return not build_main(["-q", "-W", "--keep-going", "-E", "-b", "revealjs", "-c", str(SOURCE),
-                           "-d", str(folder / ".doctrees"), str(source), str(folder)])
+    failed = build_main(["-q", "-W", "--keep-going", "-E", "-b", "revealjs", "-c", str(SOURCE),
+                         "-d", str(folder / ".doctrees"), str(source), str(folder)])
+    for page in folder.glob("*.html"):      # reveal.js's own page forbids readers to zoom
+        page.write_text(page.read_text().replace(", maximum-scale=1.0, user-scalable=no", ""))
+    return not failed
 
 
 def decks() -> list[Path]:
@@ -154,12 +158,12 @@ def find_cell(name: str, piece: str):
     return found[0]
 
 
-def picture_of(cell) -> str:
-    """Return the picture that a cell shows, a PNG in base64."""
-    found = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
+def picture_of(cell) -> tuple[str, str]:
+    """Return the picture that a cell shows, a PNG in base64, and what it shows in words."""
+    found = [output for output in cell.outputs if "image/png" in output.get("data", {})]
     if not found:
         raise ValueError(f"this cell shows no picture: {cell.source.splitlines()[-1]!r}")
-    return found[0].replace("\n", "")
+    return found[0].data["image/png"].replace("\n", ""), found[0].metadata["image/png"]["alt"]
 
 
 def printed_by(cell) -> str:
@@ -224,9 +228,9 @@ class Picture(Fetched):
     option_spec = {"height": directives.nonnegative_int}
 
     def fetch(self, name, piece):
-        url = f"data:image/png;base64,{picture_of(find_cell(name, piece))}"
+        data, words = picture_of(find_cell(name, piece))
         height = f' style="max-height: {self.options["height"]}px"' if "height" in self.options else ""
-        return [html(f'<img class="picture" alt="a picture of the walkthrough" src="{url}"{height}>')]
+        return [html(f'<img class="picture" alt="{escape(words)}" src="data:image/png;base64,{data}"{height}>')]
 
 
 class Output(Fetched):

@@ -3,7 +3,7 @@ addEventListener("DOMContentLoaded", () => {
   const kinds = [...document.querySelectorAll("article details")].filter(kind => kind.querySelector("table th"));
   if (!location.pathname.endsWith("/bug_zoo.html") || !kinds.length) return;
   const rowsOf = kind => [...kind.querySelectorAll("tbody tr")];
-  const headings = [...kinds[0].querySelectorAll("th")].map(heading => heading.textContent.trim());
+  const headings = [...kinds[0].querySelectorAll("thead th")].map(heading => heading.textContent.trim());
   const detectors = [...document.querySelector("article table").querySelectorAll("tbody tr")].map(row =>
     [...row.children].slice(0, 2).map(cell => cell.textContent.trim()));
 
@@ -12,7 +12,7 @@ addEventListener("DOMContentLoaded", () => {
   form.innerHTML = `<label>words <input name="words" type="search" placeholder="tied, Megatron-LM, ledger ..."></label>
     <label>that <select name="detector"><option value="">any detector</option>${detectors.map(([letter, name]) =>
       `<option value="${letter}">${name}</option>`).join("")}</select></label>
-    <label><select name="says"><option value="seen">sees</option><option value="silent">does not see</option></select></label>
+    <label><select name="says" aria-label="sees it or not"><option value="seen">sees</option><option value="silent">does not see</option></select></label>
     <output></output>`;
   kinds[0].before(form);
 

@@ -2,11 +2,10 @@
 
 All numbers are the papers' formulas (reference/costs/plans.py); nothing is run.
 """
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS, color_of
 from mpi_impl.report.charts import COLORS, MEMORY, finish
-from mpi_impl.report.drawing import draw_box, hide_frame, name_rows
+from mpi_impl.report.drawing import Picture, draw_box, hide_frame, name_rows
 from reference.config import ParallelConfig
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
@@ -36,9 +35,9 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 
-def draw_plan(plan: Plan) -> Figure:
+def draw_plan(plan: Plan) -> Picture:
     """Draw the ranks' grid, a rank's memory, its traffic, and the pipeline's timeline."""
-    figure = Figure((10, 5.6), layout="constrained")
+    figure = Picture((10, 5.6), layout="constrained")
     grid, memory, time, traffic = figure.subplots(2, 2, width_ratios=(1.15, 1)).flat
     draw_grid(grid, plan.parallel)
     held, sent = plan.memory._asdict(), plan.messages._asdict()
@@ -50,6 +49,8 @@ def draw_plan(plan: Plan) -> Figure:
     figure.suptitle(f"{parameters(c) / 1e9:,.1f} billion parameters, L = {c.num_layers}, h = {c.hidden_size}, on "
                     f"{p.world_size:,} ranks; {plan.m * plan.b * p.data_parallel_size:,} samples a step", x=0.01,
                     ha="left", fontsize=11)
+    parts = (", ".join([axes.get_title(loc="left"), *axes.get_legend_handles_labels()[1]]) for axes in figure.axes)
+    figure.set_label(f"{figure.get_suptitle()}. {'; '.join(parts)}.")
     return figure
 
 

@@ -12,15 +12,24 @@ PALE = "#A0A0A0"        # letters where nothing is
 EMPTY = 0.95            # the brightness of a box in which nothing is
 
 
+class Picture(Figure):
+    """A figure. Its label says what it shows, for readers who cannot see it; a notebook stores it with the picture."""
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        """Return the metadata of the PNG that Jupyter makes."""
+        words = " ".join(str(self.get_label()).replace("$", "").split())
+        return {}, {"image/png": {"alt": words[0].upper() + words[1:] if words[1:2].isalpha() else words}}
+
+
 def one_panel(width: float, height: float, **settings: Any):
     """Return a figure of this size in inches, and its axes."""
-    figure = Figure((width, height), layout="constrained")
+    figure = Picture((width, height), layout="constrained")
     return figure, figure.add_subplot(**settings)
 
 
 def whole_axes(width: float, height: float):
     """Return a figure, and invisible axes that fill it, in inches from its upper left corner."""
-    figure = Figure((width, height))
+    figure = Picture((width, height))
     axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     return figure, axes

@@ -1,18 +1,18 @@
 """The picture of batches of requests: a row for each slot of the server, a box for each step of a request."""
 from collections.abc import Mapping, Sequence
 
-from matplotlib.figure import Figure
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mpi_impl.notebook.pictures.shards import color_of
 from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import draw_box, name_rows
+from mpi_impl.report.drawing import Picture, draw_box, name_rows
 from reference.generation.batching import Step
 
 
-def draw_batches(schedules: Mapping[str, Sequence[Step]], slots: int) -> Figure:
+def draw_batches(schedules: Mapping[str, Sequence[Step]], slots: int) -> Picture:
     """Draw one panel above the other, on one time axis. A prefill has its request's number."""
-    figure = Figure((8.5, (0.32 * slots + 0.6) * len(schedules)), layout="constrained")
+    figure = Picture((8.5, (0.32 * slots + 0.6) * len(schedules)), layout="constrained")
     for axes, (name, steps) in zip(figure.subplots(len(schedules), 1, sharex=True, squeeze=False)[:, 0],
                                    schedules.items()):
         for step, rows in zip(steps, slots_of(steps)):
@@ -24,6 +24,10 @@ def draw_batches(schedules: Mapping[str, Sequence[Step]], slots: int) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0, max(steps[-1].end for steps in schedules.values()))
         finish(axes, "time", name, "x")
+    said = (f"{name}: all is done at {steps[-1].end:.3g}, in {len(steps)} steps, with "
+            f"{np.mean([len(step.work) for step in steps]):.2g} of {slots} slots in use on average"
+            for name, steps in schedules.items())
+    figure.set_label(f"Requests in the slots of a server over time. {'; '.join(said)}.")
     return figure
 
 

@@ -1,10 +1,8 @@
 """A transformer block on t ranks: what is replicated, what is sharded, and what is sent."""
 from typing import NamedTuple
 
-from matplotlib.figure import Figure
-
 from mpi_impl.notebook.pictures.shards import WHOLE, color_of
-from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows
 
 OUTSIDE, INSIDE, EDGE = "outside", "inside", "edge"
 LANE = 0.84             # of a rank's row
@@ -31,11 +29,11 @@ EDGES = {False: {"f": ("", "all-reduce"), "g": ("all-reduce", "")},
          True: {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")}}
 
 
-def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
+def draw_block(t: int, sequence_parallel: bool = False) -> Picture:
     """Draw a row for each rank. The vertical axis of a row is positions: a strip is a shard of them."""
     width, top, bottom = sum(step.width for step in STEPS), 0.5, 0.85
     height = top + HIGH * t + bottom
-    figure = Figure((WIDE * width, height))
+    figure = Picture((WIDE * width, height))
     axes = figure.add_axes((0.06, bottom / height, 0.935, HIGH * t / height), xlim=(0, width), xticks=[])
     name_rows(axes, [f"rank {rank}" for rank in range(t)])
     left = 0.0
@@ -48,6 +46,11 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
         left += step.width
     hide_frame(axes)
     explain(figure, t, sequence_parallel)
+    steps = (f"{'/'.join(EDGES[sequence_parallel][step.label])} ({step.label})" if step.kind == EDGE else
+             f"{step.label} ({'on shards' if sequence_parallel or step.kind == INSIDE else 'the same on every rank'})"
+             for step in STEPS)
+    figure.set_label(f"A transformer block on {t} ranks, from left to right, at edges what is sent forward/backward: "
+                     f"{', '.join(steps)}.")
     return figure
 
 

@@ -4,10 +4,8 @@ of its parts.
 from math import prod
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from mpi_impl.notebook.pictures.shards import WHOLE, color_of, rank_colors
-from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.parallel.layout import Bucket, Layout, unit_of
 
 TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
@@ -15,7 +13,7 @@ HATCHED: dict[str, Any] = {"edgecolor": "#909090", "hatch": "/////", "linewidth"
 WIDTH, LETTER = 8.2, 0.075      # inches: of the widest bucket, and of a small letter
 
 
-def draw_layout(layout: Layout, title: str = "") -> Figure:
+def draw_layout(layout: Layout, title: str = "") -> Picture:
     """Draw a row for each bucket: its tensors side by side, and below them their owners."""
     buckets = layout.buckets
     widest = max(bucket.size for bucket in buckets)
@@ -31,6 +29,11 @@ def draw_layout(layout: Layout, title: str = "") -> Figure:
     if any(padding_of(layout, bucket) for bucket in buckets):
         entries["padding"] = {"facecolor": "white", **HATCHED}
     draw_legend(figure, entries)
+    said = (f"bucket {row} has {bucket.size} elements, {padding_of(layout, bucket)} of them padding"
+            for row, bucket in enumerate(buckets))
+    owned = f"in {layout.parts} equal parts, without regard to tensors, one for each rank"
+    figure.set_label(f"{title}: tensors side by side in {len(buckets)} buckets, each of which is "
+                     f"{owned if layout.parts > 1 else 'held by every rank'}. {'; '.join(said)}.")
     return figure
 
 

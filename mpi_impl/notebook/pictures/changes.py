@@ -1,8 +1,7 @@
 """A picture of the types of named arrays: a table of all changes, and what each sends, forward and backward."""
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
-from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, whole_axes
 from reference.named.types import CHANGES, INVARIANT, PARTIAL, PIECES, REPLICATED, change_of, dual
 
 KINDS = INVARIANT, REPLICATED, PARTIAL, PIECES
@@ -14,7 +13,7 @@ LEGEND = {(False, False): "sends nothing", (False, True): "sends backward", (Tru
 LEFT, TOP, WIDTH, HEIGHT = 1.1, 0.55, 1.55, 0.62      # inches: of the rows' names, of the columns', of a cell
 
 
-def draw_changes() -> Figure:
+def draw_changes() -> Picture:
     """Draw a row for each type before a change, and a column for each after it."""
     figure, axes = whole_axes(LEFT + len(KINDS) * WIDTH + 0.2, TOP + len(KINDS) * HEIGHT + 0.5)
     for i, kind in enumerate(KINDS):
@@ -27,4 +26,7 @@ def draw_changes() -> Figure:
                  COLORS[forward in SENDS, backward in SENDS],
                  f"{f'{name}: ' if name else ''}{forward}\nbackward {backward}", edgecolor="white", linewidth=2)
     draw_legend(figure, {LEGEND[sends]: color for sends, color in COLORS.items()}, "lower left", fontsize=8)
+    said = (f"{before} to {after}: {change_of(before, after)}, backward {change_of(dual(after), dual(before))}"
+            for before, after in CHANGES)
+    figure.set_label(f"A table of the changes between types of named arrays. {'; '.join(said)}.")
     return figure

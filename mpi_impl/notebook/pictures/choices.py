@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops
@@ -88,7 +87,7 @@ def idle(plan: Plan) -> float:
     return bubble_fraction(p.pipeline_model_parallel_size, plan.m, p.virtual_pipeline_size or 1)
 
 
-def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Figure:
+def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Picture:
     """Draw a map of t and p with GB and bubble of each, grey and hatched if it does not fit into `limit` GB.
 
     The frame marks the plan that fits with the smallest t x p, and among those the one with the smallest bubble.
@@ -109,6 +108,10 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
     draw_legend(figure, {f"fits into {limit:g} GB": {"facecolor": SHADES(0.5)},
                          "does not": {"facecolor": TOO_MUCH, "hatch": "////", "edgecolor": "white"},
                          "smallest t x p that fits": {"fill": False, "edgecolor": BEST, "linewidth": 2}})
+    said = (f"t = {t}, p = {p}: " + (f"{gigabytes(plan):,.0f} GB, bubble {idle(plan):.0%}" if plan else "not possible")
+            for (t, p), plan in found.items())
+    figure.set_label(f"{title}: a map of t and p. {'; '.join(said)}. " + (
+        f"The smallest t x p that fits into {limit:g} GB is t = {best[0]}, p = {best[1]}." if best else "None fits."))
     return figure
 
 

@@ -1,15 +1,14 @@
 """A picture of what t ranks of a stage send to those of the next: each all of it, or each its own piece."""
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import color_of
-from mpi_impl.report.drawing import draw_box, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, whole_axes
 
 WIDE, HIGH, DOWN = 0.3, 0.26, 0.5       # inches: of a piece; from one rank to the next
 COLUMNS = 0.8, 3.4, 6.0                 # inches from the left: sent, received, gathered
 EMPTY = "#F4F4F4"
 
 
-def draw_crossing(t: int, scattered: bool) -> Figure:
+def draw_crossing(t: int, scattered: bool) -> Picture:
     """Draw the array of b s h numbers in t pieces on each rank of a stage, what crosses, and what arrives.
 
     A piece has the colour of the rank that sends it if it is scattered. What crosses is dark, what is empty is pale.
@@ -28,6 +27,8 @@ def draw_crossing(t: int, scattered: bool) -> Figure:
     title = ("scattered, then gathered: the array crosses once" if scattered else
              f"whole: the same array crosses {t} times")
     axes.text(COLUMNS[0], 0.25, title, fontsize=10, va="center")
+    figure.set_label(f"Each of {t} ranks of a stage holds the same {t} pieces, and sends "
+                     f"{'its own piece' if scattered else 'all of them'} to one rank of the next stage; {title}.")
     return figure
 
 

@@ -2,17 +2,16 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from mpi_impl.notebook.pictures.shards import color_of, rank_colors
-from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, whole_axes
 
 COPY, WIDE, APART, FAR = 0.05, 0.45, 0.18, 3.2      # inches: of a copy, of a rank's strip, between ranks, between sides
 TOP, BOTTOM = 0.35, 0.35                            # of the title, and of the legend
 
 
-def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
+def draw_dispatch(counts: np.ndarray, title: str = "") -> Picture:
     """Draw how copies travel; counts [ranks, experts] are each rank's. A copy has the colour of the rank it comes from,
     and the strips on the right are the rows of each expert's matrix.
     """
@@ -32,6 +31,8 @@ def draw_dispatch(counts: np.ndarray, title: str = "") -> Figure:
     if title:
         axes.text(left, TOP / 2, title, fontsize=11, va="center")
     draw_legend(figure, rank_colors(range(e)), "lower right")
+    said = (f"rank {rank} sends {', '.join(map(str, own))}" for rank, own in enumerate(counts))
+    figure.set_label(f"{title}: copies of tokens to expert 0, 1, ..., with {each} on a rank. {'; '.join(said)}.")
     return figure
 
 

@@ -4,11 +4,10 @@ happens to gradients in them, and the values of a loss scale.
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import draw_box, draw_legend, hide_frame, name_rows, one_panel
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows, one_panel
 from reference.precision import Format, rounded
 
 BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}
@@ -21,7 +20,7 @@ FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "in
 # ---- the formats ----------------------------------------------------------------------------------------------------
 
 
-def draw_bits(forms: Sequence[Format]) -> Figure:
+def draw_bits(forms: Sequence[Format]) -> Picture:
     """Draw a row for each format, a box for each bit."""
     longest = max(1 + form.exponent + form.fraction for form in forms)
     figure, axes = one_panel(9, 0.42 * len(forms) + 0.65, xlim=(0, longest), xticks=[])
@@ -32,18 +31,23 @@ def draw_bits(forms: Sequence[Format]) -> Figure:
     name_rows(axes, [form.name for form in forms])
     hide_frame(axes)
     draw_legend(figure, BITS, fontsize=9)
+    said = (f"{form.name} 1, {form.exponent} and {form.fraction}" for form in forms)
+    figure.set_label(f"Bits of sign, exponent and fraction: {'; '.join(said)}.")
     return figure
 
 
-def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, float]]) -> Figure:
+def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, float]]) -> Picture:
     """Draw a panel for each range, with a line for each format and a tick at each of its numbers."""
-    figure = Figure((9, (0.3 * len(forms) + 0.62) * len(ranges)), layout="constrained")
+    figure = Picture((9, (0.3 * len(forms) + 0.62) * len(ranges)), layout="constrained")
     for axes, (start, stop) in zip(figure.subplots(len(ranges), 1, squeeze=False).flat, ranges):
         for row, form in enumerate(forms):
             axes.vlines(numbers_between(form, start, stop), row + 0.12, row + 0.88, color=OWNERS[row], linewidth=1)
         axes.set_xlim(start, stop)
         name_rows(axes, [form.name for form in forms])
         hide_frame(axes, below=True)
+    said = (f"from {start:g} to {stop:g} " + ", ".join(f"{form.name} has {n if n < POINTS / 3 else 'very many'}"
+            for form in forms for n in [len(numbers_between(form, start, stop))]) for start, stop in ranges)
+    figure.set_label(f"Number lines with a tick at each number of a format: {'; '.join(said)}.")
     return figure
 
 
@@ -53,7 +57,7 @@ def numbers_between(form: Format, start: float, stop: float) -> np.ndarray:
     return found[(found >= start) & (found <= stop)]
 
 
-def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
+def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Picture:
     """Draw the largest relative rounding error for numbers between two powers of 2."""
     x = np.exp2(np.linspace(*powers, 4001))
     figure, axes = one_panel(9, 3.3)
@@ -64,6 +68,10 @@ def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
     axes.set(xlim=(x[0], x[-1]), ylim=(None, 1))
     finish(axes, "size of the number", "", "both", "largest error / number")
     axes.legend(frameon=False, fontsize=9, loc="upper center", ncols=len(forms))
+    said = (f"{form.name} {form.epsilon / 2:.2g} from {form.smallest_normal:.2g} to {form.largest:.3g}"
+            for form in forms)
+    figure.set_label(f"The largest relative rounding error, level in each format's range, and larger below it: "
+                     f"{'; '.join(said)}.")
     return figure
 
 
@@ -78,9 +86,9 @@ def may_err(form: Format, x: np.ndarray) -> np.ndarray:
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
-def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Figure:
+def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Picture:
     """Draw a panel for each scale: how many scaled values have each power of 2, and what happens to them."""
-    figure = Figure((9, 1.35 * len(scales) + 0.9), layout="constrained")
+    figure = Picture((9, 1.35 * len(scales) + 0.9), layout="constrained")
     all_axes = list(figure.subplots(len(scales), 1, squeeze=False, sharex=True).flat)
     sizes = abs(np.asarray(values, np.float64).ravel())
     sizes = sizes[sizes > 0]
@@ -105,6 +113,8 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
     all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, its smallest number with all "
                             "digits, and its largest)", fontsize=9)
     draw_legend(figure, FATES, fontsize=9)
+    figure.set_label(f"How many gradients have each power of 2 in {form.name}, and what happens to them, "
+                     f"{'; '.join(axes.get_title(loc='left') for axes in all_axes)}.")
     return figure
 
 
@@ -116,7 +126,7 @@ def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
 
 
 def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequence[float] = (),
-               title: str = "") -> Figure:
+               title: str = "") -> Picture:
     """Draw the loss scale of each step, crosses at skipped steps, and `limits`, above which gradients overflow."""
     figure, axes = one_panel(9, 3.2)
     axes.set_yscale("log", base=2)
@@ -128,4 +138,7 @@ def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequenc
     axes.plot(steps[crossed], np.asarray(scales)[crossed], "X", color=OWNERS[6], markersize=8, label="step skipped")
     finish(axes, "step", title, "both")
     axes.legend(frameon=False, fontsize=9)
+    first, last = np.log2(scales[0]), np.log2(scales[-1])
+    figure.set_label(f"{title or 'A loss scale'}: from 2^{first:g} at step 1 to 2^{last:g} at step {len(scales)}. "
+                     f"Steps that are skipped: {', '.join(map(str, steps[crossed])) or 'none'}.")
     return figure

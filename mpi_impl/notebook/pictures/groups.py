@@ -2,12 +2,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
 from mpi_impl.prediction.group import members_by_color, survey
-from mpi_impl.report.drawing import draw_box, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, whole_axes
 from reference.config import ParallelConfig
 from reference.costs.hardware import Link
 
@@ -28,11 +27,11 @@ def crosses(group: Sequence[int], server: int) -> bool:
     return len({rank // server for rank in group}) > 1
 
 
-def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
+def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Picture:
     """Draw a row for each kind of group, a colour for each group. Arcs join neighbours, dashed if they leave a server.
     """
     n = c.world_size
-    figure = Figure((1.7 + 0.78 * n, 0.3 + 0.78 * ROW * len(KINDS)))
+    figure = Picture((1.7 + 0.78 * n, 0.3 + 0.78 * ROW * len(KINDS)))
     axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(-1.9, n + 0.2), ylim=(ROW * len(KINDS) + 0.15, -0.35))
     axes.axis("off")
     axes.text(-1.8, -0.1, title, fontsize=11, va="center")
@@ -47,6 +46,10 @@ def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
         axes.text(-1.8, bottom - 0.35, f"{kind}\n{len(groups)} groups of {len(groups[0])}", fontsize=9, va="center")
         for i, group in enumerate(groups):
             draw_group(axes, group, bottom, OWNERS[i % len(OWNERS)] if len(group) > 1 else ALONE, server)
+    said = (f"{kind} groups {', '.join('-'.join(map(str, group)) for group in groups)}, "
+            f"{sum(crosses(group, server) for group in groups)} of which leave a server"
+            for kind, groups in groups_of(c).items())
+    figure.set_label(f"{title}, on servers of {server} ranks: {'; '.join(said)}.")
     return figure
 
 
@@ -62,7 +65,7 @@ def draw_group(axes, ranks: Sequence[int], bottom: float, color: str, server: in
                   linestyle="--" if crosses((one, other), server) else "-", zorder=2)
 
 
-def draw_servers(servers: int, size: int, inside: Link, adapter: Link) -> Figure:
+def draw_servers(servers: int, size: int, inside: Link, adapter: Link) -> Picture:
     """Draw servers of `size` GPUs: the switch of each above, the network below. A line's width is its bandwidth."""
     step = size + 1      # from a server to the next, in GPUs of half an inch
     figure, axes = whole_axes(servers * step / 2 - 0.3, 2.4)
@@ -75,4 +78,6 @@ def draw_servers(servers: int, size: int, inside: Link, adapter: Link) -> Figure
                  f"switch of server {server}: {inside.bandwidth / 1e9:g} GB/s for each GPU, each way")
     draw_box(axes, 0.1, 1.95, servers * step / 2 - 0.5, 0.35, OWNERS[1],
              f"network: {adapter.bandwidth / 1e9:g} GB/s for each GPU, each way")
+    figure.set_label(f"{servers} servers of {size} GPUs. Each GPU has {inside.bandwidth / 1e9:g} GB/s to the switch of "
+                     f"its server, and {adapter.bandwidth / 1e9:g} GB/s to the network that joins the servers.")
     return figure

@@ -3,10 +3,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, rank_colors
-from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, whole_axes
 
 CELL, STRIP, GAP, MARGIN = 0.27, 0.1, 1.0, 0.45     # inches: of an element, of an owner's mark, around matrices
 
@@ -25,7 +24,7 @@ def replicated(n: int) -> np.ndarray:
     return np.full(n, EVERYONE)
 
 
-def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
+def draw_maps(maps: Sequence[Map], title: str = "") -> Picture:
     """Draw matrices side by side. A nonzero element has its owner's colour, on the side that has more elements."""
     width = GAP * (len(maps) + 1) + sum(STRIP + CELL * m.matrix.shape[1] for m in maps)
     height = max(CELL * m.matrix.shape[0] for m in maps) + STRIP + 2 * MARGIN + 0.6
@@ -37,6 +36,9 @@ def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
     if title:
         axes.text(0.15, 0.2, title, fontsize=11, va="center")
     draw_legend(figure, rank_colors(owner for m in maps for owner in (*m.out, *m.into)), "lower left")
+    said = (f"{m.name} of {m.matrix.shape[0]} rows: {', '.join(' '.join(f'{x:g}' for x in row) for row in m.matrix)}"
+            for m in maps)
+    figure.set_label(f"{title or 'Linear maps between ranks'}, as matrices. {'; '.join(said)}.")
     return figure
 
 

@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import color_of
-from mpi_impl.report.drawing import draw_box, hide_frame, name_rows
+from mpi_impl.report.drawing import Picture, draw_box, hide_frame, name_rows
 
 SIDE = 0.95     # inches: the longer side of a mask
 
@@ -20,10 +19,10 @@ class Drawn(NamedTuple):
     rank: int
 
 
-def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
+def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Picture:
     """Draw a line of masks for each name."""
     columns = max(map(len, rows.values()))
-    figure = Figure((SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows)), layout="constrained")
+    figure = Picture((SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows)), layout="constrained")
     all_axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, masks) in zip(all_axes, rows.items()):
         for axes, mask in zip(line, masks):
@@ -34,6 +33,9 @@ def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
         for axes in line[len(masks):]:
             axes.axis("off")
         line[0].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=12)
+    said = (f"{name}: {len({mask.keep.tobytes() for mask in masks})} different masks on {len(masks)} ranks"
+            for name, masks in rows.items())
+    figure.set_label(f"Masks of dropout, in the colour of the rank that drew them. {'; '.join(said)}.")
     return figure
 
 
@@ -42,11 +44,11 @@ def colored(mask: Drawn) -> np.ndarray:
     return np.where(mask.keep[..., None], to_rgb(color_of(mask.rank)), 1.0)
 
 
-def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Figure:
+def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Picture:
     """Draw panels of masks, in each the ranks' parts [heads, elements] below one another; dropped is white."""
     wide = max(part.shape[1] for parts in masks.values() for part in parts)
     high = max(sum(len(part) for part in parts) for parts in masks.values())
-    figure = Figure((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")
+    figure = Picture((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")
     for axes, (name, parts) in zip(figure.subplots(1, len(masks), squeeze=False).flat, masks.items()):
         top = 0
         for rank, part in enumerate(parts):
@@ -61,4 +63,7 @@ def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") 
         axes.set_ylabel("head", fontsize=8)
         hide_frame(axes, 8 if len(masks) < 3 else 6.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    said = (f"{name}: {' and '.join(f'{int(part.sum())} of {part.size}' for part in parts)}"
+            for name, parts in masks.items())
+    figure.set_label(f"{title or 'Masks of dropout'}. Elements kept, on rank 0, 1, ...: {'; '.join(said)}.")
     return figure

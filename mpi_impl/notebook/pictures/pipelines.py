@@ -2,12 +2,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import GRID, finish
-from mpi_impl.report.drawing import draw_legend, one_panel
+from mpi_impl.report.drawing import Picture, draw_legend, one_panel
 from mpi_impl.report.timelines.gantt import Panel, timelines_figure
 from mpi_impl.report.timelines.timelines import slices_of
 from reference.costs.bubbles import bubble_fraction
@@ -22,13 +21,13 @@ def play(schedule: Schedule) -> Timeline:
     return simulate(schedule, Times(each, each, each))
 
 
-def draw_schedules(schedules: Mapping[str, Schedule]) -> Figure:
+def draw_schedules(schedules: Mapping[str, Schedule]) -> Picture:
     """Draw timelines one above the other, on one time axis."""
     return timelines_figure([Panel(name, slices_of(play(schedule))) for name, schedule in schedules.items()],
                             seconds=False)
 
 
-def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
+def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Picture:
     """Draw idle / ideal time over the number of microbatches: dots from simulation, lines from the formula (p - 1)/m.
     """
     figure, axes = one_panel(8.5, 3.4)
@@ -43,6 +42,9 @@ def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     finish(axes, "microbatches m", f"The bubble of {name}: dots as simulated, lines (p - 1)/m", "both",
            "idle / ideal time")
+    said = (f"p = {p}: from {bubble_fraction(p, ms[0]):.3g} to {bubble_fraction(p, ms[-1]):.3g}" for p in ps)
+    figure.set_label(f"Idle / ideal time of {name}, from m = {ms[0]} to {ms[-1]}, falls as (p - 1)/m, as simulated. "
+                     f"{'; '.join(said)}.")
     return figure
 
 
@@ -60,11 +62,11 @@ def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
     return times, counts[1:]
 
 
-def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
+def draw_held(schedules: Mapping[str, Schedule]) -> Picture:
     """Draw a row for each rank: its activations over time under each schedule, in units of all of a rank's layers."""
     timelines = {name: play(schedule) for name, schedule in schedules.items()}
     p = max(len(timeline.ranks) for timeline in timelines.values())
-    figure = Figure((8.5, 0.62 * p + 1.25), layout="constrained")
+    figure = Picture((8.5, 0.62 * p + 1.25), layout="constrained")
     rows = figure.subplots(p, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for rank, axes in enumerate(rows):
         draw_rank(axes, [(timeline.ranks[rank], schedules[name].p / schedules[name].stages)
@@ -74,6 +76,8 @@ def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
     draw_legend(figure, {name: {"color": color, "alpha": 0.6} for color, name in zip(OWNERS, schedules)},
                 "outside upper left", fontsize=9, title="microbatches whose activations a rank holds",
                 title_fontsize=10, alignment="left")
+    figure.set_label(f"Microbatches whose activations a rank holds over time, {', '.join(schedules)}. "
+                     + "; ".join(f"{axes.get_ylabel()}: {axes.texts[0].get_text()}" for axes in rows) + ".")
     return figure
 
 

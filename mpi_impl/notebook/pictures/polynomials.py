@@ -2,16 +2,15 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import name_rows, one_panel
+from mpi_impl.report.drawing import Picture, name_rows, one_panel
 
 SAME, DIFFERENT, SILENT = OWNERS[2], OWNERS[6], "#F0F0F0"
 
 
-def draw_meetings(first: Sequence[int], second: Sequence[int], names: Sequence[str], title: str = "") -> Figure:
+def draw_meetings(first: Sequence[int], second: Sequence[int], names: Sequence[str], title: str = "") -> Picture:
     """Draw the values of two functions at 0, 1, ..., P - 1 as points, and circles where they agree."""
     figure, axes = one_panel(8.5, 4.2)
     for y, name, color, marker in zip((first, second), names, OWNERS, "os"):
@@ -21,11 +20,13 @@ def draw_meetings(first: Sequence[int], second: Sequence[int], names: Sequence[s
               markeredgewidth=2, label=f"equal, {len(meetings)} of {len(first)}")
     finish(axes, "x", title, "both")
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    figure.set_label(f"{title}: points without a pattern. {' and '.join(names)} are equal at {len(meetings)} of "
+                     f"{len(first)} places: x = {', '.join(map(str, meetings))}.")
     return figure
 
 
 def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str, int], landmarks: Mapping[str, float],
-                 title: str = "") -> Figure:
+                 title: str = "") -> Picture:
     """Draw the bound D / P against P, with some primes marked on it, and chances to compare with as dashed lines.
 
     `counted` has for some primes a measured share, which is drawn as a point.
@@ -45,10 +46,14 @@ def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str,
                       textcoords="offset points", ha="right" if above else "left", fontsize=9, color="#505050")
     finish(axes, "P", title, "both", "chance to agree at a random point")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
+    marks = [f"{name} {degree / prime:.1e}" for name, prime in marked.items()]
+    others = [f"{name} {chance:.1e}" for name, chance in landmarks.items()]
+    figure.set_label(f"{title}: the bound {degree} / P falls as P grows, {', '.join(marks)}. Points are shares that "
+                     f"were counted. To compare: {', '.join(others)}.")
     return figure
 
 
-def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) -> Figure:
+def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) -> Picture:
     """Draw how far each computation's floats are off, and whether its exact numbers differ. Up to the tolerance the
     background is grey.
     """
@@ -70,4 +75,7 @@ def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) 
     axes.set_xlim(left, right)
     name_rows(axes, list(found), 0)
     finish(axes, "largest difference of the floats / largest element", "", "x")
+    said = (f"{name}: {'floats see it' if size > tolerance else 'floats are silent'}, and it is "
+            f"{'another' if differs else 'the same'} formula" for name, (size, differs) in found.items())
+    figure.set_label(f"How far floats are off, with a tolerance of {tolerance:g}. {'; '.join(said)}.")
     return figure

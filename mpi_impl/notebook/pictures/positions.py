@@ -4,18 +4,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import color_of, rank_colors
-from mpi_impl.report.drawing import draw_legend
+from mpi_impl.report.drawing import Picture, draw_legend
 from reference.positions import visible_blocks, work_of_ranks
 
 HIDDEN, LATER, EARLIER = "#FFFFFF", "#F0F0F0", "#C4C4C4"      # what a causal mask hides; other steps of the ring
 
 
-def draw_deals(deals: Mapping[str, Sequence[Sequence[slice]]]) -> Figure:
+def draw_deals(deals: Mapping[str, Sequence[Sequence[slice]]]) -> Picture:
     """Draw for each way to deal out positions who computes which scores, a row for each query, and the ranks' work."""
-    figure = Figure((3.4 * len(deals), 5.2), layout="constrained")
+    figure = Picture((3.4 * len(deals), 5.2), layout="constrained")
     for column, (name, chunks) in enumerate(deals.items()):
         axes, bars = (figure.add_subplot(2, len(deals), 1 + column + row * len(deals)) for row in (0, 1))
         found = score_owners(chunks)
@@ -29,13 +28,16 @@ def draw_deals(deals: Mapping[str, Sequence[Sequence[slice]]]) -> Figure:
         bars.set_ylabel("pairs" if column == 0 else "", fontsize=8)
         bars.tick_params(labelsize=8)
         bars.spines[["top", "right"]].set_visible(False)
+    said = (f"{name}: {', '.join(map(str, work_of_ranks([list(own) for own in chunks])))} pairs on rank 0, 1, ..."
+            for name, chunks in deals.items())
+    figure.set_label(f"Scores of causal attention, a row for each query, in the colour of its rank. {'; '.join(said)}.")
     return figure
 
 
-def draw_ring_of_blocks(chunks: Sequence[Sequence[slice]]) -> Figure:
+def draw_ring_of_blocks(chunks: Sequence[Sequence[slice]]) -> Picture:
     """Draw the steps of a ring: the scores that each rank computes, in its colour, with the keys that it has then."""
     c = len(chunks)
-    figure = Figure((2.3 * c, 3.0), layout="constrained")
+    figure = Picture((2.3 * c, 3.0), layout="constrained")
     colors = np.array([to_rgb(color) for color in (HIDDEN, LATER, EARLIER, *map(color_of, range(c)))])
     owners = score_owners(chunks)
     for step, axes in enumerate(figure.subplots(1, c, squeeze=False)[0]):
@@ -44,6 +46,10 @@ def draw_ring_of_blocks(chunks: Sequence[Sequence[slice]]) -> Figure:
         name = "step 0: own keys" if step == 0 else f"step {step}: of rank - {step}"
         draw_scores(axes, colors, painted, name, labels=step == 0)
     draw_legend(figure, {**rank_colors(range(c)), "done": EARLIER, "to come": LATER})
+    counts = (", ".join(str(np.sum((owners == rank) & (ring_steps(chunks) == step))) for rank in range(c))
+              for step in range(c))
+    figure.set_label("Scores that rank 0, 1, ... computes in each step of a ring: "
+                     + "; ".join(f"step {step}: {n}" for step, n in enumerate(counts)) + ".")
     return figure
 
 

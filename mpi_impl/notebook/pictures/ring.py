@@ -2,10 +2,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.shards import color_of
-from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, whole_axes
 
 WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
 
@@ -36,7 +35,7 @@ def ring_all_reduce(xs: np.ndarray) -> list[RingStep]:
     return steps
 
 
-def draw_ring(steps: list[RingStep]) -> Figure:
+def draw_ring(steps: list[RingStep]) -> Picture:
     """Draw the steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
 
     There is a row for each rank, a box for each piece, and in a box a stripe for each rank whose number has been added.
@@ -57,6 +56,10 @@ def draw_ring(steps: list[RingStep]) -> Figure:
         axes.text(0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", ha="center",
                   va="center", fontsize=7)
     draw_legend(figure, {f"rank {rank}'s number": color_of(rank) for rank in range(t)}, "lower left")
+    said = (f"{step.name}: {', '.join(f'rank {rank} {own.tolist()}' for rank, own in enumerate(step.held))}"
+            for step in steps)
+    figure.set_label("Sums in the pieces of each rank. Rank i began with 2^i, so that binary digits say whose numbers "
+                     f"are in a sum. {'; '.join(said)}.")
     return figure
 
 

@@ -3,9 +3,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from mpi_impl.report.drawing import draw_box, draw_legend, whole_axes
+from mpi_impl.report.drawing import Picture, draw_box, draw_legend, whole_axes
 
 # Near those of Okabe and Ito: people who are blind to red or green can tell them apart.
 OWNERS = ("#0072B2", "#EE7733", "#008F6B", "#CC79A7", "#F0C842", "#56B4E9", "#AA4422", "#888888")
@@ -49,7 +48,7 @@ def owners_of(n: int, t: int) -> np.ndarray:
     return np.concatenate([np.full(len(part), rank) for rank, part in enumerate(np.array_split(np.arange(n), t))])
 
 
-def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Figure:
+def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Picture:
     """Draw matrices side by side, with signs ('x', '=', 'GeLU') between them as in a formula; t ranks."""
     sizes = [drawn_size(item, t) for item in items]
     width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
@@ -68,6 +67,8 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
     if EACH in found:
         found = {*range(t), *found} - {EACH}
     draw_legend(figure, rank_colors(found), "lower left")
+    said = (item if isinstance(item, str) else describe_matrix(item) for item in items)
+    figure.set_label(f"{title or 'A formula'}: {' '.join(said)}.")
     return figure
 
 
@@ -98,6 +99,15 @@ def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, hei
     axes.text(left + width / 2, top - 0.1, matrix.name, ha="center", va="bottom", fontsize=11)
     axes.text(left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", ha="center", va="top",
               fontsize=8, color="#505050")
+
+
+def describe_matrix(matrix: Matrix) -> str:
+    """Return a matrix in words: 'A [4, 8], sharded by columns'."""
+    owners, (rows, columns) = matrix.owners, matrix.owners.shape
+    held = ("on every rank" if (owners == EVERYONE).all() else "a summand on every rank" if (owners == EACH).all() else
+            "sharded by columns" if (owners == owners[0]).all() else
+            "sharded by rows" if (owners == owners[:, :1]).all() else "sharded by both")
+    return f"{matrix.name} [{rows}, {columns}], {held}" + (f" ({matrix.note})" if matrix.note else "")
 
 
 def stretches(owners: np.ndarray) -> list[tuple[int, int, int, int]]:

@@ -26,7 +26,10 @@ function shardlabSliders({draw, controls, tables}) {
     for (const [name, [values]] of Object.entries(controls)) {
       const input = form.elements[name];
       chosen[name] = values[input.value];
-      if (input.type === "range") input.nextElementSibling.value = chosen[name];
+      if (input.type === "range") {
+        input.nextElementSibling.value = chosen[name];
+        input.setAttribute("aria-valuetext", chosen[name]);
+      }
     }
     const [sentence, svg] = pictures[draw](chosen);
     said.textContent = sentence;

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.report.charts import COLORS, WORDS
-from mpi_impl.report.drawing import is_light
+from mpi_impl.report.drawing import Picture, is_light
 from mpi_impl.report.timelines.timelines import timeline_of
 from mpi_impl.runtime.pictures import save
 from reference.schedules.actions import KINDS
@@ -51,7 +50,7 @@ def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> 
     save(timelines_figure(panels, seconds), path, DPI)
 
 
-def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:
+def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Picture:
     """Draw panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
     scale = 1e3 if seconds else 1.0
     cells = [cells_of(panel.ranks, scale) for panel in panels]
@@ -69,6 +68,10 @@ def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:
         axes.set_title(title(panel, scale, "ms" if seconds else ""), loc="left", fontsize=11)
     all_axes[-1].set_xlabel("time (ms)" if seconds else "time")
     draw_legend(figure, panels)
+    said = (axes.get_title(loc="left") + "".join(
+        f", rank {rank}: {' '.join(s.name for s in slices if s.stream == 'compute')}"
+        for rank, slices in enumerate(panel.ranks)) for axes, panel in zip(all_axes, panels))
+    figure.set_label(f"Timelines, a row for each rank, with its actions in their order. {'; '.join(said)}.")
     return figure
 
 
@@ -124,7 +127,7 @@ def label_widths(label: str) -> float:
 def empty_panels(rows: list[int], row: float, width: float, span: float):
     """Make a figure, and axes for panels with these numbers of rows, the first on top. Sizes are inches."""
     height = sum(rows) * row + len(rows) * TITLE + AXIS + LEGEND
-    figure = Figure(figsize=(LEFT + width + RIGHT, height), dpi=DPI)
+    figure = Picture(figsize=(LEFT + width + RIGHT, height), dpi=DPI)
     every, top, all_axes = ceil(0.18 / row), height, []
     for n in rows:
         top -= TITLE + n * row
