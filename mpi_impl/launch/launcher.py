@@ -264,11 +264,9 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     """Run the command to its end, or to ours. Return its exit status, as a shell does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    lifelines = Lifelines() if is_srun(command) else None
-    if lifelines:
-        environment = environment | lifelines.settings()
-    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent,
-                               stdout=subprocess.PIPE)
+    lifelines = Lifelines() if os.path.basename(command[0]) == "srun" else None
+    process = subprocess.Popen(command, env=environment | (lifelines.settings if lifelines else {}),
+                               start_new_session=True, preexec_fn=end_with_parent, stdout=subprocess.PIPE)
     output = Output(process)
     output.start()
     try:
@@ -305,17 +303,13 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
-    if is_srun(command) and status > 128:
+    if lifelines and status > 128:
         say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
             "start one, or ended all because one failed: its own lines above say which.")
     elif status in DEATHS or status - 128 in DEATHS:
         say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}."
             f"{shared_memory_hint()}")
     return status
-
-
-def is_srun(command: Sequence[str]) -> bool:
-    return os.path.basename(command[0]) == "srun"
 
 
 def shared_memory_hint() -> str:
@@ -339,8 +333,10 @@ def outcome(process: subprocess.Popen, timeout: float | None, lifelines: Lifelin
             raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
         if losses.found():
             raise ChildProcessError
-        if lifelines and (nodes := lifelines.lost()):
-            raise ConnectionError(" and ".join(nodes))
+        if lifelines:
+            lifelines.accept()
+            if lifelines.lost:
+                raise ConnectionError(" and ".join(lifelines.lost))
         for pid in stops.found():
             say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
                 f"with `kill -CONT {pid}`, or end the job.")

@@ -13,7 +13,7 @@ class StopRequest:
         self.world, self.received = world, False
         signal.signal(signal.SIGTERM, self.receive)
 
-    def receive(self, number: int, frame: object) -> None:
+    def receive(self, *_: object) -> None:
         self.received = True
 
     def agreed(self) -> bool:

@@ -50,8 +50,3 @@ def test_a_run_stops_on_request_and_resumes(tmp_path, rank, iteration):
 
 def losses(output: str) -> list[tuple[str, ...]]:
     return re.findall(r"iteration +(\d+)/.* loss +([\d.]+) \| grad norm +([\d.]+)", output)
-
-
-def test_a_stop_needs_a_place_for_the_checkpoint():
-    job = launch(1, "-m", "mpi_impl.pretrain_gpt", *OPTIONS, "--exit-signal-handler")
-    assert job.returncode == 2 and job.stderr.startswith("error: --exit-signal-handler saves a checkpoint")
