@@ -276,6 +276,17 @@ def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
     assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "cray_shasta"
 
 
+@pytest.mark.parametrize("ranks, step, by_srun", [(8, None, True), (4, None, False), (8, "0", False)])
+def test_all_ranks_of_a_job_on_one_node_are_started_by_srun(tmp_path, monkeypatch, ranks, step, by_srun):
+    """Slurm's signals reach them then. In a step, srun would wait for its end."""
+    write_script(tmp_path / "srun", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    if step:
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+    assert (launcher(mpi_vendor(), ranks)[0] == "srun") == by_srun
+
+
 def test_a_status_of_srun_is_not_taken_for_a_lack_of_memory(tmp_path, capfd):
     """It has the same one where it could not start a rank."""
     write_script(tmp_path / "srun", "exit 137")
@@ -289,7 +300,7 @@ SBATCH = ROOT / "docs" / "pretrain_gpt.sbatch"
 
 def test_the_batch_script_trains_and_goes_on(tmp_path):
     """An srun that starts ranks here shows that its options for pretrain_gpt are right, and that a second job resumes.
-    No one has run it under Slurm.
+    tests/test_slurm.py has the rest.
     """
     subprocess.run(["bash", "-n", SBATCH], check=True)
     write_script(tmp_path / "bin" / "srun", f'exec {find_mpiexec(mpi_vendor())} "$@"')

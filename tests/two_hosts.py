@@ -73,6 +73,11 @@ def why_not() -> str:
     for program in ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "hostname"):
         if shutil.which(program, path=search_path()) is None:
             return f"{program} is not installed"
+    return refusal()
+
+
+def refusal() -> str:
+    """Return the reason why namespaces cannot be made here; "" if they can be."""
     options = [f"--{name}" for name in NAMESPACES]
     made = subprocess.run(["unshare", *options, "--fork", "--mount-proc", "sh", "-c", TRIAL], capture_output=True,
                           text=True, env=os.environ | {"PATH": search_path()})

@@ -34,6 +34,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from mpi_impl.launch.lifelines import lifeline
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
 from reference.errors import UserError
@@ -77,7 +78,8 @@ def run(main: Callable[[], object]) -> None:
         signal.alarm(0)
         forget_shared_memory()
         check_surroundings()
-        main()
+        with lifeline():
+            main()
     except KeyboardInterrupt:
         time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted: let the first one say so
         end_all("Interrupted.", 130)

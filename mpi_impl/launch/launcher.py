@@ -33,6 +33,7 @@ from mpi_impl.launch.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launch.guard import Losses, Stops, end_with_parent, wait
 from mpi_impl.launch.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts, format_for,
                                       read_hosts)
+from mpi_impl.launch.lifelines import Lifelines
 from mpi_impl.launch.output import Output, say_lost
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
@@ -184,9 +185,16 @@ def mpi_vendor() -> str:
 
 def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
     """Return the command that starts ranks of the program after it, on the hosts of a machine file, if given."""
-    if machines is None and nodes_of_slurm() > 1 and shutil.which("srun"):
+    if machines is None and suits_srun(ranks) and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
     return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
+
+
+def suits_srun(ranks: int) -> bool:
+    """Report whether these are ranks for srun: of a Slurm job on several nodes, or all of one on this node, which then
+    get the signals that Slurm sends. Inside a step, such as an interactive shell, another would wait for its end.
+    """
+    return nodes_of_slurm() > 1 or "SLURM_STEP_ID" not in os.environ and environment_count("SLURM_NTASKS", 0) == ranks
 
 
 def nodes_of_slurm() -> int:
@@ -259,12 +267,13 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     """Run the command to its end, or to ours. Return its exit status, as a shell does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent,
-                               stdout=subprocess.PIPE)
+    lifelines = Lifelines() if os.path.basename(command[0]) == "srun" else None
+    process = subprocess.Popen(command, env=environment | (lifelines.settings if lifelines else {}),
+                               start_new_session=True, preexec_fn=end_with_parent, stdout=subprocess.PIPE)
     output = Output(process)
     output.start()
     try:
-        status = outcome(process, timeout)
+        status = outcome(process, timeout, lifelines)
     except subprocess.TimeoutExpired:
         stop(process)
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
@@ -274,6 +283,11 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         process.wait()
         say(f"error: a process of the launcher {command[0]}, by which it starts ranks and watches over them, has died, "
             "and the job has been ended.")
+        return 1
+    except ConnectionError as error:
+        stop(process)
+        say(f"error: ranks on {error} have died without a word, and srun still waits for them, as it does when a node "
+            "fails. The job has been ended; from its last checkpoint a run can resume on fewer nodes.")
         return 1
     except KeyboardInterrupt:
         stop(process)
@@ -292,7 +306,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
-    if os.path.basename(command[0]) == "srun" and status > 128:
+    if lifelines and status > 128:
         say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
             "start one, or ended all because one failed: its own lines above say which.")
     elif status in DEATHS or status - 128 in DEATHS:
@@ -310,8 +324,10 @@ def shared_memory_hint() -> str:
                         f"`{typed('shardlab')} doctor` tells what to do.")
 
 
-def outcome(process: subprocess.Popen, timeout: float | None) -> int:
-    """Wait for the launcher's exit status. Raises TimeoutExpired, or ChildProcessError if it has lost a process."""
+def outcome(process: subprocess.Popen, timeout: float | None, lifelines: Lifelines | None = None) -> int:
+    """Wait for the launcher's exit status. Raises TimeoutExpired, ChildProcessError if it has lost a process, or
+    ConnectionError, with their names, if it has lost nodes.
+    """
     deadline, losses, stops = time.monotonic() + (timeout or math.inf), Losses(process.pid), Stops(process.pid)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -320,6 +336,10 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
             raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
         if losses.found():
             raise ChildProcessError
+        if lifelines:
+            lifelines.accept()
+            if lifelines.lost:
+                raise ConnectionError(" and ".join(lifelines.lost))
         for pid in stops.found():
             say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
                 f"with `kill -CONT {pid}`, or end the job.")

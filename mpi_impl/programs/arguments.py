@@ -251,6 +251,9 @@ def check_files(args) -> None:
     if args.save_interval is not None and args.save is None:
         raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with --save, "
                         "too.")
+    if args.exit_signal_handler and args.save is None:
+        raise UserError("--exit-signal-handler saves a checkpoint before a SIGTERM ends the run, but nothing is saved. "
+                        "Give a folder with --save, too.")
     if args.load is not None and args.load_hf is not None:
         raise UserError(f"--load is {args.load} and --load-hf is {args.load_hf}, but a run begins with one set of "
                         "weights. Give one of them.")

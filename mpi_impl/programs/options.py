@@ -238,6 +238,8 @@ class StateOptions:
     save: str | None = option_field(None, "save a checkpoint in this folder at the end", "DIR")
     save_interval: int | None = option_field(
         None, "with --save: after every N-th iteration, too", "N", check=require_positive)
+    exit_signal_handler: bool = option_field(
+        False, "with --save: after a SIGTERM to any rank, save a checkpoint and end with status 75")
     load: str | None = option_field(
         None, "resume from the last checkpoint in this folder, on any number of ranks", "DIR")
     load_hf: str | None = option_field(

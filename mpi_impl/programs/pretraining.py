@@ -1,4 +1,5 @@
 """A training run from its options to its reports: the common part of the programs pretrain_gpt and pretrain_bert."""
+import sys
 import time
 from abc import abstractmethod
 from contextlib import ExitStack, nullcontext
@@ -35,6 +36,7 @@ from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.options import NAMES, OPTIONS
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.programs.sources import Sources, check_same_tokenizer
+from mpi_impl.programs.stop_request import STOPPED, StopRequest
 from mpi_impl.report import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.report.metrics import Metrics
 from mpi_impl.report.page.report import ReportedRun, closing, watch, write_report
@@ -215,8 +217,11 @@ class Pretraining(Program):
             self.report_outcome()
 
     def train(self) -> int:
-        """Train until --train-iters or --exit-interval says stop, and return the last iteration."""
+        """Train until --train-iters or --exit-interval says stop, and return the last iteration. Leave the program on
+        request, with --exit-signal-handler.
+        """
         a = self.args
+        request = StopRequest(self.world) if a.exit_signal_handler else None
         first = self.trainer.iteration + 1
         for iteration in range(first, a.train_iters + 1):
             began = time.perf_counter()
@@ -233,8 +238,12 @@ class Pretraining(Program):
             if self.resident and iteration == first:
                 self.say(resident_memory.describe(self.world, self.resident, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
-            if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
+            stop = request is not None and not last and request.agreed()
+            if a.save and (last or stop or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()
+            if stop:
+                self.say(f"stopped by SIGTERM: --load {a.save} resumes after iteration {iteration}")
+                sys.exit(STOPPED)
             if last:
                 break
             if iteration % a.eval_interval == 0:

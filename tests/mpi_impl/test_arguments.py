@@ -30,7 +30,7 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --distributed-timeout-minutes 0.5 --trace t
     --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder swap
     --recompute-granularity full --recompute-method block --recompute-num-layers 1
-    --save out --save-interval 5 --load in --record r""".split()
+    --save out --save-interval 5 --exit-signal-handler --load in --record r""".split()
 
 
 LLAMA = """--normalization RMSNorm --swiglu --ffn-hidden-size 24 --group-query-attention --num-query-groups 2
@@ -168,6 +168,7 @@ REFUSED = {       # on 8 ranks
     "--fp16 --min-loss-scale 1e10": "must not be below --min-loss-scale",
     # files
     "--save-interval 5": "Give a folder with --save", "--save d --save-interval 0": "--save-interval is 0",
+    "--exit-signal-handler": "--exit-signal-handler saves a checkpoint before a SIGTERM ends the run, but nothing is",
     "--load a --load-hf b": "--load is a and --load-hf is b", "--trace-clock virtual": "Give a folder with --trace",
     **{f"--{name}=": f"--{name} is empty" for name in (         # as an unset variable of a script gives it
         "data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path", "metrics-file", "ledger", "plot",

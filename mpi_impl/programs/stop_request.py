@@ -1,0 +1,21 @@
+"""The request to stop that a run gets as SIGTERM: batch systems send it some time before they kill a job."""
+import signal
+
+from mpi_impl.comm.group import Group
+
+STOPPED = 75    # the status of a run that has stopped on request, and can be resumed: EX_TEMPFAIL of <sysexits.h>
+
+
+class StopRequest:
+    """A SIGTERM that any rank receives from now on: it is remembered, and does not end the process."""
+
+    def __init__(self, world: Group):
+        self.world, self.received = world, False
+        signal.signal(signal.SIGTERM, self.receive)
+
+    def receive(self, *_: object) -> None:
+        self.received = True
+
+    def agreed(self) -> bool:
+        """Report whether any rank has received it. All ranks call this, and get the same answer."""
+        return any(self.world.allgather_objects(self.received))
