@@ -188,4 +188,4 @@ def test_both_runs_step_together_by_keyboard(page):
     page.keyboard.press("ArrowDown")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("rank 1: ")
     page.keyboard.press("Enter")
-    assert "on rank 1" in page.locator("#details-1").text_content()
+    assert "on rank 1" in page.locator("#details-1").inner_text()

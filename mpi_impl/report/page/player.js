@@ -195,6 +195,7 @@ function makePlayer(data, $, controls) {
     makeFocusable(a);
     const host = $("details"), samples = data.player.samples, replica = ranks[a.rank].data;
     host.replaceChildren();
+    host.closest("details")?.setAttribute("open", "");
     const first = a.microbatch * samples["a microbatch"] + replica * samples["a replica"], last = first + samples.each - 1;
     add(host, "p", {class: "mono"}, a.name);
     add(host, "p", {}, `The ${describe(a)}, on rank ${a.rank}: sample${first < last ? `s ${first} to ${last}` : ` ${first}`} ` +
@@ -219,6 +220,7 @@ function makePlayer(data, $, controls) {
     chosen = null;
     const host = $("details"), rows = data.ledger.filter(row => row.reason === slice.name && row.phase !== "evaluation");
     host.replaceChildren();
+    host.closest("details")?.setAttribute("open", "");
     add(host, "p", {}, `Rank ${rank} ${sliceText(slice, rank)}${step.clock === "ticks" ? "" : `, for ${ms(slice.end - slice.start)}`}.`);
     const list = add(host, "dl");
     for (const row of rows) {
