@@ -94,11 +94,13 @@ def jupyterlab(bundle):
             [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
              *(f"--{name}={value}" for name, value in options.items())],
             cwd=bundle, env=environment, stderr=subprocess.PIPE, text=True) as server:
-        address = next(found[0] for line in server.stderr if (found := re.search(r"http://127[.\d]+:\d+", line)))
-        page = browser.new_page(viewport=DESK)
-        page.set_default_timeout(300_000)
-        yield address, page
-        server.terminate()
+        try:
+            address = next(found[0] for line in server.stderr if (found := re.search(r"http://127[.\d]+:\d+", line)))
+            page = browser.new_page(viewport=DESK)
+            page.set_default_timeout(240_000)
+            yield address, page
+        finally:
+            server.terminate()
 
 
 @pytest.mark.deep
@@ -114,6 +116,7 @@ def test_a_student_runs_a_solved_lab_in_a_browser(jupyterlab, bundle, lab):
     nbformat.write(notebook, path)
     checks = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code" and about(cell).get("points")]
     page.goto(f"{address}/lab/tree/notebooks/labs/{path.name}?reset")
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
     page.get_by_role("button", name="Restart the kernel and run all cells").click()
     page.get_by_role("button", name="Confirm Kernel Restart").click()
     below = page.wait_for_function(OUTPUTS, arg=checks[-1]).json_value()
