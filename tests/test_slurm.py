@@ -111,7 +111,7 @@ def test_a_job_that_loses_a_node_resumes_on_the_other(cluster, node):
         cluster.wait_for(lambda: job.state() == "PENDING", "Slurm's discovery of the loss")
         job.set("NumTasks=1")
     else:
-        job.wait_for(f"error: ranks on {node} have died without a word")
+        job.wait_for(f"error: ranks on {node} ")        # and maybe others, whose MPI has failed for that reason
     seen = sorted(set(job.resume()), key=lambda one: int(one[0]))
     assert job.log().count(HOSTS) == 1 and "\n2 ranks" in job.log() and seen == undisturbed(len(seen))
 
