@@ -122,7 +122,7 @@ def test_axe_finds_nothing_on_the_site_and_no_page_is_wider_than_320_pixels(brow
         for name in [str(path.relative_to(site)) for path in paths]:
             page = browser.new_page(viewport=DESK, color_scheme=scheme)
             page.goto(f"{address}/{name}", wait_until="load")
-            page.wait_for_selector("#progress", state="detached", timeout=200_000)      # of Python, on the playground
+            page.wait_for_selector("#progress", state="hidden", timeout=200_000)        # of Python, on the playground
             found = faults_of(page, scheme)
             page.set_viewport_size(NARROW)
             if (wide := page.evaluate("document.documentElement.scrollWidth")) > NARROW["width"]:

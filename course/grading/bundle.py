@@ -80,7 +80,7 @@ def add_linked(files: dict[str, str | bytes]) -> None:
         data = files[name]
         targets = LINK.findall(data) if isinstance(data, str) and name.endswith((".md", ".ipynb")) else []
         for page in {target_of(name, link) for _, link in targets} - files.keys() - {WITHHELD}:
-            if re.fullmatch(r"docs/.*|.*\.(svg|png)", page) and (ROOT / page).is_file():
+            if re.fullmatch(r"docs/[^/]*|.*\.(svg|png)", page) and (ROOT / page).is_file():
                 files[page] = (ROOT / page).read_bytes() if page.endswith(".png") else (ROOT / page).read_text()
                 waiting.append(page)
 

@@ -185,19 +185,20 @@ def test_progress(capsys, tmp_path):
 
 def test_a_resumed_run_goes_on_with_its_file(tmp_path, capsys):
     """Rows of later iterations and an unfinished line are removed; a new run begins a new file. The time left follows
-    from the run's own steps, and its first line comes immediately.
+    from the run's own steps. The first line comes immediately, without it: the first step is slower than all others.
     """
     path = tmp_path / "m"
     for begins, iterations in ((0, (1, 2, 3)), (2, (3, 4)), (0, (1,))):
         if begins:
             path.write_text(path.read_text() + '{"iteration": 1, "lm_')
-        metrics = Metrics(7204, 1000, 50, str(path), speaks=True, begins=begins)
+        metrics = Metrics(7204, 1000, 2, str(path), speaks=True, begins=begins)
         for iteration in iterations:
             metrics.step(iteration, StepResult((float(begins),), 1.0, 1e-3), 1.0 + begins / 2)
         assert [(row["iteration"], row["lm_loss"]) for row in rows_of(path)] == (
             [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)] if begins else [(i, 0.0) for i in iterations])
-    first, resumed, _ = capsys.readouterr().out.splitlines()
-    assert "1/7204" in first and "2h 00m left" in first and "3/7204" in resumed and "4h 00m left" in resumed
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{i}/7204" for i in (1, 2, 3, 4, 1)]
+    assert "2h 00m left" in lines[1] and "4h 00m left" in lines[3] and "left" not in lines[0] + lines[2] + lines[4]
 
 
 MODEL, WORK = ModelConfig(5, 16, 4, 50, 8), PassCounts(2, 8, 1, 4)
