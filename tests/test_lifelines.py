@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from mpi_impl.launch import launcher, lifelines
+from mpi_impl.launch import lifelines
 from mpi_impl.launch.lifelines import PORT, lifeline
-from tests.launching import write_script
+from tests.launching import command, write_script
 from tests.two_hosts import wait_for
 
 
@@ -42,10 +42,11 @@ def test_a_rank_works_without_a_lifeline(lines, monkeypatch, name, value):
         lines.server.accept()
 
 
-def test_a_lost_node_ends_the_job_with_a_sentence(tmp_path, monkeypatch, capfd):
+def test_a_lost_node_ends_the_job_with_a_sentence(tmp_path):
     """This srun waits for ever, as the real one does for minutes."""
-    monkeypatch.setattr(lifelines, "SECONDS_TO_REPORT", 0)
     rank = f"import os, socket; socket.create_connection(('127.0.0.1', int(os.environ['{PORT}']))).sendall(b'node2')"
     write_script(tmp_path / "srun", f'"{sys.executable}" -c "{rank}"\nexec sleep 600')
-    assert launcher.supervise([str(tmp_path / "srun")], dict(os.environ), None) == 1
-    assert "error: ranks on node2 have died without a word" in capfd.readouterr().err
+    supervise = ("import os, sys; from mpi_impl.launch import launcher, lifelines; lifelines.SECONDS_TO_REPORT = 0; "
+                 f"sys.exit(launcher.supervise([{str(tmp_path / 'srun')!r}], dict(os.environ), None))")
+    job = command("-c", supervise)      # a process without other children, which a launcher takes for its own
+    assert job.returncode == 1 and "error: ranks on node2 have died without a word" in job.stderr
