@@ -69,6 +69,14 @@ def test_the_reading_guide_has_the_lengths_of_the_files_and_a_day_for_2000_lines
 STOP = re.compile(r"^\| \[`([^`]+)`\]\([^)]+\) \| (.+?) \|", re.MULTILINE)
 
 
+
+def test_a_pair_of_runs_is_linked_by_its_own_line():
+    """The site's build replaces the link with one to the page that this line names."""
+    lines = (ROOT / "benchmarks/bug_matrix/pairs.py").read_text().splitlines()
+    linked = re.findall(r"\[(.+)\]\(\.\./benchmarks/bug_matrix/pairs\.py#L(\d+)\)", TEXTS["docs/two_runs.md"])
+    assert len(linked) == 5 and all(f'": ("{name}", ' in lines[int(number) - 1] for name, number in linked)
+
+
 @pytest.mark.parametrize("path, names", STOP.findall(TEXTS["docs/tour_of_the_trainer.md"]))
 def test_the_tour_of_the_trainer_names_functions_that_are_there(path, names):
     assert set(re.findall(r"`(.+?)`", names)) <= set(definitions((ROOT / path).read_text()))

@@ -16,13 +16,15 @@ import sys
 import tarfile
 from pathlib import Path
 
+from mpi_impl.report.charts import COLORS, WORDS
 from reference.errors import UserError
 from reference.options import OptionParser
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path("docs", "playground")      # in the repository, and on the site
 SOURCE, BUILD = ROOT / PLACE, ROOT / "docs" / "_build"
-STYLE = ROOT / "mpi_impl" / "report" / "page" / "page.css"     # of the report, which these pages share
+REPORT = ROOT / "mpi_impl" / "report" / "page"
+SHARED = "page.css", "elements.js"      # of the report's page, which these pages use, too
 PAGES = ("pipelines", "ranks", "mlp")
 COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: first answers are all that they show
 PACKAGE, VERSION = "pyodide", "314.0.7"
@@ -37,14 +39,18 @@ def main() -> None:
     parser = OptionParser(prog="tools.playground", description="Write the pages of the playground.")
     parser.add_argument("folder", type=Path, help="where; files of earlier pages are written over")
     folder = parser.parse_args().folder
-    build(folder)
+    try:
+        build(folder)
+    except OSError as error:
+        parser.error(f"{folder} cannot be written: {error.strerror}.")
     print(f"Open {folder / PAGES[0]}.html")
 
 
 def build(folder: Path) -> None:
     """Write all pages into a folder. Without Pyodide, they show their first answers, and say why nothing else."""
     shutil.copytree(SOURCE, folder, ignore=shutil.ignore_patterns("*.py", WORKER, "__pycache__"), dirs_exist_ok=True)
-    shutil.copy2(STYLE, folder)
+    for name in SHARED:
+        shutil.copy2(REPORT / name, folder)
     try:
         runtime: dict[str, int] | str = write_runtime(fetch(), folder / "runtime")
     except UserError as error:
@@ -52,7 +58,7 @@ def build(folder: Path) -> None:
                    "site again: ./run.sh docs")
         print(f"warning: the playground has no Python. {error}", file=sys.stderr)
     for name in PAGES:
-        page = {"first": page_module(name).first_answers()}
+        page = {"first": page_module(name).first_answers(), "colors": COLORS, "words": WORDS}
         if name not in COMPUTED:
             page |= {"runtime": runtime, "files": sources(name)}
         (folder / f"{name}.data.js").write_text(f"const PAGE = {json.dumps(page, allow_nan=False)};\n")

@@ -4,7 +4,6 @@
 
 Both runs of a pair are recorded now, on four ranks; the pages are the same every time.
 """
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from mpi_impl.compare.differences import compare
 from mpi_impl.compare.recording import Recording
 from mpi_impl.compare.report import report
 from mpi_impl.launch.pool import Pool
+from reference.options import OptionParser
 from tests import zoo
 from tests.cases import Case, Plan
 from tests.planted import buggy_codes
@@ -49,5 +49,15 @@ def write_pages(folder: Path) -> None:
             (folder / f"{page}.html").write_text(page_of(ranks, zoo.BY_NAME[name], of, plan))
 
 
+def main() -> None:
+    parser = OptionParser(prog="benchmarks.bug_matrix.pairs", description="Write a page for each of five bugs.")
+    parser.add_argument("folder", type=Path, help="where; files of earlier pages are written over")
+    folder = parser.parse_args().folder
+    try:
+        write_pages(folder)
+    except OSError as error:
+        parser.error(f"{folder} cannot be written: {error.strerror}.")
+
+
 if __name__ == "__main__":
-    write_pages(Path(sys.argv[1]))
+    main()

@@ -1,22 +1,11 @@
 // The playground of pipeline schedules. pipelines.py computes, in this page's Python; this file draws, and reads input.
 "use strict";
-const $ = id => document.getElementById(id), form = $("choices");
+const form = $("choices"), {colors, words: WORDS} = PAGE;
 const {state: DEFAULTS, answers: FIRST, takes_v: TAKES_V} = PAGE.first;
-const KINDS = {F: ["#0072b2", "#fff", "forward"], B: ["#008f6b", "#000", "backward"],
-  I: ["#ee7733", "#000", "input gradient"], W: ["#f0e442", "#000", "weight gradient"]};
 const LANE = 74, BOX = 26, HELD = 32;       // heights: of a rank, of an action, and of the graph of what it holds
 const past = [];        // addresses before each edit, for Undo
 let python = null, state, answer, turn = 0, announce = null;
 let nodes = [], scale = 1, at = {rank: 0, place: 0}, marked = [];
-
-function add(parent, tag, attributes = {}, text = "") {
-  const svg = parent instanceof SVGElement || tag === "svg";
-  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(text);
-  parent.append(node);
-  return node;
-}
 
 // ---- the state, which the address holds ---------------------------------------------------------------------------
 
@@ -107,30 +96,27 @@ function mark() {
   for (const node of nodes.flat()) node.classList.toggle("marked", marked.includes(nameOf(node)));
 }
 function drawAction(lane, [name, start, end, held], rank, place) {
-  const [, stage, kind, microbatch] = name.match(/(\d+)(\w)(\d+)/), [fill, ink, words] = KINDS[kind];
+  const [, stage, kind, microbatch] = name.match(/(\d+)(\w)(\d+)/), fill = colors[kind];
   const width = Math.max(1, (end - start) * scale - 2), x = start * scale + 1;
   const group = add(lane, "g", {class: "action", role: "option", tabindex: -1, "aria-selected": false, "aria-label":
-    `${name}: stage ${stage}, ${words} of microbatch ${microbatch}; place ${place + 1} of rank ${rank}; from ` +
+    `${name}: stage ${stage}, ${WORDS[kind]} of microbatch ${microbatch}; place ${place + 1} of rank ${rank}; from ` +
     `${+start.toPrecision(4)} to ${+end.toPrecision(4)}; ${held} in flight`});
   add(group, "rect", {class: "box", x, y: 4, width, height: BOX, rx: 2, fill});
   if (width > 7.3 * name.length)
-    add(group, "text", {x: x + width / 2, y: 21, style: `fill:${ink}`}, name);
+    add(group, "text", {x: x + width / 2, y: 21, style: `fill:${textOn(fill)}`}, name);
   Object.assign(group, {rank, place});
   return group;
 }
 function drawTable() {
-  const table = document.createElement("table"), head = add(add(table, "thead"), "tr"), body = add(table, "tbody");
-  for (const title of ["rank", "stages", "busy", "idle", "most in flight", "memory"])
-    add(head, "th", {scope: "col"}, title);
   const most = Math.max(...answer.ranks.map(rank => rank.memory)) || 1;
-  answer.ranks.forEach((rank, r) => {
-    const row = add(body, "tr");
-    for (const cell of [r, rank.stages, rank.busy, rank.idle, rank.peak]) add(row, "td", {}, cell);
-    const cell = add(row, "td");
-    add(cell, "span", {class: "meter", style: `width:calc(${rank.memory / most} * min(120px, 15vw))`});
-    cell.append(rank.says);
+  $("ranks").replaceChildren();
+  const found = table($("ranks"), ["rank", "stages", "busy", "idle", "most in flight", "memory"], answer.ranks.map(
+    ({stages, busy, idle, peak}, r) => [r, stages, busy, idle, peak, ""]), new Set());
+  answer.ranks.forEach(({memory, says}, r) => {
+    const cell = found.tBodies[0].rows[r].lastChild;
+    add(cell, "span", {class: "meter", style: `width:calc(${memory / most} * min(120px, 15vw))`});
+    cell.append(says);
   });
-  $("ranks").replaceChildren(table);
 }
 function refuse(why) {
   $("refusal").hidden = !why;
@@ -236,18 +222,14 @@ form.addEventListener("input", ({target: {name}}) => {
 });
 $("use").addEventListener("click", () => go({...state, order: $("csv").value}, true));
 $("copy").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(location.href);
-  $("copy").textContent = "Copied";
+  const copied = navigator.clipboard?.writeText(location.href) ?? Promise.reject();     // some pages may not
+  $("copy").textContent = await copied.then(() => "Copied", () => "Copy it from the address bar");
 });
 addEventListener("hashchange", show);
 addEventListener("resize", () => { drawTimeline(); choose(at.rank, at.place, false); });
 
 for (const name of Object.keys(FIRST)) add(form.elements.schedule, "option", {}, name);
-for (const [kind, [color, ink, words]] of Object.entries(KINDS)) {
-  const entry = add($("legend"), "span");
-  add(entry, "b", {class: "key", style: `background:${color};color:${ink}`, "aria-hidden": true}, kind);
-  entry.append(words);
-}
+for (const kind of "FBIW") key($("legend"), colors[kind], kind, WORDS[kind]);
 add(add($("legend"), "span"), "span", {}, "Below a rank's actions: the activations that it holds.");
 show();
 startPython(PAGE, (part, words) => {

@@ -1,4 +1,4 @@
-"""What the playground of pipeline schedules computes, all of it by the textbook. Values are as JSON has them.
+"""The computations of the page of pipeline schedules, all of them by the textbook. Values are as JSON has them.
 
 A state is what the page's address holds, each value as the reader typed it: see DEFAULTS. F, I and W are durations of a
 rank's layers, of which each of its stages has an equal part; `link` is the duration of a transfer, `size` that of a

@@ -1,4 +1,4 @@
-"""What the playground of t, p, d, c, e and ZeRO computes: a rank's memory and traffic by the planner's formulas, and
+"""The computations of the page of t, p, d, c, e and ZeRO: a rank's memory and traffic by the planner's formulas, and
 these formulas.
 
 A state has each value as the reader typed or chose it, a text: see START.

@@ -1,4 +1,4 @@
-"""What each rank did in a recorded step, in order: actions, calls of groups, and tensors.
+"""The order of each rank's work in a recorded step: actions, calls of groups, and tensors.
 
 Its times are those of a clock that ticks with every recorded tensor (TickingClock), so two runs that do the same have
 the same times.

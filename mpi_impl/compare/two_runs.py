@@ -54,7 +54,7 @@ class DifferentCall(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank has seen a tensor: the middle of its tick."""
+    """A place of a tensor: its rank, and the middle of the tick at which the rank computed it."""
 
     at: float
     rank: int
@@ -74,7 +74,7 @@ class TwoRuns:
                           min((call.iteration for call in calls), default=a.first_iteration))
         self.calls = [call for call in calls if call.iteration <= self.iteration]
 
-    def alike(self, iteration: int) -> dict[tuple, list[DifferentCall]]:
+    def calls_by_kind(self, iteration: int) -> dict[tuple, list[DifferentCall]]:
         """Return an iteration's calls that differ, by their kind."""
         found: dict[tuple, list[DifferentCall]] = {}
         for call in self.calls:
@@ -168,13 +168,13 @@ def explain_tensor(two: TwoRuns) -> str:
 def explain_message(two: TwoRuns) -> str:
     """Say which message was missing where the first tensor differs, or that none was."""
     if (one := two.message) is None:
-        later = sum(map(len, two.alike(two.iteration).values()))
+        later = sum(map(len, two.calls_by_kind(two.iteration).values()))
         told = (f"{later} messages of this iteration differ, but only after it." if later else
                 "Both send the same messages in this iteration.")
         return told + " The mistake is in what a rank computes, not in what it sends." * bool(two.first)
-    alike = two.alike(one.iteration)[one.kind]
+    same_kind = two.calls_by_kind(one.iteration)[one.kind]
     return (f"In {one.place} of iteration {one.iteration}: {one}. In that iteration this is so "
-            f"{len(alike)} times, on ranks {ranks_in(alike)}.")
+            f"{len(same_kind)} times, on ranks {ranks_in(same_kind)}.")
 
 
 def ranks_in(calls: Sequence[DifferentCall]) -> str:
@@ -194,7 +194,7 @@ def page(two: TwoRuns, said: str, names: Mapping[str, str], about: Mapping[str, 
         "title": "Two runs beside each other", "iteration": two.iteration, "text": said, "about": about,
         "tensor": explain_tensor(two), "message": explain_message(two),
         "at": [place.at for place in two.first_places[:1]],
-        "calls": [[str(calls[0]), len(calls), ranks_in(calls)] for calls in two.alike(two.iteration).values()],
+        "calls": [[str(calls[0]), len(calls), ranks_in(calls)] for calls in two.calls_by_kind(two.iteration).values()],
         "differences": [[str(one.key), f"{one.size:.1e}", f"{one.relative:.1e}", ranks_of(one)]
                         for one in two.found.differences[:MOST]],
         "runs": [run_data(two, name) | {"name": name, "about": names[name]} for name in two.runs]}, "two_runs")
@@ -235,7 +235,7 @@ def marks(two: TwoRuns, run: str) -> Iterator[dict[str, Any]]:
     def mark(kind: str, at: float, rank: int, text: str) -> dict[str, Any]:
         return {"kind": kind, "at": at, "rank": rank, "text": text}
 
-    for kind, calls in two.alike(two.iteration).items():
+    for kind, calls in two.calls_by_kind(two.iteration).items():
         shape = "changed" if all(kind) else "sent" if kind["AB".index(run)] else "missing"
         for call in calls:
             yield mark(shape, call.at, call.rank, str(call)) | {"named": bool(two.message and kind == two.message.kind)}

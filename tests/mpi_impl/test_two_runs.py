@@ -73,6 +73,15 @@ def test_calls_that_are_dropped_are_those_that_differ(reasons, draws):
     assert {(one.a, one.b) for one in found} == {pair for pair in zip(calls, changed) if pair[0] != pair[1]}
 
 
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9), st.integers(0, 1))), st.integers(0, 9))
+def test_the_message_is_the_last_that_differs_before_the_tensor_and_on_its_rank(calls, at):
+    two = object.__new__(two_runs.TwoRuns)
+    two.first, two.iteration, two.first_places = "a tensor", 2, [two_runs.Place(at, rank=1)]
+    two.calls = [two_runs.DifferentCall(*call, None, None) for call in calls]
+    before = [call[:2] for call in calls if call[2] == 1 and call[:2] <= (2, at)]
+    assert (two.message and two.message[:2]) == max(before, default=None)
+
+
 def test_the_same_run_twice_is_one_page(ranks):
     """Nothing differs, and not a byte of the page depends on time."""
     of, plan = case(2, model=pairs.SMALL), Plan(2)

@@ -1,6 +1,5 @@
-// The elements of pages. All numbers are in the JSON of the page; nothing is loaded. Texts from a run become text nodes.
+// The elements of pages, those of the playground too. Texts from a run become text nodes.
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
 const $ = id => document.getElementById(id);
 
 function add(parent, tag, attributes = {}, ...children) {

@@ -1,4 +1,6 @@
-// The page of a run.
+// The page of a run. All numbers are in its JSON; nothing is loaded.
+const data = JSON.parse($("data").textContent);
+
 // ---- the head, and the summary --------------------------------------------------------------------------------------
 
 const {t, p, d, c} = data.run, losses = data.losses.training, validation = data.losses.validation;

@@ -1,4 +1,5 @@
-// The page of two runs beside each other.
+// The page of two runs beside each other. All numbers are in its JSON; nothing is loaded.
+const data = JSON.parse($("data").textContent);
 $("first-text").textContent = data.tensor;
 $("message-text").textContent = data.message;
 $("bug").hidden = !data.about;
@@ -25,7 +26,7 @@ function list(id, titles, rows, numeric, none) {
   if (rows.length) table($(id), titles, rows, numeric);
   else add($(id), "p", {}, none);
 }
-list("calls", ["message", "times", "on ranks"], data.calls, new Set([1]), "None: both sent the same, in the same order.");
+list("calls", ["message", "times", "on ranks"], data.calls, new Set([1]), "None: both sent the same.");
 list("differences", ["tensor, in the order of computation", "off by", "relative", "where"], data.differences,
   new Set([1, 2]), "None, beyond rounding.");
 $("text").textContent = data.text;
