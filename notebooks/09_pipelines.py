@@ -461,6 +461,8 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # - All ranks run at the pace of the slowest stage.
 # - A schedule is data, so it can be checked before it hangs.
 #
+# In [a playground](../docs/playground.md) on the site, all eight schedules can be changed by dragging their actions.
+#
 # ## Try it
 #
 # 1. In `times`, give the slow stage to rank 0 instead of rank 3. Does the step take longer, or shorter? Why is it not

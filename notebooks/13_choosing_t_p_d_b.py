@@ -466,6 +466,9 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 #   activations on the first rank.
 # - $8 T P / (n X)$ seconds, before you begin.
 #
+# A page of [the playground](../docs/playground.md) has more sliders, also for $c$, $e$ and recompute, and shows every
+# formula with its numbers.
+#
 # ## Try it
 #
 # 1. Set `outside=200e9` in `a100`: all eight adapters of a server at work for one group. Which $t$ is best for which
