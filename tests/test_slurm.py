@@ -5,6 +5,7 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -30,9 +31,10 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_indexed(tmp_path / "tokens", [np.arange(5000) % 20], 21)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    cluster = Cluster(tmp_path / "cluster")
-    yield cluster
-    cluster.end()
+    with TemporaryDirectory() as folder:       # whose path is short: Slurm's sockets have names of at most 108 bytes
+        cluster = Cluster(Path(folder, "cluster"))
+        yield cluster
+        cluster.end()
 
 
 class Job:
