@@ -99,7 +99,7 @@ def cores() -> int:
 
 
 def cores_of_container(path: str = "/sys/fs/cgroup/cpu.max") -> float:
-    """Return how many cores' time this container gets, as `docker run --cpus` says. Infinite where nothing limits it."""
+    """Return how many cores' time this container gets, as by `docker run --cpus`; infinite if nothing limits it."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:      # "200000 100000", or "max 100000"
         quota, period = map(int, file.read().split())
         return quota / period
