@@ -93,9 +93,17 @@ def prepare() -> None:
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux; it knows what a container or a batch system allows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    # On Linux a batch system says which ones, and a container how many.
+    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(known, cores_of_container())))
+
+
+def cores_of_container(path: str = "/sys/fs/cgroup/cpu.max") -> float:
+    """Return how many cores' time this container gets, as by `docker run --cpus`; infinite if nothing limits it."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:      # "200000 100000", or "max 100000"
+        quota, period = map(int, file.read().split())
+        return quota / period
+    return math.inf
 
 
 def keep_freed_memory() -> None:

@@ -3,12 +3,12 @@ import importlib.util
 import os
 from collections.abc import Sequence
 
-from mpi_impl.data.prepare.workers import cores
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launch.option_fields import option_field, option_group, parse_given
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
+from mpi_impl.runtime.rank_environment import cores
 from reference.errors import UserError
 
 

@@ -12,11 +12,6 @@ from typing import Any
 from reference.errors import UserError
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def map_in_order(function: Callable[..., Any], workers: int, *arguments: Iterable) -> Iterator[Any]:
     """Map `function` over the arguments with `workers` processes; results come in order, and so does the first error.
 
