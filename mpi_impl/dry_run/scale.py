@@ -10,20 +10,25 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 from mpi_impl.checkpoints.checkpoint import boxes_to_save
-from mpi_impl.checkpoints.manifest import MOST_BOXES
+from mpi_impl.checkpoints.manifest import MOST_BOXES, STATES
 from mpi_impl.comm.mpi_library import largest_tag as allowed_tag, library
 from mpi_impl.dry_run.matching import Matching
 from mpi_impl.dry_run.world import DryRun, kinds_of_ranks
 from mpi_impl.launch.guard import MOST_FILES
 from mpi_impl.launch.launcher import MOST
 from mpi_impl.parallel.pipeline import largest_tag
-from mpi_impl.prediction.rank import ImaginedWorld, RankRun, imagine_rank, run_rank, saved_bytes
+from mpi_impl.prediction.rank import ImaginedWorld, RankRun, imagine_rank, run_rank
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig
+from reference.models.model import model_tensors
+from reference.muon import is_matrix
 from reference.parallel.stages import schedule_of
+from reference.params import leaves
+from reference.precision import FORMATS
 
 COMMUNICATORS = 2048        # of a process
 TAGS = 32_767               # the largest that MPI promises
@@ -74,7 +79,7 @@ def count_all(dry: DryRun, program: str) -> list[Count]:
     here = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], MOST_FILES)
     raised = "Raise the limit on the hosts: limits.conf, or LimitNOFILE of sshd or slurmd."
     return [
-        Count("ranks", n, MOST, "the launcher's", "Nothing more has been thought of."),
+        Count("ranks", n, MOST, "the launcher's", "Start fewer."),
         Count("hosts", hosts),
         Count("bytes of the launcher", LAUNCHER + LAUNCHER_OF_A_HOST * hosts),
         Count("open files of mpiexec", FILES + FILES_OF_A_HOST * hosts, here, "this machine's hard one",
@@ -85,7 +90,7 @@ def count_all(dry: DryRun, program: str) -> list[Count]:
         Count("files that all of them read", n * files),
         Count("bytes that all of them read", n * read),
         Count("communicators of a rank", 1 + len(run.groups), COMMUNICATORS, "MPICH's", "Use fewer kinds of groups."),
-        Count("ranks to which rank 0 sends, by rings", len(partners(run)), USUAL_FILES, "of open files, by TCP", raised),
+        Count("ranks to which rank 0 sends, by rings", len(partners(run)), USUAL_FILES, "the usual one, by TCP", raised),
         Count("sends under way from a rank", most_sends(dry)),
         Count("largest tag", 2 * tag + 1, TAGS, f"every MPI's; {2 * allowed_tag() + 1:,} of {library()}",
               "Choose fewer microbatches, or an MPI that has more."),
@@ -123,20 +128,21 @@ def most_sends(dry: DryRun) -> int:
 
 
 def checkpoint_of(world: ImaginedWorld) -> tuple[int, int, int]:
-    """Return the number of files of a checkpoint, their bytes, and a bound on the boxes of a tensor in it. One rank of
-    each kind says what it saves, for all of its kind.
+    """Return the number of files of a checkpoint, their bytes without headers, and a bound on the boxes of a tensor in
+    it. One rank of each kind says what it saves, for all of its kind.
     """
-    files = size = boxes = 0
+    files = boxes = 0
     for kind in kinds_of_ranks(world):
         of_a_stage, stages = 0, len(kind.pipeline_ranks)
         for rank, number in alike(world.parallel, kind.pipeline_ranks[0]):
             trainer = imagine_rank(world, rank).trainer
             states = [boxes_to_save(trainer, state)[1] for state in trainer.state.optimizer_states]
             files += number * stages * sum(map(bool, states))
-            size += number * stages * saved_bytes(trainer)
             of_a_stage += number * max(Counter(name for name, _ in states[0]).values(), default=0)
         boxes = max(boxes, of_a_stage)
-    return files, size, boxes
+    elements = sum(prod(tensor.shape) * (len(STATES) - (world.parallel.whole_matrices and is_matrix(tensor)))
+                   for _, tensor in leaves(model_tensors(world.model)))
+    return files, elements * FORMATS[world.precision.main].bytes, boxes
 
 
 def alike(c: ParallelConfig, stage: int) -> Iterator[tuple[int, int]]:
