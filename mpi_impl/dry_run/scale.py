@@ -90,7 +90,7 @@ def count_all(dry: DryRun, program: str) -> list[Count]:
         Count("files that all of them read", n * files),
         Count("bytes that all of them read", n * read),
         Count("communicators of a rank", 1 + len(run.groups), COMMUNICATORS, "MPICH's", "Use fewer kinds of groups."),
-        Count("ranks to which rank 0 sends, by rings", len(partners(run)), USUAL_FILES, "the usual one, by TCP", raised),
+        Count("ranks to which rank 0 sends, by rings", len(partners(run)), USUAL_FILES, "the usual, by TCP", raised),
         Count("sends under way from a rank", most_sends(dry)),
         Count("largest tag", 2 * tag + 1, TAGS, f"every MPI's; {2 * allowed_tag() + 1:,} of {library()}",
               "Choose fewer microbatches, or an MPI that has more."),

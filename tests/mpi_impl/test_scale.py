@@ -14,6 +14,7 @@ from mpi_impl.checkpoints.manifest import MOST_BOXES, StoredTensor, text_of
 from mpi_impl.comm.group import Group
 from mpi_impl.dry_run import scale
 from mpi_impl.dry_run.__main__ import main
+from mpi_impl.dry_run.matching import Matching
 from mpi_impl.dry_run.scale import (FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES, Count, checkpoint_of,
                                     describe, files_to_start, most_sends, partners)
 from mpi_impl.dry_run.world import DryRun
@@ -58,10 +59,13 @@ def test_communicators_and_checkpoints_are_those_of_real_ranks(ranks, choices):
 
 def real_rank(group, world):
     """Return the groups that this rank forms, the names of tensors in each of its files, and their bytes."""
-    formed = []
+    formed = list[str]()
 
     def noting(method):
-        return lambda self, which, name: formed.append(name) or method(self, which, name)
+        def noted(self, which, name):
+            formed.append(name)
+            return method(self, which, name)
+        return noted
 
     with (mock.patch.object(Group, "split", noting(Group.split)),
           mock.patch.object(Group, "subgroup", noting(Group.subgroup)), connected(group, world.parallel) as topology):
@@ -81,6 +85,13 @@ def test_a_rank_that_runs_ahead_has_its_warm_up_under_way(p):
     assert most_sends(DryRun(small_world(p, 1, 3 * p))) == p
     assert most_sends(DryRun(small_world(p, 1, p + 1, "gpipe"))) == p + 1
     assert most_sends(DryRun(small_world(1, p, 3 * p))) == 0
+
+
+def test_the_others_lag_as_far_as_they_can():
+    """Those after a rank go on only where it waits for them, and have posted few receives by then."""
+    world = small_world(4, 1, 12)
+    events = {rank: run_rank(world, rank).events for rank in range(0, 8, 2)}
+    assert [Matching(events).run_ahead(rank) for rank in events] == [4, 2, 1, 1]
 
 
 def test_the_largest_tag_is_that_of_a_message():
