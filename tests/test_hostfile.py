@@ -76,6 +76,17 @@ def test_a_host_that_cannot_be_used_is_a_sentence(tmp_path, monkeypatch, status,
     assert sentence in str(refused.value)
 
 
+def test_many_hosts_are_asked_some_at_a_time(tmp_path, monkeypatch):
+    """All of them, up to the last, and never more together than were to be: each holds a file open."""
+    monkeypatch.setattr(hostfile, "ASKED_TOGETHER", 3)
+    together, ask = [], hostfile.ask
+    monkeypatch.setattr(hostfile, "ask", lambda hosts, test: (together.append(hosts), ask(hosts, test)))
+    use_ssh(tmp_path, monkeypatch, 'case "$*" in *" node7 "*) exit 255;; esac')
+    with pytest.raises(UserError, match="node7 .* cannot be reached"):
+        check_reachable([Host(f"node{i}", 1) for i in range(8)])
+    assert together == [["node0", "node1", "node2"], ["node3", "node4", "node5"], ["node6", "node7"]]
+
+
 def test_a_host_that_does_not_answer_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(hostfile, "SECONDS_TO_ANSWER", 0.1)
     use_ssh(tmp_path, monkeypatch, "exec sleep 60")

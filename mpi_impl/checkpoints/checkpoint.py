@@ -69,7 +69,7 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     began, world = time.perf_counter(), trainer.topology.world
     aside = world.broadcast_object(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
     try:
-        saved = world.collect_objects(lambda: save_shards(trainer, aside), "the checkpoint's shards")
+        saved = world.collect_on_first(lambda: save_shards(trainer, aside), "the checkpoint's shards")
         manifest = world.broadcast_object(lambda: write_manifest(trainer, root, aside, settings, saved),
                                           "the checkpoint's manifest")
     except UserError:

@@ -26,7 +26,7 @@ from reference.precision import ScaleState
 FORMAT: Final = 2
 TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
 STATES = ("parameters", "m", "v")                # of the optimizer
-MOST_BOXES = 1 << 14                             # of a tensor; a rank has a handful
+MOST_BOXES = 1 << 17                             # of a tensor; each of 16,384 ranks may have five
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 

@@ -4,9 +4,9 @@ Inside a host ranks share memory, or the fastest links; between hosts there is a
 (topology.py), and hosts that are filled one after the other, the ranks that share a layer are on one host as long as t
 divides the number of ranks on each.
 """
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
 
 MOST = 8        # hosts that are listed by name
 
@@ -32,7 +32,8 @@ class Hosts:
 
     def counted(self) -> str:
         """Describe how many hosts there are, and how many ranks each has."""
-        counts = [list(self.of.values()).count(host) for host in range(len(self.names))]
+        found = Counter(self.of.values())
+        counts = [found[host] for host in range(len(self.names))]
         if len(self.names) > MOST:
             least = f"{min(counts)} to " if len(set(counts)) > 1 else ""
             return f"on {len(self.names)} hosts of {least}{ranks_in_words(max(counts))} each"
@@ -66,9 +67,9 @@ def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
     ring, where hosts are filled one after the other.) In an all-to-all every rank sends as much to each other one.
     """
     if operation in ("all_to_all", "all_to_all_rows"):
-        edges = list(permutations(hosts, 2))
-    else:
-        edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
+        n = len(hosts)      # and all pairs of them are n^2
+        return (n * n - sum(here * here for here in Counter(hosts).values())) / max(n * n - n, 1)
+    edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
     return sum(source != target for source, target in edges) / max(len(edges), 1)
 
 

@@ -2,6 +2,8 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from mpi4py import MPI
+
 from mpi_impl.comm.heartbeats import listening, long_work
 from mpi_impl.comm.members import Members
 from reference.errors import UserError
@@ -33,6 +35,16 @@ class ObjectGroup(Members):
                 outcomes = self.comm.allgather(outcome)
         return [raise_or_return(outcome) for outcome in outcomes]
 
+    def collect_on_first(self, make: Callable, reason: str) -> list:
+        """Return every rank's `make()`, in rank order, on the first rank alone, and an empty list on the others; raise
+        as `collect_objects` does, on every rank. For what is large on all ranks together.
+        """
+        outcome = attempt(make)
+        with self._waiting_for(self.others, reason):
+            outcomes = self.comm.gather(outcome) or []
+        self.broadcast_object(lambda: raise_first(outcomes), reason)
+        return outcomes
+
     def gather_objects(self, make: Callable) -> list:
         """Return every rank's `make()`, in rank order, on the first rank; an empty list on the others."""
         with long_work(self):
@@ -45,6 +57,12 @@ class ObjectGroup(Members):
         with self.watchdog.waiting(self.name, "every rank's word", self.others):
             return self.comm.allgather(value)
 
+    def any_rank(self, condition: bool) -> bool:
+        """Report whether the condition is true on any rank: each receives a few objects, however many ranks there are.
+        """
+        with self.watchdog.waiting(self.name, "every rank's word", self.others):
+            return self.comm.allreduce(condition, MPI.LOR)
+
     def _waiting_for(self, ranks, reason: str):
         """Limit a wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
         return self.watchdog.waiting(self.name, reason, ranks) if reason else listening(self)
@@ -56,6 +74,12 @@ def attempt(make: Callable):
         return make()
     except UserError as error:
         return error
+
+
+def raise_first(outcomes: list) -> None:
+    """Raise the first UserError among these, if there is one."""
+    for outcome in outcomes:
+        raise_or_return(outcome)
 
 
 def raise_or_return(outcome):

@@ -8,7 +8,7 @@ The exit status is 1 if the messages of ranks do not match.
 import os
 from collections.abc import Sequence
 
-from mpi_impl.dry_run import report
+from mpi_impl.dry_run import report, scale
 from mpi_impl.dry_run.options import parse
 from mpi_impl.dry_run.world import DryRun, kinds_of_ranks
 from mpi_impl.launch.entry import run_alone
@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(report.introduction(world))
     if request.ignored:
         print(f"without effect on a dry run: {', '.join(request.ignored)}")
+    if request.program:
+        print(f"\n{scale.describe(scale.count_all(dry, request.program))}")
+        return
     kinds = [dry.of_pipeline_rank(kind.pipeline_ranks[0]) for kind in kinds_of_ranks(world)]
     runs = list[RankRun]()
     for rank in request.ranks or kinds:

@@ -51,6 +51,25 @@ class Matching:
             self.at[rank] += 1
         return self.at[rank] > before
 
+    def run_ahead(self, rank: int) -> int:
+        """Play a rank to its end, and let others go on only where it waits for them. Return the most of its sends that
+        were under way at the same time: those for which no receive had been posted. The ranks have to match.
+        """
+        most = 0
+        while self.at[rank] < len(self.events[rank]):
+            if self.push(rank).kind == "send":
+                most = max(most, sum(len(own) - len(self.mail["receive"][mail])
+                                     for mail, own in self.mail["send"].items() if mail.ranks[0] == rank))
+        return most
+
+    def push(self, rank: int) -> Event:
+        """Let a rank go past an event, which is returned, and before it those for which it waits."""
+        event = self.events[rank][self.at[rank]]
+        while not self.passes(rank, event):
+            self.push(self.missing(rank, event))
+        self.at[rank] += 1
+        return event
+
     def passes(self, rank: int, event: Event) -> bool:
         """Report whether a rank can go past an event."""
         if event.kind == "wait":

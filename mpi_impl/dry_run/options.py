@@ -28,6 +28,8 @@ class DryRunOptions:
     rank: tuple[int, ...] = option_field(
         (), "run this rank; may be repeated (default: the first rank of each kind, and a match of all kinds' messages)",
         "R", repeated=True)
+    check_scale: bool = option_field(
+        False, "count what grows with the ranks, from open files to tags, and compare it with its limits")
     hardware: str = option_field(
         "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME",
         known=profiles.known())
@@ -62,6 +64,7 @@ class DryRunRequest:
     world: ImaginedWorld
     ranks: tuple[int, ...]      # to run; () for one of each kind
     trace: str | None           # a folder
+    program: str                # to count what its ranks need to start, or ""
     ignored: list[str]          # options without effect
 
 
@@ -81,7 +84,8 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,
                           a.seq_length, settings.microbatches, profiles.load(a.hardware),
                           cudnn=True, optimizer=settings.optimizer)
-    return DryRunRequest(world, a.rank, a.trace, [option(name) for name in given if name in WITHOUT_EFFECT])
+    program = f"mpi_impl.programs.{architecture}" if a.check_scale else ""
+    return DryRunRequest(world, a.rank, a.trace, program, [option(name) for name in given if name in WITHOUT_EFFECT])
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> None:

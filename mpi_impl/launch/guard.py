@@ -9,6 +9,7 @@ their own child. So they find every process of the job on this machine, and kill
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_me
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_FILES = 1 << 16        # that a process of the job may have open: MPICH's mpiexec needs 4 for each host
 
 
 def run_guarded(work: Callable[[], object]) -> int:
@@ -50,6 +52,7 @@ def be_guard(work: Callable[[], object], parent: int) -> NoReturn:
     """Do the work, in a session of its own: a Ctrl-C in the terminal is for the parent alone."""
     os.setsid()
     end_with_parent()
+    allow_files()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     if os.getppid() == parent:
         with leaving_nothing():
@@ -152,6 +155,13 @@ class Stops:
         fresh = now & self.before - self.told
         self.before, self.told = now, now & (self.told | fresh)
         return sorted(fresh)
+
+
+def allow_files() -> None:
+    """Raise the limit of open files, often 1,024, as far as the system lets this process and those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < (more := min(hard, MOST_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
 def end_with_parent() -> None:

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from reference.errors import UserError
 LINE = re.compile(r"(?P<name>[\w.][\w.-]*)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
 LARGEST = 1 << 24           # bytes of a file of hosts
 SECONDS_TO_ANSWER = 10      # for a host, before it counts as one that cannot be reached
+ASKED_TOGETHER = 128        # hosts: each takes a process of ssh and an open file here
 
 # For ssh: ask no question, since nobody would answer; and end within 20 seconds when the connection breaks.
 SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
@@ -53,11 +55,10 @@ def read_hosts(path: str) -> list[Host]:
     hosts = [parse_line(line, f"--hostfile {path}, line {number}") for number, line in enumerate(lines, 1) if line]
     if not hosts:
         raise UserError(f"--hostfile {path} lists no hosts. Write one per line, as in `node1 slots=4`.")
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--hostfile {path} names the host {name} {names.count(name)} times. Give it one line, "
-                            "with all of its slots.")
+    name, times = Counter(host.name for host in hosts).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"--hostfile {path} names the host {name} {times} times. Give it one line, with all of its "
+                        "slots.")
     return hosts
 
 
@@ -101,7 +102,7 @@ def format_for(vendor: str, hosts: Sequence[Host]) -> str:
 def check_reachable(hosts: Sequence[Host]) -> None:
     """Raise UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
 
-    It asks all hosts at the same time. Launchers would report such a host in words of their own, or wait. It does not
+    It asks many hosts at the same time. Launchers would report such a host in words of their own, or wait. It does not
     check this machine, nor hosts that are reached by other means than ssh.
     """
     if any(name in os.environ for name in OTHER_MEANS):
@@ -112,8 +113,14 @@ def check_reachable(hosts: Sequence[Host]) -> None:
         raise UserError(f"--hostfile names {others[0]}, which is reached by ssh, but ssh is not installed, or not on "
                         "PATH. Install it (on Debian and Ubuntu: apt install openssh-client).")
     test = f"cd {shlex.quote(os.getcwd())} && test -x {shlex.quote(sys.executable)}"
+    for start in range(0, len(others), ASKED_TOGETHER):
+        ask(others[start:start + ASKED_TOGETHER], test)
+
+
+def ask(hosts: Sequence[str], test: str) -> None:
+    """Raise UserError for one of these hosts that ssh does not reach, or on which a test fails."""
     asked = {name: subprocess.Popen(["ssh", *SSH_OPTIONS.split(), name, test], stdin=subprocess.DEVNULL,
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for name in others}
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for name in hosts}
     try:
         for name, ssh in asked.items():
             check_answer(name, ssh)

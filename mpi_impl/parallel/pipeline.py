@@ -33,8 +33,7 @@ class Pipeline:
         self.group, self.tensor, self.stages = topology.pipeline, topology.tensor, schedule.stages
         self.scattered_parts = topology.config.scattered_parts
         self.steps = lower(schedule)[self.group.rank]
-        last = Action(self.stages - 1, "F", schedule.microbatches - 1)
-        if tag(last, self.stages) > self.group.largest_tag:
+        if largest_tag(schedule) > self.group.largest_tag:
             raise UserError(f"{schedule.microbatches:,} microbatches through {self.stages} stages are more messages "
                             "than this MPI can tell apart. Choose a smaller --global-batch-size, or a larger "
                             "--micro-batch-size.")
@@ -97,6 +96,11 @@ class Pipeline:
             piece = np.empty_like(self.like, shape=prod(self.shape) // self.scattered_parts)
             self.posted.append(self.group.post_receive(piece, step.source, tag(step.action, self.stages),
                                                        CONTENT[step.action.kind]))
+
+
+def largest_tag(schedule: Schedule) -> int:
+    """Return the tag of a step's last message."""
+    return tag(Action(schedule.stages - 1, "F", schedule.microbatches - 1), schedule.stages)
 
 
 def tag(action: Action, stages: int) -> int:

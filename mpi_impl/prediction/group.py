@@ -67,6 +67,7 @@ class ImaginedGroup(Group):
         return self.subgroup(members_by_color(self.colors[name])[color], name)
 
     def subgroup(self, ranks, name):
+        self.diary.groups.append(name)
         own = [self.ranks[rank] for rank in ranks]
         return ImaginedGroup(own, own.index(self.ranks[self.rank]), name, self.instruments, self.diary, {})
 

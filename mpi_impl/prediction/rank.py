@@ -81,6 +81,7 @@ class RankRun:
     held: Held
     saved: int                  # bytes of its files in a checkpoint
     ledger: Ledger
+    groups: list[str]           # that it has formed, each a communicator
     events: list[Event]
     slices: list[Slice]
     seconds: float
@@ -143,7 +144,7 @@ def run_rank(world: ImaginedWorld, rank: int, arrivals: Mapping[str, float] = NO
     diary.events.clear()
     one.step()
     return RankRun(rank, one.topology.place, setup, device.most(), trainer.held(), saved_bytes(trainer),
-                   instruments.ledger, diary.events, instruments.trace.slices, device.seconds)
+                   instruments.ledger, diary.groups, diary.events, instruments.trace.slices, device.seconds)
 
 
 def saved_bytes(trainer: Trainer) -> int:

@@ -32,6 +32,7 @@ class Diary:
         """Take the world's size, and when messages of a pipeline arrive; others do as soon as they can."""
         self.device, self.world, self.arrivals = device, world, arrivals
         self.events: list[Event] = []
+        self.groups: list[str] = []     # that the rank has formed, by name
         self.numbers = count()
         self.free = dict[tuple[str, str], float]()      # when the last call of a kind that a group has posted is over
 

@@ -18,4 +18,4 @@ class StopRequest:
 
     def agreed(self) -> bool:
         """Report whether any rank has received it. All ranks call this, and get the same answer."""
-        return any(self.world.allgather_objects(self.received))
+        return self.world.any_rank(self.received)

@@ -34,13 +34,17 @@ def agree(group, failing):
             raise UserError(f"There is no file {group.rank}.")
         return group.rank ** 2
 
+    on_first = [0, 1, 4, 9] if group.rank == 0 else []
     for share, expected, failed in ((partial(group.broadcast_object, lambda: look(True)), 0, 0),
                                     (partial(group.collect_objects, lambda: look(False)), [0, 1, 4, 9],
+                                     min(failing, default=None)),
+                                    (partial(group.collect_on_first, lambda: look(False), "test"), on_first,
                                      min(failing, default=None))):
         try:
             assert share() == expected and not failing
         except UserError as error:
             assert failing and str(error) == f"There is no file {failed}."
+    assert group.any_rank(group.rank in failing) is bool(failing)
 
 
 @pytest.mark.parametrize("choices", [dict(t=2, zero_stage=1, num_distributed_optimizer_instances=2),
