@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import tests.one_thread  # noqa: F401
 from mpi_impl.launch.pool import Pool
+from mpi_impl.runtime.mpis import YIELDING
 from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -33,7 +34,7 @@ def pytest_configure(config):
     settings.load_profile(next((name for name in ("deep", "cuda") if config.getoption(name)), "fast"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)     # of hundreds of processes, one compiles a module for all
     # A pair of ranks has a core each, and so would spin while it waits: but several workers share the cores.
-    os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+    os.environ.update(YIELDING | os.environ)
     # Of nbformat's dependencies, this one takes a second to build grammars of web addresses, which nobody checks here.
     sys.modules.setdefault("rfc3987_syntax", None)
 

@@ -7,8 +7,10 @@ set -euo pipefail
 minimum_python="3.11"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 venv="$root/.venv"
+mpi=mpich
+mpi_lock=/dev/null
 
-usage="Usage: ./run.sh COMMAND [OPTIONS]
+usage="Usage: ./run.sh COMMAND [--mpi NAME] [OPTIONS]
 
   demo       train a small GPT on 8 ranks: .venv/bin/shardlab demo; OPTIONS go to mpi_impl.pretrain_gpt, as in
              ./run.sh demo --train-iters 50; the results are in runs/demo
@@ -31,6 +33,9 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
              stands what for: run (as demo needs it), notebook, course (as labs needs it), test or
              docs, each with all before it; else run
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements/
+
+  --mpi      which MPI: mpich, which .venv has; openmpi or intel, as packages; system, which mpi4py finds on this machine.
+             Each has an environment of its own, as .venv-openmpi: ./run.sh test --mpi openmpi tests/test_pool.py
 
 The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
 or newer on PATH."
@@ -63,24 +68,35 @@ print(platform.python_version(), getattr(sys, "_base_executable", None) or sys.e
         "install one, or name one in the variable PYTHON, as in PYTHON=/path/to/python3 ./run.sh setup."
 }
 
+# Takes another MPI than the MPICH of run.lock, in an environment of its own.
+choose_mpi() {
+    mpi=$1
+    case $mpi in
+        mpich) ;;
+        openmpi | intel) mpi_lock="$root/requirements/mpi/$mpi.lock" venv="$root/.venv-$mpi" ;;
+        system) venv="$root/.venv-system" ;;
+        *) fail "--mpi is '$mpi', but must be mpich, openmpi, intel or system." ;;
+    esac
+}
+
 # What an environment can be for. Each needs all that those before it need, and requirements/ has a lock for each.
 purposes="run notebook course test docs"
 
-# Makes .venv, unless it is there and was made, to the end, by this Python, in this place; and installs what it lacks for
+# Makes the environment, unless it is there and was made, to the end, by this Python, in this place; and installs what it lacks for
 # a purpose.
 setup() {
     local wanted log packages
     [ -f "$root/requirements/$1.lock" ] || fail "there is no requirements/$1.lock, so no environment for '$1':" \
         "$(cd "$root/requirements" && echo *.lock) are there."
     find_python
-    wanted="$(cksum <"$root/requirements/run.lock") $version $root"
+    wanted="$(cat "$root/requirements/run.lock" "$mpi_lock" | cksum) $version $root"
     if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv/made-from" 2>/dev/null)" != "$wanted" ]; then
         "$python" -c "import ensurepip, venv" 2>/dev/null || fail "$python cannot make environments, since its module" \
             "'venv' or 'ensurepip' is missing: install it (on Debian and Ubuntu: apt install python${version%.*}-venv)," \
             "or name another Python in the variable PYTHON."
         [ -w "$root" ] || fail "the environment cannot be made, since you may not write in $root:" \
             "copy Shardlab to a folder of your own."
-        echo "Making the environment in .venv with Python $version; this happens once and takes half a minute or so."
+        echo "Making the environment in ${venv##*/} with Python $version; this happens once and takes half a minute or so."
         rm -rf "$venv" 2>/dev/null || fail "the old $venv cannot be removed: remove it, as the user who made it."
         log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
         "$python" -m venv "$venv" >"$log" 2>&1 || fail "Python's venv failed: $(tail -n 1 "$log") (All it said: $log)"
@@ -91,20 +107,28 @@ setup() {
         echo "$root" >"$packages/shardlab.pth"    # so that `python -m mpi_impl...` works from any folder
         echo "$wanted" >"$venv/made-from"
     elif ! cmp -s "$root/requirements/$1.lock" "$venv/made-for-$1"; then
-        echo "Adding to .venv what ./run.sh $command needs; this happens once."
+        echo "Adding to ${venv##*/} what ./run.sh $command needs; this happens once."
         install_for "$1"
     fi
 }
 
 # Installs what a purpose needs, and notes it, with what it includes.
 install_for() {
-    local log purpose status=0
+    local log purpose lock locks="$root/requirements" status=0
     log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
+    if [ $mpi != mpich ]; then      # the same locks, with this MPI in place of MPICH
+        locks=$(mktemp -d "${TMPDIR:-/tmp}/shardlab-locks.XXXXXX")
+        for lock in "$root"/requirements/*.lock; do
+            awk '/^[^ ]/ { keep = !/^mpich==/ } keep' "$lock" >"$locks/${lock##*/}"
+        done
+        cat "$mpi_lock" >>"$locks/run.lock"
+    fi
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --retries 2 --no-compile \
-        --require-hashes -r "$root/requirements/$1.lock" 2>&1 | tee "$log" | show_progress || status=$?
+        --require-hashes -r "$locks/$1.lock" 2>&1 | tee "$log" | show_progress || status=$?
     [ $status -eq 0 ] || fail "pip could not install the packages of requirements/$1.lock: is there a network?" \
         "It said: $(grep '^ERROR' "$log" | head -n 1) (All it said: $log)"
     rm -f "$log"
+    [ $mpi = mpich ] || rm -r "$locks"
     # On all cores: pip takes one, and three times as long.
     "$venv/bin/python" -m compileall -q -j 0 -x '/tests/' "$venv/lib" >/dev/null 2>&1 || true
     for purpose in $purposes; do
@@ -140,6 +164,7 @@ check() {
             export MYPY_CACHE_DIR=/dev/null RUFF_NO_CACHE=true PYTEST_ADDOPTS="-p no:cacheprovider"
         fi
     done
+    [ $mpi = mpich ] || "$venv/bin/python" -m mpi_impl.doctor || return 1      # which says what this MPI lacks
     "$venv/bin/python" -m ruff check || status=1
     "$venv/bin/python" -m isort --check-only --quiet . || { echo "Sort imports with .venv/bin/isort ." && status=1; }
     "$venv/bin/python" -m mypy || status=1
@@ -191,10 +216,18 @@ lock() {
         [ "$purpose" = run ] || set -- "$@" --extra "$purpose"
         pin "$@" --constraint "$tools/all" --output-file "$tools/$purpose"
         { [ $before = none ] || echo "-r $before.lock"; } >"requirements/$purpose.lock"
-        awk 'FILENAME == ARGV[1] { if (/^[^ ]/) pinned[$1] = 1; next } /^[^ ]/ { keep = !($1 in pinned) } keep' \
-            "$tools/$before" "$tools/$purpose" >>"requirements/$purpose.lock"
+        added "$tools/$before" "$tools/$purpose" >>"requirements/$purpose.lock"
         before=$purpose
     done
+    for mpi in openmpi intel; do
+        pin --extra $mpi --constraint "$tools/all" --output-file "$tools/$mpi"
+        added "$tools/run" "$tools/$mpi" >"requirements/mpi/$mpi.lock"
+    done
+}
+
+# Prints what the second lock pins, and the first one does not.
+added() {
+    awk 'FILENAME == ARGV[1] { if (/^[^ ]/) pinned[$1] = 1; next } /^[^ ]/ { keep = !($1 in pinned) } keep' "$1" "$2"
 }
 
 # Lets uv choose versions for all systems, and print their hashes without an address.
@@ -205,6 +238,7 @@ pin() {
 
 command=${1:-help}
 [ $# -eq 0 ] || shift
+if [ "${1:-}" = --mpi ]; then choose_mpi "${2:-}" && shift 2; fi
 case $command in
     notebook)   setup notebook; notebook "$@" ;;
     labs)       setup course; "$venv/bin/python" -m course.grading.release "$@" ;;

@@ -21,7 +21,8 @@ from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
 from mpi_impl.launch.launcher import launcher, mpi_vendor
 from mpi_impl.runtime.advice import typed
-from mpi_impl.runtime.rank_environment import SHARED_MEMORY, cores, shared_memory_error
+from mpi_impl.runtime.mpis import DEFAULT, SHARED_MEMORY, implementation
+from mpi_impl.runtime.rank_environment import cores, shared_memory_error
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
@@ -30,6 +31,13 @@ NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "saf
           "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
 USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion"}
 NOTEBOOKS = ("jupyterlab", "jupytext")      # modules
+
+# What Shardlab uses of MPI beyond messages and sums, by its trial in comm/abilities.py; and what follows without.
+ABILITIES = {
+    "threads": "a rank that stops while others wait for it may go unnoticed, so give each job a --timeout",
+    "shared_memory": "sums of ranks on one machine take several times as long",
+    "device_memory": "arrays on GPUs go through the host, unless NCCL moves them",
+}
 
 SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
@@ -91,6 +99,8 @@ def facts() -> Iterator[Fact]:
     yield mpi
     if mpi.state == "ok":
         yield two_ranks()
+        yield abilities()
+        yield from slurm()
     yield processors()
     yield shared_memory()
     yield compiler()
@@ -197,7 +207,7 @@ def mpi_library() -> Fact:
     reply = ask_python(print_library)
     if reply.status != 0:
         return Fact("FAULT", f"There is no MPI to use: {reply.problem}.",
-                       f"{INSTALL}{PIP} mpi4py mpich, or load your system's MPI.")
+                       f"{INSTALL}{PIP} mpi4py {DEFAULT.wheel}, or load your system's MPI.")
     library = reply.text.strip()
     try:
         command = launcher(library.rsplit(" ", 1)[0], 2)[0]
@@ -216,7 +226,34 @@ def two_ranks() -> Fact:
     return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
                    f"All they said is shown by `{typed('python')} {' '.join(command[1:])}`. Where shared memory is "
                    "small, as it is in a container (see below), give it more. Where a firewall keeps processes of one "
-                   f"machine apart, let them talk. Otherwise reinstall MPI: {PIP} --force-reinstall mpi4py mpich.")
+                   f"machine apart, let them talk. Otherwise reinstall MPI: {PIP} --force-reinstall mpi4py "
+                   f"{DEFAULT.wheel}.")
+
+
+def abilities() -> Fact:
+    """Let two ranks try what Shardlab uses of MPI beyond messages and sums; each may crash them, or take forever."""
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.launch.trial"]
+    lacking = [name for name in ABILITIES if ask([*command, name]).status != 0]
+    can = [name.replace("_", " ") for name in ABILITIES if name not in lacking]
+    return Fact("no" if lacking else "ok",
+                f"They tried what else Shardlab uses of this MPI: {' and '.join(can) or 'nothing'} worked.",
+                " ".join(f"Without {name.replace('_', ' ')}, {ABILITIES[name]}." for name in lacking))
+
+
+def slurm() -> Iterator[Fact]:
+    """Find out whether srun, if it is there, introduces this MPI's ranks to one another."""
+    if not (program := shutil.which("srun")):
+        return
+    kind = implementation(ask_python(print_library).text).srun
+    reply = ask([program, "--mpi=list"])
+    if reply.status != 0:
+        yield Fact("no", f"srun is installed, but knows no cluster: {reply.problem}.")
+    elif kind in (line.split()[-1] for line in reply.text.splitlines() if line.strip()):
+        yield Fact("ok", f"srun can start this MPI's ranks (--mpi={kind}).")
+    else:
+        yield Fact("no", f"srun cannot start this MPI's ranks, since this Slurm lacks {kind} (srun --mpi=list).",
+                   "Install what it needs for that (on Debian for pmix: apt install libpmix-dev), or an MPI for "
+                   "which it has one.")
 
 
 # ---- what makes it faster, or shows it ------------------------------------------------------------------------------

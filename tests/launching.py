@@ -1,5 +1,6 @@
 """Small programs that tests start on real ranks, through mpi_impl.launch, from a folder of their own."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpi_impl.launch.launcher import mpi_vendor
+from mpi_impl.runtime.mpis import implementation
+
 ROOT = Path(__file__).parents[1]
+MPI = implementation(mpi_vendor())      # whose tests these are
+LAUNCHERS_WORDS = re.compile(r"^-{74}\n.*?^-{74}\n", re.M | re.S)    # Open MPI's, on which rank ended a job, and how
 SOON = 30  # seconds: far more than any of these jobs needs, far less than a job that hangs
 
 PREAMBLE = """\
@@ -43,7 +49,9 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
 def command(*arguments, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run this Python with these arguments to its end; a job that hangs fails the test."""
     line = [sys.executable, *map(str, arguments)]
-    return subprocess.run(line, env=environment(env), capture_output=True, text=True, timeout=SOON)
+    done = subprocess.run(line, env=environment(env), capture_output=True, text=True, timeout=SOON)
+    done.stderr = LAUNCHERS_WORDS.sub("", done.stderr)
+    return done
 
 
 def launch(ranks: int, *program, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:

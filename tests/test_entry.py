@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mpi_impl.launch.entry import ArgumentParser, exit_status, say
-from mpi_impl.launch.launcher import OPEN_MPI_SETTINGS
+from mpi_impl.launch.launcher import LAUNCHER_FAILED, find_mpiexec
 from reference.errors import UserError
 from tests.deep import one_fast_of
-from tests.launching import SOON, command, environment, in_foreground, launch, write_program
+from tests.launching import MPI, SOON, command, environment, in_foreground, launch, write_program
 
 
 def ends(tmp_path, main: str) -> subprocess.CompletedProcess:
@@ -92,8 +92,8 @@ def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path):
 
 def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path):
     job = ends(tmp_path, "if rank == 1: os.kill(os.getpid(), 11)\nwait()")
-    assert job.returncode in (11, 9, 11 | 9, 128 + 11)  # by launcher, and by whom it still had to kill
-    assert job.stderr.count("a rank died by signal") == 1
+    assert job.returncode in (11, 9, 11 | 9, 128 + 11, LAUNCHER_FAILED)     # by launcher, and by whom it had to kill
+    assert job.stderr.count("a rank die") == 1
 
 
 NO_MEMORY = "raise MemoryError('Unable to allocate 8 TiB')"
@@ -147,7 +147,8 @@ def test_a_rank_that_stops_before_or_after_the_work_ends_the_job(tmp_path, momen
     """
     (tmp_path / "program.py").write_text(PROGRAM.replace("{folder}", str(tmp_path)).replace("{moment}", moment))
     job = launch(2, tmp_path / "program.py")
-    assert job.returncode and job.stderr.count("error:") == 1 and sentence in job.stderr
+    assert job.returncode and job.stderr.count("error:") == 1
+    assert sentence in job.stderr or job.returncode == LAUNCHER_FAILED and "a rank dies" in job.stderr
     (stopped,) = tmp_path.glob("*.pid")
     assert not Path(f"/proc/{stopped.stem}").exists()
 
@@ -181,8 +182,8 @@ def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     line = f'rmdir "$PWD"; exec {sys.executable} -m {program} -n 1 -m mpi_impl.plan'
     job = subprocess.run(["bash", "-c", line], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=SOON,
                          env=environment())
-    assert (job.returncode, job.stderr.count("\n")) == (2, 1)
-    assert job.stderr.startswith("error: The folder in which this was started has been removed.")
+    assert job.returncode == 2 and "Traceback" not in job.stderr
+    assert job.stderr.count("error: The folder in which this was started has been removed.") == 1  # MPI may say more
 
 
 @pytest.mark.deep
@@ -213,12 +214,12 @@ def test_a_rank_that_is_a_world_of_its_own_is_refused(tmp_path, told):
     job = command(write_program(tmp_path, "wait()"), env=told)
     assert job.returncode == 2
     assert "error: 4 ranks were asked for, but each rank is a world of its own" in job.stderr
-    assert ("srun --mpi=pmix" in job.stderr) == ("SLURM_PROCID" in told)
+    assert (f"srun --mpi={MPI.srun}" in job.stderr) == ("SLURM_PROCID" in told)
 
 
 def test_a_world_of_another_size_than_asked_for_is_refused(tmp_path):
-    line = [Path(sys.executable).with_name("mpirun"), "-n", "3", sys.executable, write_program(tmp_path, "wait()")]
-    told = environment({"SHARDLAB_WORLD_SIZE": "4"} | OPEN_MPI_SETTINGS)
+    line = [find_mpiexec(MPI.name), "-n", "3", sys.executable, write_program(tmp_path, "wait()")]
+    told = environment({"SHARDLAB_WORLD_SIZE": "4", **MPI.settings})
     job = subprocess.run(line, env=told, capture_output=True, text=True, timeout=SOON)
     assert job.returncode == 2
     assert job.stderr.count("error: 4 ranks were asked for, but the world has 3.") == 1

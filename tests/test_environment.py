@@ -1,16 +1,21 @@
 """The files that are made from pyproject.toml, or repeat a line of it, agree with it."""
+import os
 import re
+import subprocess
 import tomllib
 
 import pytest
 
-from tests.launching import ROOT
+from mpi_impl.runtime.mpis import KNOWN
+from tests.launching import ROOT, write_script
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ENVIRONMENTS = "environment.yml", "environment-cuda.yml", ".binder/postBuild"
 PURPOSES = {"run": ["mpich"], "notebook": ["notebook"], "course": ["course"], "test": ["prepare", "test"],
             "docs": ["docs"]}    # with extras
-LOCKS = {purpose: (ROOT / "requirements" / f"{purpose}.lock").read_text() for purpose in PURPOSES}
+MPIS = "openmpi", "intel"       # those that --mpi puts in place of the one of run.lock
+NAMES = [*PURPOSES, *(f"mpi/{mpi}" for mpi in MPIS)]
+LOCKS = {name: (ROOT / "requirements" / f"{name}.lock").read_text() for name in NAMES}
 
 
 def name(requirement: str) -> str:
@@ -37,11 +42,46 @@ def test_a_lock_pins_what_its_purpose_adds_to_those_before_it(purpose):
     assert LOCKS[purpose].startswith(f"-r {before[-1]}.lock\n") if before else "-r" not in LOCKS[purpose]
 
 
-def pinned(purpose: str) -> set[str]:
-    return set(re.findall(r"^([\w.-]+)==", LOCKS[purpose], re.MULTILINE))
+@pytest.mark.parametrize("mpi", MPIS)
+def test_another_mpi_is_pinned_and_nothing_else(mpi):
+    """Under the name of its extra, which installs the package that the launcher recommends."""
+    wheels = {name(requirement) for requirement in PROJECT["optional-dependencies"][mpi]}
+    assert pinned(f"mpi/{mpi}") == wheels <= {known.wheel for known in KNOWN}, "Run `./run.sh lock`."
 
 
-@pytest.mark.parametrize("purpose", PURPOSES)
+# In place of pip, a Python that keeps what it should install.
+KEEP = """case "$*" in *pip*) for word; do lock=$word; done; cd "${lock%/*}"; cat run.lock "$lock" >"$KEPT";; esac"""
+
+
+@pytest.mark.parametrize("purpose", ["run", "test"])
+@pytest.mark.parametrize("mpi", ["mpich", *MPIS, "system"])
+def test_an_environment_of_another_mpi_has_the_pins_of_the_first_but_for_its_mpi(tmp_path, mpi, purpose):
+    """And is not made in the place of the first."""
+    write_script(tmp_path / "bin" / "python", KEEP)
+    line = 'source ./run.sh help >/dev/null; choose_mpi "$1"; echo "${venv##*/}"; venv=$2; install_for "$3"'
+    done = subprocess.run(["bash", "-c", line, "-", mpi, tmp_path, purpose], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "KEPT": str(tmp_path / "kept")})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == (".venv" if mpi == "mpich" else f".venv-{mpi}")
+    own = pinned(f"mpi/{mpi}") if mpi in MPIS else {"mpich"} if mpi == "mpich" else set()
+    assert pins((tmp_path / "kept").read_text()) == (pinned("run") - {"mpich"}) | own | pinned(purpose) - {"mpich"}
+
+
+def test_an_mpi_that_does_not_exist_is_a_sentence():
+    done = subprocess.run(["./run.sh", "test", "--mpi", "lam"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: --mpi is 'lam', but must be mpich, openmpi, intel or system.\n"
+
+
+def pinned(lock: str) -> set[str]:
+    return pins(LOCKS[lock])
+
+
+def pins(text: str) -> set[str]:
+    return set(re.findall(r"^([\w.-]+)==", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("purpose", LOCKS)
 def test_every_pin_has_a_hash_and_none_an_address(purpose):
     pins = re.split(r"\n(?=\S)", LOCKS[purpose])
     assert all("--hash=sha256:" in pin for pin in pins if not pin.startswith("-r "))

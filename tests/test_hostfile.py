@@ -11,24 +11,25 @@ from hypothesis import given, strategies as st
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import hostfile
 from mpi_impl.launch.hostfile import OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here, read_hosts
-from mpi_impl.launch.launcher import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
+from mpi_impl.launch.launcher import export_arguments, find_mpiexec, launch_environment, launcher, machinefile
+from mpi_impl.runtime.mpis import KNOWN, MPICH, OPEN_MPI
 from reference.errors import UserError
-from tests.launching import command, write_script
+from tests.launching import MPI, command, write_script
 
 HOSTS = st.lists(st.tuples(st.from_regex("[a-z][a-z0-9.-]{0,5}", fullmatch=True), st.integers(1, 9)), min_size=1,
                  max_size=5, unique_by=lambda host: host[0]).map(lambda hosts: [Host(*host) for host in hosts])
 
 
-@given(HOSTS, st.sampled_from(["MPICH", "Open MPI", "Intel MPI"]), st.data())
-def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory, hosts, vendor, data):
+@given(HOSTS, st.sampled_from(KNOWN), st.data())
+def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory, hosts, mpi, data):
     """Comments, blank lines and spaces do not count; and a file written for a launcher reads as the same hosts."""
     path = tmp_path_factory.getbasetemp() / "hosts"
     spellings = ["{} slots={}", "{}:{}", "  {}\tslots = {}  # four", "# who\n\n{}:{}"]
     path.write_text("\n".join(data.draw(st.sampled_from(spellings)).format(*host) for host in hosts) + "\n")
     assert read_hosts(str(path)) == hosts
-    path.write_text(format_for(vendor, hosts))
+    path.write_text(format_for(mpi.name, hosts))
     assert read_hosts(str(path)) == hosts
-    assert ("slots=" in path.read_text()) == (vendor == "Open MPI")
+    assert ("slots=" in path.read_text()) == (mpi == OPEN_MPI)
 
 
 @given(HOSTS, st.data())
@@ -119,7 +120,7 @@ def test_this_machine_is_known_by_its_names():
 def test_a_launcher_gets_a_file_of_its_own_while_it_runs():
     with machinefile("MPICH", [Host("node1", 2), Host("node2", 1)]) as path:
         assert path and Path(path).read_text() == "node1:2\nnode2:1\n"
-        assert launcher("MPICH", 3, path)[1:] == ["-machinefile", path, "-n", "3"]
+        assert launcher(MPI.name, 3, path)[1:] == ["-machinefile", path, "-n", "3"]
     assert not os.path.exists(path)
     with machinefile("MPICH", []) as path:
         assert path is None
@@ -129,25 +130,27 @@ def test_a_host_file_comes_before_srun(tmp_path, monkeypatch):
     write_script(tmp_path / "srun", "")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    assert launcher("MPICH", 4)[0] == "srun"
-    assert launcher("MPICH", 4, "hosts")[0].endswith("mpiexec")
+    assert launcher(MPI.name, 4)[0] == "srun"
+    assert launcher(MPI.name, 4, "hosts")[0]== find_mpiexec(MPI.name)
 
 
-def test_ssh_is_told_to_ask_nothing_and_open_mpi_what_to_take_along(monkeypatch):
-    """MPICH's launcher takes all variables along. The user's own words to ssh are kept."""
-    monkeypatch.setenv("HYDRA_LAUNCHER_EXTRA_ARGS", "-p 2222")
+@pytest.mark.parametrize("mpi", KNOWN, ids=lambda mpi: mpi.name)
+def test_ssh_is_told_to_ask_nothing_and_a_launcher_what_to_take_along(monkeypatch, mpi):
+    """On several hosts only, and where it does not take all variables along. The user's own words to ssh are kept."""
+    first, *others = mpi.ssh_options
+    monkeypatch.setenv(first, "-p 2222")
     monkeypatch.setenv("PYTHONPATH", "/here")
     monkeypatch.setenv("HOSTNAME", "alpha")
-    assert "BatchMode=yes" in launch_environment("Open MPI", 4, True)["PRTE_MCA_plm_ssh_args"]
-    assert "PRTE_MCA_plm_ssh_args" not in launch_environment("Open MPI", 4)
-    environment = launch_environment("MPICH", 4, True)
-    assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
-    assert export_arguments("MPICH", environment) == []
-    names = export_arguments("Open MPI", environment)[1::2]
-    assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(names) and "HOSTNAME" not in names
+    environment, alone = launch_environment(mpi.name, 4, True), launch_environment(mpi.name, 4)
+    assert environment[first] == "-p 2222" and all("BatchMode=yes" in environment[name] for name in others)
+    assert not alone.keys() & set(others) and all(environment[name] == to for name, to in mpi.fill_hosts.items())
+    arguments = export_arguments(mpi.name, environment)
+    assert bool(arguments) == bool(mpi.export) and set(arguments[::2]) <= {mpi.export}
+    if mpi.export:
+        assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(arguments) and "HOSTNAME" not in arguments
 
 
-@pytest.mark.skipif(mpi_vendor() != "MPICH", reason="its launcher alone starts ranks on a host that is not there")
+@pytest.mark.skipif(MPI != MPICH, reason="its launcher alone starts ranks on a host that is not there")
 def test_a_machine_under_two_names_is_two_hosts(tmp_path):
     """Where no other host is to be had: what a run says of them, and of a tensor-parallel group that they split."""
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")

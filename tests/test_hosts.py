@@ -14,14 +14,15 @@ import pytest
 
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launch.launcher import find_mpiexec, mpi_vendor
+from mpi_impl.launch.launcher import find_mpiexec
+from mpi_impl.runtime.mpis import MPICH
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from tests.deep import one_fast_of
-from tests.launching import PREAMBLE, write_program
+from tests.launching import MPI, PREAMBLE, write_program
 from tests.mpi_impl.test_kills import outcome
 from tests.two_hosts import TwoHosts, wait_for, why_not
 
-WHY_NOT = why_not() or ("" if mpi_vendor() == "MPICH" else "it is tested with MPICH's launcher")
+WHY_NOT = why_not() or ("" if MPI == MPICH else f"it is tested with the launcher of {MPICH.name}")
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 PATIENCE = 60       # seconds for a whole job, on a busy machine
@@ -112,7 +113,7 @@ def test_ranks_are_placed_in_blocks_and_get_the_variables(two, tmp_path):
 def test_a_bare_mpiexec_does_it_too(two, tmp_path):
     (tmp_path / "hosts").write_text("alpha:2\nbeta:2\n")
     program = write_program(tmp_path, "if rank == 0: print(world().hosts().counted())")
-    job = two.start(find_mpiexec("MPICH"), "-f", tmp_path / "hosts", "-n", 4, sys.executable, program)
+    job = two.start(find_mpiexec(MPI.name), "-f", tmp_path / "hosts", "-n", 4, sys.executable, program)
     assert ended(job)[:2] == (0, "on 2 hosts: 2 ranks on alpha, 2 ranks on beta\n")
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.launch.pool import Pool, RankAssertion, RankFailure
+from mpi_impl.runtime.mpis import YIELDING
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.deep import one_fast_of
 from tests.launching import in_foreground
@@ -34,11 +35,10 @@ def test_what_ranks_print_is_printed_in_rank_order(ranks, capsys):
 
 
 def test_ranks_have_one_blas_thread_each_and_yield_where_cores_are_scarce(monkeypatch):
-    monkeypatch.delenv("MPIR_CVAR_ENABLE_HEAVY_YIELD", raising=False)
-    for name in THREAD_VARIABLES:
+    for name in (*YIELDING, *THREAD_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     with Pool(3) as pool:
-        assert pool.run(2, the_environment) == [("1", "1" if pool.size > cores() else None)] * 2
+        assert pool.run(2, the_environment) == [("1", YIELDING if pool.size > cores() else {})] * 2
 
 
 def test_a_long_tmpdir_is_no_hindrance(tmp_path, monkeypatch):

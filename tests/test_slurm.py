@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launch.launcher import launch_environment, mpi_vendor
-from tests.launching import ROOT, launch, write_program
+from tests.launching import MPI, ROOT, launch, write_program
 from tests.slurm_cluster import NODES, Cluster, why_not
 
 pytestmark = [pytest.mark.deep, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -141,6 +140,6 @@ def test_salloc_and_srun_start_ranks(cluster, tmp_path):
     shardlab = (sys.executable, "-m", "mpi_impl.shardlab", "run", "-n", 4)
     assert HOSTS in cluster.run("salloc", *TWO_NODES, *shardlab, program).stdout
     for kind, stream, text in [
-            (launch_environment(mpi_vendor(), 4)["SLURM_MPI_TYPE"], "stdout", HOSTS),
-            ("none", "stderr", "Open MPI needs `srun --mpi=pmix`, the others `srun --mpi=pmi2`")]:
+            (MPI.srun, "stdout", HOSTS),
+            ("none", "stderr", f"this MPI needs `srun --mpi={MPI.srun}`")]:
         assert text in getattr(cluster.run("srun", f"--mpi={kind}", *TWO_NODES, sys.executable, program), stream)

@@ -19,7 +19,7 @@ def elect_speaker(group: Members, seconds: float) -> bool:
 
     For threads of ranks that are stuck: no rank is waited for, but all hear of it within this many seconds. On several
     hosts, if they are known, one rank speaks on each: a rank on the other side of a broken link hears nothing, and to
-    send there is the end of MPICH, and of the rank.
+    send there may be the end of MPI, and of the rank.
     """
     known = group.known_hosts()
     host_of = known.of if known else dict.fromkeys(group.ranks)

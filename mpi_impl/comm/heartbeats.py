@@ -53,7 +53,7 @@ class Ring:
     """A communicator's ranks in a ring, as heartbeats go round it, seen by one of them.
 
     A heartbeat is a message without a byte. At the end of each long work one has a byte, so that each rank knows when
-    it has received all: with messages that nobody has received, MPICH's shutdown takes ranks down that still work.
+    it has received all: with messages that nobody has received, MPI's shutdown may take ranks down that still work.
     """
 
     def __init__(self, comm: MPI.Intracomm):

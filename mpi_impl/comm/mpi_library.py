@@ -8,7 +8,7 @@ CUDA = 0        # MPIX_GPU_SUPPORT_CUDA
 
 
 def library() -> str:
-    """Return the name and the version, as in 'MPICH 5.0.2'."""
+    """Return the name and the version, as in 'Some MPI 5.0.2'."""
     name, version = MPI.get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
@@ -16,7 +16,7 @@ def library() -> str:
 def reads_devices() -> bool:
     """Report whether this MPI is CUDA-aware: whether it reads and writes device memory by itself.
 
-    Open MPI has the first of these functions, MPICH both, and others (HPE Cray's MPICH) only the second.
+    MPIs have the first of these functions, the second, or both.
     """
     mpi, supported = ctypes.CDLL(MPI.__file__), ctypes.c_int(0)
     if (query := getattr(mpi, "MPIX_GPU_query_support", None)) is not None:

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from mpi_impl.launch.lifelines import lifeline
+from mpi_impl.runtime.mpis import implementation
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
 from reference.errors import UserError
@@ -153,7 +154,7 @@ def print_by_lines() -> None:
 
 
 def watch_os_exit(where: str) -> None:
-    """Let `os._exit` end the whole job: it skips MPI's shutdown, and MPICH's mpiexec may take that for a success."""
+    """Let `os._exit` end the whole job: it skips MPI's shutdown, and a launcher may take that for a success."""
     leave, this_process = os._exit, os.getpid()
 
     def os_exit(status: int) -> NoReturn:
@@ -177,8 +178,9 @@ def check_world_size(size: int, library: str) -> None:
         f"each rank is a world of its own: they were started by another MPI's launcher than mpi4py's {library}.")
     advice = f"Start the job with `python -m mpi_impl.launch -n {asked}`, which finds the right launcher."
     if size == 1 and "SLURM_PROCID" in os.environ:
-        advice = (f"Or by an srun that introduces them in another way: Open MPI needs `srun --mpi=pmix`, the others "
-                  f"`srun --mpi=pmi2`; SLURM_MPI_TYPE is {os.environ.get('SLURM_MPI_TYPE', 'not set')}. {advice}")
+        advice = ("Or by an srun that introduces them in another way: this MPI needs "
+                  f"`srun --mpi={implementation(library).srun}`; SLURM_MPI_TYPE is "
+                  f"{os.environ.get('SLURM_MPI_TYPE', 'not set')}. {advice}")
     raise UserError(f"{asked} ranks were asked for, but {found} {advice}")
 
 

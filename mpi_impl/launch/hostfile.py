@@ -1,6 +1,6 @@
 """The hosts of a job: the file that lists them, and whether ranks can be started there.
 
-    # A line for each host, with the number of ranks that it takes: in Open MPI's format, or in MPICH's.
+    # A line for each host, with the number of ranks that it takes, in either of the usual formats.
     node1 slots=4
     node2:4
 
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpi_impl.runtime.files import read_text
+from mpi_impl.runtime.mpis import KNOWN, implementation
 from reference.errors import UserError
 
 LINE = re.compile(r"(?P<name>[\w.][\w.-]*)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
@@ -29,13 +30,8 @@ ASKED_TOGETHER = 128        # hosts: each takes a process of ssh and an open fil
 SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
                f"-o ConnectTimeout={SECONDS_TO_ANSWER}")
 
-# Where each launcher looks for these: MPICH, Intel MPI, Open MPI 5 and 4.
-SSH_OPTIONS_VARIABLES = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args",
-                         "OMPI_MCA_plm_rsh_args")
-
 # Variables of the user or the batch system by which hosts are reached by other means than ssh, or another ssh.
-OTHER_MEANS = ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP",
-               "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+OTHER_MEANS = *(name for mpi in KNOWN for name in mpi.ssh_agents), "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"
 
 
 class Host(NamedTuple):
@@ -95,7 +91,7 @@ def fill_hosts(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
 
 def format_for(vendor: str, hosts: Sequence[Host]) -> str:
     """Return the file's text as the launcher of this MPI library reads it."""
-    between = " slots=" if vendor == "Open MPI" else ":"
+    between = implementation(vendor).slots
     return "".join(f"{name}{between}{slots}\n" for name, slots in hosts)
 
 

@@ -4,9 +4,9 @@
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
     python -m mpi_impl.launch -n 8 --hostfile hosts ...      # on several hosts: hostfile.py has its lines
 
-MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
-with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
-finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
+Each MPI, and Slurm, starts ranks by another command with other rules, and the launcher of one with the library of
+another quietly gives n worlds of one rank. This program asks mpi4py which library it uses, finds the launcher that
+belongs to it, sets what that launcher needs (runtime/mpis.py), and ends all ranks when one fails, when the time
 is up, or when it is interrupted or killed itself (guard.py). Its exit status is the job's; 124 when the time was up.
 docs/several_hosts.md tells how ranks get to several hosts.
 
@@ -31,36 +31,16 @@ from pathlib import Path
 
 from mpi_impl.launch.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launch.guard import Losses, Stops, end_with_parent, wait
-from mpi_impl.launch.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts, format_for,
-                                      read_hosts)
+from mpi_impl.launch.hostfile import SSH_OPTIONS, Host, check_reachable, fill_hosts, format_for, read_hosts
 from mpi_impl.launch.lifelines import Lifelines
 from mpi_impl.launch.output import Output, say_lost
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
+from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, SHARED_MEMORY, implementation
 from mpi_impl.runtime.openblas import kernel_settings
-from mpi_impl.runtime.rank_environment import (ON_TERMINAL, SHARED_MEMORY, THREAD_VARIABLES, environment_count,
-                                               shared_memory_error, shared_memory_left, thread_settings)
+from mpi_impl.runtime.rank_environment import (ON_TERMINAL, THREAD_VARIABLES, environment_count, shared_memory_error,
+                                               shared_memory_left, thread_settings)
 from reference.errors import UserError
-
-# The name in the --version of each library's launcher.
-LAUNCHER_MARKS = {"MPICH": "HYDRA", "MVAPICH": "HYDRA", "Intel MPI": "Intel(R) MPI", "Open MPI": "Open MPI"}
-
-# Systems with several MPIs tell their launchers apart by such endings.
-LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
-
-OPEN_MPI_SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",                               # as in a container; it asks for both
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",   # more ranks than cores, Open MPI 5
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",                    # and Open MPI 4
-    "OMPI_MCA_osc": "^ucx",                                      # which complains, of memory shared on one machine
-}
-
-# Open MPI's ranks fill all slots of a host before the next host gets any.
-FILL_HOSTS = {
-    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
-    "OMPI_MCA_rmaps_base_mapping_policy": "slot",
-}
 
 # Variables that ranks on another host need, too: Python's and our cache's paths, settings of a process, our own, and
 # the user's settings of MPI's networks, NCCL, CUDA and CuPy.
@@ -71,7 +51,7 @@ TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|M
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
           signal.SIGTERM)
 
-LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
+LAUNCHER_FAILED = 255  # the status of a launcher when something is wrong with itself
 LITTLE_SHARED = 16 << 20    # bytes: 8 ranks need more than 6 MiB to start
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 SECONDS_TO_LOOK = 2.0  # between two looks at the launcher's processes
@@ -167,7 +147,7 @@ def module_exists(name: str) -> bool:
 
 
 def mpi_vendor() -> str:
-    """Return the name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded, but not started."""
+    """Return the name of the MPI library that mpi4py uses. MPI is loaded, but not started."""
     try:
         import mpi4py  # here, so that its absence, too, is a sentence
         mpi4py.rc.initialize = False
@@ -178,7 +158,7 @@ def mpi_vendor() -> str:
                             "which is .venv/bin/python in a clone after `./run.sh setup`.") from error
         raise UserError(
             f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "
-            f"`{typed('pip')} install mpich`, or load your system's MPI."
+            f"`{typed('pip')} install {DEFAULT.wheel}`, or load your system's MPI."
         ) from error
     return library().rsplit(" ", 1)[0]
 
@@ -215,25 +195,27 @@ def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
 
 
 def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments by which ranks on other hosts get these variables. Only Open MPI needs any."""
-    names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
-    return [word for name in names for word in ("-x", name)]
+    """Return the arguments by which ranks on other hosts get these variables. Most MPIs need none."""
+    export = implementation(vendor).export
+    names = sorted(filter(TRAVELS.match, environment)) if export else []
+    return [word for name in names for word in (export, name)]
 
 
 def find_mpiexec(vendor: str) -> str:
     """Find the mpiexec of this MPI library: the one next to this Python if it fits, else the first such on PATH."""
     folders = dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()])
-    others = []
+    mpi, others = implementation(vendor), []
     for name in LAUNCHER_NAMES:
         for folder in folders:
             path = shutil.which(name, path=folder)
-            if path and LAUNCHER_MARKS.get(vendor, "") in launcher_version(path):
+            if path and mpi.mark in launcher_version(path):
                 return path
             others += [path] if path else []
     found = f"found only {', '.join(dict.fromkeys(others))}, of another MPI" if others else "found none at all"
     raise UserError(
         f"mpi4py uses {vendor}, and its mpiexec is neither next to {sys.executable} nor on PATH: {found}. "
-        f"Put {vendor}'s on PATH, or install it into this environment, as in `{typed('pip')} install mpich`."
+        f"Put {vendor}'s on PATH, or install one with its launcher into this environment, as in "
+        f"`{typed('pip')} install {mpi.wheel}`."
     )
 
 
@@ -246,14 +228,12 @@ def launcher_version(path: str) -> str:
 def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> dict[str, str]:
     """Return this process's environment variables, and those that launcher and ranks need. The user's take precedence.
     """
-    settings = {
-        "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
-        "SLURM_KILL_BAD_EXIT": "1",                                    # srun: a rank that fails ends the others
-    }
-    if vendor == "Open MPI":
-        settings |= OPEN_MPI_SETTINGS
+    mpi = implementation(vendor)
+    settings = {"SLURM_MPI_TYPE": mpi.srun, "SLURM_KILL_BAD_EXIT": "1"}     # srun's: a rank that fails ends the others
+    settings |= mpi.settings
     if several_hosts:       # whose ranks choose kernels for their own processor
-        settings |= dict.fromkeys(SSH_OPTIONS_VARIABLES, SSH_OPTIONS) | FILL_HOSTS
+        settings |= dict.fromkeys(mpi.ssh_options, SSH_OPTIONS)
+        settings |= mpi.fill_hosts
     else:
         settings |= kernel_settings()
     settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
@@ -304,8 +284,8 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         return 128 - status
     if status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
-            "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
-            "that status.")
+            "a rank dies (out of memory is a common cause), if one of its own processes dies, or if the program asked "
+            "for that status.")
     if lifelines and status > 128:
         say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
             "start one, or ended all because one failed: its own lines above say which.")
@@ -351,9 +331,9 @@ def describe_signal(number: int) -> str:
     hint = {
         "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
         "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
-        # 6, 7 and 14 become 15 when MPICH's launcher mixes in the 9 of the ranks that it then kills.
+        # 6, 7 and 14 become 15 when a launcher mixes in the 9 of the ranks that it then kills.
         "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
-                   "came up or ended), which MPICH's launcher may report as this",
+                   "came up or ended), which a launcher may report as this",
         "SIGALRM": "; it waited too long for others while the job came up or ended",
         "SIGBUS": "; a full disk or shared memory, or a file that is truncated or cannot be read, is a common cause",
     }.get(name, "")

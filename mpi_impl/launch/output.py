@@ -1,4 +1,4 @@
-"""The output of a launcher and its ranks, without the banner that MPICH's adds if a rank dies, for we say more."""
+"""The output of a launcher and its ranks, without the banner that some add if a rank dies, for we say more."""
 import os
 import signal
 import subprocess

@@ -29,7 +29,7 @@ from mpi_impl.launch.launcher import launch_environment, launcher, mpi_vendor, s
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
 START_LIMIT = 60.0      # seconds within which all ranks must be up
 MUTE = 5                # seconds that a rank may pause in the middle of a message
-FAILURES_A_WORLD = 40   # each failed run strands its communicators, of which MPICH has 2,048
+FAILURES_A_WORLD = 40   # each failed run strands its communicators, of which an MPI may have only 2,048
 
 
 class RankFailure(Exception):

@@ -14,28 +14,22 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from glob import glob
 
+from mpi_impl.runtime.mpis import KNOWN, SHARED_MEMORY, YIELDING
 from mpi_impl.runtime.openblas import kernel_settings
 from reference.errors import UserError
 
 # The rank and the size of the world, as each launcher tells them to the processes it starts. The Slurm pair is
 # last: ranks that mpiexec starts inside a Slurm step see it too, but there it describes the step.
 LAUNCHER_VARIABLES = (
-    ("PMI_RANK", "PMI_SIZE"),                            # MPICH, Intel MPI, srun --mpi=pmi2
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),    # Open MPI
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),            # srun
+    *dict.fromkeys(mpi.rank_and_size for mpi in KNOWN),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-
-# In which MPICH's and Open MPI's tell how many of them are on the same machine.
-LOCAL_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 # Where each BLAS looks for its number of threads: OpenBLAS, any with OpenMP, MKL, Apple's Accelerate, BLIS.
 ON_TERMINAL = "SHARDLAB_ON_TERMINAL"       # set where ranks' output reaches a terminal that shows colours
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS",
 )
-
-# What the names of the memory begin with that MPICH's ranks on one machine share.
-SHARED_MEMORY = "/dev/shm/mpich_shm_"
 
 # Parameters of glibc's mallopt, as <malloc.h> numbers them.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -52,7 +46,8 @@ def launched_rank_and_size() -> tuple[int, int] | None:
 def ranks_here() -> int:
     """Return the number of ranks on this machine, if the launcher tells it, or in all."""
     _, size = launched_rank_and_size() or (0, 1)
-    return next((int(os.environ[name]) for name in LOCAL_VARIABLES if is_count(os.environ.get(name, ""))), size)
+    told = (os.environ.get(mpi.local_size, "") for mpi in KNOWN)
+    return next((int(count) for count in told if is_count(count)), size)
 
 
 def environment_count(name: str, default: int) -> int:
@@ -87,8 +82,8 @@ def prepare() -> None:
     if launched is None or "numpy" in sys.modules:  # not a rank, or too late for NumPy to see it
         return
     os.environ.update(kernel_settings() | thread_settings(os.environ) | os.environ)
-    if ranks_here() > cores():  # MPICH spins while it waits: good with a core to itself, ruinous without
-        os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+    if ranks_here() > cores():  # MPIs spin while they wait: good with a core to itself, ruinous without
+        os.environ.update(YIELDING | os.environ)
 
 
 def cores() -> int:
@@ -120,7 +115,7 @@ def keep_freed_memory() -> None:
 
 
 def forget_shared_memory() -> None:
-    """Take the names from the memory that MPICH's ranks on one machine share, once all of them have it.
+    """Take the names from the memory that ranks on one machine share, once all of them have it.
 
     It is a file of 4 MiB or more in /dev/shm, which is memory, too. Ranks that are killed would leave it there until
     the machine is restarted, job after job. A file without a name is gone with the last of those who have it.

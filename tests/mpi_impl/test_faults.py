@@ -14,9 +14,9 @@ from mpi_impl.checkpoints.folder_lock import LOCK
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.launch.launcher import OPEN_MPI_SETTINGS
+from mpi_impl.launch.launcher import find_mpiexec
 from tests.deep import one_fast_of
-from tests.launching import environment
+from tests.launching import MPI, environment
 from tests.program import pretrain
 
 PATIENCE = 30       # seconds for a whole job, on a busy machine
@@ -62,7 +62,7 @@ def job(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def run(n, options, rank, fate, moment=IN_THE_PIPELINE, limit=600.0, bare=False):
-        start = [Path(sys.executable).with_name("mpiexec")] if bare else [sys.executable, "-m", "mpi_impl.launch"]
+        start = [find_mpiexec(MPI.name)] if bare else [sys.executable, "-m", "mpi_impl.launch"]
         line = [*start, "-n", str(n), *([sys.executable] * bare), tmp_path / "program.py", tmp_path, str(rank), fate,
                 *moment.split(), "--data-path", tmp_path / "tokens", *OPTIONS, *options.split(),
                 "--distributed-timeout-minutes", str(limit / 60)]
@@ -78,7 +78,7 @@ def job(tmp_path):
 
 def to_its_end(line) -> subprocess.CompletedProcess:
     """Run a job to its end. If it hangs, end it and its ranks, and fail."""
-    with subprocess.Popen(line, env=environment(OPEN_MPI_SETTINGS), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    with subprocess.Popen(line, env=environment(MPI.settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:
         try:
             output, errors = process.communicate(timeout=PATIENCE)

@@ -19,10 +19,10 @@ from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.launch.launcher import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
+from mpi_impl.launch.launcher import LAUNCHER_FAILED
 from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
 from tests.deep import one_fast_of
-from tests.launching import environment
+from tests.launching import MPI, environment
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.program import pretrain
 
@@ -74,7 +74,7 @@ class Job:
         line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(topology.n), "-m", "mpi_impl.pretrain_gpt",
                 *OPTIONS, data, *topology.options.split(), "--save", root, *load]
         self.mark, self.memory = uuid.uuid4().hex, shared_memory()
-        self.launcher = subprocess.Popen(line, env=environment(OPEN_MPI_SETTINGS | {MARK: self.mark}), text=True,
+        self.launcher = subprocess.Popen(line, env=environment({**MPI.settings, MARK: self.mark}), text=True,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def processes(self) -> dict[int, bool]:

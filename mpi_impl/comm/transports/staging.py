@@ -73,7 +73,7 @@ class DevicePath(NamedTuple):
 class StagedPosts(PostedCollectives):
     """Posted collectives of arrays on a device, by whichever transport takes their buffers on the host.
 
-    A CUDA-aware MPI needs this, too: Open MPI's blocking collectives read device memory, its nonblocking ones do not.
+    A CUDA-aware MPI may need this, too: its blocking collectives read device memory, its nonblocking ones do not.
     """
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
