@@ -487,7 +487,7 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 # - Without f's sum nothing fails, norms look right, the top layer is right; and the ranks' copies drift apart.
 # - An all-reduce is a reduce-scatter and an all-gather, and on a ring costs less than $2N$.
 #
-# The site has an MLP on two ranks, in numbers, whose f and g can be switched off: [a playground](../docs/playground.md).
+# The site has an MLP on two ranks in numbers, whose f and g you can switch off: [a playground](../docs/playground.md).
 #
 # ## Try it
 #

@@ -75,7 +75,7 @@ def test_the_help_of_a_file_or_a_module_is_that_of_one_rank(line, n, monkeypatch
     assert program_of(["run", "-n", "8", *line.split()]).n == n
 
 
-@pytest.mark.parametrize("line", ["-n 8 --timeout 5 --hostfile h program.py --lr 1 -n 3", "-n 1 -m a.b -m c"])
+@pytest.mark.parametrize("line", ["-n 8 --timeout 5 --hostfile h --max-restarts 2 p.py -n 3", "-n 1 -m a.b -m c"])
 def test_the_options_before_a_program_are_those_of_the_launcher(line):
     assert vars(program_of(["run", *line.split()])) == vars(launcher.parse_options(line.split()))
 
@@ -85,7 +85,7 @@ def test_no_program_has_an_option_of_the_launcher():
     kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
     names = {name for kind in kinds for name in fields_of(kind)}
     names |= {name for demo in DEMOS for name in declared_options(f"mpi_impl.demos.{demo}")}
-    assert len(names) > 100 and not names & {"--timeout", "--hostfile"}
+    assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}
 
 
 def test_the_demo_has_options_that_eight_ranks_take():

@@ -73,12 +73,12 @@ def parse_line(line: str, where: str) -> Host:
     return Host(found["name"], int(slots))
 
 
-def fill_hosts(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
+def fill_hosts(hosts: Sequence[Host], ranks: int, path: str | None) -> list[Host]:
     """Fill one host after the other with ranks, and return the hosts that are needed, each with its ranks.
 
-    Raises UserError if there are more ranks than slots.
+    Raises UserError if there are more ranks than slots. No hosts stay none: the job is on this machine.
     """
-    if ranks > (slots := sum(host.slots for host in hosts)):
+    if hosts and ranks > (slots := sum(host.slots for host in hosts)):
         raise UserError(f"-n is {ranks}, but the hosts of --hostfile {path} have {slots} slots in all. Start fewer "
                         "ranks, or give the hosts more slots.")
     found = []
@@ -96,37 +96,45 @@ def format_for(vendor: str, hosts: Sequence[Host]) -> str:
 
 
 def check_reachable(hosts: Sequence[Host]) -> None:
-    """Raise UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
+    """Raise UserError for a host on which ranks cannot be started."""
+    for problem in unreachable(hosts).values():
+        raise UserError(problem)
+
+
+def unreachable(hosts: Sequence[Host]) -> dict[str, str]:
+    """Map each host that ssh does not reach, or on which this Python, or this folder, is missing, to a sentence.
 
     It asks many hosts at the same time. Launchers would report such a host in words of their own, or wait. It does not
-    check this machine, nor hosts that are reached by other means than ssh.
+    check this machine, nor hosts that are reached by other means than ssh. Raises UserError if there is no ssh.
     """
     if any(name in os.environ for name in OTHER_MEANS):
-        return
+        return {}
     if not (others := [host.name for host in hosts if not is_here(host.name)]):
-        return
+        return {}
     if shutil.which("ssh") is None:
         raise UserError(f"--hostfile names {others[0]}, which is reached by ssh, but ssh is not installed, or not on "
                         "PATH. Install it (on Debian and Ubuntu: apt install openssh-client).")
     test = f"cd {shlex.quote(os.getcwd())} && test -x {shlex.quote(sys.executable)}"
+    problems = dict[str, str]()
     for start in range(0, len(others), ASKED_TOGETHER):
-        ask(others[start:start + ASKED_TOGETHER], test)
+        problems |= ask(others[start:start + ASKED_TOGETHER], test)
+    return problems
 
 
-def ask(hosts: Sequence[str], test: str) -> None:
-    """Raise UserError for one of these hosts that ssh does not reach, or on which a test fails."""
+def ask(hosts: Sequence[str], test: str) -> dict[str, str]:
+    """Map each of these hosts that ssh does not reach, or on which a test fails, to a sentence."""
     asked = {name: subprocess.Popen(["ssh", *SSH_OPTIONS.split(), name, test], stdin=subprocess.DEVNULL,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for name in hosts}
     try:
-        for name, ssh in asked.items():
-            check_answer(name, ssh)
+        answers = {name: problem_of(name, ssh) for name, ssh in asked.items()}
     finally:
         for ssh in asked.values():
             ssh.kill()
+    return {name: problem for name, problem in answers.items() if problem}
 
 
-def check_answer(name: str, ssh: subprocess.Popen) -> None:
-    """Raise UserError unless ssh has reached this host and found Python and the folder there."""
+def problem_of(name: str, ssh: subprocess.Popen) -> str:
+    """Return a sentence unless ssh has reached this host and found Python and the folder there; "" if it has."""
     try:
         _, words = ssh.communicate(timeout=2 * SECONDS_TO_ANSWER)
         status = ssh.returncode
@@ -134,12 +142,12 @@ def check_answer(name: str, ssh: subprocess.Popen) -> None:
         words, status = f"it has not answered within {2 * SECONDS_TO_ANSWER} seconds", 255
     reason = (words.strip() or f"its status is {status}").splitlines()[-1].removeprefix("ssh: ").rstrip(".")
     if status == 255:       # ssh's own
-        raise UserError(f"The host {name} of --hostfile cannot be reached: {reason}. `ssh {name} true` must work from "
-                        "here without a question: check the name, and that the host knows your key.")
+        return (f"The host {name} of --hostfile cannot be reached: {reason}. `ssh {name} true` must work from here "
+                "without a question: check the name, and that the host knows your key.")
     if status:
-        raise UserError(f"The host {name} of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from "
-                        "which ranks are started. All hosts need the same files under the same names, as on a shared "
-                        "file system.")
+        return (f"The host {name} of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from which ranks "
+                "are started. All hosts need the same files under the same names, as on a shared file system.")
+    return ""
 
 
 def is_here(name: str) -> bool:

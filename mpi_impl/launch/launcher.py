@@ -3,6 +3,7 @@
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] -m mpi_impl.pretrain_gpt [options of the program]
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
     python -m mpi_impl.launch -n 8 --hostfile hosts ...      # on several hosts: hostfile.py has its lines
+    python -m mpi_impl.launch -n 8 --max-restarts 3 ...      # start it again if it fails: restarts.py
 
 Each MPI, and Slurm, starts ranks by another command with other rules, and the launcher of one with the library of
 another quietly gives n worlds of one rank. This program asks mpi4py which library it uses, finds the launcher that
@@ -27,13 +28,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from mpi_impl.launch.entry import ASKED_SIZE, ArgumentParser, say
-from mpi_impl.launch.guard import Losses, Stops, end_with_parent, wait
+from mpi_impl.launch.guard import Losses, Stops, end_with_parent, leaving_nothing, wait
 from mpi_impl.launch.hostfile import SSH_OPTIONS, Host, check_reachable, fill_hosts, format_for, read_hosts
 from mpi_impl.launch.lifelines import Lifelines
 from mpi_impl.launch.output import Output, say_lost
+from mpi_impl.launch.restarts import RESTARTS, run_with_restarts
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
 from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, SHARED_MEMORY, implementation
@@ -66,16 +69,23 @@ def main() -> None:
 def start(options: argparse.Namespace) -> None:
     """Start the program that the options name, and end with its status. Raises UserError before anything starts."""
     check_options(options)
-    program = ["-m", *options.module] if options.module else options.script
-    named = options.hostfile is not None
-    hosts = fill_hosts(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
+    hosts = read_hosts(options.hostfile) if options.hostfile is not None else []
+    needed = fill_hosts(hosts, options.n, options.hostfile)
     vendor = mpi_vendor()
-    environment = launch_environment(vendor, options.n, bool(hosts))
-    check_reachable(hosts)
-    with machinefile(vendor, hosts) as where:
-        command = [*launcher(vendor, options.n, where), *(export_arguments(vendor, environment) if hosts else [])]
-        status = supervise([*command, sys.executable, *program], environment, options.timeout)
-    sys.exit(status)
+    check_reachable(needed)
+    run = partial(run_once, options, vendor, time.monotonic())
+    sys.exit(run_with_restarts(run, options.n, hosts, options.max_restarts))
+
+
+def run_once(options: argparse.Namespace, vendor: str, began: float, ranks: int, hosts: Sequence[Host]) -> int:
+    """Run the program on ranks of these hosts, or of this machine, to its end. Return its status; no process is left.
+    """
+    program = ["-m", *options.module] if options.module else options.script
+    hosts = fill_hosts(hosts, ranks, options.hostfile)
+    environment = launch_environment(vendor, ranks, bool(hosts)) | {RESTARTS: str(options.max_restarts)}
+    with leaving_nothing(), machinefile(vendor, hosts) as where:
+        command = [*launcher(vendor, ranks, where), *(export_arguments(vendor, environment) if hosts else [])]
+        return supervise([*command, sys.executable, *program], environment, options.timeout, began)
 
 
 def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:
@@ -96,6 +106,8 @@ def add_launch_options(parser: argparse.ArgumentParser, ranks: int | None = None
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
     parser.add_argument("--hostfile", metavar="F", help="start them on the hosts of this file, which has lines such as "
                         "`node1 slots=4` or `node1:4`")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start a job that fails again, at "
+                        "most N times, on the hosts that are left: a training run resumes from its last checkpoint")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -104,6 +116,8 @@ def check_options(options: argparse.Namespace) -> None:
     if options.timeout is not None and not 0 < options.timeout <= LONGEST:
         raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0, and at "
                         "most a year. Leave it out for no limit.")
+    if options.max_restarts < 0:
+        raise UserError(f"--max-restarts is {options.max_restarts}, but a job starts again 0 times or more.")
     check_program(options.module, options.script)
 
 
@@ -183,7 +197,7 @@ def nodes_of_slurm() -> int:
 
 
 @contextlib.contextmanager
-def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
+def machinefile(vendor: str, hosts: Sequence[Host]) -> Iterator[str | None]:
     """Write a file with these hosts for this MPI's launcher, and yield its path; None without hosts."""
     if not hosts:
         yield None
@@ -243,8 +257,11 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
     return settings | os.environ | {ASKED_SIZE: str(ranks)}
 
 
-def supervise(command: list[str], environment: dict[str, str], timeout: float | None) -> int:
-    """Run the command to its end, or to ours. Return its exit status, as a shell does."""
+def supervise(command: list[str], environment: dict[str, str], timeout: float | None,
+              began: float | None = None) -> int:
+    """Run the command to its end, or to ours. Return its exit status, as a shell does. End this process where another
+    start could not help. The time limit counts from when the job `began`, or from now.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     lifelines = Lifelines() if os.path.basename(command[0]) == "srun" else None
@@ -253,7 +270,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     output = Output(process)
     output.start()
     try:
-        status = outcome(process, timeout, lifelines)
+        status = outcome(process, (began or time.monotonic()) + (timeout or math.inf), lifelines)
     except subprocess.TimeoutExpired:
         stop(process)
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
@@ -268,7 +285,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         stop(process)
         say(f"error: ranks on {error} have died without a word, and srun still waits for them, as it does when a node "
             "fails. The job has been ended; from its last checkpoint a run can resume on fewer nodes.")
-        return 1
+        sys.exit(1)
     except KeyboardInterrupt:
         stop(process)
         say("Interrupted.")
@@ -278,7 +295,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         failure = output.finish()
     if failure:
         say_lost(failure)
-        return 1
+        sys.exit(1)
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
@@ -304,16 +321,16 @@ def shared_memory_hint() -> str:
                         f"`{typed('shardlab')} doctor` tells what to do.")
 
 
-def outcome(process: subprocess.Popen, timeout: float | None, lifelines: Lifelines | None = None) -> int:
+def outcome(process: subprocess.Popen, deadline: float, lifelines: Lifelines | None = None) -> int:
     """Wait for the launcher's exit status. Raises TimeoutExpired, ChildProcessError if it has lost a process, or
     ConnectionError, with their names, if it has lost nodes.
     """
-    deadline, losses, stops = time.monotonic() + (timeout or math.inf), Losses(process.pid), Stops(process.pid)
+    losses, stops = Losses(process.pid), Stops(process.pid)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
-            raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
+            raise subprocess.TimeoutExpired(process.args, deadline)
         if losses.found():
             raise ChildProcessError
         if lifelines:

@@ -7,10 +7,13 @@ from mpi_impl.checkpoints.huggingface_config import adopt_options, check_express
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launch.option_fields import declared, filled
+from mpi_impl.launch.restarts import RESTARTS
 from mpi_impl.programs.options import (OPTIONS, BERTPretrainingOptions, LlamaOptions, MuonOptions, PretrainingOptions,
                                        parse_options)
 from mpi_impl.programs.partners import check_partners
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.runtime.outputs import same_file
+from mpi_impl.runtime.rank_environment import environment_count
 from mpi_impl.runtime.tables import count
 from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, number_of_microbatches, option, require_positive)
@@ -257,6 +260,18 @@ def check_files(args) -> None:
     if args.load is not None and args.load_hf is not None:
         raise UserError(f"--load is {args.load} and --load-hf is {args.load_hf}, but a run begins with one set of "
                         "weights. Give one of them.")
+
+
+def check_restarts(args) -> None:
+    """Raise UserError for a run that mpi_impl.launch would start again, if it could not resume from a checkpoint."""
+    if environment_count(RESTARTS, 0) and not (saves_where_it_loads(args) and args.save_interval):
+        raise UserError("--max-restarts lets a run that has failed resume from its last checkpoint, but this one saves "
+                        "none that it would load. Give one folder with --save and with --load, and --save-interval.")
+
+
+def saves_where_it_loads(args) -> bool:
+    """Report whether one folder is both --save and --load: the run begins if it is empty, and else resumes."""
+    return bool(args.save and args.load) and same_file(args.save, args.load)
 
 
 def precision(args) -> Precision:

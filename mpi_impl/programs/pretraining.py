@@ -15,7 +15,7 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
-from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
+from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest, tracked
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.compare.recorder import RecordedSteps, facts_of
@@ -27,16 +27,17 @@ from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launch.option_fields import filled
+from mpi_impl.launch.restarts import STOPPED
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.programs.arguments import PretrainingSettings, settings_of
+from mpi_impl.programs.arguments import PretrainingSettings, check_restarts, saves_where_it_loads, settings_of
 from mpi_impl.programs.divergence import DivergenceCheck
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.options import NAMES, OPTIONS
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.programs.sources import Sources, check_same_tokenizer
-from mpi_impl.programs.stop_request import STOPPED, StopRequest
+from mpi_impl.programs.stop_request import StopRequest
 from mpi_impl.report import forecast, resident_memory, summary, throughput, traffic
 from mpi_impl.report.metrics import Metrics
 from mpi_impl.report.page.report import ReportedRun, closing, watch, write_report
@@ -121,8 +122,9 @@ class Pretraining(Program):
     def check_files(self) -> Manifest | None:
         """Check, on rank 0, all outputs and inputs. Return the manifest of the checkpoint to resume from, if any."""
         a, manifest = self.args, None
+        check_restarts(a)
         check_outputs(a)
-        if a.load:
+        if a.load and (tracked(a.load) is not None or not saves_where_it_loads(a)):
             manifest = read_manifest(a.load)
             # With the checkpoint's vocabulary: the tokenizer, which decides it, is not known yet.
             checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
@@ -201,6 +203,8 @@ class Pretraining(Program):
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
             self.say(checkpoint.describe(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
+        elif self.args.load:
+            self.say(f"{self.args.load} holds no checkpoint yet: the run begins with iteration 1")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)

@@ -3,8 +3,6 @@ import signal
 
 from mpi_impl.comm.group import Group
 
-STOPPED = 75    # the status of a run that has stopped on request, and can be resumed: EX_TEMPFAIL of <sysexits.h>
-
 
 class StopRequest:
     """A SIGTERM that any rank receives from now on: it is remembered, and does not end the process."""

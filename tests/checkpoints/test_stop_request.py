@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.programs.stop_request import STOPPED
+from mpi_impl.launch.restarts import STOPPED
 from tests.launching import launch
 
 OPTIONS = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1

@@ -8,6 +8,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -68,14 +69,17 @@ def last_saved_iteration(root: Path) -> int:
 class Job:
     """A run while it runs. All its processes have a mark in their environment, by which they are found."""
 
-    def __init__(self, topology: Topology, data: Path, root: Path):
+    def __init__(self, topology: Topology, data: Path, root: Path, restarts: int = 0, options: str = "",
+                 hosts: Path | None = None):
+        """Start a run, in which more options may replace the usual ones."""
         self.root = root
-        load = ["--load", root] if last_saved_iteration(root) else []
-        line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(topology.n), "-m", "mpi_impl.pretrain_gpt",
-                *OPTIONS, data, *topology.options.split(), "--save", root, *load]
+        line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(topology.n), "--max-restarts", str(restarts),
+                *(["--hostfile", hosts] if hosts else []), "-m", "mpi_impl.pretrain_gpt", *OPTIONS, data,
+                *topology.options.split(), "--save", root, "--load", root, *options.split()]
         self.mark, self.memory = uuid.uuid4().hex, shared_memory()
-        self.launcher = subprocess.Popen(line, env=environment({**MPI.settings, MARK: self.mark}), text=True,
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.output, self.errors = TemporaryFile("w+"), TemporaryFile("w+")     # noqa: SIM115 - they end with the job
+        self.launcher = subprocess.Popen(line, env=environment({**MPI.settings, MARK: self.mark}),
+                                         stdout=self.output, stderr=self.errors)
 
     def processes(self) -> dict[int, bool]:
         """Return the pids of the job's living processes; each is mapped to whether it is a rank."""
@@ -107,11 +111,13 @@ class Job:
         stderr.
         """
         try:
-            _, errors = self.launcher.communicate(timeout=limit)
+            self.launcher.wait(limit)
         finally:
             left = self.processes()
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
+        self.errors.seek(0)
+        errors = self.errors.read()
         assert not left, f"processes stay: {left}\n{errors}"
         assert soon(lambda: not self.abandoned_memory()), f"memory stays: {self.abandoned_memory()}"
         return self.launcher.returncode, errors
