@@ -150,8 +150,10 @@ def add_and_norm(x, residual, site, norm=None):
     total = None if site is None and residual is None else np.empty_like(x)
     keep = None if site is None else np.empty_like(x, dtype=bool)
     weight, bias, epsilon, into = norm or (None, None, 0.0, (None,) * 3)
-    launch("layer_norm.add_and_norm", x.dtype, count(x), x, residual, total, keep, site_of(site, x.shape), weight, bias,
-           *into, float(epsilon), x.shape[-1], packed(x.shape[-1], x, residual, total, *into[:2]))
+    wide = packed(x.shape[-1], x, residual, total, *into[:2])
+    threads = _, together = threads_for(x, x.shape[-1], wide)
+    launch("layer_norm.add_and_norm", x.dtype, -(-count(x) // together), x, residual, total, keep,
+           site_of(site, x.shape), weight, bias, *into, float(epsilon), count(x), x.shape[-1], wide, threads=threads)
     return x if total is None else total, None if site is None else Mask(keep, site.scale)
 
 
@@ -192,11 +194,13 @@ def norm_backward(kernel, dy, weight, cache, around, sums):
     """Launch this kernel -> dx, and the `sums` of columns that give the gradients of the tensors, [sums, h]."""
     (normed, inverse), dy, h = cache, contiguous(dy), dy.shape[-1]
     around = None if around is None else contiguous(around)
-    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
-    partial = np.empty_like(dy, shape=(blocks, sums, h), dtype=number(dy.dtype))
+    dx = np.empty_like(dy)
     wide = packed(h, dy, normed, around, dx)
+    threads = _, together = threads_for(dy, h, wide)
+    blocks = min(-(-count(dy) // together), BLOCKS) if on_device(dy) else 1
+    partial = np.empty_like(dy, shape=(blocks * together, sums, h), dtype=number(dy.dtype))
     launch(kernel, dy.dtype, blocks, dy, weight, normed, inverse, around, dx, partial, count(dy), h, wide,
-           threads=threads_for(h, dy.dtype, wide))
+           threads=threads)
     return dx, partial.sum(0)
 
 
@@ -205,8 +209,10 @@ def norm_backward(kernel, dy, weight, cache, around, sums):
 
 def rms_norm(x, weight, epsilon):
     x, (y, normed, inverse_rms), h = contiguous(x), Normed.like(x), x.shape[-1]
-    launch("rms_norm.rms_norm", x.dtype, count(x), x, weight, y, normed, inverse_rms, float(epsilon), h,
-           packed(h, x, y, normed))
+    wide = packed(h, x, y, normed)
+    threads = _, together = threads_for(x, h, wide)
+    launch("rms_norm.rms_norm", x.dtype, -(-count(x) // together), x, weight, y, normed, inverse_rms, float(epsilon),
+           count(x), h, wide, threads=threads)
     return y, (normed, inverse_rms)
 
 
@@ -219,9 +225,11 @@ def rms_norm_backward(dy, weight, cache, around=None):
 
 
 def rotate(x, angles, direction=1.0):
-    (x, cos, sin), (_, s, heads, size) = map(contiguous, (x, *angles)), x.shape
+    (x, cos, sin), (_, s, heads, size), half = map(contiguous, (x, *angles)), x.shape, angles[0].shape[-1]
     y = np.empty_like(x)
-    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, cos.shape[-1], size)
+    wide = packed(half, x, cos, sin, y) and packed(size, x)
+    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, half, size, wide,
+           threads=threads_for(x, half, wide))
     return y
 
 
