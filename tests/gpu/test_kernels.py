@@ -106,6 +106,16 @@ def test_norms_of_more_rows_than_blocks(monkeypatch, name, threads, data):
     is_the_textbooks(name, d)
 
 
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_gradient_of_a_bias_of_more_rows_than_groups(monkeypatch, data):
+    """Two blocks have a row together; three groups of them take several rows, one after another."""
+    monkeypatch.setattr(fused, "BLOCKS", 6)
+    d = draw(data, "float64")
+    d.rows, d.size = lambda: (1, 11), lambda *_, **__: 150
+    is_the_textbooks("activation_backward", d)
+
+
 def test_bits_over_a_limit_of_32():
     bits_around_a_carry(FUNCTIONS, put)
 

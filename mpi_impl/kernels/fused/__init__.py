@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, threads_for
+from mpi_impl.kernels.fused.launcher import blocks_across, blocks_for, launch, packed, threads_for
 from mpi_impl.kernels.fused.structs import runs_of, site_of
 from mpi_impl.runtime.arrays import address, contiguous, is_half, on_device
 from reference.ops import Mask
@@ -93,6 +93,19 @@ def gelu_backward(dy, cache, exact=False):
     launch("activation.gelu_backward", dy.dtype, count(dy), dy, x, gate, dx, exact, dy.shape[-1],
            packed(dy.shape[-1], dy, x, gate, dx))
     return dx
+
+
+def gelu_backward_and_sum(dy, cache, exact=False):
+    """Return dx, and the sum of its rows: on a GPU, where another pass over dx would take time."""
+    (x, gate), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
+    dx, width = np.empty_like(dy), dy.shape[-1]
+    wide = packed(width, dy, x, gate, dx)
+    across = blocks_across(dy, width, wide)
+    groups = max(1, min(count(dy), BLOCKS // across))
+    partial = np.empty_like(dy, shape=(groups, width), dtype=number(dy.dtype))
+    launch("activation.gelu_backward_and_sum", dy.dtype, groups * across, dy, x, gate, dx, partial, groups, exact,
+           count(dy), width, wide)
+    return dx, partial.sum(0)
 
 
 def gelu_exact(x, bias=None):

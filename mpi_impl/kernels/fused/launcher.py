@@ -86,10 +86,20 @@ def threads_for(x, width: int, is_packed: bool) -> tuple[int, int]:
     """
     if not on_device(x):
         return 1, 1
-    packs = width * x.itemsize // 16 if is_packed else width
+    packs = packs_of(x, width, is_packed)
     if packs > WARP:
         return min(-(-packs // THREADS) * THREADS, 1024), 1
     return (lanes := 1 << (packs - 1).bit_length()), THREADS // lanes
+
+
+def blocks_across(x, width: int, is_packed: bool) -> int:
+    """Return how many blocks have one pack of a row for each of their threads."""
+    return -(-packs_of(x, width, is_packed) // THREADS)
+
+
+def packs_of(x, width: int, is_packed: bool) -> int:
+    """Return the number of packs, of 16 bytes or of one element, in a row of an array like x."""
+    return width * x.itemsize // 16 if is_packed else width
 
 
 def packed(width: int, *arrays) -> bool:
