@@ -293,7 +293,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
 
 def sum_of_squares(x):
     """Sum in float64."""
-    sums = np.zeros_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
+    sums = np.empty_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
     launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums, packed(x.size, x))
     return sums.sum()
 
