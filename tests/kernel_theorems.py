@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpi_impl import kernels
 from mpi_impl.runtime.arrays import dtype_of, is_half
-from reference import counter_rng, optimizer, rope
+from reference import counter_rng, ops, optimizer, rope
 from reference.dropout import Site
 from reference.layers.cross_entropy import softmax_minus_target
 from reference.ops import CoreInputs
@@ -56,10 +56,16 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
         model[...] = param
 
 
+def activation_backward(dy, cache, activation):
+    dx = ops.ACTIVATIONS[activation][1](dy, cache)
+    return dx, ops.rows(dx).sum(0)
+
+
 # Where plain.py is the table's textbook, the definition is here.
 DEFINITIONS = column(kernels.TEXTBOOK)
 vars(DEFINITIONS).update(
     exp_and_sum=exp_and_sum, cross_entropy_backward=cross_entropy_backward, adam_update=adam_update,
+    activation_backward=activation_backward,
     add_to=lambda y, x: y + x, total=lambda dy: dy.sum(0), sum_of_squares=lambda x: (x**2).sum(),
     accumulate=lambda grad, x, dy: grad + np.tensordot(x, dy, (range(x.ndim - 1),) * 2))
 
@@ -281,19 +287,26 @@ def gate(d):
     return [d.lying(*d.rows(), 2, d.width(), scale=2.0)]
 
 
-def activation_backward(name: str):
+def slope(name: str):
     """Return the arguments of GeLU's backward, which may be behind a linear layer."""
     def arguments(d):
         if d.flag():
-            x, w, b, _ = activated_linear(d)
-            cache = d.mine.activated_linear(x, w, b, name)[1]
-            shape = *x.shape[:-1], w.shape[1]
-        else:
-            (x,) = activation(d)
-            cache, shape = getattr(d.mine, name)(x)[1], x.shape
-        return [d.lying(*shape), cache if name == "relu" else d.same_to_both(cache, name)]
+            return biased_slope(d, name)[:2]
+        (x,) = activation(d)
+        return [d.lying(*x.shape), slope_cache(d, getattr(d.mine, name)(x)[1], name)]
 
     return arguments
+
+
+def biased_slope(d, name: str | None = None):
+    x, w, b, drawn = activated_linear(d)
+    name = name or drawn
+    cache = d.mine.activated_linear(x, w, b, name)[1]
+    return [d.lying(*x.shape[:-1], w.shape[1]), slope_cache(d, cache, name), name]
+
+
+def slope_cache(d, cache, name: str):
+    return cache if name == "relu" else d.same_to_both(cache, name)
 
 
 def gate_backward(d):
@@ -465,14 +478,15 @@ ARGUMENTS = {
     "total": Row(total, numbers=(0,)),
     "lookup_backward": Row(lookup_backward, numbers=(0,), writes=2),
     "gelu": Row(activation, seen=result_and_kept),
-    "gelu_backward": Row(activation_backward("gelu"), 2),
+    "gelu_backward": Row(slope("gelu"), 2),
     "gelu_exact": Row(activation, seen=result_and_kept),
-    "gelu_exact_backward": Row(activation_backward("gelu_exact"), 2),
+    "gelu_exact_backward": Row(slope("gelu_exact"), 2),
     "relu": Row(activation, zeros=(0,)),
-    "relu_backward": Row(activation_backward("relu"), zeros=(0,)),
+    "relu_backward": Row(slope("relu"), zeros=(0,)),
     "swiglu": Row(gate, 2, seen=result_and_kept),
     "swiglu_backward": Row(gate_backward, 3),
     "activated_linear": Row(activated_linear, 5, seen=result_and_kept, composed=True),
+    "activation_backward": Row(biased_slope, 4, numbers=(1,), composed=True, through_halves=True),
     "layer_norm": Row(norm(2), 2, numbers=(2,)),
     "layer_norm_backward": Row(norm_backward("layer_norm", 2), 2, numbers=(1, 2)),
     "rms_norm": Row(norm(1), 2, numbers=(2,)),

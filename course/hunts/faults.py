@@ -42,7 +42,7 @@ KINDS = {"drop communication": "missing communication", "group": "wrong group", 
                                                "comparison", "condition", "offset"), "computation")}
 GIVE_ARRAYS = set("""linear total rows reshape sum mean max exp log sqrt square tanh where concatenate stack astype copy
     einsum matmul swapaxes widened output_table take_along_axis lookup dropout dropout_backward residual
-    residual_backward mask_padding act_backward layer_norm clip_coefficient learning_rate global_norm sum_of_squares
+    residual_backward mask_padding layer_norm clip_coefficient learning_rate global_norm sum_of_squares
     core_attention_backward core_attention_forward ravel""".split())
 SENDS = re.compile(r"[\w.]*\b(all_reduce|all_gather|reduce_scatter|broadcast|enter|leave|enter_backward|leave_backward)"
                    r"\(")

@@ -70,6 +70,12 @@ def multiply_then_activate(x, w, b, activation):
     return ACTIVATIONS[activation][0](linear(x, w, b))
 
 
+def differentiate_then_sum(dy, cache, activation):
+    """Return dx of activated_linear's activation, of this name; and its sum over all rows, the gradient of the bias."""
+    dx = ACTIVATIONS[activation][1](dy, cache)
+    return dx, total(rows(dx))
+
+
 def repeat_core(inputs):
     """Make the cache of attention_core again, from its CoreInputs."""
     return attention_core(*inputs)[1]
@@ -105,6 +111,8 @@ swiglu_backward = Kernel(ops.swiglu_backward, cpu.swiglu_backward, half.swiglu_b
                          fused.swiglu_backward, fused.swiglu_backward)
 activated_linear = Kernel(multiply_then_activate, multiply_then_activate, multiply_then_activate,
                           compiled.activated_linear, compiled_halves.activated_linear, cuda.activated_linear)
+activation_backward = Kernel(differentiate_then_sum, differentiate_then_sum, differentiate_then_sum,
+                             differentiate_then_sum, differentiate_then_sum, cuda.activation_backward)
 
 layer_norm = Kernel(ops.layer_norm, cpu.layer_norm, half.layer_norm, fused.layer_norm, fused.layer_norm,
                     fused.layer_norm)

@@ -20,8 +20,9 @@ using std::erf;
 using std::exp;
 using std::sqrt;
 
-struct Place { int x; };
+struct Place { int x, y; };
 static Place threadIdx, blockIdx, blockDim, gridDim;
+static int me;  // the thread's number in its block
 
 // ---- threads --------------------------------------------------------------------------------------------------------
 
@@ -34,19 +35,18 @@ static std::function<void()> work;
 
 static void run_fiber() {
     work();
-    stops[threadIdx.x] = END;
+    stops[me] = END;
 }
 
 static void stop(Stop where) {
-    stops[threadIdx.x] = where;
-    swapcontext(&fibers[threadIdx.x], &scheduler);
+    stops[me] = where;
+    swapcontext(&fibers[me], &scheduler);
 }
 
 inline void __syncthreads() { stop(BARRIER); }
 
 template <class T> T __shfl_xor_sync(unsigned, T x, int distance) {
     static T values[1024];
-    int me = threadIdx.x;
     values[me] = x;
     stop(SHUFFLE);
     T theirs = values[me ^ distance];
@@ -59,8 +59,9 @@ static bool backwards = false;
 
 static void go_on(int first, int last) {
     for (int i = 0; i < last - first; ++i) {
-        threadIdx.x = backwards ? last - 1 - i : first + i;
-        swapcontext(&scheduler, &fibers[threadIdx.x]);
+        me = backwards ? last - 1 - i : first + i;
+        threadIdx = {me % blockDim.x, me / blockDim.x};
+        swapcontext(&scheduler, &fibers[me]);
     }
 }
 
@@ -86,11 +87,12 @@ static void run_block(int threads) {
     } while (stops[0] != END);
 }
 
-static void run(int blocks, int threads, std::function<void()> kernel) {
+static void run(int blocks, Place block, std::function<void()> kernel) {
+    int threads = block.x * block.y;
     static std::vector<std::vector<char>> stacks;
     stacks.resize(threads, std::vector<char>(64 << 10));
     fibers.resize(threads), stops.resize(threads);
-    blockDim.x = threads, gridDim.x = blocks, work = kernel;
+    blockDim = block, gridDim.x = blocks, work = kernel;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
         for (int i = 0; i < threads; ++i) {
             getcontext(&fibers[i]);
@@ -109,8 +111,8 @@ void call(void (*kernel)(P...), void **arguments, std::index_sequence<I...>) {
     kernel(*static_cast<P *>(arguments[I])...);
 }
 
-template <class... P> void start(void (*kernel)(P...), int blocks, int threads, void **arguments) {
-    run(blocks, threads, [=] { call(kernel, arguments, std::index_sequence_for<P...>()); });
+template <class... P> void start(void (*kernel)(P...), int blocks, Place block, void **arguments) {
+    run(blocks, block, [=] { call(kernel, arguments, std::index_sequence_for<P...>()); });
 }
 
 template <class... P> int sizes(void (*)(P...), int *out) {
@@ -119,8 +121,8 @@ template <class... P> int sizes(void (*)(P...), int *out) {
 }
 
 #define STARTS(name)                                                                       \
-    extern "C" void start_##name(int blocks, int threads, void **arguments) {              \
-        start(name, blocks, threads, arguments);                                           \
+    extern "C" void start_##name(int blocks, int x, int y, void **arguments) {             \
+        start(name, blocks, Place{x, y}, arguments);                                       \
     }                                                                                      \
     extern "C" int sizes_##name(int *out) { return sizes(name, out); }
 

@@ -98,7 +98,7 @@ def compiled_function(kernel: str, form: str):
         values = [by_value(x) for x in arguments]
         assert [x.nbytes for x in values] == expected, f"{kernel}: its arguments have other sizes"
         pointers = (ctypes.c_void_p * len(values))(*(x.ctypes.data for x in values))
-        start(*grid, *block, pointers)
+        start(*grid, *block, *[1] * (2 - len(block)), pointers)
         QUEUE.launched += 1
 
     return run

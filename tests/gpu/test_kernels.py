@@ -91,17 +91,29 @@ def test_heads_that_lie_together_are_not_copied(data, parts, form):
         assert (getattr(views[0], "base", None) is stacked) == (device.REAL and (order > 0 or parts == 1))
 
 
-@pytest.mark.parametrize("threads", [32, 64])
+@pytest.mark.parametrize("threads", [(64, 1), (32, 2), (8, 8)])
 @pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
 @settings(max_examples=2)
 @given(data=st.data())
 def test_norms_of_more_rows_than_blocks(monkeypatch, name, threads, data):
-    """Each block takes several rows; a thread one pack of columns, or several, which it does not hold."""
+    """Blocks take several rows, one after another or together; a thread one pack of columns, or several, which it does
+    not hold.
+    """
     monkeypatch.setattr(fused, "BLOCKS", 3)
     monkeypatch.setattr(fused, "threads_for", lambda *_: threads)
     d = draw(data, "float64")
     d.rows, d.width = lambda: (1, 11), lambda least: 122
     is_the_textbooks(name, d)
+
+
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_gradient_of_a_bias_of_more_rows_than_groups(monkeypatch, data):
+    """Two blocks have a row together; three groups of them take several rows, one after another."""
+    monkeypatch.setattr(fused, "BLOCKS", 6)
+    d = draw(data, "float64")
+    d.rows, d.size = lambda: (1, 11), lambda *_, **__: 150
+    is_the_textbooks("activation_backward", d)
 
 
 def test_bits_over_a_limit_of_32():

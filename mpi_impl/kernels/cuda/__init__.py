@@ -58,3 +58,10 @@ def activated_linear(x, w, b, activation):
     if activation == "relu":
         return half.relu(linear(x, w, b))
     return fused.GELUS[activation](product(x, w), b)
+
+
+def activation_backward(dy, cache, activation):
+    if activation == "relu":
+        dx = half.relu_backward(dy, cache)
+        return dx, total(rows(dx))
+    return fused.gelu_backward_and_sum(dy, cache, activation == "gelu_exact")

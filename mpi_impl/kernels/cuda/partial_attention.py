@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 
 from mpi_impl.kernels.cuda.gemm import multiply
-from mpi_impl.kernels.fused import dropout, dropout_backward, number
+from mpi_impl.kernels.fused import dropout, dropout_backward, exp_and_sum, largest, number
 from mpi_impl.runtime.arrays import contiguous, narrowed
 from reference.online_softmax import Partial, or_zero
 
@@ -16,18 +16,15 @@ from reference.online_softmax import Partial, or_zero
 def block_attention(q, k, v, diagonal, site=None, real=None):
     q, k, v = map(heads_first, (q, k, v))
     p = block_scores(q, k, diagonal, real)                                # [b, a, n, m]
-    highest = p.max(-1, keepdims=True)
-    p -= or_zero(highest)
-    np.exp(p, out=p)
+    highest = largest(p)                                                  # [b, a, n]
+    p, total = exp_and_sum(p, or_zero(highest).astype(highest.dtype, copy=False))
     dropped, _ = dropout(p, site)
-    return Partial(product(narrowed(dropped, q.dtype), v), highest, p.sum(-1, keepdims=True))
+    return Partial(product(narrowed(dropped, q.dtype), v), highest[..., None], total[..., None])
 
 
 def block_attention_backward(dcontext, along, highest, total, q, k, v, diagonal, site=None, real=None):
     dcontext, q, k, v = map(heads_first, (dcontext, q, k, v))
-    p = block_scores(q, k, diagonal, real)
-    p -= highest
-    np.exp(p, out=p)
+    p, _ = exp_and_sum(block_scores(q, k, diagonal, real), highest[..., 0])
     p /= total                                                            # the final probabilities
     dropped, mask = dropout(p, site)
     # forward: context = dropped @ v

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, threads_for
+from mpi_impl.kernels.fused.launcher import blocks_across, blocks_for, launch, packed, threads_for
 from mpi_impl.kernels.fused.structs import runs_of, site_of
 from mpi_impl.runtime.arrays import address, contiguous, is_half, on_device
 from reference.ops import Mask
@@ -95,6 +95,19 @@ def gelu_backward(dy, cache, exact=False):
     return dx
 
 
+def gelu_backward_and_sum(dy, cache, exact=False):
+    """Return dx, and the sum of its rows: on a GPU, where another pass over dx would take time."""
+    (x, gate), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
+    dx, width = np.empty_like(dy), dy.shape[-1]
+    wide = packed(width, dy, x, gate, dx)
+    across = blocks_across(dy, width, wide)
+    groups = max(1, min(count(dy), BLOCKS // across))
+    partial = np.empty_like(dy, shape=(groups, width), dtype=number(dy.dtype))
+    launch("activation.gelu_backward_and_sum", dy.dtype, groups * across, dy, x, gate, dx, partial, groups, exact,
+           count(dy), width, wide)
+    return dx, partial.sum(0)
+
+
 def gelu_exact(x, bias=None):
     return gelu(x, bias, exact=True)
 
@@ -150,8 +163,10 @@ def add_and_norm(x, residual, site, norm=None):
     total = None if site is None and residual is None else np.empty_like(x)
     keep = None if site is None else np.empty_like(x, dtype=bool)
     weight, bias, epsilon, into = norm or (None, None, 0.0, (None,) * 3)
-    launch("layer_norm.add_and_norm", x.dtype, count(x), x, residual, total, keep, site_of(site, x.shape), weight, bias,
-           *into, float(epsilon), x.shape[-1], packed(x.shape[-1], x, residual, total, *into[:2]))
+    wide = packed(x.shape[-1], x, residual, total, *into[:2])
+    threads = _, together = threads_for(x, x.shape[-1], wide)
+    launch("layer_norm.add_and_norm", x.dtype, -(-count(x) // together), x, residual, total, keep,
+           site_of(site, x.shape), weight, bias, *into, float(epsilon), count(x), x.shape[-1], wide, threads=threads)
     return x if total is None else total, None if site is None else Mask(keep, site.scale)
 
 
@@ -192,11 +207,13 @@ def norm_backward(kernel, dy, weight, cache, around, sums):
     """Launch this kernel -> dx, and the `sums` of columns that give the gradients of the tensors, [sums, h]."""
     (normed, inverse), dy, h = cache, contiguous(dy), dy.shape[-1]
     around = None if around is None else contiguous(around)
-    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
-    partial = np.empty_like(dy, shape=(blocks, sums, h), dtype=number(dy.dtype))
+    dx = np.empty_like(dy)
     wide = packed(h, dy, normed, around, dx)
+    threads = _, together = threads_for(dy, h, wide)
+    blocks = min(-(-count(dy) // together), BLOCKS) if on_device(dy) else 1
+    partial = np.empty_like(dy, shape=(blocks * together, sums, h), dtype=number(dy.dtype))
     launch(kernel, dy.dtype, blocks, dy, weight, normed, inverse, around, dx, partial, count(dy), h, wide,
-           threads=threads_for(h, dy.dtype, wide))
+           threads=threads)
     return dx, partial.sum(0)
 
 
@@ -205,8 +222,10 @@ def norm_backward(kernel, dy, weight, cache, around, sums):
 
 def rms_norm(x, weight, epsilon):
     x, (y, normed, inverse_rms), h = contiguous(x), Normed.like(x), x.shape[-1]
-    launch("rms_norm.rms_norm", x.dtype, count(x), x, weight, y, normed, inverse_rms, float(epsilon), h,
-           packed(h, x, y, normed))
+    wide = packed(h, x, y, normed)
+    threads = _, together = threads_for(x, h, wide)
+    launch("rms_norm.rms_norm", x.dtype, -(-count(x) // together), x, weight, y, normed, inverse_rms, float(epsilon),
+           count(x), h, wide, threads=threads)
     return y, (normed, inverse_rms)
 
 
@@ -219,9 +238,11 @@ def rms_norm_backward(dy, weight, cache, around=None):
 
 
 def rotate(x, angles, direction=1.0):
-    (x, cos, sin), (_, s, heads, size) = map(contiguous, (x, *angles)), x.shape
+    (x, cos, sin), (_, s, heads, size), half = map(contiguous, (x, *angles)), x.shape, angles[0].shape[-1]
     y = np.empty_like(x)
-    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, cos.shape[-1], size)
+    wide = packed(half, x, cos, sin, y) and packed(size, x)
+    launch("rope.rotate", x.dtype, len(x) * s, x, cos, sin, y, direction, s, heads, half, size, wide,
+           threads=threads_for(x, half, wide))
     return y
 
 
@@ -272,7 +293,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
 
 def sum_of_squares(x):
     """Sum in float64."""
-    sums = np.zeros_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
+    sums = np.empty_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
     launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums, packed(x.size, x))
     return sums.sum()
 

@@ -57,15 +57,20 @@ extern "C" __global__ void gelu(element *x, const element *bias, element *y, ele
 }
 
 template <int N, bool EXACT, bool KEPT>
-__device__ void backward(const element *dy, const element *x, const element *gate, element *dx, int width) {
-    VECTORS EACH_PACK(column, width) {
-        Pack<N> dys = load<N>(dy + column), xs = load<N>(x + column), gates = load<N>((KEPT ? gate : x) + column), dxs;
-        EACH(i) {
-            number value = widen(xs.of[i]), g = KEPT ? widen(gates.of[i]) : gate_of<EXACT>(value);
-            dxs.of[i] = narrow(widen(dys.of[i]) * slope_of<EXACT>(value, g));
-        }
-        store<N>(dx + column, dxs);
+__device__ inline Pack<N> backward_of(const Pack<N> &dys, const Pack<N> &xs, const Pack<N> &gates) {
+    Pack<N> dxs;
+    EACH(i) {
+        number value = widen(xs.of[i]), g = KEPT ? widen(gates.of[i]) : gate_of<EXACT>(value);
+        dxs.of[i] = narrow(widen(dys.of[i]) * slope_of<EXACT>(value, g));
     }
+    return dxs;
+}
+
+template <int N, bool EXACT, bool KEPT>
+__device__ void backward(const element *dy, const element *x, const element *gate, element *dx, int width) {
+    VECTORS EACH_PACK(column, width)
+        store<N>(dx + column, backward_of<N, EXACT, KEPT>(load<N>(dy + column), load<N>(x + column),
+                                                          load<N>((KEPT ? gate : x) + column)));
 }
 
 template <bool EXACT>
@@ -82,6 +87,38 @@ extern "C" __global__ void gelu_backward(const element *dy, const element *x, co
     if (exact) backward_row<true>(dy + at, x + at, gate, dx + at, width, packed);
     else backward_row<false>(dy + at, x + at, gate, dx + at, width, packed);
 }
+
+#if !defined(CORE)  // where a product adds the rows up
+
+// The same, and sums of dx over rows: the gradient of the bias. A block takes every groups-th row, and of it blockDim.x
+// packs of columns, which a thread adds up in registers. Each group has a row of `partial`.
+template <int N, bool EXACT, bool KEPT>
+__device__ void backward_and_sum(const element *dy, const element *x, const element *gate, element *dx, number *partial,
+                                 int groups, int rows, int width) {
+    int group = blockIdx.x % groups, column = (blockIdx.x / groups * blockDim.x + threadIdx.x) * N;
+    number sums[N] = {};
+    if (column >= width) return;
+#pragma unroll 2  // more words on their way at a time
+    for (int row = group; row < rows; row += groups) {
+        Index at = (Index)row * width + column;
+        Pack<N> dxs = backward_of<N, EXACT, KEPT>(load<N>(dy + at), load<N>(x + at), load<N>((KEPT ? gate : x) + at));
+        store<N>(dx + at, dxs);
+        EACH(i) sums[i] += widen(dxs.of[i]);
+    }
+    EACH(i) partial[(Index)group * width + column + i] = sums[i];
+}
+
+#define BACKWARD_AND_SUM(exact, kept) \
+    PACKED(backward_and_sum, (dy, x, gate, dx, partial, groups, rows, width), exact, kept)
+
+extern "C" __global__ void gelu_backward_and_sum(const element *dy, const element *x, const element *gate, element *dx,
+                                                 number *partial, int groups, int exact, int rows, int width,
+                                                 int packed) {
+    if (gate) exact ? BACKWARD_AND_SUM(true, true) : BACKWARD_AND_SUM(false, true);
+    else exact ? BACKWARD_AND_SUM(true, false) : BACKWARD_AND_SUM(false, false);
+}
+
+#endif
 
 // ---- the gate of the MLP (reference/ops.py: swiglu) ------------------------------------------------------------------
 

@@ -94,7 +94,10 @@ template <int N> inline void store(element *x, const Pack<N> &pack) { *x = pack.
 #define EACH_ELEMENT(i, count) \
     for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (Index)gridDim.x * blockDim.x)
 
-// ---- over the threads of a block ------------------------------------------------------------------------------------
+// Short rows share a block: blockDim.x threads, 32 at most, have a row each.
+#define ROW_OF_BLOCK ((Index)blockIdx.x * blockDim.y + threadIdx.y)
+
+// ---- over the threads of a row --------------------------------------------------------------------------------------
 
 struct Sum {
     static __device__ inline number of(number a, number b) { return a + b; }
@@ -103,12 +106,14 @@ struct Maximum {
     static __device__ inline number of(number a, number b) { return a > b ? a : b; }
 };
 
-// All threads take part, and all get the same result, in an order that does not change from run to run.
-template <class Operation> __device__ inline number over_block(number x) {
+// All threads of a block take part, and those of a row get the same result, in an order that does not change from run to
+// run.
+template <class Operation> __device__ inline number over_row(number x) {
 #if !defined(CORE)
     __shared__ number of_warps[32];
-    for (int distance = 16; distance > 0; distance /= 2)
+    for (int distance = blockDim.x < 32 ? blockDim.x / 2 : 16; distance > 0; distance /= 2)
         x = Operation::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+    if (blockDim.x <= 32) return x;
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
     x = of_warps[0];
@@ -122,10 +127,11 @@ template <class Operation> __device__ inline number over_block(number x) {
 __device__ inline void sum_both(number &x, number &y) {
 #if !defined(CORE)
     __shared__ number of_warps[64];
-    for (int distance = 16; distance > 0; distance /= 2) {
+    for (int distance = blockDim.x < 32 ? blockDim.x / 2 : 16; distance > 0; distance /= 2) {
         x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
         y += __shfl_xor_sync(0xFFFFFFFFu, y, distance);
     }
+    if (blockDim.x <= 32) return;
     int warps = (int)blockDim.x / 32, mine = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) of_warps[mine] = x, of_warps[warps + mine] = y;
     __syncthreads();

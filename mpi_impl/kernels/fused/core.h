@@ -7,9 +7,9 @@
 #define __device__
 #define __syncthreads()
 
-struct Place { int x; };
-static constexpr Place threadIdx{0}, blockDim{1};
-static Place blockIdx{0}, gridDim{1};
+struct Place { int x, y; };
+static constexpr Place threadIdx{0, 0}, blockDim{1, 1};
+static Place blockIdx{0, 0}, gridDim{1, 1};
 
 using std::sqrt;
 

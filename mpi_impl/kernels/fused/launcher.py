@@ -13,7 +13,8 @@ from mpi_impl.runtime.arrays import address, counter_of, dtype_of, on_device
 FOLDER = Path(__file__).parent
 SOURCES = sorted(path.stem for path in FOLDER.glob("*.cu"))
 FORMATS = ("float64", "float32", "float16", "bfloat16")
-THREADS = 256       # of a block on a GPU: warps of 32, at most 32 of them
+WARP = 32           # threads that add up without waiting for others
+THREADS = 256       # of a block on a GPU: at most 32 warps
 NAMES = {dtype_of(name): name for name in FORMATS}
 
 
@@ -40,9 +41,9 @@ def function(kernel: str, form: str):
     return module(name, form).get_function(entry)
 
 
-def launch(kernel: str, dtype, blocks: int, first, *others, threads: int | None = None) -> None:
+def launch(kernel: str, dtype, blocks: int, first, *others, threads: tuple[int, ...] | None = None) -> None:
     """Start a kernel, "file.name", compiled for a dtype: on the current stream of the GPU, or on this core. A block has
-    THREADS threads there, unless it shall have another number.
+    THREADS threads there, unless it shall have others, perhaps in rows.
 
     Arguments are contiguous arrays, the first of which decides where; None for a null pointer; structs (structs.py);
     and numbers: int and bool are the kernel's int, float is its double, and np.uint64 its Index. On arrays without data
@@ -56,7 +57,7 @@ def launch(kernel: str, dtype, blocks: int, first, *others, threads: int | None 
     elif (counter := counter_of(first)):
         counter.stream(sum(x.nbytes for x in arguments if counter_of(x)))
     else:
-        function(kernel, form)((blocks,), (threads or THREADS,), tuple(map(as_argument, arguments)))
+        function(kernel, form)((blocks,), threads or (THREADS,), tuple(map(as_argument, arguments)))
 
 
 def call(kernel: str, blocks: int, first, *others) -> None:
@@ -79,13 +80,29 @@ def blocks_for(x, most: int) -> int:
     return min(-(-x.size // THREADS), most) if on_device(x) else 1
 
 
-def threads_for(width: int, dtype, is_packed: bool) -> int:
-    """Return how many threads have one pack of a row each, if a block can have that many."""
-    packs = width * dtype.itemsize // 16 if is_packed else width
-    return min(-(-packs // THREADS) * THREADS, 1024)
+def threads_for(x, width: int, is_packed: bool) -> tuple[int, int]:
+    """Return how many threads have one pack of a row each, if a block can have that many; and the rows of a block, more
+    than one if these are so short that a warp is enough. On a core each block has one row.
+    """
+    if not on_device(x):
+        return 1, 1
+    packs = packs_of(x, width, is_packed)
+    if packs > WARP:
+        return min(-(-packs // THREADS) * THREADS, 1024), 1
+    return (lanes := 1 << (packs - 1).bit_length()), THREADS // lanes
+
+
+def blocks_across(x, width: int, is_packed: bool) -> int:
+    """Return how many blocks have one pack of a row for each of their threads."""
+    return -(-packs_of(x, width, is_packed) // THREADS)
+
+
+def packs_of(x, width: int, is_packed: bool) -> int:
+    """Return the number of packs, of 16 bytes or of one element, in a row of an array like x."""
+    return width * x.itemsize // 16 if is_packed else width
 
 
 def packed(width: int, *arrays) -> bool:
     """Report whether a GPU can read and write rows of these arrays 16 bytes at a time."""
-    there = [x for x in arrays if x is not None]
-    return on_device(there[0]) and width * there[0].itemsize % 16 == 0 and all(x.data.ptr % 16 == 0 for x in there)
+    return on_device(arrays[0]) and width * arrays[0].itemsize % 16 == 0 and all(
+        x is None or x.data.ptr % 16 == 0 for x in arrays)

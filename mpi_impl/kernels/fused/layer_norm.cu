@@ -1,5 +1,6 @@
 // Dropout, the residual sum and layer norm behind it, in one (reference/layers/block.py: add_branch; reference/ops.py:
-// layer_norm), one block for each row. A thread reads only the columns that it wrote itself: none needs to wait.
+// layer_norm). A row may be one head of one position: a block takes several of these. A row beyond the last one has no
+// columns. A thread reads only the columns that it wrote itself: none needs to wait.
 
 struct Norm {
     const element *weight, *bias;
@@ -32,7 +33,7 @@ __device__ number add(const element *x, const element *residual, element *sum, B
 
 template <int N>
 __device__ void normalise(const element *x, number total, Norm norm, int width) {
-    number mean = over_block<Sum>(total) / width, squares = 0;
+    number mean = over_row<Sum>(total) / width, squares = 0;
     SUMMING(squares) EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column);
         EACH(i) {
@@ -40,8 +41,8 @@ __device__ void normalise(const element *x, number total, Norm norm, int width) 
             squares += centred * centred;
         }
     }
-    number inverse_std = 1 / sqrt(over_block<Sum>(squares) / width + norm.epsilon);
-    if (threadIdx.x == 0) *norm.inverse_std = inverse_std;
+    number inverse_std = 1 / sqrt(over_row<Sum>(squares) / width + norm.epsilon);
+    if (threadIdx.x == 0 && width) *norm.inverse_std = inverse_std;
     VECTORS EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column), ys, normeds;
         EACH(i) {
@@ -57,8 +58,9 @@ __device__ void normalise(const element *x, number total, Norm norm, int width) 
 // Without a site and a residual there is no `sum`, and x is what is normed.
 extern "C" __global__ void add_and_norm(const element *x, const element *residual, element *sum, Byte *keep, Site site,
                                         const element *weight, const element *bias, element *y, element *normed,
-                                        number *inverse_std, double epsilon, int width, int packed) {
-    Index row = blockIdx.x, at = row * width, start = site.row_start(row);
+                                        number *inverse_std, double epsilon, int rows, int width, int packed) {
+    Index row = ROW_OF_BLOCK, at = row * width, start = site.row_start(row);
+    if (row >= rows) width = 0;
     number total;
     if (site.dropping && residual)
         total = PACKED(add, (x + at, residual + at, sum + at, keep + at, site, start, width), true, true);
@@ -117,12 +119,13 @@ template <int N, bool HELD, bool ADD>
 __device__ void backward_rows(const element *dy, const element *weight, const element *normed,
                               const number *inverse_std, const element *around, element *dx, number *partial, int rows,
                               int width) {
-    number *dweight = partial + (Index)blockIdx.x * 2 * width, *dbias = dweight + width, held[2][N] = {};
+    number *dweight = partial + ROW_OF_BLOCK * 2 * width, *dbias = dweight + width, held[2][N] = {};
     if (!HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = dbias[column + i] = 0;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int first = 0; first < rows; first += gridDim.x * blockDim.y) {
+        int row = first + (int)ROW_OF_BLOCK, there = row < rows;
         Index at = (Index)row * width;
-        backward<N, HELD, ADD>(dy + at, weight, normed + at, inverse_std[row], (ADD ? around : dy) + at, dx + at,
-                               HELD ? held[0] : dweight, HELD ? held[1] : dbias, width);
+        backward<N, HELD, ADD>(dy + at, weight, normed + at, there ? inverse_std[row] : 0, (ADD ? around : dy) + at,
+                               dx + at, HELD ? held[0] : dweight, HELD ? held[1] : dbias, there ? width : 0);
     }
     if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[0][i], dbias[column + i] = held[1][i];
 }

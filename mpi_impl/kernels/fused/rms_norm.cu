@@ -1,4 +1,5 @@
-// RMS norm (reference/ops.py: rms_norm), one block for each row. A row may be one head of one position.
+// RMS norm (reference/ops.py: rms_norm). A row may be one head of one position: a block takes several of these. A row
+// beyond the last one has no columns.
 
 template <int N>
 __device__ void normalise(const element *x, const element *weight, element *y, element *normed, number *inverse_rms,
@@ -11,8 +12,8 @@ __device__ void normalise(const element *x, const element *weight, element *y, e
             squares += value * value;
         }
     }
-    number inverse = 1 / sqrt(over_block<Sum>(squares) / width + epsilon);
-    if (threadIdx.x == 0) *inverse_rms = inverse;
+    number inverse = 1 / sqrt(over_row<Sum>(squares) / width + epsilon);
+    if (threadIdx.x == 0 && width) *inverse_rms = inverse;
     VECTORS EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column), ys, normeds;
         EACH(i) {
@@ -26,8 +27,9 @@ __device__ void normalise(const element *x, const element *weight, element *y, e
 }
 
 extern "C" __global__ void rms_norm(const element *x, const element *weight, element *y, element *normed,
-                                    number *inverse_rms, double epsilon, int width, int packed) {
-    Index row = blockIdx.x, at = row * width;
+                                    number *inverse_rms, double epsilon, int rows, int width, int packed) {
+    Index row = ROW_OF_BLOCK, at = row * width;
+    if (row >= rows) width = 0;
     PACKED(normalise, (x + at, weight, y + at, normed + at, inverse_rms + row, (number)epsilon, width));
 }
 
@@ -44,7 +46,7 @@ __device__ void backward(const element *dy, const element *weight, const element
             dweight[HELD ? i : column + i] += d * n;
         }
     }
-    along = over_block<Sum>(along) / width;
+    along = over_row<Sum>(along) / width;
     VECTORS EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
         Pack<N> arounds = load<N>(around + column);
@@ -61,12 +63,13 @@ template <int N, bool HELD, bool ADD>
 __device__ void backward_rows(const element *dy, const element *weight, const element *normed,
                               const number *inverse_rms, const element *around, element *dx, number *partial, int rows,
                               int width) {
-    number *dweight = partial + (Index)blockIdx.x * width, held[N] = {};
+    number *dweight = partial + ROW_OF_BLOCK * width, held[N] = {};
     if (!HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = 0;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int first = 0; first < rows; first += gridDim.x * blockDim.y) {
+        int row = first + (int)ROW_OF_BLOCK, there = row < rows;
         Index at = (Index)row * width;
-        backward<N, HELD, ADD>(dy + at, weight, normed + at, inverse_rms[row], (ADD ? around : dy) + at, dx + at,
-                               HELD ? held : dweight, width);
+        backward<N, HELD, ADD>(dy + at, weight, normed + at, there ? inverse_rms[row] : 0, (ADD ? around : dy) + at,
+                               dx + at, HELD ? held : dweight, there ? width : 0);
     }
     if (HELD) EACH_PACK(column, width) EACH(i) dweight[column + i] = held[i];
 }

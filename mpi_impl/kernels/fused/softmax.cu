@@ -26,13 +26,13 @@ extern "C" __global__ void attention_probs(number *scores, element *dropped, Byt
     int near = IN_VECTORS(seen, rows.keys);
     number *p = scores + at, highest = p[0], total = 0;
     SEEKING(highest) EACH_COLUMN(key, near) highest = Maximum::of(highest, key < seen ? p[key] : highest);
-    highest = over_block<Maximum>(highest);
+    highest = over_row<Maximum>(highest);
     SUMMING(total) EACH_COLUMN(key, near) {
         number e = key < seen ? exp((p[key] - highest) * (number)scale) : 0;
         p[key] = e;
         total += e;
     }
-    number inverse = 1 / over_block<Sum>(total);
+    number inverse = 1 / over_row<Sum>(total);
     VECTORS EACH_COLUMN(key, rows.width) p[key] = key < seen ? p[key] * inverse : 0;
     if (site.dropping) {
         VECTORS EACH_COLUMN(key, rows.keys) {
@@ -55,7 +55,7 @@ __device__ void backward(const number *ddropped, const number *probs, const Byte
         number dp = MASKED ? (keep[key] ? ddropped[key] * kept_scale : 0) : ddropped[key];
         along += dp * probs[key];
     }
-    along = over_block<Sum>(along);
+    along = over_row<Sum>(along);
     VECTORS EACH_COLUMN(key, keys) {
         number dp = MASKED ? (keep[key] ? ddropped[key] * kept_scale : 0) : ddropped[key];
         dscores[key] = narrow(probs[key] * (dp - along) * scale);
@@ -76,7 +76,7 @@ template <int N> __device__ number largest_of(const element *x, int width) {
         Pack<N> xs = load<N>(x + column);
         EACH(i) found = Maximum::of(found, widen(xs.of[i]));
     }
-    return over_block<Maximum>(found);
+    return over_row<Maximum>(found);
 }
 
 extern "C" __global__ void largest(const element *x, element *highest, int width, int packed) {
@@ -99,7 +99,7 @@ __device__ number exponentials(element *logits, number highest, int width) {
         }
         if (KEEP) store<N>(logits + column, pack);
     }
-    return over_block<Sum>(total);
+    return over_row<Sum>(total);
 }
 
 extern "C" __global__ void exp_and_sum(element *logits, const number *highest, number *total, int halves, int width,
