@@ -35,7 +35,7 @@ usage="Usage: ./run.sh COMMAND [--mpi NAME] [OPTIONS]
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements/
 
   --mpi      which MPI: mpich, which .venv has; openmpi or intel, as packages; system, which mpi4py finds on this machine.
-             Each has an environment of its own, as .venv-openmpi: ./run.sh test --mpi openmpi tests/test_pool.py
+             Each has an environment of its own, as .venv-openmpi: ./run.sh demo --mpi openmpi
 
 The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
 or newer on PATH."

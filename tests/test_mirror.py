@@ -107,7 +107,7 @@ ALONE = {
     "parallel.pipeline": {
         "pipeline_gradients in_time tie": "all stages, in the order of time",
         "split_into_stages": "a rank draws its own stage",
-        "Pipeline tag": "one stage's actions and messages",
+        "Pipeline largest_tag tag": "one stage's actions and messages",
     },
     "parallel.stale_weights": {
         "LateGradient late_updates": "of all stages; a rank keeps the ages that its microbatches met",

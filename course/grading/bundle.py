@@ -24,13 +24,14 @@ from course.grading.stored import FOLDER
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT / "course" / "labs" / "bundle"      # the bundle's own pages
-FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock", "course/cheat_sheet.html")
+FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock", "requirements/mpi/openmpi.lock",
+         "requirements/mpi/intel.lock", "course/cheat_sheet.html")
 WITHHELD = "docs/bug_zoo.md"                     # lab 7 asks students to find such bugs
 LINK = re.compile(r"!?\[([^]]*)\]\(([^)#\s]+)[^)]*\)")
 SETTINGS = "notebooks/.jupyter"
 SOURCES = {".py", ".cpp", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
 COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
-FUNCTIONS = {"check", "check_cuda", "lock", "pin"}   # of run.sh, which other commands need
+FUNCTIONS = {"check", "check_cuda", "lock", "added", "pin"}   # of run.sh, which other commands need
 
 
 def make_bundle(labs: Mapping[str, str], results: Mapping[str, bytes]) -> bytes:

@@ -183,7 +183,7 @@ def test_the_bundles_run_sh_has_the_students_commands_only(bundle, tmp_path):
     (tmp_path / "run.sh").write_bytes(bundle["shardlab/run.sh"])
     usage, refused = (subprocess.run(["bash", tmp_path / "run.sh", command], capture_output=True, text=True, timeout=60)
                       for command in ("help", "labs"))
-    assert re.findall(r"^  ([\w-]+) ", usage.stdout, re.MULTILINE) == ["demo", "notebook", "setup"]
+    assert re.findall(r"^  ([a-z][\w-]*) ", usage.stdout, re.MULTILINE) == ["demo", "notebook", "setup"]
     assert refused.returncode == 1 and "labs" in refused.stderr and b"grading" not in bundle["shardlab/run.sh"]
 
 

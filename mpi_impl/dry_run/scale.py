@@ -1,7 +1,7 @@
 """The counts that grow with the ranks, each with the limit that it meets: for `dry_run --check-scale`.
 
 The code of the run counts: its groups, its tags, its messages, the pieces of its checkpoint, the files that it imports.
-What MPICH's launcher needs for each host and each rank is measured, and a test measures it again.
+What the launcher of the default MPI needs for each host and each rank is measured, and a test measures it again.
 docs/from_8_to_16384.md says what has been measured, and what has never been run.
 """
 import resource
@@ -22,6 +22,7 @@ from mpi_impl.launch.guard import MOST_FILES
 from mpi_impl.launch.launcher import MOST
 from mpi_impl.parallel.pipeline import largest_tag
 from mpi_impl.prediction.rank import ImaginedWorld, RankRun, imagine_rank, run_rank
+from mpi_impl.runtime.mpis import COMMUNICATORS, DEFAULT, FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig
 from reference.models.model import model_tensors
@@ -30,13 +31,10 @@ from reference.parallel.stages import schedule_of
 from reference.params import leaves
 from reference.precision import FORMATS
 
-COMMUNICATORS = 2048        # of a process
 TAGS = 32_767               # the largest that MPI promises
 USUAL_FILES = 1024          # that a process may open
 
-# Open files of MPICH's mpiexec, and of its proxy on each host; bytes of the launcher with its guard and mpiexec.
-FILES, FILES_OF_A_HOST = 6, 4
-PROXY_FILES, FILES_OF_A_RANK = 9, 4
+# Bytes of our launcher with its guard and mpiexec.
 LAUNCHER, LAUNCHER_OF_A_HOST = 39_000_000, 5_000
 
 # Import a module, and print how many files that reads, and their bytes.
@@ -89,7 +87,8 @@ def count_all(dry: DryRun, program: str) -> list[Count]:
         Count("files that a rank reads to start", files),
         Count("files that all of them read", n * files),
         Count("bytes that all of them read", n * read),
-        Count("communicators of a rank", 1 + len(run.groups), COMMUNICATORS, "MPICH's", "Use fewer kinds of groups."),
+        Count("communicators of a rank", 1 + len(run.groups), COMMUNICATORS, f"{DEFAULT.name}'s",
+              "Use fewer kinds of groups."),
         Count("ranks to which rank 0 sends, by rings", len(partners(run)), USUAL_FILES, "the usual, by TCP", raised),
         Count("sends under way from a rank", most_sends(dry)),
         Count("largest tag", 2 * tag + 1, TAGS, f"every MPI's; {2 * allowed_tag() + 1:,} of {library()}",

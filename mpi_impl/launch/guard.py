@@ -22,7 +22,7 @@ from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_me
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-MOST_FILES = 1 << 16        # that a process of the job may have open: MPICH's mpiexec needs 4 for each host
+MOST_FILES = 1 << 16        # that a process of the job may have open: mpiexec may need 4 for each host
 
 
 def run_guarded(work: Callable[[], object]) -> int:

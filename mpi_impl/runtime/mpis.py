@@ -59,6 +59,12 @@ MVAPICH = MPICH._replace(name="MVAPICH")
 KNOWN = MPICH, INTEL_MPI, OPEN_MPI, MVAPICH
 DEFAULT = MPICH         # what an environment gets for which nothing else is asked
 
+# What its launcher was measured to need, for `dry_run --check-scale`: open files of mpiexec, and more for each host;
+# those of its proxy on a host, and more for each rank. And the communicators that the library gives a process.
+FILES, FILES_OF_A_HOST = 6, 4
+PROXY_FILES, FILES_OF_A_RANK = 9, 4
+COMMUNICATORS = 2048
+
 # For ranks that have to share their cores. It is set before they know which MPI is theirs.
 YIELDING = {name: value for mpi in KNOWN for name, value in mpi.yielding.items()}
 

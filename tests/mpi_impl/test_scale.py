@@ -15,14 +15,14 @@ from mpi_impl.comm.group import Group
 from mpi_impl.dry_run import scale
 from mpi_impl.dry_run.__main__ import main
 from mpi_impl.dry_run.matching import Matching
-from mpi_impl.dry_run.scale import (FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES, Count, checkpoint_of,
-                                    describe, files_to_start, most_sends, partners)
+from mpi_impl.dry_run.scale import Count, checkpoint_of, describe, files_to_start, most_sends, partners
 from mpi_impl.dry_run.world import DryRun
 from mpi_impl.launch.guard import MOST_FILES, children
 from mpi_impl.launch.launcher import find_mpiexec, mpi_vendor
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import largest_tag
 from mpi_impl.prediction.rank import ImaginedWorld, run_rank, saved_bytes
+from mpi_impl.runtime.mpis import FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
