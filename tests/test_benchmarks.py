@@ -17,8 +17,8 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-calibrate, fusion, machine, overlap_ranks, starting, steps = map(import_module, (
-    "calibrate", "fusion", "machine", "contenders.overlap_ranks", "starting", "steps"))
+calibrate, fusion, launches, machine, overlap_ranks, starting, steps = map(import_module, (
+    "calibrate", "fusion", "launches", "machine", "contenders.overlap_ranks", "starting", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -100,6 +100,16 @@ def test_variants_that_are_timed_against_one_another_compute_the_same(name):
         others = [other if name.startswith("scores") else other.swapaxes(0, 1)]
     for other in others:
         assert np.allclose(other, first, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_more_is_as_many_launches_and_bytes_as_the_page_says():
+    """Whatever its sizes; and with twice the samples twice the bytes that depend on them."""
+    page = (Path(__file__).parents[1] / "benchmarks" / "README.md").read_text()
+    work = launches.Work(h=64, L=1, a=4, s=32, b=1, V=64)
+    one, two = (launches.count(work._replace(L=layers)) for layers in (1, 2))
+    assert f"A layer is {two.calls.total() - one.calls.total()} launches." in page
+    gelu = [launches.count(work._replace(b=b)).bytes["our kernels", "activation.gelu"] for b in (1, 2)]
+    assert gelu == [2 * 256 * (2 * 32 * b + 1) for b in (1, 2)]         # x and y in 16 bits, and the bias
 
 
 def test_what_a_type_checker_accepts_is_what_the_page_says():
