@@ -1,6 +1,9 @@
-"""A real browser without a window, for tests of pages."""
+"""A real browser without a window, for tests of pages, and the site that it opens."""
+import fcntl
 import functools
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launching import ROOT
 from tools.chromium import find_chromium
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -39,6 +43,22 @@ def serve(folder: Path) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def built_site(run: str) -> Path:
+    """Build the site, without a warning, and return its folder. The first of a run's workers builds it for all."""
+    tools = pytest.importorskip("tools.build_site", reason="the site's tools are not installed: pip install '.[docs]'")
+    folder = tools.BUILD
+    folder.mkdir(exist_ok=True)
+    with (folder / "run-of-tests").open("a+") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        mark.seek(0)
+        if mark.read() != run:
+            mark.truncate(0)
+            build = subprocess.run([sys.executable, "tools/build_site.py"], cwd=ROOT, capture_output=True, text=True)
+            assert build.returncode == 0 and "WARNING" not in build.stderr, build.stderr
+            mark.write(run)
+    return folder / "html"
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -1,8 +1,6 @@
 """Accessibility: what WCAG 2.1 AA asks for that a program can check, in the sources and in a browser."""
 import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +13,7 @@ from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.charts import draw_bars
 from mpi_impl.notebook.sliders.schedules import explore_schedules
-from tests.browser import DESK, open_browser, serve
+from tests.browser import DESK, built_site, open_browser, serve
 from tests.launching import ROOT
 
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("course/**/*.md"), ROOT / "notebooks/README.md",
@@ -96,12 +94,8 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def site():
-    """Return the folder of the site, which is built if it is not there yet."""
-    build = pytest.importorskip("tools.build_site", reason="the site's tools are not installed: pip install '.[docs]'")
-    if not (build.BUILD / "html" / "index.html").exists():
-        subprocess.run([sys.executable, "tools/build_site.py"], cwd=ROOT, check=True)
-    return build.BUILD / "html"
+def site(testrun_uid):
+    return built_site(testrun_uid)
 
 
 def faults_of(page, scheme: str = "light") -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("sphinx", reason="the site's tools are not installed: pip install '.[docs]'")
 
-from tests.browser import CONTRASTS, DESK, PHONE, complaints_of, open_browser, serve  # noqa: E402
+from tests.browser import CONTRASTS, DESK, PHONE, built_site, complaints_of, open_browser, serve  # noqa: E402
 from tests.launching import ROOT  # noqa: E402
-from tools.build_site import BUILD, LISTS, RELEASED, Site, outline, write_texts  # noqa: E402
+from tools.build_site import LISTS, RELEASED, Site, outline, write_texts  # noqa: E402
 from tools.slides import decks, slides_of  # noqa: E402
 
 
@@ -114,11 +114,8 @@ PAGES = ("index", "docs/reading", "notebooks/01_splitting_matrices", "notebooks/
 
 
 @pytest.fixture(scope="module")
-def built():
-    """Build the site, without a warning, and return its folder."""
-    run = subprocess.run([sys.executable, "tools/build_site.py"], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0 and "WARNING" not in run.stderr, run.stderr
-    return BUILD / "html"
+def built(testrun_uid):
+    return built_site(testrun_uid)
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ MISTAKES[LAB3] = {
         "rope turns the last r columns"),
     "the rope key's gradient is not turned back": (
         "inside", "rope(dk[..., -r:].sum(axis=1), -1)", "rope(dk[..., -r:].sum(axis=1))",
-        "inside_backward", "gradient of rank 0 of 2 of 'R'"),
+        "inside_backward", "rank 0 of 2: the gradient of 'R'"),
     "the last head's gradient of the rope key": (
         "inside", "dk[..., -r:].sum(axis=1)", "dk[:, -1:, :, -r:].sum(axis=1)",
         "inside_backward", "all heads share the rope key"),
