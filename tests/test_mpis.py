@@ -78,7 +78,7 @@ def test_the_doctor_tells_what_an_mpi_lacks_however_it_fails(statuses):
 
 
 def test_a_trial_that_fails_ends_quietly_with_its_status(ranks):
-    """As does that of a GPU's memory, with the MPIs of pip."""
+    """The trial of a GPU's memory fails with the MPIs that pip installs."""
     (works,) = ranks.run(1, abilities.device_memory)
     done = launch(2, "-m", "mpi_impl.launch.trial", "device_memory")
     assert (done.returncode, done.stdout, done.stderr) == (0 if works else LACKING, "", "")

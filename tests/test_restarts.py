@@ -145,8 +145,13 @@ def test_a_job_whose_rank_dies_starts_again_and_nothing_of_it_is_left(tmp_path):
 
 
 def test_the_time_limit_is_that_of_all_starts(tmp_path):
-    job = started(tmp_path, "    time.sleep(1)\n    sys.exit(1)", "--max-restarts", 100, "--timeout", 8)
-    assert job.returncode == 124 and "within 8 seconds (--timeout)" in job.stderr
+    """Each start alone takes less, but more than a hundredth of it."""
+    job = started(tmp_path, """
+        time.sleep(1)
+        sys.exit(7)
+    """, "--max-restarts", 100, "--timeout", 8)
+    assert job.returncode == 124 and "within 8 seconds (--timeout)" in job.stderr, job.stderr
+    assert "restart 1 of at most 100" in job.stderr and "Error" not in job.stderr
 
 
 @pytest.mark.parametrize("number, status", [

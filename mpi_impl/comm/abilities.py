@@ -1,4 +1,4 @@
-"""What Shardlab uses of MPI beyond messages and sums of NumPy's arrays, each tried by the ranks of a group.
+"""Trials of what Shardlab uses of MPI, beyond messages and sums of NumPy's arrays. The ranks of a group make them.
 
 A trial reports on each rank whether it worked there. An MPI that lacks it may also fail in any way, or wait forever: so
 `shardlab doctor` gives each trial ranks of its own, and a time limit (launch/trial.py).

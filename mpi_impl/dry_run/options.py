@@ -78,6 +78,7 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     a = settings.args
     check_outputs(Namespace(**{name: value for name, value in vars(a).items() if name not in WITHOUT_EFFECT}))
     check_ranks(a.rank, a.world_size)
+    check_alone(a)
     check_shapes(a)
     usual = VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
     words = usual if a.vocab_size is None else a.vocab_size
@@ -86,6 +87,13 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
                           cudnn=True, optimizer=settings.optimizer)
     program = f"mpi_impl.programs.{architecture}" if a.check_scale else ""
     return DryRunRequest(world, a.rank, a.trace, program, [option(name) for name in given if name in WITHOUT_EFFECT])
+
+
+def check_alone(a: Namespace) -> None:
+    """Raise UserError for options that --check-scale would ignore."""
+    if a.check_scale and (ignored := [name for name in ("rank", "trace") if getattr(a, name)]):
+        raise UserError(f"--check-scale counts for all ranks, so {option(ignored[0])} has no effect. Leave out "
+                        "one of the two.")
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> None:

@@ -43,7 +43,8 @@ import importlib, os, sys
 found = set()
 sys.addaudithook(lambda event, details: event == "open" and isinstance(details[0], str) and found.add(details[0]))
 importlib.import_module(sys.argv[1])
-found |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}
+if os.path.exists("/proc/self/maps"):
+    found |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}
 sizes = [os.path.getsize(path) for path in found if os.path.isfile(path) and not path.startswith("/proc")]
 print(len(sizes), sum(sizes))
 """
@@ -60,12 +61,12 @@ class Count(NamedTuple):
 
 
 def describe(counts: Sequence[Count]) -> str:
-    """Tabulate the counts, and say which of them is the first to pass its limit, or did."""
+    """Tabulate the counts, and say which of them is nearest to its limit; if it is beyond, with advice."""
     rows = [[f"  {what}", f"{number:,}", f"{limit:,}" if limit else "", whose]
             for what, number, limit, whose, _ in counts]
     share, first = max((count.number / count.limit, count) for count in counts if count.limit)
     return "\n".join([aligned([["  what grows", "count", "limit", "whose"], *rows], left=(0, 3)), "",
-                      f"the first limit: {first.what}, {share:.1%} of it. {first.advice}"])
+                      f"the first limit: {first.what}, {share:.1%} of it." + f" {first.advice}" * (share > 1)])
 
 
 def count_all(dry: DryRun, program: str) -> list[Count]:
@@ -133,7 +134,7 @@ def checkpoint_of(world: ImaginedWorld) -> tuple[int, int, int]:
     files = boxes = 0
     for kind in kinds_of_ranks(world):
         of_a_stage, stages = 0, len(kind.pipeline_ranks)
-        for rank, number in alike(world.parallel, kind.pipeline_ranks[0]):
+        for rank, number in representatives(world.parallel, kind.pipeline_ranks[0]):
             trainer = imagine_rank(world, rank).trainer
             states = [boxes_to_save(trainer, state)[1] for state in trainer.state.optimizer_states]
             files += number * stages * sum(map(bool, states))
@@ -144,8 +145,8 @@ def checkpoint_of(world: ImaginedWorld) -> tuple[int, int, int]:
     return files, elements * FORMATS[world.precision.main].bytes, boxes
 
 
-def alike(c: ParallelConfig, stage: int) -> Iterator[tuple[int, int]]:
-    """Yield ranks of a stage that stand for all of them in a checkpoint, with the number for which each does.
+def representatives(c: ParallelConfig, stage: int) -> Iterator[tuple[int, int]]:
+    """Yield ranks of a stage that represent all of them in a checkpoint, with the number that each represents.
 
     Only the first tensor-parallel rank saves what is replicated. Of the replicas, the first may save for all, the first
     e hold all experts, and those of the first instance all shards.

@@ -161,7 +161,8 @@ def allow_files() -> None:
     """Raise the limit of open files, often 1,024, as far as the system lets this process and those that it starts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < (more := min(hard, MOST_FILES)):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        with contextlib.suppress(OSError, ValueError):      # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
 def end_with_parent() -> None:

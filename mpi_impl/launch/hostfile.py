@@ -76,7 +76,7 @@ def parse_line(line: str, where: str) -> Host:
 def fill_hosts(hosts: Sequence[Host], ranks: int, path: str | None) -> list[Host]:
     """Fill one host after the other with ranks, and return the hosts that are needed, each with its ranks.
 
-    Raises UserError if there are more ranks than slots. No hosts stay none: the job is on this machine.
+    Without hosts it returns none: the job is on this machine. Raises UserError if there are more ranks than slots.
     """
     if hosts and ranks > (slots := sum(host.slots for host in hosts)):
         raise UserError(f"-n is {ranks}, but the hosts of --hostfile {path} have {slots} slots in all. Start fewer "

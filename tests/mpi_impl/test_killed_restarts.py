@@ -19,7 +19,7 @@ from tests.two_hosts import wait_for
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who is a rank is read in /proc")
 
-KILLS = 50
+KILLS, ITERATIONS = 50, 300
 LONG = 600          # seconds for a start, on a busy machine
 EIGHT = Topology(8, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --zero-stage 1")
 FOUR = Topology(4, "--tensor-model-parallel-size 2 --zero-stage 2")
@@ -67,41 +67,32 @@ def kill_a_rank(job: Job, moment: str, draw: random.Random) -> None:
     wait_for(lambda: ranks_of(job).isdisjoint(killed), "the end of all others", LONG)
 
 
-def killed_and_undisturbed(topology: Topology, data: Path, tmp_path: Path, kills: int, iterations: int) -> None:
-    """Kill ranks of a run this often, and compare its curve and its states with those of an undisturbed run."""
+@pytest.mark.deep
+def test_ranks_that_are_killed_fifty_times_leave_the_curve_as_it_was(data, tmp_path):
+    """The curve and all states are those of an undisturbed run, bit for bit."""
     draw, folders = random.Random(1), [tmp_path / "killed", tmp_path / "whole"]
     for folder in folders:
         folder.mkdir()
-    job = Job(topology, data, folders[0] / "D", kills, options(iterations, folders[0]))
+    job = Job(EIGHT, data, folders[0] / "D", KILLS, options(ITERATIONS, folders[0]))
     began = time.monotonic()
-    for _ in range(kills):
+    for _ in range(KILLS):
         kill_a_rank(job, draw.choice(["start", "work", "save"]), draw)
     status, errors = job.end(LONG)
     job.output.seek(0)
-    again = len(re.findall("iteration +[0-9]+/", job.output.read())) - iterations
-    print(f"{kills} kills in {time.monotonic() - began:.0f} s; {again} iterations were repeated")
+    again = len(re.findall("iteration +[0-9]+/", job.output.read())) - ITERATIONS
+    print(f"{KILLS} kills in {time.monotonic() - began:.0f} s; {again} iterations were repeated")
     assert status == 0, errors
-    assert errors.count("error:") == errors.count("the job starts again") == kills, errors
-    assert f"(restart {kills} of at most {kills})" in errors
-    whole = Job(topology, data, folders[1] / "D", 0, options(iterations, folders[1]))
+    assert errors.count("error:") == errors.count("the job starts again") == KILLS, errors
+    assert f"(restart {KILLS} of at most {KILLS})" in errors
+    whole = Job(EIGHT, data, folders[1] / "D", 0, options(ITERATIONS, folders[1]))
     assert whole.end(LONG) == (0, "")
     (steps, evaluations), (expected_steps, expected_evaluations) = map(curve, folders)
-    assert steps == expected_steps and len(steps) == iterations
+    assert steps == expected_steps and len(steps) == ITERATIONS
     # An evaluation that follows a checkpoint of its iteration is lost if a rank dies between the two.
     assert all(row in expected_evaluations for row in evaluations) and evaluations[-1] == expected_evaluations[-1]
     found, expected = (outcome(folder / "D") for folder in folders)
     assert found.counters == expected.counters and found.states.keys() == expected.states.keys()
     assert all((found.states[name] == expected.states[name]).all() for name in expected.states)
-
-
-def test_ranks_that_are_killed_twice_leave_the_curve_as_it_was(data, tmp_path):
-    killed_and_undisturbed(FOUR, data, tmp_path, 2, 30)
-
-
-@pytest.mark.deep
-def test_ranks_that_are_killed_fifty_times_leave_the_curve_as_it_was(data, tmp_path):
-    """Bit for bit."""
-    killed_and_undisturbed(EIGHT, data, tmp_path, KILLS, 300)
 
 
 # Runs the command here, as on another host, unless this one is lost. Its last words are the command.

@@ -1,4 +1,4 @@
-"""What grows with the ranks is counted as real ranks have it, and nothing that 16,384 of them need is refused."""
+"""The counts of --check-scale are those of real ranks, and nothing that 16,384 ranks need is refused."""
 import os
 import resource
 import subprocess
@@ -15,6 +15,7 @@ from mpi_impl.comm.group import Group
 from mpi_impl.dry_run import scale
 from mpi_impl.dry_run.__main__ import main
 from mpi_impl.dry_run.matching import Matching
+from mpi_impl.dry_run.options import parse
 from mpi_impl.dry_run.scale import Count, checkpoint_of, describe, files_to_start, most_sends, partners
 from mpi_impl.dry_run.world import DryRun
 from mpi_impl.launch.guard import MOST_FILES, children
@@ -25,6 +26,7 @@ from mpi_impl.prediction.rank import ImaginedWorld, run_rank, saved_bytes
 from mpi_impl.runtime.mpis import FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
+from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.boxes import boxes_of_run
 from reference.parallel.stages import schedule_of
@@ -81,7 +83,7 @@ def small_world(p: int, d: int, m: int, schedule: str = "1f1b") -> ImaginedWorld
 
 @pytest.mark.parametrize("p", [2, 4])
 def test_a_rank_that_runs_ahead_has_its_warm_up_under_way(p):
-    """Of 1F1B as many as there are stages; of GPipe all microbatches; and without a pipeline none."""
+    """With 1F1B they are as many as the stages; with GPipe as many as the microbatches; without a pipeline, none."""
     assert most_sends(DryRun(small_world(p, 1, 3 * p))) == p
     assert most_sends(DryRun(small_world(p, 1, p + 1, "gpipe"))) == p + 1
     assert most_sends(DryRun(small_world(1, p, 3 * p))) == 0
@@ -102,9 +104,7 @@ def test_the_largest_tag_is_that_of_a_message():
 
 
 def test_the_ranks_to_which_one_sends():
-    """Of rank 0 of t 2, d 4, p 4: the next in each ring, and the next stage. (The first stage hears the last one in the
-    sum of the tied table, and the loss goes round the pipeline.)
-    """
+    """With t 2, d 4, p 4, rank 0 sends to the next rank of each group: tensor, data, pipeline, tied embedding."""
     assert partners(run_rank(small_world(4, 4, 4), 0)) == {1, 2, 8, 24}
 
 
@@ -131,7 +131,7 @@ def open_files(process: int) -> int:
 
 
 def test_a_job_may_open_many_files(tmp_path):
-    """Where the shell allows 100, ranks have what the system allows."""
+    """The shell allows 100 open files, but ranks may open as many as the system allows."""
     program = tmp_path / "program.py"
     program.write_text("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -153,10 +153,17 @@ def test_a_tensor_of_16384_ranks_has_room_in_a_manifest():
     assert msgspec.json.decode(text, type=StoredTensor).ranks_of_boxes == boxes
 
 
-def test_the_count_nearest_to_its_limit_is_named_with_advice():
+def test_the_count_nearest_to_its_limit_is_named_and_beyond_it_with_advice():
     counts = [Count("ranks", 8), Count("tags", 5, 100, "MPI's"), Count("files", 30, 10, "here", "Raise it.")]
     assert describe(counts).endswith("\n\nthe first limit: files, 300.0% of it. Raise it.")
+    assert describe([*counts[:2], Count("files", 10, 10, "here", "Raise it.")]).endswith("files, 100.0% of it.")
     assert "tags, 5.0% of it" in describe(counts[:2])
+
+
+@pytest.mark.parametrize("given", ["--rank 0", "--trace folder"])
+def test_an_option_that_check_scale_would_ignore_is_refused(given):
+    with pytest.raises(UserError, match=f"so {given.split()[0]} has no effect"):
+        parse(["--check-scale", "--world-size", "2", *given.split()])
 
 
 def test_files_of_a_start_are_counted(tmp_path, monkeypatch):
