@@ -259,13 +259,26 @@ def test_a_schedule_of_ones_own_is_shown_or_refused(page):
     own = print_of(state_of("zb-h1", 2, 3), "--csv")
     page.fill("#csv", own)
     page.click("#use")
-    page.wait_for_function("location.hash.includes('order=0F0_')")
+    page.wait_for_function("order => location.hash.includes(`order=${order}`)",
+                           arg=own.strip().replace(",", "_").replace("\n", "."))
     wait_for_order(page, own)
     page.fill("#csv", own.replace("1I0", "1W0"))
     page.click("#use")
     with pytest.raises(ScheduleError) as error:
         validate(from_csv(own.replace("1I0", "1W0")))
     wait_for_refusal(page, str(error.value))
+
+
+def test_what_a_reader_types_while_python_computes_stays(page):
+    page.goto(f"{page.url.split('#')[0]}#p=4")
+    check(page, state_of("1f1b", 4, 8))
+    page.evaluate("""() => { const {call} = python; python.call = async (...asked) => {
+        python.call = call; await new Promise(done => setTimeout(done, 500)); return call(...asked); }; }""")
+    page.fill("[name=W]", "0.25")
+    page.fill("#csv", "0F0")
+    takes = pipelines.play(state_of("1f1b", 4, 8) | {"W": "0.25"})["takes"]
+    page.wait_for_function(f"document.getElementById('summary').textContent.startsWith('A step takes {takes}.')")
+    assert page.input_value("#csv") == "0F0"
 
 
 @pytest.mark.deep

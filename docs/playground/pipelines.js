@@ -28,7 +28,7 @@ function firstAnswer() {
 
 async function show() {
   state = readAddress();
-  const mine = ++turn;
+  const mine = ++turn, written = $("csv").value;
   for (const input of form.elements) if (input.value !== state[input.name]) input.value = state[input.name];
   form.elements.v.disabled = !TAKES_V.includes(state.schedule);
   $("reset").disabled = !state.order;
@@ -38,7 +38,8 @@ async function show() {
     if (mine !== turn) return;
     refuse(null);
     $("picture").setAttribute("aria-busy", !got);
-    if (got || !answer) draw(got || FIRST[DEFAULTS.schedule]);
+    const typed = $("csv").value !== written;       // while Python computed: it is the reader's, and stays
+    if (got || !answer) draw(got || FIRST[DEFAULTS.schedule], typed);
     if (!got) $("summary").textContent = "What you chose needs Python, which is not ready. This is another schedule.";
     $("moved").textContent = announce?.(answer.takes) || "";
     announce = null;
@@ -50,13 +51,13 @@ async function show() {
 
 // ---- pictures -------------------------------------------------------------------------------------------------------
 
-function draw(got) {
+function draw(got, typed) {
   answer = got;
   const had = $("view").contains(document.activeElement);
   $("about").textContent = got.about;
   $("summary").textContent = `A step takes ${got.takes}. Its bubble: idle / ideal time ${got.bubble}, ` +
     `idle / longest span ${got.rate}.`;
-  $("csv").value = got.csv;
+  if (!typed) $("csv").value = got.csv;
   if (state.order) Object.assign(form.elements.p, {value: got.p}), Object.assign(form.elements.m, {value: got.m});
   $("download").href = `data:text/csv;charset=utf-8,${encodeURIComponent(got.csv)}`;
   drawTimeline();
