@@ -1,12 +1,13 @@
 """A base install, `pip install ".[mpich]"`, in an environment that has more: what it would lack cannot be imported."""
 import tomllib
-from importlib.metadata import distribution, packages_distributions
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.launching import ROOT, environment
+from tests.launching import MPI, ROOT, environment
 
 BLOCKER = """\
 import sys
@@ -30,10 +31,10 @@ def base_environment(folder: Path) -> dict[str, str]:
 
 
 def lacking() -> set[str]:
-    """Return the modules that are installed here and would not be by the base dependencies and the extra mpich."""
+    """Return the modules that are installed here and would not be by the base dependencies and the package of MPI."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     there = {canonicalize_name(project["name"])}      # if pip has installed the project itself
-    for requirement in project["dependencies"] + project["optional-dependencies"]["mpich"]:
+    for requirement in project["dependencies"] + [MPI.wheel]:
         add_required(Requirement(requirement), there)
     return {module for module, names in packages_distributions().items()
             if not there & set(map(canonicalize_name, names))}
@@ -45,5 +46,6 @@ def add_required(requirement: Requirement, there: set[str]) -> None:
     if name in there or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
         return
     there.add(name)
-    for text in distribution(name).requires or ():
-        add_required(Requirement(text), there)
+    with suppress(PackageNotFoundError):        # MPI may be the system's
+        for text in distribution(name).requires or ():
+            add_required(Requirement(text), there)

@@ -14,7 +14,8 @@ from mpi_impl.runtime.mpis import implementation
 
 ROOT = Path(__file__).parents[1]
 MPI = implementation(mpi_vendor())      # whose tests these are
-LAUNCHERS_WORDS = re.compile(r"^-{74}\n.*?^-{74}\n", re.M | re.S)    # Open MPI's, on which rank ended a job, and how
+# Open MPI's, on which rank ended a job, and how; or on a socket that is closed already.
+LAUNCHERS_WORDS = re.compile(r"^-{74}\n.*?^-{74}\n|^\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH [^\n]*\n", re.M | re.S)
 SOON = 30  # seconds: far more than any of these jobs needs, far less than a job that hangs
 
 PREAMBLE = """\

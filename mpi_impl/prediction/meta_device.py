@@ -104,7 +104,7 @@ def path_of(code) -> str:
     """Return the path of a code object in the project; "" for what is below the program's own lines, or outside."""
     path = Path(code.co_filename)
     inside = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
-    return "" if inside.startswith((*BELOW, ".venv/")) else inside
+    return "" if inside.startswith((*BELOW, ".venv")) else inside
 
 
 def line_of_caller() -> str:

@@ -9,6 +9,7 @@ the slowest rank, both by a dry run (docs/dry_run.md). The ranks' messages must 
 each size above 2, so of at most 8 ranks, is proved on real ranks to compute what one process does (docs/proof.md). It
 has your options, but neither your sizes nor your model.
 """
+import re
 import subprocess
 import sys
 
@@ -57,4 +58,6 @@ def prove(words: list[str], sizes) -> None:
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(t * p * d), "-m", "mpi_impl.prove", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"Not proved equal, on {t * p * d} ranks: {(done.stderr or done.stdout).strip()[-500:]}")
+        said = (done.stderr or done.stdout).strip()
+        sentence = re.search("^error: .*", said, re.MULTILINE)      # some launchers add words of their own
+        raise UserError(f"Not proved equal, on {t * p * d} ranks: {sentence[0] if sentence else said[-500:]}")

@@ -16,7 +16,7 @@ from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.launch.launcher import find_mpiexec
 from tests.deep import one_fast_of
-from tests.launching import MPI, environment
+from tests.launching import LAUNCHERS_WORDS, MPI, environment
 from tests.program import pretrain
 
 PATIENCE = 30       # seconds for a whole job, on a busy machine
@@ -84,7 +84,7 @@ def to_its_end(line) -> subprocess.CompletedProcess:
             output, errors = process.communicate(timeout=PATIENCE)
         finally:
             process.terminate()
-    return subprocess.CompletedProcess(line, process.returncode, output, errors)
+    return subprocess.CompletedProcess(line, process.returncode, output, LAUNCHERS_WORDS.sub("", errors))
 
 
 def alive(file: Path) -> bool:
