@@ -294,7 +294,7 @@ def test_an_mpi_library_that_does_not_load_is_a_fault(machine, monkeypatch, tmp_
 
 def test_ranks_that_never_come_up_are_a_fault_in_time(machine, monkeypatch):
     """Of a launcher that fits by its name, and waits forever."""
-    write_script(machine / "mpiexec", 'case "$1" in --version) echo HYDRA Open MPI;; *) exec /bin/sleep 1000;; esac')
+    write_script(machine / "mpiexec", f'[ "$1" = --version ] && echo "{MPI.mark}" || exec /bin/sleep 1000')
     monkeypatch.setattr(doctor, "SECONDS", 1)
     found = doctor.two_ranks()
     assert found.state == "FAULT" and "did not end within 1 s" in found.sentence

@@ -165,6 +165,26 @@ def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
 
 
 @LINUX
+def test_a_process_whose_main_thread_ends_first_is_left_no_more_than_others(tmp_path):
+    """It is a zombie then, with a child."""
+    job = command("-c", f"""if True:
+        import ctypes, os, threading, time
+        from mpi_impl.launch.guard import leaving_nothing, processes
+        with leaving_nothing():
+            if not (child := os.fork()):
+                if not (its_child := os.fork()):
+                    time.sleep(60)
+                open("{tmp_path}/child", "w").write(str(its_child))
+                threading.Thread(target=time.sleep, args=(60,)).start()
+                ctypes.CDLL(None).pthread_exit(None)
+            while (child, os.getpid(), "Z") not in processes():
+                time.sleep(0.01)
+        print(os.path.exists("/proc/" + open("{tmp_path}/child").read()))
+    """)
+    assert (job.stdout, job.stderr) == ("False\n", "")
+
+
+@LINUX
 def test_a_single_rank_that_is_stopped_is_told_once_and_goes_on(tmp_path):
     """Nobody else waits for it."""
     program = write_program(tmp_path, "print(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('on')")
@@ -264,6 +284,16 @@ def test_a_launcher_of_another_mpi_is_passed_over(tmp_path, monkeypatch):
     assert find_mpiexec("Open MPI") == str(tmp_path / "a" / "mpiexec")
     with pytest.raises(UserError, match="of another MPI"):
         find_mpiexec("Intel MPI")
+
+
+def test_a_program_that_has_called_mpi_can_start_ranks():
+    """Its children get what MPI has put into its environment, which Python's own view of it has not."""
+    job = command("-c", """if True:
+        import subprocess, sys
+        from mpi4py import MPI
+        subprocess.run([sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.launch.first_sum"])
+    """)
+    assert (job.stdout, job.stderr) == ("1 + 2 = 3\n", "")
 
 
 def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):

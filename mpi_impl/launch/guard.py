@@ -73,12 +73,14 @@ def leaving_nothing() -> Iterator[None]:
 
 
 def end_descendants() -> None:
-    """Kill the children of this process until there are none: those of a child that is dead have become its own."""
-    with contextlib.suppress(ChildProcessError):    # there are none any more
-        while (found := children(os.getpid())) or os.waitpid(-1, os.WNOHANG)[0]:    # these were dead already
-            for pid in found:
-                os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
-                os.waitpid(pid, 0)
+    """Kill the children of this process until there are none: those of a child that is dead have become its own.
+
+    A zombie is among them, since its threads may run on, and have children.
+    """
+    while found := {pid for pid, parent, _ in processes() if parent == os.getpid()}:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
+            os.waitpid(pid, 0)
 
 
 def processes() -> Iterator[tuple[int, int, str]]:

@@ -254,7 +254,8 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
     if sys.stdout and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         settings[ON_TERMINAL] = "1"
     settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
-    return settings | os.environ | {ASKED_SIZE: str(ranks)}
+    settings |= os.environ | {ASKED_SIZE: str(ranks)}
+    return {name: value for name, value in settings.items() if name not in mpi.left_behind}
 
 
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None,
