@@ -21,6 +21,8 @@ def ends(tmp_path, main: str) -> subprocess.CompletedProcess:
 def test_a_job_in_which_all_return_succeeds(tmp_path):
     """A child process of a rank may skip the shutdown."""
     job = ends(tmp_path, """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)     # by which Python 3.12 warns of a fork beside threads
         pid = os.fork()
         if not pid:
             os._exit(0)
