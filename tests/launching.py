@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpi_impl.comm.mpi_library import start
 from mpi_impl.launch.launcher import mpi_vendor
 from mpi_impl.runtime.mpis import implementation
 
 ROOT = Path(__file__).parents[1]
+start()                                 # before its name is asked for, which only loads it
 MPI = implementation(mpi_vendor())      # whose tests these are
 # Open MPI's, on which rank ended a job, and how; or on a socket that is closed already.
 LAUNCHERS_WORDS = re.compile(r"^-{74}\n.*?^-{74}\n|^\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH [^\n]*\n", re.M | re.S)

@@ -296,6 +296,13 @@ def test_a_program_that_has_called_mpi_can_start_ranks():
     assert (job.stdout, job.stderr) == ("1 + 2 = 3\n", "")
 
 
+def test_a_caller_of_a_pool_can_be_a_rank_itself():
+    """It has asked for the name of its MPI, and so loaded it without a start."""
+    job = command("-c", "from mpi_impl.launch.launcher import mpi_vendor; mpi_vendor();"
+                        "from mpi_impl.comm.group import world; print(world().allgather_objects('here'))")
+    assert (job.stdout, job.stderr) == ("['here']\n", "")
+
+
 def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
     write_script(tmp_path / "srun", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.instruments import Instruments
-from mpi_impl.comm.mpi_library import largest_tag, make_progress
+from mpi_impl.comm.mpi_library import largest_tag, make_progress, start
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
@@ -236,4 +236,5 @@ def assert_parts(whole, part, sizes: Sequence[int], rank: int) -> None:
 
 def world(instruments: Instruments | None = None) -> Group:
     """Return the group of all ranks that were started together."""
+    start()
     return Group(MPI.COMM_WORLD, "world", instruments or Instruments())

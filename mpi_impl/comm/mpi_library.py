@@ -1,10 +1,18 @@
 """The MPI library that this process uses, and facts about its world."""
+import atexit
 import ctypes
 from functools import cache
 
 from mpi4py import MPI
 
 CUDA = 0        # MPIX_GPU_SUPPORT_CUDA
+
+
+def start() -> None:
+    """Start MPI where it has only been loaded, as a pool's caller does, which asks for its name."""
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+        atexit.register(MPI.Finalize)
 
 
 def library() -> str:
