@@ -7,6 +7,7 @@ come between the fields' defaults and the command line.
 from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from inspect import get_annotations
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, dataclass_transform, get_args, get_type_hints
 
@@ -94,7 +95,7 @@ def add_options(parser: ArgumentParser, kind: type) -> None:
     """Add the options of a program, group by group, in the order in which the program names its groups."""
     known, types, added = declared(kind), get_type_hints(kind), set[str]()
     for group in (*kind.__mro__[1:-1], kind):
-        if own := [name for name in vars(group).get("__annotations__", ()) if name not in added]:
+        if own := [name for name in get_annotations(group) if name not in added]:
             titled = parser.add_argument_group((group.__doc__ or "").splitlines()[0].rstrip("."))
             for name in own:
                 names = (name, known[name].metadata["also"])
