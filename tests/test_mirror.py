@@ -152,7 +152,7 @@ OTHER_ARGUMENTS = {
 def definitions(module):
     """Return a module's own functions and classes, and the classes' public methods, by name."""
     own = {name: one for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__
-           and (inspect.isfunction(one) or inspect.isclass(one))}
+           and (inspect.isfunction(one) or inspect.isclass(one)) and not name.startswith("__")}
     return own | {f"{name}.{method}": function for name, one in own.items() if inspect.isclass(one)
                   for method, function in inspect.getmembers(one, inspect.isfunction) if not method.startswith("_")}
 

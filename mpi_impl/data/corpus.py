@@ -1,4 +1,5 @@
 """The texts to learn from: a text file, a folder, JSON lines, or the source of Python's own standard library."""
+import errno
 import json
 import os
 import platform
@@ -147,9 +148,19 @@ def files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_ou
             subfolders[:] = [name for name in filter(wanted, subfolders)
                              if os.path.realpath(Path(folder, name)) != left_out]
             found += [Path(folder, name) for name in filter(wanted, names)]
-        return sorted(file for file in found if file.is_file())
+        return sorted(filter(is_file, found))
     except OSError as error:
         refuse(error)
+
+
+def is_file(path: Path) -> bool:
+    """Report whether it is a file, or leads to one. Raises OSError if that is unknown, as Path.is_file does not."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):      # a link to nowhere, or to itself
+            return False
+        raise
 
 
 # ---- from bytes to texts ---------------------------------------------------------------------------------------------

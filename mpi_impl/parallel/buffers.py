@@ -84,7 +84,7 @@ class OffloadedShard(Shard):
         if folder is None:
             super().__init__(np.zeros_like(to_host(device_prototype), shape=size, dtype=dtype))
         else:
-            self.file = TemporaryFile(dir=folder)    # noqa: SIM115 - open for as long as the shard lives
+            self.file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - open for as long as the shard lives
             reserve(self.file.fileno(), size * np.dtype(dtype).itemsize)
             mapped = np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype)
             super().__init__(np.asarray(mapped))

@@ -1,6 +1,7 @@
 """Any topology loads what any other has saved, to the bit; a resumed run is the run; no rank holds the model."""
 import tempfile
 from dataclasses import replace
+from io import DEFAULT_BUFFER_SIZE
 from math import lcm
 from types import SimpleNamespace
 
@@ -206,7 +207,7 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
     model = ModelConfig(7, 192, 2, 50, 8)
     run = Run(2, Case(1, model, 1, 4, seed=1), Plan(zero_stage=1, cpu_offload=offload), 2)
     for saved, loaded, part, state in ranks.run(2, memory_of_a_save_and_a_load, run, tmp_path):
-        assert saved < 3 * part / 8 + 300_000 < part
+        assert saved < 3 * part / 8 + 300_000 + DEFAULT_BUFFER_SIZE < part
         assert loaded < part + 300_000 < state / 5
 
 
