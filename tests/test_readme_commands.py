@@ -81,7 +81,7 @@ def run(command: Command, clone: Path) -> str:
         words[-2:] = [f"{one} {MODEL}" for one in words[-2:]]
     elif "--load" in words and "--save" in words:   # goes on with the run that an earlier command has saved
         words += [*short, "--train-iters", "3"]
-    elif "--help" not in words:
+    elif not {"--help", "--check-scale"} & set(words):      # which take no time
         words += short
     done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent), capture_output=True, text=True,
                           timeout=300)
