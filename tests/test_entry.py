@@ -92,6 +92,16 @@ def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path):
     assert job.stderr.count("error: rank 1 of 2 left the program by os._exit(0).") == 1
 
 
+def test_a_rank_that_shuts_down_cannot_be_asked_to_end(tmp_path):
+    """As srun asks it, when another has failed in the same way and is gone."""
+    job = ends(tmp_path, """
+        import atexit
+        atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+        raise UserError("A size is wrong.")
+    """)
+    assert (job.returncode, job.stderr) == (2, "error: A size is wrong.\n")
+
+
 def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path):
     job = ends(tmp_path, "if rank == 1: os.kill(os.getpid(), 11)\nwait()")
     assert job.returncode in (11, 9, 11 | 9, 128 + 11, LAUNCHER_FAILED)     # by launcher, and by whom it had to kill

@@ -165,7 +165,7 @@ def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
 
 
 @LINUX
-def test_a_process_whose_main_thread_ends_first_is_left_no_more_than_others(tmp_path):
+def test_a_process_whose_main_thread_is_dead_is_ended_with_its_children(tmp_path):
     """It is a zombie then, with a child."""
     job = command("-c", f"""if True:
         import ctypes, os, threading, time
@@ -294,6 +294,11 @@ def test_a_program_that_has_called_mpi_can_start_ranks():
         subprocess.run([sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.launch.first_sum"])
     """)
     assert (job.stdout, job.stderr) == ("1 + 2 = 3\n", "")
+
+
+def test_a_launcher_does_not_inherit_what_would_mislead_it(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_ess", "singleton")
+    assert launch_environment("MPICH", 2).keys() - launch_environment("Open MPI", 2).keys() >= {"OMPI_MCA_ess"}
 
 
 def test_a_caller_of_a_pool_can_be_a_rank_itself():

@@ -84,6 +84,15 @@ def test_a_trial_that_fails_ends_quietly_with_its_status(ranks):
     assert (done.returncode, done.stdout, done.stderr) == (0 if works else LACKING, "", "")
 
 
+def test_the_doctor_takes_an_mpi_that_complains_and_adds_up(monkeypatch):
+    """If it does not, the doctor advises to install that one again. Open MPI writes a zero byte after its complaint."""
+    assert doctor.ask(["/bin/sh", "-c", r"printf 'too little\n\0001 + 2 = 3\n'"]).text == "too little\n1 + 2 = 3\n"
+    monkeypatch.setattr(doctor, "ask", lambda *_: doctor.Reply(0, "too little\n1 + 2 = 3\n"))
+    assert doctor.two_ranks().state == "ok"
+    monkeypatch.setattr(doctor, "ask", lambda *_: doctor.Reply(0, "Open MPI 5.0.11"))
+    assert doctor.two_ranks().advice.endswith("--force-reinstall mpi4py openmpi.")
+
+
 LIST = "MPI plugin types are...\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
 
 

@@ -110,9 +110,10 @@ def write_synced(path: str, parts: Iterable) -> FileSeal:
     """Write a file of these bytes, or arrays; it is on the disk when this returns. Raise UserError if that fails.
 
     Now and then a thread forces to the disk what has been written, so that the disk works while we compute checksums.
+    The buffer is small, since nearly all bytes are in parts that are larger than any.
     """
     digest, syncs = xxhash.xxh3_128(), list[Future]()
-    with writing(path), open(path, "wb") as file, ThreadPoolExecutor(1) as disk:
+    with writing(path), open(path, "wb", buffering=8192) as file, ThreadPoolExecutor(1) as disk:
         for part in parts:
             file.write(part)
             digest.update(part)

@@ -9,7 +9,7 @@ CUDA = 0        # MPIX_GPU_SUPPORT_CUDA
 
 
 def start() -> None:
-    """Start MPI where it has only been loaded, as a pool's caller does, which asks for its name."""
+    """Start MPI if it has only been loaded: the caller of a pool loads it, to ask for its name."""
     if not MPI.Is_initialized():
         MPI.Init_thread()
         atexit.register(MPI.Finalize)

@@ -154,7 +154,9 @@ def files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_ou
 
 
 def is_file(path: Path) -> bool:
-    """Report whether it is a file, or leads to one. Raises OSError if that is unknown, as Path.is_file does not."""
+    """Report whether it is a file, or leads to one. Raises OSError where Path.is_file says no since Python 3.14: if the
+    folder may not be entered.
+    """
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except OSError as error:

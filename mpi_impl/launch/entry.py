@@ -234,7 +234,7 @@ def end_together(error: BaseException, world) -> None:
         return
     if world.rank == speaker:
         say(last_words(error, f"rank {world.rank} of {world.size}" if is_bug(error) else ""))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)       # with which srun ends the rest, when one has left with a status
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)       # srun sends it to the rest when one rank has failed
     sys.exit(status)
 
 

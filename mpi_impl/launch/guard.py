@@ -75,7 +75,7 @@ def leaving_nothing() -> Iterator[None]:
 def end_descendants() -> None:
     """Kill the children of this process until there are none: those of a child that is dead have become its own.
 
-    A zombie is among them, since its threads may run on, and have children.
+    Zombies count, too: the main thread of one is dead, but while others run, its children are still its own.
     """
     while found := {pid for pid, parent, _ in processes() if parent == os.getpid()}:
         for pid in found:

@@ -255,7 +255,7 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
         settings[ON_TERMINAL] = "1"
     settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
     settings |= os.environ | {ASKED_SIZE: str(ranks)}
-    return {name: value for name, value in settings.items() if name not in mpi.left_behind}
+    return {name: value for name, value in settings.items() if name not in mpi.not_inherited}
 
 
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None,

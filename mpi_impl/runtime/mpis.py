@@ -22,7 +22,7 @@ class Implementation(NamedTuple):
     ssh_agents: tuple[str, ...] = ()                        # and where the user says how else hosts are reached
     rank_and_size: tuple[str, str] = "PMI_RANK", "PMI_SIZE"     # where the launcher tells a process these
     local_size: str = "MPI_LOCALNRANKS"                     # and the number of ranks on its machine
-    left_behind: tuple[str, ...] = ()           # variables that a caller of MPI leaves to its children, for no launcher
+    not_inherited: tuple[str, ...] = ()     # variables of a process that has called MPI, which mislead its launchers
 
 
 MPICH = Implementation(
@@ -54,7 +54,7 @@ OPEN_MPI = Implementation(
     ssh_options=("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"),
     ssh_agents=("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     rank_and_size=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    left_behind=("OMPI_MCA_ess",),              # version 4's mpiexec would end at once, without a word
+    not_inherited=("OMPI_MCA_ess",),            # with it, version 4's mpiexec ends at once and says nothing
 )
 MVAPICH = MPICH._replace(name="MVAPICH")
 

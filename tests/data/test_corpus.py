@@ -107,6 +107,13 @@ def without_privileges():
             os.seteuid(0)
 
 
+def test_a_link_to_nowhere_or_to_itself_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("1")
+    (tmp_path / "b.txt").symlink_to("nowhere")
+    (tmp_path / "c.txt").symlink_to("c.txt")
+    assert texts(tmp_path) == ["1"]
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
 def test_a_folder_that_cannot_be_read_is_refused(mode):
     """On the way to a file, or below the folder that was given: never quietly left out."""
