@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from zlib import crc32
 
+import mpi4py
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -12,6 +13,9 @@ import tests.one_thread  # noqa: F401
 from mpi_impl.launch.pool import Pool
 from mpi_impl.runtime.mpis import YIELDING
 from tests.small_pools import SmallPools
+
+# The process that starts the workers only loads MPI: Open MPI 4 would take them for ranks of its job.
+mpi4py.rc.initialize = False
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("fast", max_examples=30, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)

@@ -46,14 +46,10 @@ def curve(folder: Path) -> tuple[list[dict], list[dict]]:
     return [row for row in rows if "lm_loss" in row], [row for row in rows if "lm_loss" not in row]
 
 
-def ranks_of(job: Job) -> set[int]:
-    return {pid for pid, is_rank in job.processes().items() if is_rank}
-
-
 def kill_a_rank(job: Job, moment: str, draw: random.Random) -> None:
     """Kill a rank of the present start: before or after it has begun to train, or in the middle of a checkpoint."""
     before = last_saved_iteration(job.root)
-    wait_for(lambda: bool(ranks_of(job)), "the next start", LONG)
+    wait_for(lambda: bool(job.ranks()), "the next start", LONG)
     if moment == "start":
         time.sleep(draw.uniform(0, 3))
     else:
@@ -62,9 +58,9 @@ def kill_a_rank(job: Job, moment: str, draw: random.Random) -> None:
         wait_for(lambda: any(job.root.glob("iter_*.tmp")), "another checkpoint", LONG)
     if moment == "work":
         time.sleep(draw.uniform(0, 0.1))
-    killed = sorted(ranks_of(job))
+    killed = sorted(job.ranks())
     os.kill(draw.choice(killed), signal.SIGKILL)
-    wait_for(lambda: ranks_of(job).isdisjoint(killed), "the end of all others", LONG)
+    wait_for(lambda: job.ranks().isdisjoint(killed), "the end of all others", LONG)
 
 
 @pytest.mark.deep

@@ -21,6 +21,7 @@ from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, trac
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.launch.launcher import LAUNCHER_FAILED
+from mpi_impl.runtime.mpis import INTEL_MPI
 from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
 from tests.deep import one_fast_of
 from tests.launching import MPI, environment
@@ -85,12 +86,17 @@ class Job:
         """Return the pids of the job's living processes; each is mapped to whether it is a rank."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                text = Path(f"/proc/{pid}/environ").read_text(errors="replace")     # empty once it has died
-                settings = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-                if settings.get(MARK) == self.mark:
-                    found[int(pid)] = any(rank in settings for rank, _ in LAUNCHER_VARIABLES)
+            settings = dict(line.split("=", 1) for line in text_of(f"/proc/{pid}/environ").split("\0") if "=" in line)
+            if settings.get(MARK) == self.mark:
+                found[int(pid)] = any(rank in settings for rank, _ in LAUNCHER_VARIABLES)
         return found
+
+    def ranks(self) -> set[int]:
+        """Return the pids of its ranks: with Intel MPI, of those that have started MPI, before which its launcher does
+        not notice a death.
+        """
+        ranks = {pid for pid, is_rank in self.processes().items() if is_rank}
+        return {pid for pid in ranks if "/dev/shm/" in text_of(f"/proc/{pid}/maps")} if MPI == INTEL_MPI else ranks
 
     def kill(self, draw: random.Random, iteration: int, seconds: float) -> int:
         """Kill a rank, or two, this many seconds after this iteration was saved -> by which signal; 0 if it is over."""
@@ -99,7 +105,7 @@ class Job:
         time.sleep(seconds)
         number, killed = draw.choice(SIGNALS), False
         while self.launcher.poll() is None and not killed:
-            ranks = sorted(pid for pid, is_rank in self.processes().items() if is_rank)
+            ranks = sorted(self.ranks())
             for pid in draw.sample(ranks, min(len(ranks), draw.choice([1, 1, 2]))):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -126,6 +132,13 @@ class Job:
         """Return the shared memory that was made since the start, and that no process maps any more."""
         made = shared_memory() - self.memory
         return made.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit()))
+
+
+def text_of(path: str) -> str:
+    """Return what the system says of a process, or "" if it is gone."""
+    with suppress(OSError):
+        return Path(path).read_text(errors="replace")
+    return ""
 
 
 def soon(condition) -> bool:
