@@ -49,8 +49,9 @@ def cross_entropy_backward(exp, highest, total, dloss, ids, held):
 
 def adam_update(states, grad, model, runs, factor, step, rate, config):
     param, m, v = states
+    grad *= factor
     for part, decays in runs:
-        optimizer.adam_update(param[part], factor * grad[part], m[part], v[part], step, rate, decays, config)
+        optimizer.adam_update(param[part], grad[part], m[part], v[part], step, rate, decays, config)
     if model is not None:
         model[...] = param
 

@@ -103,11 +103,11 @@ def cross_entropy_backward(kept, highest, total, dloss, ids, held):
 def adam_update(states, grad, model, runs, factor, step, rate, config):
     """Take one AdamW step (reference/optimizer.py) in place on `states`, parameters and both moments, flat like grad.
 
-    The gradient counts `factor` times. `model` gets the parameters in the model's own format, unless it is None. `runs`
-    are slices that make up the whole, each with whether it has weight decay.
+    The gradient is multiplied by `factor` first, in place. `model` gets the parameters in the model's own format,
+    unless it is None. `runs` are slices that make up the whole, each with whether it has weight decay.
     """
     if factor != 1:
-        grad = factor * grad
+        grad *= factor
     param, m, v = states
     for part, decays in runs:
         if decays:

@@ -23,6 +23,7 @@ from reference.dropout import Dropout
 from reference.exact.array import as_exact
 from reference.layer_context import LayerContext
 from reference.models.model import model_forward
+from reference.optimizer import clip_coefficient
 from reference.params import assign, leaves, shard, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training
@@ -75,10 +76,11 @@ def play_in_textbook(sizes: ProofSizes, seed: int) -> Iterator[Parts]:
                 seen.see_inside("batch", name, x)
         seen.see_tree("parameters", trainer.params)
         seen.see_forward(trainer, batch)
-        loss, norm, grads = trainer.step(batch)
-        for name, grad in leaves(grads):
+        loss, norm, clipped = trainer.step(batch)
+        factor = clip_coefficient(norm, sizes.optimizer.clip_grad)
+        for name, grad in leaves(clipped):
             for phase in ("gradients", "reduction"):      # the same in one process
-                seen.see_inside(phase, name, grad)
+                seen.see_inside(phase, name, grad / factor)
         seen.see_inside("step", "mean loss", np.stack([loss]))
         seen.see_inside("step", "gradient norm", np.stack([norm]))
         for state, tree in (("m", trainer.m), ("v", trainer.v), ("parameters", trainer.params)):

@@ -30,7 +30,8 @@ class Muon(Adam):
         super().update(grads, factor, rate)
         for piece in self.matrices:
             param, m = (self.states[name].load(piece).reshape(piece.of.shape) for name in ("parameters", "m"))
-            grad = factor * grads.load(piece).reshape(piece.of.shape)
+            grad = grads.load(piece).reshape(piece.of.shape)
+            grad *= factor
             muon_update(param, grad, m, piece.of.tensor, rate, self.config,
                         partial(orthogonalized_shard, group=self.tensor))
             self.states["m"].store(piece, m.reshape(-1))

@@ -41,7 +41,7 @@ class Adam:
         return norm, rate
 
     def update(self, grads: Buffer, factor: float, rate: float) -> None:
-        """Move the parameters along `factor` times the gradients, which stay as they are."""
+        """Move the parameters along the gradients, which are multiplied by `factor`."""
         for tile in self.tiles:
             place = tile.place
             states = [buffer.load(place) for buffer in self.states.values()]

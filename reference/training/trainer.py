@@ -49,7 +49,7 @@ class Trainer:
         self.auxiliary = 0       # the last step's losses of experts, [2], if there are any
 
     def step(self, batch, skipped=False):
-        """Do one step on the global batch; return the loss, the norm and the gradients before clipping.
+        """Do one step on the global batch; return loss, norm before clipping and clipped gradients.
 
         A step that is `skipped`, because gradients overflowed in 16 bits elsewhere, changes no weights.
         """
@@ -60,8 +60,9 @@ class Trainer:
         self.auxiliary = auxiliary.total
         norm = np.sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
+        grads = tree_map(lambda grad: grad * clip, grads)
         if not skipped:
-            self.update(tree_map(lambda grad: grad * clip, grads))
+            self.update(grads)
         return loss, norm, grads
 
     def update(self, grads):

@@ -63,8 +63,8 @@ def steps_scaled_by(group, case: Case, plan: Plan, scale: float, optimizer: Opti
     precision = Precision("bfloat16", LossScaling(loss_scale=scale))
     with trainer_on(group, case, plan, precision, optimizer) as trainer:
         results = [one_step(trainer, case, 2, step) for step in range(3)]
-        states = [trainer.state.whole(buffer).copy() for buffer in trainer.state.optimizer_states.values()]
-        return results, [*states, trainer.state.whole(trainer.state.gradients.own) / scale]
+        buffers = *trainer.state.optimizer_states.values(), trainer.state.gradients.own
+        return results, [trainer.state.whole(buffer).copy() for buffer in buffers]
 
 
 @EVERY_PLAN

@@ -9,40 +9,42 @@ struct Runs {
     __device__ bool decays(int run) const { return (run % 2 == 0) == first_decays; }
 };
 
-// The optimizer's states and the gradient are numbers. The gradient counts `factor` times.
+// The optimizer's states and the gradient are numbers. The gradient is multiplied by `factor` first, if that is not 1.
 // `model`, if it is given, gets the weight in the model's format. `rate` and `root` include Adam's corrections:
 // rate / (1 - beta1^step) and 1 / (1 - beta2^step). Where there is weight decay, weights are multiplied by `decay`.
-template <bool MODEL>
-__device__ void move(number *param, const number *grad, number *m, number *v, element *model, const Runs &runs, number factor,
+template <bool SCALED, bool MODEL>
+__device__ void move(number *param, number *grad, number *m, number *v, element *model, const Runs &runs, number factor,
                      number rate, number root, number beta1, number rest1, number beta2, number rest2, number epsilon,
                      number decay) {
     for (int run = 0; run < runs.count; ++run) {
         Index start = runs.ends[run], size = runs.ends[run + 1] - start;
         number keep = runs.decays(run) ? decay : 1;
-        const number *__restrict__ g = grad + start;
-        number *__restrict__ p = param + start, *__restrict__ m_ = m + start, *__restrict__ v_ = v + start;
+        number *__restrict__ p = param + start, *__restrict__ g = grad + start, *__restrict__ m_ = m + start,
+               *__restrict__ v_ = v + start;
         element *__restrict__ copy = model + start;
 #if !defined(CORE)  // more words on their way at a time
 #pragma unroll 4
 #endif
         VECTORS EACH_ELEMENT(i, size) {
-            number gradient = g[i] * factor;
+            number gradient = SCALED ? g[i] * factor : g[i];
             number mean = beta1 * m_[i] + rest1 * gradient, square = beta2 * v_[i] + rest2 * gradient * gradient;
             number moved = p[i] * keep - rate * mean / (sqrt(square * root) + epsilon);
             m_[i] = mean, v_[i] = square, p[i] = moved;
+            if (SCALED) g[i] = gradient;
             if (MODEL) copy[i] = narrow(moved);
         }
     }
 }
 
-#define MOVE(has_model)                                                                                         \
-    move<has_model>(param, grad, m, v, model, runs, (number)factor, (number)rate, (number)root, (number)beta1, \
-                    (number)rest1, (number)beta2, (number)rest2, (number)epsilon, (number)decay)
+#define MOVE(scaled, has_model)                                                                                     \
+    move<scaled, has_model>(param, grad, m, v, model, runs, (number)factor, (number)rate, (number)root, (number)beta1, \
+                            (number)rest1, (number)beta2, (number)rest2, (number)epsilon, (number)decay)
 
-extern "C" __global__ void adam(number *param, const number *grad, number *m, number *v, element *model, Runs runs,
+extern "C" __global__ void adam(number *param, number *grad, number *m, number *v, element *model, Runs runs,
                                 double factor, double rate, double root, double beta1, double rest1, double beta2,
                                 double rest2, double epsilon, double decay) {
-    model ? MOVE(true) : MOVE(false);
+    if (factor == 1) model ? MOVE(false, true) : MOVE(false, false);
+    else model ? MOVE(true, true) : MOVE(true, false);
 }
 
 #if !defined(CORE)  // where BLAS does it
