@@ -14,7 +14,7 @@ from mpi_impl.launch.pool import Pool
 from mpi_impl.runtime.mpis import YIELDING
 from tests.small_pools import SmallPools
 
-# The process that starts the workers only loads MPI: Open MPI 4 would take them for ranks of its job.
+# An import of MPI does not start it: to Open MPI 4, workers that a process with MPI starts would be ranks of its job.
 mpi4py.rc.initialize = False
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

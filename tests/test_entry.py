@@ -93,7 +93,7 @@ def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path):
 
 
 def test_a_rank_that_shuts_down_cannot_be_asked_to_end(tmp_path):
-    """As srun asks it, when another has failed in the same way and is gone."""
+    """By srun, for example, after another rank has failed in the same way."""
     job = ends(tmp_path, """
         import atexit
         atexit.register(os.kill, os.getpid(), signal.SIGTERM)

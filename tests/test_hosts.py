@@ -149,7 +149,7 @@ run(pretrain_gpt.main)
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(MPI != MPICH, reason="other launchers wait until their connection times out")
+@pytest.mark.skipif(MPI != MPICH, reason="with other launchers not all of it ends within seconds")
 def test_a_cut_link_ends_every_rank_and_the_run_goes_on(two, tmp_path):
     """On each side ranks say what they have waited for, and soon nothing of the job is left on either host, though no
     word gets across. When there is a link again, --load goes on, and comes to the weights of an undisturbed run.

@@ -54,7 +54,7 @@ OPEN_MPI = Implementation(
     ssh_options=("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"),
     ssh_agents=("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
     rank_and_size=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-    not_inherited=("OMPI_MCA_ess",),            # with it, version 4's mpiexec ends at once and says nothing
+    not_inherited=("OMPI_MCA_ess",),            # with it, mpiexec of version 4 ends without a message
 )
 MVAPICH = MPICH._replace(name="MVAPICH")
 
