@@ -68,3 +68,5 @@ WORKS = {"h512": Work(h=512, L=6, a=8, s=256, b=8, V=8192), "h128": Work(h=128, 
          "bert256": Work(h=256, L=4, a=8, s=128, b=8, V=4096, bert=1),
          "bert384": Work(h=384, L=4, a=6, s=512, b=2, V=4096, bert=1)}
 GPU_WORK = Work(h=1536, L=40, a=16, s=1024, b=8, V=51200)
+GPU_WORKS = {"1.2B": GPU_WORK, "h1024": Work(h=1024, L=24, a=16, s=1024, b=8, V=51200), "h512": WORKS["h512"],
+             "h256": WORKS["h256"]}

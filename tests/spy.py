@@ -12,6 +12,8 @@ import contextlib
 import dataclasses
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,9 +130,21 @@ class Queue:
     faults: list[str] = dataclasses.field(default_factory=list)     # where nobody could raise them
     pinned: weakref.WeakSet = dataclasses.field(default_factory=weakref.WeakSet)
     lock: Any = dataclasses.field(default_factory=threading.Lock)   # a checkpoint is saved by several threads
+    recorded: list[Callable[[], Any]] | None = None                 # while a graph is recorded: what computes it again
+
+    def launch(self, again: Callable[[], Any]) -> None:
+        """Count a computation, which `again` repeats."""
+        self.launched += 1
+        if self.recorded is not None:
+            self.recorded.append(again)
+
+    def refuse_transfer(self) -> None:
+        if self.recorded is not None:
+            raise Refused("Nothing moves to or from the host while a graph is recorded.")
 
     def finish(self, until: int | None = None) -> None:
         """Wait for everything that was launched, or for so much of it."""
+        self.refuse_transfer()
         with self.lock:
             self.finished = max(self.finished, self.launched if until is None else until)
             for memory in list(self.pinned):
@@ -157,6 +171,7 @@ class Pinned(bytearray):
     def begin(self, host: np.ndarray, elements: np.ndarray, written: bool) -> None:
         """Begin a copy from or to these elements. What is written is nonsense until it is over."""
         start = host.__array_interface__["data"][0] - np.frombuffer(self, np.uint8).__array_interface__["data"][0]
+        QUEUE.refuse_transfer()
         with QUEUE.lock:
             QUEUE.launched += 1
             self.copies.append((QUEUE.launched, slice(start, start + host.nbytes), elements.tobytes(), written))
@@ -184,6 +199,8 @@ class Memory:
 
     def __init__(self, elements: np.ndarray):
         self.ptr = elements.__array_interface__["data"][0]
+        if QUEUE.recorded is not None:
+            QUEUE.recorded.append(partial(id, elements))        # the graph's memory stays
         alive = [lent for lent in LENT.get(self.ptr, []) if lent.owner() is not None]
         LENT[self.ptr] = [*alive, Lent(weakref.ref(owner(elements)), elements.nbytes, elements.dtype)]
 
@@ -245,6 +262,7 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
         if isinstance(pinned := owner(host).base, Pinned):
             pinned.begin(host, host, written=False)
         else:
+            QUEUE.refuse_transfer()
             QUEUE.launched += 1
         self._elements[...] = host
 
@@ -307,14 +325,20 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
         if any(isinstance(k, SpyArray) and k.dtype == bool for k in as_tuple(key)):
             raise Refused("Reading through a mask has a shape that depends on the data, so CuPy would wait for the "
                           "device to count: use np.where.")
-        return to_spy(self._elements[to_plain(with_ellipsis(key))])
+        compute = partial(self._elements.__getitem__, to_plain(with_ellipsis(key)))
+        result = compute()
+        spy = to_spy(result)
+        if computed(result, [self._elements]):
+            QUEUE.launch(partial(compute_into, spy, compute))
+        return spy
 
     def __setitem__(self, key, value):
         check_key(key)
         if not isinstance(value, (SpyArray, *SCALARS)):
             raise Refused(f"CuPy refuses to assign {kind(value)} to elements on the device.")
-        QUEUE.launched += 1
-        self._elements[to_plain(with_ellipsis(key))] = to_plain(value)
+        assign = partial(self._elements.__setitem__, to_plain(with_ellipsis(key)), to_plain(value))
+        assign()
+        QUEUE.launch(assign)
 
     def __getattr__(self, name):
         if name in ATTRIBUTES:
@@ -347,6 +371,8 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(self, function, types, args, kwargs):
         name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
         if name in CREATION:
+            if any(isinstance(x, np.ndarray) for x in leaves(args)):
+                QUEUE.refuse_transfer()
             return run(f"np.{name}", function, CREATION[name], replaced(args, np.ndarray, SpyArray), kwargs)
         if name.endswith("_like") and kwargs.get("shape") == ():
             raise Refused(f"CuPy's {name} takes the shape () for none, and gives that of the prototype.")
@@ -364,17 +390,29 @@ def run(name, function, parameters, args, kwargs):
         raise Refused(f"CuPy's {name} takes no `{keyword}`. It takes {', '.join(parameters)}.")
     if any(isinstance(x, np.ndarray) for x in leaves((args, kwargs))):
         raise Refused(f"CuPy's {name} refuses to mix in a host array: move it with np.asarray(..., like=x).")
-    result = function(*to_plain(args), **to_plain(kwargs))
-    out = kwargs.get("out")
-    QUEUE.launched += out is not None or any(computed(x) for x in leaves(result))
+    inputs = to_plain(args), to_plain(kwargs)
+    compute = partial(function, *inputs[0], **inputs[1])
+    result, out = compute(), kwargs.get("out")
     if out is not None:
+        QUEUE.launch(compute)
         return out[0] if isinstance(out, tuple) else out
-    return to_spy(result)
+    spies = to_spy(result)
+    if computed(result, [getattr(function, "__self__", None), *leaves(inputs)]):
+        QUEUE.launch(compute if result is None else partial(compute_into, spies, compute))
+    return spies
 
 
-def computed(result) -> bool:
-    """Report whether the device had to compute this result, as it has not for a view or a shape."""
-    return result is None or isinstance(result, np.generic) or (isinstance(result, np.ndarray) and result.base is None)
+def computed(results, given) -> bool:
+    """Report whether the device had to compute a result, as it has not for a shape, or a view of what was given."""
+    owners = [owner(x) for x in given if isinstance(x, np.ndarray)]
+    return any(x is None or isinstance(x, np.generic)
+               or (isinstance(x, np.ndarray) and not any(owner(x) is one for one in owners)) for x in leaves(results))
+
+
+def compute_into(spies, compute) -> None:
+    """Compute again what these spies are."""
+    for spy, values in zip(leaves(spies), leaves(compute()), strict=True):
+        spy._elements[...] = values
 
 
 def check_key(key):

@@ -128,6 +128,7 @@ ALONE = {
         "Trainer.in_format": "the machine's ModelState holds rounded weights beside the master weights",
         "StepResult": "a rank's results have more fields than fit into a tuple",
         "Trainer.compute_step": "a step that an observer may see again",
+        "Trainer.compute_gradients": "what a CUDA graph may repeat",
         "Trainer.evaluate Trainer.pipeline Trainer.contexts": "forwards alone, on the same stages",
         "Trainer.total_weights Trainer.whole_losses Trainer.on_host": "sums over the replicas",
         "Trainer.held": "the bytes of one rank",

@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from mpi_impl.kernels.cuda import cublas
+from mpi_impl.runtime.arrays import dtype_of
 from tests.fake_cuda import CODES, OPS, FakeCommunicator
-from tests.gpu.emulated import FakeCublas
 from tests.spy import CREATION, FUNCTIONS, METHODS, UFUNC_METHODS, UFUNCS_LACKING, Refused, SpyArray
 
 HOST = np.arange(6.0).reshape(2, 3)
@@ -110,13 +111,24 @@ def test_cupys_nccl_has_these_calls_and_codes():
     assert len(nccl.get_unique_id()) == 128
 
 
-def test_cupys_cublas_has_these_calls_and_codes():
-    pytest.importorskip("cupy")
+def test_cublas_has_these_calls_and_cupy_these_codes():
+    cupy = pytest.importorskip("cupy")
     try:
-        from cupy_backends.cuda.libs import cublas
+        from cupy_backends.cuda.libs import cublas as theirs
     except ImportError:
         pytest.skip("CuPy finds no cuBLAS")
-    for name in ("setMathMode", "gemmEx", "gemmStridedBatchedEx"):
-        assert taken_by_cupy(getattr(cublas, name)) == taken_by_cupy(getattr(FakeCublas, name)), name
-    for name in ("CUBLAS_COMPUTE_32F", "CUBLAS_COMPUTE_64F"):
-        assert getattr(cublas, name) == getattr(FakeCublas, name)
+    for name, ours in (("setMathMode", "SetMathMode"), ("setStream", "SetStream_v2"), ("gemmEx", "GemmEx"),
+                       ("gemmStridedBatchedEx", "GemmStridedBatchedEx")):
+        assert len(taken_by_cupy(getattr(theirs, name))) == len(getattr(cublas.library(), f"cublas{ours}").argtypes)
+    codes = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
+    assert {dtype_of(name): getattr(cupy.cuda.runtime, f"CUDA_R_{code}")
+                              for name, code in codes.items()} == cublas.FORMATS
+    assert {dtype_of(name): getattr(theirs, f"CUBLAS_COMPUTE_{codes[name]}")
+                              for name in ("float64", "float32")} == cublas.COMPUTE
+
+
+def test_cupy_records():
+    cupy = pytest.importorskip("cupy")
+    for owner, names in ((cupy.cuda.Stream, "begin_capture end_capture"), (cupy.cuda.MemoryPool, "malloc"),
+                         (cupy.cuda, "using_allocator"), (cupy.cuda.graph.Graph, "launch")):
+        assert all(hasattr(owner, name) for name in names.split())

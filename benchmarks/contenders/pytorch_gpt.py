@@ -5,8 +5,9 @@ A work with `g` is a Llama; the BERT is in pytorch_bert.py.
 With `--threads n` it is one process with n threads; with `--ddp` or `--fsdp2` ranks divide the samples. Written as
 PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; in a Llama gate and up in one product, keys and values repeated for the heads of their group
-as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model. With `--bf16`, and
-always with `--cuda`, on a GPU, products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
+as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model, and with `--graph` in
+its mode for small ones, which replays CUDA graphs. With `--bf16`, and always with `--cuda`, on a GPU, products in
+bfloat16 by `torch.autocast`, weights and AdamW in float32.
 """
 import os
 import sys
@@ -194,7 +195,8 @@ def main(kind=TorchGPT):
     torch.manual_seed(0)     # replicated parameters are then identical on every rank
     model = split_by_samples(kind(work).to(device), halves)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    loss_of = torch.compile(model) if "--compile" in sys.argv else model
+    mode = "reduce-overhead" if "--graph" in sys.argv else "default"
+    loss_of = torch.compile(model, mode=mode) if "--compile" in sys.argv else model
     mine = work._replace(b=work.b // (RANKS if DATA else 1))
     batch = [x.to(device) for x in kind.batch(mine, torch.Generator().manual_seed(0))]
 

@@ -3,8 +3,9 @@
 Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. With
 `--data-parallel` ranks divide the samples instead, and with `--zero-stage-3`, too, all states. The step is in float32
-on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the ranks take a few
-steps by themselves and print the milliseconds of a step by kind of work, as JSON (cpu_times.py, gpu_times.py).
+on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU, and with `--graph`, too, by a CUDA graph.
+With `--where`, too, the ranks take a few steps by themselves and print the milliseconds of a step by kind of work, as
+JSON (cpu_times.py, gpu_times.py).
 """
 import json
 import sys
@@ -62,7 +63,7 @@ def main() -> None:
                               keep_gathered_inputs=sequence, zero_stage=3 * ("--zero-stage-3" in sys.argv))
     topology = connect(ranks, parallel)
     precision = Precision("bfloat16" if cuda or "--bf16" in sys.argv else "float32")
-    trainer = Trainer(ModelState(model_of(work), topology, 1, precision, like), optimizer)
+    trainer = Trainer(ModelState(model_of(work), topology, 1, precision, like), optimizer, "--graph" in sys.argv)
     batch = batch_of(work._replace(b=work.b // replicas))
     batch = type(batch)(*(x if x is None else moved_to(x, like) for x in batch))
 

@@ -67,6 +67,16 @@ class Ledger:
         if self.listener:
             self.listener(entry, elements)
 
+    @contextmanager
+    def diverted(self):
+        """Yield a ledger that the calls inside the `with` block are written into, in place of this one."""
+        other = Ledger()
+        mine, self.totals = self.totals, other.totals
+        try:
+            yield other
+        finally:
+            self.totals = mine
+
     def add(self, other: "Ledger") -> None:
         """Add another rank's totals."""
         for entry, (calls, elements) in other.totals.items():

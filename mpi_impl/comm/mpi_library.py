@@ -57,8 +57,10 @@ def place_on_machine(comm: MPI.Intracomm) -> tuple[int, int]:
 
 def make_progress() -> None:
     """Let MPI move what any group has posted: it does so only inside its calls, so this is one that asks for nothing.
+    (Imagined ranks post nothing, and MPI need not have started.)
     """
-    MPI.COMM_WORLD.Iprobe()
+    if MPI.Is_initialized():
+        MPI.COMM_WORLD.Iprobe()
 
 
 def abort(status: int) -> None:

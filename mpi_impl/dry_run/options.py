@@ -13,7 +13,7 @@ from mpi_impl.plan import profiles
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, DeviceOptions, GPTPretrainingOptions,
-                                       ReportOptions, StateOptions, TokenizerFileOptions)
+                                       GraphOptions, ReportOptions, StateOptions, TokenizerFileOptions)
 from mpi_impl.programs.presets import VOCABULARIES, VOCABULARY
 from mpi_impl.runtime.outputs import check_outputs
 from reference.config import option, require_positive
@@ -51,9 +51,9 @@ KINDS: dict[str, Any] = {"gpt": GPTDryRunOptions, "bert": BERTDryRunOptions}
 DESCRIPTION = ("Run the training program as single ranks of an imagined world, on arrays without data: its "
                "memory, its messages and its time on GPUs. The other options are those of the run, pretrain_gpt's or, "
                "with --model bert, pretrain_bert's.")
-WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(TokenizerFileOptions),
-                  *declared(StateOptions), *declared(ReportOptions), "sample_tokens", "short_seq_prob",
-                  "train_iters", "exit_interval", "init_method_std", "offload_folder", "seed",
+WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(GraphOptions),
+                  *declared(TokenizerFileOptions), *declared(StateOptions), *declared(ReportOptions), "sample_tokens",
+                  "short_seq_prob", "train_iters", "exit_interval", "init_method_std", "offload_folder", "seed",
                   "distributed_timeout_minutes"} - {"load_hf", "vocab_size", "trace"}
 
 

@@ -104,6 +104,7 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
     args = with_defaults(args, parallel.data_parallel_size)
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
     check_schedule(args, parallel, microbatches)
+    check_graph(args, world_size, architecture)
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
     if args.data_path:
@@ -222,6 +223,30 @@ def check_device(args) -> None:
     if args.device == "cpu" and args.distributed_backend not in (None, "mpi"):
         raise UserError(f"--distributed-backend is {args.distributed_backend}, which is for arrays on GPUs, but "
                         "--device is cpu. Leave it out, or add --device cuda.")
+
+
+def check_graph(args, world_size: int, architecture: str) -> None:
+    """Raise UserError for a step that a recording cannot repeat."""
+    if args.cuda_graph_impl == "none":
+        return
+    dropped = max(args.hidden_dropout, args.attention_dropout)
+    problems = {
+        "--device is cpu. Leave it out, or add --device cuda.": args.device == "cpu",
+        f"this run has {world_size} ranks, and messages are not recorded. Leave it out, or start one rank.":
+            world_size > 1,
+        "dropout draws another mask in each step. Leave it out, or add --hidden-dropout 0 --attention-dropout 0.":
+            dropped > 0,
+        "a BERT's losses are divided by another number in each step. Leave it out.": architecture == "bert",
+        "experts get other numbers of tokens in each step. Leave it out, or --num-experts.": args.num_experts,
+        "ZeRO and --cpu-offload move states to and fro. Leave it out, or them.":
+            args.zero_stage or args.use_distributed_optimizer or args.cpu_offload,
+        f"--seq-length is {args.seq_length}, and 128 does not divide it: for 16 bits cuDNN then reads lengths that are "
+        "gone when the work is repeated. Leave it out, or choose another length.":
+            (args.fp16 or args.bf16) and args.seq_length % 128}
+    for problem, found in problems.items():
+        if found:
+            raise UserError(f"--cuda-graph-impl is {args.cuda_graph_impl}, which repeats the work of one step, but "
+                            f"{problem}")
 
 
 def check_schedule(args, parallel: ParallelConfig, m: int) -> None:

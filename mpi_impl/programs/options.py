@@ -114,6 +114,16 @@ class DeviceOptions:
 
 
 @option_group
+class GraphOptions:
+    """CUDA graphs."""
+
+    cuda_graph_impl: str = option_field(
+        "none", "record what the second step gives a GPU until its gradients are there (full_iteration), and then give "
+        "it the recording, in one call: small models are several times as fast",
+        choices=("none", "full_iteration"))
+
+
+@option_group
 class MemoryOptions:
     """Memory."""
 
@@ -274,9 +284,9 @@ class ReportOptions:
 
 
 @option_group
-class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
-                         TrainingOptions, MuonOptions, PrecisionOptions, DataOptions, TokenizerFileOptions,
-                         StateOptions, ReportOptions):
+class PretrainingOptions(ModelOptions, ExpertsOptions, ParallelismOptions, DeviceOptions, GraphOptions,
+                         MemoryOptions, TrainingOptions, MuonOptions, PrecisionOptions, DataOptions,
+                         TokenizerFileOptions, StateOptions, ReportOptions):
     """The options that a GPT and a BERT have in common."""
 
 

@@ -98,7 +98,8 @@ class Pretraining(Program):
         self.forecast = forecast.check_memory(self.hosts, self.imagined, self.predicted, in_memory)
         self.resident = resident_memory.ResidentMemory(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
-                                          self.device.like, self.args.offload_folder), settings.optimizer)
+                                          self.device.like, self.args.offload_folder), settings.optimizer,
+                               replayed=self.args.cuda_graph_impl != "none")
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
         self.load()
         self.divergence = DivergenceCheck(self.trainer, self.args.lr)

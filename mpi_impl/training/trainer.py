@@ -11,6 +11,7 @@ from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.muon import Muon
 from mpi_impl.training.optimizer import Adam
+from mpi_impl.training.replays import Replays
 from reference.batches import number_of_tokens
 from reference.dropout import Dropout
 from reference.layer_context import EVALUATION, AuxiliaryLosses, LayerContext
@@ -45,7 +46,8 @@ class StepResult(NamedTuple):
 class Trainer:
     """Steps that move one rank's ModelState, and evaluations of it. All ranks call its methods together."""
 
-    def __init__(self, state: ModelState, optimizer: OptimizerConfig):
+    def __init__(self, state: ModelState, optimizer: OptimizerConfig, replayed: bool = False):
+        """With `replayed` steps on a GPU are recorded, and replayed. There is one rank, and nothing is dropped."""
         self.state, self.topology, self.ledger = state, state.topology, state.topology.world.ledger
         assert optimizer.muon == state.topology.config.whole_matrices, "the layout is another optimizer's"
         of = state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted
@@ -55,6 +57,7 @@ class Trainer:
         self.measured = False         # whether the next steps count the bytes of activations
         self.peaks = Peaks()          # of the last step
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
+        self.replays = Replays(self.compute_gradients, self.ledger) if replayed else None
 
     def step(self, microbatches: Sequence, global_batch_size: int, observer: StepObserver | None = None) -> StepResult:
         """Make one step on this replica's microbatches (reference/batches.py) of a global batch of B sequences.
@@ -68,21 +71,19 @@ class Trainer:
         return result
 
     def compute_step(self, microbatches: Sequence, global_batch_size: int, observer: StepObserver | None) -> StepResult:
-        """Compute the gradients, reduce them, and update the weights.
+        """Compute the reduced gradients, and update the weights.
 
         A step that was skipped can be computed again, to show it to an observer: no weight has moved.
         """
         state, scale = self.state, self.scaler.scale
-        state.gradients.expect(len(microbatches))
         contexts = self.contexts(microbatches, self.auxiliary_losses(microbatches, global_batch_size))
-        arguments = (state, microbatches, self.total_weights(microbatches, global_batch_size), contexts, scale,
-                     self.measured)
-        work = observer.observed_pass(self.iteration, *arguments) if observer else TrainingPass(*arguments)
-        self.pipeline("training", len(microbatches)).play(work.compute, state.device_prototype,
-                                                          state.shape(microbatches))
+        arguments = microbatches, self.total_weights(microbatches, global_batch_size), contexts, scale
+        if self.replays and not observer and not self.measured:
+            work = self.replays.play(*arguments)
+        else:
+            work = self.compute_gradients(*arguments, observer)
         self.peaks = work.peaks if self.measured else self.peaks._replace(caches=work.peaks.caches)
         with self.ledger.phase("reduction"):
-            state.reduce_gradients()
             losses, auxiliary = self.whole_losses(work.losses), self.whole_auxiliary_losses(contexts)
         if observer:
             observer.see_reduction(sum(losses))
@@ -93,6 +94,19 @@ class Trainer:
         if observer:
             observer.see_update(norm, rate)
         return StepResult(losses, norm, rate, scale, auxiliary)
+
+    def compute_gradients(self, microbatches: Sequence, totals: Sequence[float], contexts: Sequence[LayerContext],
+                          scale: float, observer: StepObserver | None = None) -> TrainingPass:
+        """Compute the gradients of `scale` times the loss, and reduce them."""
+        state = self.state
+        state.gradients.expect(len(microbatches))
+        arguments = state, microbatches, totals, contexts, scale, self.measured
+        work = observer.observed_pass(self.iteration, *arguments) if observer else TrainingPass(*arguments)
+        self.pipeline("training", len(microbatches)).play(work.compute, state.device_prototype,
+                                                          state.shape(microbatches))
+        with self.ledger.phase("reduction"):
+            state.reduce_gradients()
+        return work
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> tuple[float, ...]:
         """Return the losses of the heads over a global batch, of which this replica has these microbatches."""

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,10 +22,11 @@ import ml_dtypes
 import numpy as np
 
 from mpi_impl.kernels import cuda
+from mpi_impl.kernels.cuda import cublas
 from mpi_impl.kernels.fused import launcher
 from mpi_impl.runtime.arrays import counter_of
 from tests.installed import installed
-from tests.spy import QUEUE, SpyArray
+from tests.spy import QUEUE, SpyArray, compute_into, leaves
 
 HEADER = Path(__file__).with_name("emulated.h")
 COMPILER = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
@@ -35,11 +36,9 @@ THREADS = 64        # of a block: two warps
 @contextmanager
 def gpu():
     """Give spies kernels for the duration of the `with` block."""
-    modules = {"cupy": FakeCupy(), "cupy_backends": ModuleType("cupy_backends"), "cupy.cuda": FakeCupy.cuda,
-               "cupy.cuda.device": FakeCupy.cuda.device, "cupy_backends.cuda": ModuleType("cuda"),
-               "cupy_backends.cuda.libs": FakeLibraries(), "cupy_backends.cuda.libs.cublas": FakeCublas}
+    modules = {"cupy": FakeCupy(), "cupy.cuda": FakeCupy.cuda, "cupy.cuda.device": FakeCupy.cuda.device}
     with installed(modules), mock.patch.object(launcher, "function", compiled_function), \
-            mock.patch.object(launcher, "THREADS", THREADS), \
+            mock.patch.object(cublas, "library", lambda: FakeCublas), mock.patch.object(launcher, "THREADS", THREADS), \
             mock.patch.object(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray) or counter_of(x) is not None):
         yield
 
@@ -98,8 +97,12 @@ def compiled_function(kernel: str, form: str):
         values = [by_value(x) for x in arguments]
         assert [x.nbytes for x in values] == expected, f"{kernel}: its arguments have other sizes"
         pointers = (ctypes.c_void_p * len(values))(*(x.ctypes.data for x in values))
-        start(*grid, *block, *[1] * (2 - len(block)), pointers)
-        QUEUE.launched += 1
+
+        def begin(_=values):        # which pointers point at
+            start(*grid, *block, *[1] * (2 - len(block)), pointers)
+
+        begin()
+        QUEUE.launch(begin)
 
     return run
 
@@ -122,12 +125,12 @@ class FakeCupy(ModuleType):
 
     class cuda:
         class runtime:
-            CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 1, 0, 2, 14
+            CUDARuntimeError = type("CUDARuntimeError", (Exception,), {})
 
         class device:
             @staticmethod
-            def get_cublas_handle():
-                return 7
+            def get_device_id():
+                return 0
 
         @staticmethod
         def Device():
@@ -135,19 +138,50 @@ class FakeCupy(ModuleType):
 
         @staticmethod
         def get_current_stream():
-            return SimpleNamespace(synchronize=QUEUE.finish)
+            return SimpleNamespace(synchronize=QUEUE.finish, ptr=FakeCublas.STREAM + (QUEUE.recorded is not None))
+
+        @staticmethod
+        def Memory(size):
+            return SimpleNamespace(ptr=size)
+
+        class MemoryPool:
+            malloc = None
+
+        @staticmethod
+        @contextmanager
+        def using_allocator(malloc):
+            yield
+
+        class Stream:
+            """A stream that records. Unlike a GPU's it computes meanwhile, but leaves nonsense behind."""
+
+            def __init__(self, non_blocking):
+                assert non_blocking, "what is recorded must not wait for the default stream"
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                assert QUEUE.recorded is None
+
+            def synchronize(self):
+                QUEUE.finish()
+
+            def begin_capture(self):
+                QUEUE.recorded = []
+
+            def end_capture(self):
+                calls, QUEUE.recorded = QUEUE.recorded, None
+                for spy in leaves([call.args[0] for call in calls if getattr(call, "func", None) is compute_into]):
+                    if spy.dtype.kind in "fV":
+                        spy._elements.fill(np.nan)
+                return SimpleNamespace(launch=lambda: [call() for call in calls])
 
     def __init__(self):
         super().__init__("cupy")
 
     def get_default_memory_pool(self):
-        return SimpleNamespace(total_bytes=lambda: 10**6)
-
-
-class FakeLibraries(ModuleType):
-    def __init__(self):
-        super().__init__("libs")
-        self.cublas = FakeCublas
+        return SimpleNamespace(total_bytes=lambda: 10**6, free_all_blocks=lambda: None)
 
 
 FORMATS = {1: np.dtype(np.float64), 0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}
@@ -156,29 +190,46 @@ FORMATS = {1: np.dtype(np.float64), 0: np.dtype(np.float32), 2: np.dtype(np.floa
 class FakeCublas:
     """C = alpha op(A) op(B) + beta C, on matrices that lie column after column."""
 
-    CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F = 68, 70
+    HANDLE, STREAM = 7, 5
     math_mode = 0
     calls = 0
 
     @staticmethod
-    def setMathMode(handle, mode):
-        assert handle == 7
+    def cublasCreate_v2(handle):
+        handle._obj.value = FakeCublas.HANDLE
+
+    @staticmethod
+    def cublasSetMathMode(handle, mode):
+        assert handle.value == FakeCublas.HANDLE
         FakeCublas.math_mode = mode
 
     @staticmethod
-    def gemmEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, computeType,
-               algo):
-        FakeCublas.gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0,
-                                        beta, C, Ctype, ldc, 0, 1, computeType, algo)
+    def cublasSetStream_v2(handle, stream):
+        assert handle.value == FakeCublas.HANDLE and stream in (FakeCublas.STREAM, FakeCublas.STREAM + 1)
 
     @staticmethod
-    def gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB,
-                             beta, C, Ctype, ldc, strideC, batchCount, computeType, algo):
-        wide = {68: np.dtype(np.float32), 70: np.dtype(np.float64)}[computeType]
-        assert handle == 7 and algo == -1
-        assert FakeCublas.math_mode == 16, "cuBLAS may add up in the format of the result"
-        FakeCublas.math_mode = 0            # as CuPy's own products leave it
+    def cublasSetWorkspace_v2(handle, address, size):
+        assert handle.value == FakeCublas.HANDLE and address and size
+
+    @staticmethod
+    def cublasGemmEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc,
+                     computeType, algo):
+        FakeCublas.cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb,
+                                              0, beta, C, Ctype, ldc, 0, 1, computeType, algo)
+
+    @staticmethod
+    def cublasGemmStridedBatchedEx(*arguments):
+        assert len(arguments) == len(cublas.SIGNATURES["cublasGemmStridedBatchedEx"])
         FakeCublas.calls += 1
+        FakeCublas.multiply(*arguments)
+        QUEUE.launch(partial(FakeCublas.multiply, *arguments))
+
+    @staticmethod
+    def multiply(handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB,
+                 beta, C, Ctype, ldc, strideC, batchCount, computeType, algo):
+        wide = {68: np.dtype(np.float32), 70: np.dtype(np.float64)}[computeType]
+        assert handle == FakeCublas.HANDLE and algo == -1
+        assert FakeCublas.math_mode == 16, "cuBLAS may add up in the format of the result"
         assert Atype == Btype and FORMATS[Ctype] in (FORMATS[Atype], wide), "cuBLAS has no such product"
         assert (FORMATS[Atype] == np.float64) == (wide == np.float64)
         alpha, beta = (matrix(address, wide, 1, 1, 1)[0, 0] for address in (alpha, beta))

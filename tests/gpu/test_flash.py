@@ -68,7 +68,8 @@ def test_what_cudnn_declines_other_kernels_compute(monkeypatch):
 
     monkeypatch.setattr(flash, "is_available", lambda: True)
     flash.say_that_cudnn_declines.cache_clear()
-    cudnn = SimpleNamespace(pygraph=decline, create_handle=int, data_type=SimpleNamespace(HALF=0, FLOAT=1))
+    monkeypatch.setattr(flash, "current_handle", lambda: None)
+    cudnn = SimpleNamespace(pygraph=decline, data_type=SimpleNamespace(HALF=0, FLOAT=1))
     with installed({"cudnn": cudnn}), pytest.warns(match="no kernel for this GPU") as said:
         for s in (4, 5):
             cache = are_the_textbooks(1, "float16", (2, s, 3, 8), True, None, caches)
@@ -99,7 +100,7 @@ def test_what_it_does_not_take(change, monkeypatch):
 def test_an_evaluation_of_many_lengths_builds_each_plan_once(monkeypatch):
     built, graph = [], MagicMock()
     monkeypatch.setattr(flash, "describe_graph", lambda _, layouts, *more: built.append(layouts) or (graph, {}))
-    monkeypatch.setattr(flash, "handle", lambda device: None)
+    monkeypatch.setattr(flash, "current_handle", lambda: None)
     lengths_seen = [(("q", (1, s, 2, 64), (s * 128, 128, 64, 1)),) for s in range(2, 502)]
     with installed({"cudnn": MagicMock()}):
         for layouts in 2 * lengths_seen:

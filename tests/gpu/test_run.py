@@ -20,6 +20,7 @@ SMALL = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 
 @pytest.mark.parametrize("n, more", [
     pytest.param(n, more, marks=[] if device.REAL else pytest.mark.deep) for n, more in [
         (2, "--tensor-model-parallel-size 2 --bf16 --log-throughput"),
+        (1, "--cuda-graph-impl full_iteration --hidden-dropout 0 --attention-dropout 0 --train-iters 8"),
         (4, "--tensor-model-parallel-size 2 --sequence-parallel --dtype float64 --zero-stage 1"),
         (2, "--pipeline-model-parallel-size 2 --fp16 --loss-scale 1024 --recompute-granularity full"),
         (4, "--zero-stage 3 --dtype float32 --micro-batch-size 1")]])

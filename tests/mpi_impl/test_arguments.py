@@ -1,5 +1,6 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
 import re
+from contextlib import nullcontext
 from dataclasses import MISSING
 
 import pytest
@@ -101,7 +102,7 @@ def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunk
 
 T2, P4 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 EACH, FULL = "--num-layers-per-virtual-pipeline-stage", "--recompute-granularity full --recompute-num-layers"
-ROPE = "--position-embedding-type rope"
+ROPE, GRAPH = "--position-embedding-type rope", "--cuda-graph-impl full_iteration"
 GROUPS = ("--group-query-attention --num-query-groups 6 --num-attention-heads 12 --hidden-size 48 "
           "--tensor-model-parallel-size")
 
@@ -186,6 +187,7 @@ REFUSED = {       # on 8 ranks
     "--pipeline-schedule zbh1": "Did you mean zb-h1?", "--pipeline-schedule forward-only": "'forward-only' (choose",
     # ranks
     "--distributed-backend nccl": "add --device cuda", "--distributed-backend gloo": "'gloo' (choose from",
+    "--cuda-graph-impl local": "'local' (choose from", GRAPH: "--device is cpu", f"{GRAPH} --device cuda": "8 ranks",
     **{f"--distributed-timeout-minutes {minutes}": "must be at least 0.01" for minutes in ("-1", "1e5")},
 }
 
@@ -194,6 +196,21 @@ REFUSED = {       # on 8 ranks
 def test_what_does_not_fit_is_refused(options, said):
     with pytest.raises(UserError, match=re.escape(said)):
         parse(options.split(), world_size=8)
+
+
+@pytest.mark.parametrize("more, said", [
+    ("", "--hidden-dropout 0"), ("--hidden-dropout 0", "dropout draws another mask"),
+    *((f"--hidden-dropout 0 --attention-dropout 0 {more}", said) for more, said in [
+        ("--num-experts 4", "experts get"), ("--zero-stage 1", "Leave it out, or them"),
+        ("--use-distributed-optimizer", "Leave it out, or them"),
+        ("--bf16 --seq-length 100", "--seq-length is 100, and 128 does not divide it"), ("", ""),
+        ("--seq-length 100", ""), ("--fp16 --seq-length 256 --max-position-embeddings 256", "")])])
+def test_a_graph_repeats_what_can_be_repeated(more, said):
+    options = f"{GRAPH} --device cuda {more}".split()
+    with pytest.raises(UserError, match=re.escape(said)) if said else nullcontext():
+        parse(options, world_size=1)
+    with pytest.raises(UserError, match="a BERT's losses"):
+        parse(f"{GRAPH} --device cuda --hidden-dropout 0 --attention-dropout 0".split(), 1, "bert")
 
 
 @pytest.mark.parametrize("kind, config", [(GPTPretrainingOptions, ModelConfig), (BERTPretrainingOptions, ModelConfig),

@@ -74,14 +74,19 @@ def device_on(group, asked, machine):
 
 @pytest.mark.parametrize("functions, aware", [
     ({"MPIX_Query_cuda_support": 0}, False), ({"MPIX_GPU_query_support": 0, "MPIX_Query_cuda_support": 1}, True)])
-def test_an_mpi_is_asked_in_its_own_way(monkeypatch, functions, aware):
+def test_an_mpi_is_asked_in_its_own_way(ranks, functions, aware):
     """MPICH's answer comes by a pointer, and is one about CUDA. That of the wheels does not read devices."""
-    assert reads_devices() is False
+    assert ranks.run(1, answers, functions) == [(False, aware)]
+
+
+def answers(group, functions):
+    """Return what this MPI says, and what one with these functions does."""
     calls = {"MPIX_Query_cuda_support": ctypes.CFUNCTYPE(ctypes.c_int)(lambda: functions["MPIX_Query_cuda_support"]),
              "MPIX_GPU_query_support": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int))(
                  lambda kind, out: write_answer(out, kind == 0 and functions["MPIX_GPU_query_support"]))}
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(**{name: calls[name] for name in functions}))
-    assert reads_devices() is aware
+    itself = reads_devices()
+    with mock.patch.object(ctypes, "CDLL", lambda path: SimpleNamespace(**{name: calls[name] for name in functions})):
+        return itself, reads_devices()
 
 
 def write_answer(out, answer):

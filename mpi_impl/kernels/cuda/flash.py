@@ -114,17 +114,15 @@ def run(build, arrays, stats, causal, lengths) -> bool:
     found = plan(build, tuple(map(layout, arrays, arrays.values())), causal, lengths, arrays["q"].dtype)
     if found is None:
         return False
-    import cudnn
     import cupy
-    (graph, numbers), device = found, cupy.cuda.Device().id
-    cudnn.set_stream(handle=handle(device), stream=cupy.cuda.get_current_stream().ptr)
+    graph, numbers = found
     workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
     others = {"stats": stats}
     if lengths is not None:
         others |= {"queries": np.full_like(lengths, arrays["q"].shape[1], dtype=np.int32),
                    "keys": lengths.astype(np.int32)}
     pointers = {numbers[name]: x.data.ptr for name, x in {**arrays, **others}.items()}
-    graph.execute(pointers, workspace.data.ptr, handle=handle(device))
+    graph.execute(pointers, workspace.data.ptr, handle=current_handle())
     return True
 
 
@@ -139,10 +137,19 @@ def plan(build, layouts, causal, lengths, dtype):
     return build_plan(build, layouts, str(dtype), causal, lengths is not None, cupy.cuda.Device().id)
 
 
+def current_handle():
+    """Return this rank's handle for the current stream of its GPU."""
+    import cupy
+    return handle(cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
+
+
 @cache
-def handle(device: int):
+def handle(device: int, stream: int):
+    """Make a handle for a stream of a GPU, which is the current one."""
     import cudnn
-    return cudnn.create_handle()
+    made = cudnn.create_handle()
+    cudnn.set_stream(handle=made, stream=stream)
+    return made
 
 
 @lru_cache(maxsize=1024)        # an evaluation has batches of many lengths
@@ -150,7 +157,7 @@ def build_plan(build, layouts, form: str, causal: bool, padded: bool, device: in
     """Build a graph that is ready to run -> the graph, and the numbers of its tensors; or None if cuDNN declines it."""
     try:
         import cudnn
-        graph, numbers = describe_graph(build, layouts, form, causal, padded, handle(device))
+        graph, numbers = describe_graph(build, layouts, form, causal, padded, current_handle())
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])

@@ -7,13 +7,10 @@ from functools import cache
 
 import numpy as np
 
+from mpi_impl.kernels.cuda import cublas
+from mpi_impl.kernels.cuda.cublas import DEFAULT, FORMATS, PLAIN, TRANSPOSED
 from mpi_impl.kernels.fused import number
-from mpi_impl.runtime.arrays import counter_of, dtype_of
-
-PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
-DEFAULT = -1                  # its choice of an algorithm
-# Where parts of a sum are added up at the end, this adds them in float32, too, and not in the format of the result:
-SUMS_IN_NUMBERS = 16          # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, for which CuPy has no name
+from mpi_impl.runtime.arrays import counter_of
 
 
 def multiply(x, y, out, add: bool = False, scale: float = 1.0):
@@ -31,19 +28,16 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
     if (counter := counter_of(out)):
         counter.multiply(r, k, c, out.size // (r * c))
         return out
-    library, codes, handle_now = cublas()
-    compute, alpha, beta, _ = factors(number(x.dtype), scale, add)
-    handle = handle_now()       # of this rank's GPU
-    library.setMathMode(handle, SUMS_IN_NUMBERS)        # each time: CuPy's own products set the mode of this handle
+    library, (compute, alpha, beta, _) = cublas.library(), factors(number(x.dtype), scale, add)
     # cuBLAS counts along columns, and so sees the transpose of each: it computes out^T = y^T x^T.
-    sizes = handle, how_y, how_x, c, r, k, alpha
-    a, b, result = ((z.data.ptr, codes[z.dtype], step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))
+    sizes = cublas.here(), how_y, how_x, c, r, k, alpha
+    a, b, result = ((z.data.ptr, FORMATS[z.dtype], step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))
     if out.ndim == 2:
-        library.gemmEx(*sizes, *a, *b, beta, *result, compute, DEFAULT)
+        library.cublasGemmEx(*sizes, *a, *b, beta, *result, compute, DEFAULT)
     else:
         apart = [z.strides[0] // z.itemsize for z in (y, x, out)]
-        library.gemmStridedBatchedEx(*sizes, *a, apart[0], *b, apart[1], beta, *result, apart[2], len(out), compute,
-                                     DEFAULT)
+        library.cublasGemmStridedBatchedEx(*sizes, *a, apart[0], *b, apart[1], beta, *result, apart[2], len(out),
+                                           compute, DEFAULT)
     return out
 
 
@@ -62,20 +56,7 @@ def layout(x):
 
 
 @cache
-def cublas():
-    """Return the library, its codes of the formats, and CuPy's function that gives the handle for the library."""
-    from cupy.cuda import runtime
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
-    names = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
-    codes = {dtype_of(name): getattr(runtime, f"CUDA_R_{code}") for name, code in names.items()}
-    return cublas, codes, get_cublas_handle
-
-
-@cache
 def factors(dtype, scale: float, add: bool):
     """Return the type in which cuBLAS computes, the addresses of alpha and beta, and the array that holds them."""
-    library, *_ = cublas()
     values = np.array([scale, float(add)], dtype)
-    compute = library.CUBLAS_COMPUTE_64F if dtype == np.float64 else library.CUBLAS_COMPUTE_32F
-    return compute, values.ctypes.data, values.ctypes.data + values.itemsize, values
+    return cublas.COMPUTE[values.dtype], values.ctypes.data, values.ctypes.data + values.itemsize, values
