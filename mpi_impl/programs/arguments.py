@@ -229,21 +229,18 @@ def check_graph(args, world_size: int, architecture: str) -> None:
     """Raise UserError for a step that a recording cannot repeat."""
     if args.cuda_graph_impl == "none":
         return
-    dropped = max(args.hidden_dropout, args.attention_dropout)
-    problems = {
-        "--device is cpu. Leave it out, or add --device cuda.": args.device == "cpu",
-        f"this run has {world_size} ranks, and messages are not recorded. Leave it out, or start one rank.":
-            world_size > 1,
-        "dropout draws another mask in each step. Leave it out, or add --hidden-dropout 0 --attention-dropout 0.":
-            dropped > 0,
-        "a BERT's losses are divided by another number in each step. Leave it out.": architecture == "bert",
-        "experts get other numbers of tokens in each step. Leave it out, or --num-experts.": args.num_experts,
-        "ZeRO and --cpu-offload move states to and fro. Leave it out, or them.":
-            args.zero_stage or args.use_distributed_optimizer or args.cpu_offload,
-        f"--seq-length is {args.seq_length}, and 128 does not divide it: for 16 bits cuDNN then reads lengths that are "
-        "gone when the work is repeated. Leave it out, or choose another length.":
-            (args.fp16 or args.bf16) and args.seq_length % 128}
-    for problem, found in problems.items():
+    for found, problem in (
+            (args.device == "cpu", "--device is cpu. Leave it out, or add --device cuda."),
+            (world_size > 1,
+             f"this run has {world_size} ranks, and messages are not recorded. Leave it out, or start one rank."),
+            (args.hidden_dropout or args.attention_dropout,
+             "dropout draws another mask in each step. Leave it out, or add --hidden-dropout 0 --attention-dropout 0."),
+            (architecture == "bert", "a BERT's losses are divided by another number in each step. Leave it out."),
+            (args.num_experts, "experts get other numbers of tokens in each step. Leave it out, or --num-experts."),
+            (args.zero_stage or args.use_distributed_optimizer, "ZeRO moves states to and fro. Leave one of them out."),
+            ((args.fp16 or args.bf16) and args.seq_length % 128,
+             f"--seq-length is {args.seq_length}, and 128 does not divide it: in 16 bits cuDNN's backward of attention "
+             "then reads memory that is gone. Leave it out, or choose another length.")):
         if found:
             raise UserError(f"--cuda-graph-impl is {args.cuda_graph_impl}, which repeats the work of one step, but "
                             f"{problem}")

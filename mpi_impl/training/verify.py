@@ -87,7 +87,7 @@ class Verifier:
                 (self.trainer.state.gradients.own, "gradients of all ranks"),
                 (self.trainer.state.optimizer_states["parameters"], "weights of all ranks")))
         found = self.world.broadcast_object(lambda: self.compare(batch, result, grads, params),
-                                      "the textbook's step")
+                                            "the textbook's step")
         self.worst = StepDifference(*map(max, self.worst, found))
         for name, difference, allowed in zip(found._fields, found, TOLERANCE[self.precision.compute], strict=True):
             if not isfinite(difference):

@@ -62,7 +62,7 @@ def replayed_equals_played(group, model, recompute: Recompute, precision, shapes
                 ("weights", WEIGHTS, weights.astype(float), their_weights.astype(float))):
             bound = bounds.get(precision.compute, 0)
             np.testing.assert_allclose(theirs, mine, bound, bound, err_msg=name)
-        assert others == others_again
+        assert others == others_again, "replays count other messages, or other caches"
 
 
 def test_what_cannot_be_recorded_is_an_error(ranks):

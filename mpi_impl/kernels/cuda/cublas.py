@@ -48,7 +48,7 @@ def check(status: int, function, _) -> int:
 
 
 class Handle(NamedTuple):
-    """What cuBLAS calls its context, and the memory that belongs to it."""
+    """The address of a cuBLAS handle, and the handle's workspace, which must live as long."""
 
     address: int
     workspace: Any
