@@ -1,7 +1,7 @@
 """A recording: what a function launches on a GPU, to be launched again in one call. It is a CUDA graph.
 
-Python takes some 50 microseconds to launch a kernel. Small kernels are over sooner, so that the GPU waits. A recording of
-a thousand of them is launched in one call.
+Python takes some 50 microseconds to launch a kernel. Small kernels are over sooner, so that the GPU waits. A recording
+of a thousand of them is launched in one call.
 """
 from collections.abc import Callable
 from contextlib import suppress
