@@ -6,10 +6,10 @@
 A and B are the same training run on two topologies: same model, data, seed and batch. Each is either a folder that
 `pretrain_gpt --record DIR` has written, or pretrain_gpt's options, quoted, with the number of ranks: then it is run
 here, for its first two iterations, and recorded. Or both are folders that shardlab_recorder.py has written, in training
-programs of PyTorch, or both are checkpoints of such programs, or dumps or logs of their frameworks
-(mpi_impl/compare/their_runs). It compares every rank's shard of every tensor that both runs have:
-the parameters, the activations, their gradients, the weights' gradients before and after they are summed over ranks,
-and the updated parameters (mpi_impl/compare/names.py has the list, in order).
+programs of PyTorch, or both are checkpoints of such programs, or dumps of their frameworks
+(mpi_impl/compare/their_runs). It compares every rank's shard of every tensor that both runs have: the parameters,
+the activations, their gradients, the weights' gradients before and after they are summed over ranks, and the updated
+parameters (mpi_impl/compare/names.py has the list, in order).
 
 How to read it: it names the first tensor *in the order of computation* that is wrong, so everything from which that was
 computed is right, and the mistake is between the tensor before it and this one. It also lists the tensors after it,
@@ -41,8 +41,8 @@ def main() -> None:
                             "compared.")
     for run in ("A", "B"):
         parser.add_argument(run, help="a folder written by pretrain_gpt --record or by shardlab_recorder.py, a "
-                            "checkpoint of PyTorch's (a folder of DCP, a file of torch.save, safetensors), a folder of "
-                            "torchtitan's numerics logs, or a run's options in quotes: '-n RANKS' and pretrain_gpt's")
+                            "checkpoint of PyTorch's (a folder of DCP, a file of torch.save, safetensors), or a run's "
+                            "options in quotes: '-n RANKS' and pretrain_gpt's")
     parser.add_argument("--report", metavar="FILE", help="a page to write for a browser: two runs on the same ranks, "
                         "played beside each other; of other programs, all tensors side by side")
     options = parser.parse_args()

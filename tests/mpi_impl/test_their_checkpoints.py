@@ -192,8 +192,8 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="is a checkpoint, and -n 2 is a run's options: both must be of one"):
         are_recordings(a, "-n 2")
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/rank_0_activations.log").touch()
-    with pytest.raises(UserError, match="numerics logs, and .* is a checkpoint: both must be of one kind"):
+    (tmp_path / "logs/rank_00000.jsonl").touch()
+    with pytest.raises(UserError, match="another program, and .* is a checkpoint: both must be of one kind"):
         are_recordings(str(tmp_path / "logs"), a)
 
 

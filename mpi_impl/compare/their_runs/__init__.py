@@ -1,5 +1,5 @@
 """Training runs of other programs: a recorder for PyTorch, which they import, and the comparison of what it records, of
-their checkpoints, and of their frameworks' dumps and logs.
+their checkpoints, and of their frameworks' dumps.
 """
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mpi_impl.compare.completeness import format_iterations
 from mpi_impl.compare.report import agreement, first, table
-from mpi_impl.compare.their_runs import checkpoints, numerics, records, sglang
+from mpi_impl.compare.their_runs import checkpoints, records, sglang
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.ours import is_ours, read_ours
@@ -126,5 +126,4 @@ def describe(comparison: Comparison) -> tuple[str, bool]:
 
 
 RUN = RecordingKind("a recording of another program", is_run, compare_runs)
-KINDS = (RUN, RecordingKind("a folder of torchtitan's numerics logs", numerics.is_log_folder, numerics.compared),
-         RecordingKind("a checkpoint", checkpoints.is_checkpoint, checkpoints.compared))
+KINDS = RUN, RecordingKind("a checkpoint", checkpoints.is_checkpoint, checkpoints.compared)
