@@ -54,7 +54,7 @@ def opened_to_read(path: str, largest: int | None = None, links: bool = True) ->
 
 def without_waiting(path: str, flags: int) -> int:
     """Open a path without waiting, even a pipe into which nobody writes."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def without_following(path: str, flags: int) -> int:
@@ -123,7 +123,8 @@ def writing(path: str) -> Iterator[None]:
 def replacing(path: str) -> Iterator[str]:
     """Hand out the name of a file to write, which becomes `path` when the block has ended, and disappears if it fails.
 
-    So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
+    So whoever finds `path` finds a whole file: the new one, or the one that was there before. A link is replaced, and
+    what it leads to stays. Raises UserError.
     """
     check_kind(path)
     with writing(path):
@@ -132,7 +133,7 @@ def replacing(path: str) -> Iterator[str]:
             if os.path.exists(path):
                 shutil.copymode(path, aside)
             yield aside
-            os.replace(aside, os.path.realpath(path))
+            os.replace(aside, path)
         finally:
             with suppress(FileNotFoundError):
                 os.remove(aside)
@@ -140,7 +141,7 @@ def replacing(path: str) -> Iterator[str]:
 
 def new_file_beside(path: str) -> str:
     """Make an empty file in the same folder, with the same ending, under a name that nobody else uses."""
-    folder, name = os.path.split(os.path.realpath(path))
+    folder, name = os.path.split(path)
     aside = os.path.join(folder, f"unfinished-{uuid4().hex[:12]}{os.path.splitext(name)[1]}")
     open(aside, "xb").close()
     return aside

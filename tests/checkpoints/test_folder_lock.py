@@ -2,15 +2,17 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from mpi_impl.checkpoints import checkpoint, folder_lock, on_disk
-from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
-from mpi_impl.checkpoints.on_disk import read_manifest
+from mpi_impl.checkpoints.folder_lock import LOCK, HeldFolder, only_saver
+from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import ALONE, train_and_save
 from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
@@ -82,8 +84,8 @@ def test_two_runs_where_folders_cannot_be_locked(ranks, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", no_locks)
-        with only_saver(str(tmp_path)) as note:
-            assert str(tmp_path) in note and "No locks available" in note
+        with only_saver(str(tmp_path)) as folder:
+            assert str(tmp_path) in folder.note and "No locks available" in folder.note
     (said,) = ranks.run(1, refusal, save_while_another_does, ALONE, tmp_path)
     assert f"--save {tmp_path} holds a checkpoint of iteration 1" in said
     manifest = read_manifest(str(tmp_path))
@@ -101,3 +103,78 @@ def test_odd_things_in_the_place_of_the_lock(tmp_path, monkeypatch):
     (tmp_path / LOCK).write_bytes(b"\xff" * 10_000)
     with only_saver(str(tmp_path)), pytest.raises(UserError, match="in use"), only_saver(str(tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_is_a_link_is_refused_and_its_file_stays(tmp_path, link):
+    (tmp_path / "precious").write_text("words")
+    link(tmp_path / "precious", tmp_path / LOCK)
+    with pytest.raises(UserError, match=f"{LOCK} is a link"), only_saver(str(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "words"
+
+
+def test_no_file_of_a_run_is_written_through_a_link(ranks, data, tmp_path):  # noqa: F811
+    """What stands in the place of an output is replaced, and the file that it leads to stays as it was."""
+    (tmp_path / "D").mkdir()
+    names = ["metrics", "ledger", "report.html", "D/tokenizer.json", f"D/{TRACKER}.tmp"]
+    for name in names:
+        (tmp_path / f"{name}.target").write_text("words")
+        (tmp_path / name).symlink_to(tmp_path / f"{name}.target")
+    ranks.run(1, pretrain, [*OPTIONS, *data, "--train-iters", "1", "--save", str(tmp_path / "D"), "--metrics-file",
+                            f"{tmp_path}/metrics", "--ledger", f"{tmp_path}/ledger", "--report",
+                            f"{tmp_path}/report.html"])
+    assert [(tmp_path / f"{name}.target").read_text() for name in names] == ["words"] * len(names)
+    assert not [name for name in names if (tmp_path / name).is_symlink()]
+    assert read_manifest(str(tmp_path / "D")).iteration == 1
+
+
+def pretrain_and_change(group, options, change) -> str:
+    """Change something before the second save, and return why the run ends."""
+    place, calls = HeldFolder.place, []
+
+    def changed(folder):
+        calls.append(folder)
+        if len(calls) == 2:
+            change(folder.root)
+        return place(folder)
+
+    with mock.patch.object(HeldFolder, "place", changed):
+        return refusal(group, pretrain, options)
+
+
+def move(root) -> None:
+    os.rename(root, f"{root}-moved")
+
+
+def move_and_make_anew(root) -> None:
+    move(root)
+    os.mkdir(root)
+
+
+def copy_and_remove(root) -> None:
+    shutil.copytree(root, f"{root}-moved")
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("change, where", [
+    (move, "-moved"), (move_and_make_anew, "-moved"), (shutil.rmtree, ""), (copy_and_remove, "")])
+def test_a_run_whose_folder_is_moved_saves_its_state_and_ends(ranks, data, tmp_path, change, where):  # noqa: F811
+    """In the folder that it has locked, wherever that is now: nothing is saved into one that another run may hold."""
+    root = str(tmp_path / "D")
+    options = [*OPTIONS, *data, "--train-iters", "4", "--save-interval", "1", "--save", root]
+    said = ranks.run(2, pretrain_and_change, options, change)
+    assert f"--load {root}{where} --save {root}{where}" in said[0] and said[0] == said[1]
+    assert read_manifest(root + where).iteration == 2
+    if where and os.path.exists(root):
+        assert not os.listdir(root)
+
+
+def test_a_folder_that_another_run_has_taken_is_left_to_it(tmp_path):
+    root = str(tmp_path / "D")
+    os.mkdir(root)
+    with only_saver(root) as folder:
+        shutil.rmtree(root)
+        os.mkdir(root)
+        with only_saver(root), pytest.raises(UserError, match=f"--save {root} was replaced"):
+            folder.place()
