@@ -4,6 +4,7 @@ Only regular files are read and written: a pipe can be read once, and a program 
 device such as /dev/zero never ends.
 """
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from io import BufferedReader
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TextIO
 from uuid import uuid4
+
+import xxhash
 
 from reference.errors import UserError
 
@@ -78,11 +81,17 @@ def read_bytes(path: str, largest: int = LARGEST) -> bytes:
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
-    """Read a whole file of UTF-8. Raises UserError for other files."""
+    """Read a whole file of UTF-8, without a byte-order mark. Raises UserError for other files."""
     try:
-        return read_bytes(path, largest).decode("utf-8")
+        return read_bytes(path, largest).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}).") from error
+
+
+def checksum(path: str) -> str:
+    """Return the checksum of a file's content, as `xxh128sum` prints it. Raises UserError if it cannot be read."""
+    with opened_to_read(path) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def is_there(path: str) -> bool:
