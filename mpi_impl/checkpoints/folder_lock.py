@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
@@ -24,54 +24,48 @@ SECONDS_TO_END = 2      # that the last run's process gets, if it was killed a m
 
 
 class HeldFolder(NamedTuple):
-    """A folder into which only this run saves; `note` is empty unless the file system has no locks."""
+    """A folder into which only this run saves, and the file that it has locked there."""
 
     root: str
     file: TextIO
-    note: str
+
+    def place(self) -> tuple[str, str]:
+        """Return the folder to save into now, and why the run must end then, in a sentence: "" if it is that of --save.
+
+        Raises UserError if another run may have taken its place.
+        """
+        now = os.path.dirname(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))
+        if self.is_at(self.root):
+            return self.root, ""
+        root, fate = (now, f"moved to {now}") if self.is_at(now) else (self.root, "removed")
+        if root == self.root and os.path.lexists(os.path.join(root, LOCK)):
+            raise UserError(f"--save {root} was replaced while this run saved into it, and another run holds the new "
+                            "one: nothing more is saved there. Start again with another folder.")
+        return root, (f"--save {self.root} was {fate} while this run saved into it, so the run ends. Its last "
+                      f"checkpoint is saved: resume with --load {root} --save {root}.")
 
     def is_at(self, root: str) -> bool:
         """Report whether the lock that this run holds is in this folder."""
         lock = os.path.join(root, LOCK)
         return os.path.exists(lock) and os.path.samestat(os.stat(lock), os.fstat(self.file.fileno()))
 
-    def place(self) -> tuple[str, str]:
-        """Return the folder to save into now, and what has happened to that of --save: "" if it is the same.
-
-        Raises UserError if another run may have taken its place.
-        """
-        if self.is_at(self.root):
-            return self.root, ""
-        if self.is_at(now := os.path.dirname(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))):
-            return now, f"moved to {now}"
-        if os.path.lexists(os.path.join(self.root, LOCK)):
-            raise UserError(f"--save {self.root} was replaced while this run saved into it, and another run holds the "
-                            "new one: nothing more is saved there. Start again with another folder.")
-        return self.root, "removed"
-
-
-def check_unchanged(given: str, root: str, fate: str) -> None:
-    """Raise UserError, once a checkpoint is saved, if something has happened to the folder of --save."""
-    if fate:
-        raise UserError(f"--save {given} was {fate} while this run saved into it, so the run ends. Its last checkpoint "
-                        f"is saved: resume with --load {root} --save {root}.")
-
 
 @contextmanager
-def only_saver(root: str) -> Iterator[HeldFolder]:
+def only_saver(root: str, say: Callable[[str], None] = lambda note: None) -> Iterator[HeldFolder]:
     """Hold the lock of a folder that exists, and finish or remove what killed runs have left there.
 
-    Raises UserError if another run holds the lock, and if the lock is a link.
+    Says so if the file system has no locks. Raises UserError if another run holds the lock, and if that is a link.
     """
     path = os.path.join(root, LOCK)
     with open_lock(path) as file:
-        note = take_lock(file, root)
-        if not note:
+        if note := take_lock(file, root):
+            say(note)
+        else:
             with writing(path):
                 name_holder(file)
             on_disk.finish(root)
             remove_unfinished(root)
-        yield HeldFolder(root, file, note)
+        yield HeldFolder(root, file)
 
 
 def open_lock(path: str) -> TextIO:

@@ -49,15 +49,12 @@ def folder_of(root: str, iteration: int) -> str:
 
 def check_free(root: str, iteration: int) -> None:
     """Raise UserError if the folder has a checkpoint of this iteration, of a later one, or any without a tracker."""
-    last, named = max(saved(root), default=-1), tracked(root)
-    if named is None and last >= 0:
-        raise UserError(f"--save {root} lacks {TRACKER}, which names the last good checkpoint.{others(root)} Or choose "
-                        "another folder.")
-    if named is not None and max(last, named) >= iteration:
-        advice = (f"Start again with --load {root} to resume from there" if named >= last else
-                  f"Move {folder_of(root, last)} away, or write {last} into {TRACKER} and resume with --load {root}")
-        raise UserError(f"--save {root} holds a checkpoint of iteration {max(last, named)}, which this run, at "
-                        f"iteration {iteration - 1} now, would write again. {advice}; or choose another folder.")
+    named = tracked(root)
+    last = max(*saved(root), named or -1, -1)
+    if last >= iteration or (named is None and last >= 0):
+        raise UserError(f"--save {root} holds a checkpoint of iteration {last}, and this run is at iteration "
+                        f"{iteration - 1} now. Start again with --load {root} to resume from there, or choose another "
+                        f"folder.{others(root) if named != last else ''}")
 
 
 def make_aside(root: str, iteration: int) -> str:

@@ -80,22 +80,21 @@ class Blend:
         """Return the data set of each of these samples, and the index of the sample there: int64 [count] each."""
         first, last = first_sample // BLOCK, (first_sample + count) // BLOCK
         while len(self.given) <= last:
-            self.given.append(deal(self.shares, self.given[-1], (len(self.given) - 1) * BLOCK)[2])
-        blocks = [deal(self.shares, self.given[b], b * BLOCK) for b in range(first, last + 1)]
-        start = first_sample - first * BLOCK
-        source, place = (np.concatenate([block[i] for block in blocks])[start:start + count] for i in (0, 1))
+            self.given.append(deal(self.shares, self.given[-1], (len(self.given) - 1) * BLOCK)[1])
+        blocks = np.concatenate([deal(self.shares, self.given[b], b * BLOCK)[0] for b in range(first, last + 1)])
+        source, place = blocks[first_sample - first * BLOCK:][:count].T
         return source, place
 
 
 @lru_cache(maxsize=8)
-def deal(shares: tuple[float, ...], given: tuple[int, ...],
-         first: int) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Return the order of a block of samples that begins at `first`, int64 [BLOCK] twice, and the counts after it."""
+def deal(shares: tuple[float, ...], given: tuple[int, ...], first: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the data set and the place there of each sample of the block that begins at `first`, int64 [BLOCK, 2]; and
+    the counts after it.
+    """
     counts, order = list(given), list[tuple[int, int]]()
     for n in range(first, first + BLOCK):
         behind = [share * n - count for share, count in zip(shares, counts)] if n else shares
         k = behind.index(max(behind))
         order.append((k, counts[k]))
         counts[k] += 1
-    source, place = np.array(order, np.int64).T
-    return source, place, tuple(counts)
+    return np.array(order, np.int64), tuple(counts)

@@ -25,7 +25,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mpi_impl.runtime.files import LARGEST, opened_to_read, read_bytes
 from mpi_impl.runtime.tables import count
@@ -33,6 +33,7 @@ from reference.errors import UserError
 
 BAD_KINDS = BAD_BYTES, BAD_JSON, BAD_ARTICLES, EMPTY, TOO_LONG = (
     "bad bytes", "bad JSON", "bad articles", "empty", "too long")
+FIRST_LINE = 1 << 26        # bytes that may be read to see whether it is JSON
 JSON_LINES = {".jsonl", ".jsonlines", ".ndjson"}
 ARTICLE = re.compile(r"<doc id=[^\n]*>\n(.*?)\n*</doc>\s*", re.DOTALL)
 NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -194,8 +195,8 @@ def text_of_file(data: bytes) -> str:
         raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
 
 
-def texts_in(data: bytes, suffix: str) -> list[str]:
-    """Return the documents of a file that is not JSON lines. Raise BadText if it is not text, or holds no documents."""
+def texts_in(data: bytes, suffix: str = ".json") -> list[str]:
+    """Return the documents of a file, or of a line of JSON lines. Raise BadText if it is not text, or holds none."""
     text = text_of_file(data)
     if text.startswith("<doc id="):
         if ARTICLE.sub("", text):
@@ -208,41 +209,20 @@ def texts_in(data: bytes, suffix: str) -> list[str]:
     values = value if isinstance(value, list) else [value]
     if suffix != ".json" and not (values and all(value and isinstance(value, dict) for value in values)):
         return [text]
-    if end < len(text.strip()) or not values:
+    try:
+        texts = [value["text"] for value in values]
+        "".join(texts).encode("utf-8")      # JSON can spell half a surrogate pair, which is not text
+    except (ValueError, TypeError, KeyError):
+        texts = []
+    if end < len(text.strip()) or not texts:
         raise BadText(BAD_JSON, 'is not JSON with objects that have a string under the key "text"')
-    return [text_of_value(value) for value in values]
-
-
-def text_of_value(value: Any) -> str:
-    """Return the string under the key "text" of a JSON object. Raise BadText if there is none."""
-    try:
-        text = value["text"]
-        text.encode("utf-8")  # JSON can spell half a surrogate pair, which is not text
-        return text
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadText(BAD_JSON, 'is not a JSON object with a string under the key "text"') from error
-
-
-def text_of_line(line: bytes) -> str:
-    """Return the document of a line of JSON lines. Raise BadText if there is none."""
-    try:
-        return text_of_value(json.loads(line.decode("utf-8-sig")))
-    except UnicodeDecodeError as error:
-        raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
-    except RecursionError as error:
-        raise BadText(BAD_JSON, "is nested too deeply to be read") from error
-    except ValueError as error:
-        raise BadText(BAD_JSON, "is not JSON") from error
+    return texts
 
 
 def is_json_lines(file: Path) -> bool:
-    """Report whether each line of a file is a document, by its name or first line. Raise UserError if unreadable."""
-    with opened_to_read(str(file)) as lines:
-        if not lines.peek(1).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-            return file.suffix in JSON_LINES
-        with suppress(BadText):
-            text_of_line(next(filter(bytes.strip, iter(partial(lines.readline, LARGEST), b""))))
-            return True
+    """Report whether each line of a file has documents, by its name or first line. Raise UserError if unreadable."""
+    with opened_to_read(str(file)) as lines, suppress(BadText):
+        return bool(texts_in(lines.readline(FIRST_LINE)))
     return file.suffix in JSON_LINES
 
 
@@ -254,8 +234,8 @@ def json_lines(file: Path) -> Iterator[str]:
             try:
                 if len(line) == LARGEST:
                     raise BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB")
-                text = text_of_line(line)
+                texts = texts_in(line)
             except BadText as bad:
                 raise UserError(f'{file}, line {number}, {bad.fault}. Correct the line: each one should read like '
                                 '{"text": "a document"}.') from bad
-            yield text
+            yield from texts

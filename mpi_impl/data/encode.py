@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 from mpi_impl.data.sentences import split_sentences
-from mpi_impl.data.tokenizer import LibraryTokenizer, Tokenizer
+from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.runtime.tables import count
 
 PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter ones together
 WORD_END = re.compile(r"\S(?=[ \n])")
+SPLITTERS = repr(ByteLevel(add_prefix_space=False)), repr(BertPreTokenizer())
 REPORT_EVERY = 5.0  # seconds
 
 Item = TypeVar("Item")
@@ -60,15 +62,12 @@ def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
 def splits_at_blanks(tokenizer: Tokenizer) -> bool:
     """Report whether no token, and nothing that changes a text before it is split, reaches over the end of a word.
 
-    So it is with GPT-2's pattern and with BERT's words, if no token of several words was added.
+    So it is with GPT-2's pattern and with BERT's words, if no token of several words was added; and with numbers.
     """
-    if not isinstance(tokenizer, LibraryTokenizer):
-        return True     # numbers with blanks between
-    split, normalizer = tokenizer.library.pre_tokenizer, tokenizer.library.normalizer
-    gpt2 = isinstance(split, pre_tokenizers.ByteLevel) and split.use_regex and not split.add_prefix_space
-    bert = isinstance(split, pre_tokenizers.BertPreTokenizer) and isinstance(normalizer, normalizers.BertNormalizer)
-    added = tokenizer.library.get_added_tokens_decoder().values()
-    return (bert or gpt2 and normalizer is None) and all(token.special for token in added)
+    library = getattr(tokenizer, "library", None)
+    return library is None or (
+        repr(library.pre_tokenizer) in SPLITTERS and isinstance(library.normalizer, BertNormalizer | None)
+        and all(token.special for token in library.get_added_tokens_decoder().values()))
 
 
 def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:

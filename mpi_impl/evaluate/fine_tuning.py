@@ -9,7 +9,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.folder_lock import HeldFolder, check_unchanged, only_saver
+from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import WordPieceTokenizer
@@ -47,8 +47,6 @@ QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges s
 
 class FineTuning(Program):
     """One rank's part of the program."""
-
-    folder: HeldFolder          # of --save; on rank 0, while the program works
 
     def __init__(self, args, ranks: Group):
         check_tuning(args)
@@ -99,9 +97,7 @@ class FineTuning(Program):
     def claim_outputs(self, held: ExitStack) -> None:
         """Hold the folder of --save, which must not have a checkpoint of another model."""
         if self.args.save:
-            self.folder = held.enter_context(only_saver(self.args.save))
-            if self.folder.note:
-                self.say(self.folder.note)
+            self.folder = held.enter_context(only_saver(self.args.save, self.say))
             if on_disk.saved(self.args.save):
                 raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
                                 "Choose another folder.")
@@ -182,10 +178,11 @@ class FineTuning(Program):
         tokenizer = self.pretrained.tokenizer
         settings = {name: value for name, value in vars(self.args).items() if name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        root, fate = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
+        root, moved = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
         self.say(checkpoint.save(self.trainer, root, settings))
         self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, root), "the tokenizer next to it")
-        check_unchanged(self.args.save, root, fate)
+        if moved:
+            raise UserError(moved)
 
 
 def open_dataset(args, tokenizer: WordPieceTokenizer) -> TuningDataset:

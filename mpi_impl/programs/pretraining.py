@@ -12,7 +12,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.folder_lock import HeldFolder, check_unchanged, only_saver
+from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest, saved
@@ -48,6 +48,7 @@ from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.costs.volumes import PassCounts
+from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
 
@@ -57,7 +58,6 @@ class Pretraining(Program):
     architecture: str           # of ModelConfig
     sentences = False           # whether samples are made of sentences
     written = ""                # text that the trained model has written
-    folder: HeldFolder          # of --save; on rank 0, while the run works
 
     @classmethod
     def start(cls, given: dict[str, Any]) -> None:
@@ -185,9 +185,7 @@ class Pretraining(Program):
     def claim_outputs(self, held: ExitStack) -> None:
         """Hold the folder of --save, to which another run may have saved since it was checked."""
         if self.args.save:
-            self.folder = held.enter_context(only_saver(self.args.save))
-            if self.folder.note:
-                self.say(self.folder.note)
+            self.folder = held.enter_context(only_saver(self.args.save, self.say))
             check_free(self.args.save, self.trainer.iteration + 1)
             assert self.tokenizer is not None
             saved_tokenizer.save(self.tokenizer, self.args.save)    # after all checks: it may replace another run's
@@ -289,11 +287,12 @@ class Pretraining(Program):
         self.metrics.evaluation(iteration, means)
 
     def save(self) -> None:
-        root, fate = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
+        root, moved = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
         self.say(checkpoint.save(self.trainer, root, self.of_a_step))
         if self.tokenizer and not saved_tokenizer.is_saved(root):     # the folder was removed meanwhile
             saved_tokenizer.save(self.tokenizer, root)
-        check_unchanged(self.args.save, root, fate)
+        if moved:
+            raise UserError(moved)
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     # ---- reports ----

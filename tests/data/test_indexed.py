@@ -119,7 +119,7 @@ def test_an_index_is_looked_at_block_by_block(case, size):
 
 
 def test_a_fingerprint_is_that_of_the_index_and_the_tokens(tmp_path):
-    """The same data have the same one, wherever they are; other tokens, wherever they are, and documents have another."""
+    """The same data have the same one, wherever they are; other documents, and a single other token, have another."""
     one, two = np.arange(3 << 20) % 97, np.array([1, 2, 4])
     contents = {"same": [one, two], "tokens": [one, two + 1], "documents": [[one, two]], "again": [one, two]}
     for name, documents in contents.items():

@@ -4,11 +4,11 @@ A chunk is a list of parts, each a range of bytes of one file. A part of JSON li
 range; any other file is in one part as a whole. So the chunks have every document once and in order, wherever the
 boundaries are.
 """
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, is_json_lines, text_of_line, texts_in
+from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, is_json_lines, texts_in
 from mpi_impl.data.encode import group_by_size
 from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
@@ -84,15 +84,14 @@ def documents(part: Part) -> Iterator[Document]:
                 yield Document(0, "", BadText(EMPTY, "is an empty file"))
             elif part.is_json_lines:
                 for number, line in enumerate(read_lines(file, part), start=1):
-                    yield from parse(line, lambda line: [text_of_line(line)], number)
+                    yield from parse(line, line=number)
             else:
-                yield from parse(file.read() if part.stop <= LARGEST else None,
-                                 lambda data: texts_in(data, Path(part.file).suffix))
+                yield from parse(file.read() if part.stop <= LARGEST else None, Path(part.file).suffix)
     except OSError as error:
         raise UserError(f"{part.file} cannot be read ({error.strerror}). Check that you may read it.") from error
 
 
-def parse(data: bytes | None, texts_of: Callable[[bytes], list[str]], line: int = 0) -> Iterator[Document]:
+def parse(data: bytes | None, suffix: str = ".json", line: int = 0) -> Iterator[Document]:
     """Yield the documents of a line, or of a whole file; `data` is None if it is too long."""
     if data is None:
         yield Document(line, "", BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB"))
@@ -100,7 +99,7 @@ def parse(data: bytes | None, texts_of: Callable[[bytes], list[str]], line: int 
         yield Document(line, "", None)
     else:
         try:
-            texts = list(map(normalize, texts_of(data)))
+            texts = list(map(normalize, texts_in(data, suffix)))
         except BadText as bad:
             yield Document(line, "", bad)
             return
