@@ -50,11 +50,12 @@ def folder_of(root: str, iteration: int) -> str:
 def check_free(root: str, iteration: int) -> None:
     """Raise UserError if the folder has a checkpoint of this iteration, of a later one, or any without a tracker."""
     named = tracked(root)
-    last = max(*saved(root), named or -1, -1)
+    last = max([*saved(root), named or -1])
     if last >= iteration or (named is None and last >= 0):
+        advice = (f" Start again with --load {root} to resume from there." if named == last else
+                  f"{others(root)} To continue without it, move its folder away.")
         raise UserError(f"--save {root} holds a checkpoint of iteration {last}, and this run is at iteration "
-                        f"{iteration - 1} now. Start again with --load {root} to resume from there, or choose another "
-                        f"folder.{others(root) if named != last else ''}")
+                        f"{iteration - 1} now.{advice} Or choose another folder.")
 
 
 def make_aside(root: str, iteration: int) -> str:

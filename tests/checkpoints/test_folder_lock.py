@@ -118,13 +118,17 @@ def test_a_lock_that_is_a_link_is_refused_and_its_file_stays(tmp_path, link):
 
 def test_no_file_of_a_run_is_written_through_a_link(ranks, data, tmp_path):  # noqa: F811
     """What stands in the place of an output is replaced, and the file that it leads to stays as it was."""
-    os.mkdir(tmp_path / "D")
-    links = [tmp_path / name for name in ("metrics", "ledger", "report.html", "D/tokenizer.json", f"D/{TRACKER}.tmp")]
+    for name in "DR":
+        os.mkdir(tmp_path / name)
+    links = [tmp_path / name for name in (
+        "metrics", "ledger", "report.html", "D/tokenizer.json", f"D/{TRACKER}.tmp",
+        "R/iteration-1.rank-0.safetensors")]
     targets = [tmp_path / f"precious-{i}" for i in range(len(links))]
     for link, target in zip(links, targets):
         target.write_text("words")
         link.symlink_to(target)
-    options = [f"--save={tmp_path}/D", *map("--{0[0]}={0[1]}".format, zip(["metrics-file", "ledger", "report"], links))]
+    options = [f"--save={tmp_path}/D", f"--record={tmp_path}/R", f"--metrics-file={links[0]}", f"--ledger={links[1]}",
+               f"--report={links[2]}"]
     ranks.run(1, pretrain, [*OPTIONS, *data, "--train-iters", "1", *options])
     assert {target.read_text() for target in targets} == {"words"} and not any(map(Path.is_symlink, links))
 
