@@ -83,7 +83,7 @@ def named_schedules(options: PlotOptions) -> list[Schedule]:
 
 def read_csv(path: str) -> Schedule:
     """Read the schedule in a file. Raises UserError if it cannot be read or cannot run."""
-    text = read_text(path, LARGEST_CSV).removeprefix("\ufeff").rstrip()
+    text = read_text(path, LARGEST_CSV).rstrip()
     try:
         schedule = from_csv(text)
     except UserError as error:

@@ -1,15 +1,17 @@
 """Checkpoints on disk: the content of their folder, atomic writing, and checked reading.
 
     DIR/latest_checkpointed_iteration.txt     the tracker, as Megatron has it: the number of the last good one
+                                     .txt.tmp  the next tracker, until its checkpoint has its name
     DIR/iter_0000020/manifest.json            all tensors, the ranks that saved their boxes, checksums of their files
                      manifest.json.sha256     the manifest's own, as sha256sum writes it
                      parameters-00003.safetensors, m-..., v-...      rank 3's shards of the optimizer's states
     DIR/iter_0000030.1f09ab7c.tmp             one in progress, or left over from a run that was killed
     DIR/run.lock                              the lock of the run that saves here (folder_lock.py)
 
-A checkpoint is written aside, and every file is on the disk before the folder gets its name; then the tracker is
-updated. So whenever a run is killed, the tracker names a complete one. Numbers come from JSON and safetensors: nothing
-that is read can run as a program, as a pickle can.
+A checkpoint is written aside, and every file, the next tracker too, is on the disk before the folder gets its name; the
+tracker is replaced last. So whenever a run is killed, the tracker names a complete one, and the next run sees whether
+another was about to be named. A checkpoint that has its name is never removed or written again, whoever has saved it.
+Numbers come from JSON and safetensors: nothing that is read can run as a program, as a pickle can.
 """
 import hashlib
 import json
@@ -18,6 +20,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from math import prod
 from typing import Any
@@ -45,12 +48,14 @@ def folder_of(root: str, iteration: int) -> str:
 
 
 def check_free(root: str, iteration: int) -> None:
-    """Raise UserError if the folder has a good checkpoint of this iteration, or of a later one."""
-    last = tracked(root)
-    if last is not None and last >= iteration:
-        raise UserError(f"--save {root} holds a checkpoint of iteration {last}, which this run, at iteration "
-                        f"{iteration - 1} now, would write again. Add --load {root} to resume from there, or choose "
-                        "another folder.")
+    """Raise UserError if the folder has a checkpoint of this iteration, of a later one, or any without a tracker."""
+    named = tracked(root)
+    last = max([*saved(root), named or -1])
+    if last >= iteration or (named is None and last >= 0):
+        advice = (f" Start again with --load {root} to resume from there." if named == last else
+                  f"{others(root)} To continue without it, move its folder away.")
+        raise UserError(f"--save {root} holds a checkpoint of iteration {last}, and this run is at iteration "
+                        f"{iteration - 1} now.{advice} Or choose another folder.")
 
 
 def make_aside(root: str, iteration: int) -> str:
@@ -80,7 +85,7 @@ def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], ele
 
 
 def publish(root: str, aside: str, manifest: Manifest) -> None:
-    """Write the manifest next to the shards, which are complete, rename the folder, and update the tracker.
+    """Write the manifest next to the shards, which are complete, rename the folder, and replace the tracker.
 
     Each is on the disk before the next begins. Raises UserError if one fails: the tracker then names the last good one.
     """
@@ -89,16 +94,27 @@ def publish(root: str, aside: str, manifest: Manifest) -> None:
     write_synced(os.path.join(aside, MANIFEST), [text])
     write_synced(os.path.join(aside, SEAL), [seal_of(text)])
     check_free(root, manifest.iteration)    # another run may have saved since, where folders cannot be locked
+    with writing(tracker), suppress(FileNotFoundError):
+        os.remove(f"{tracker}.tmp")
+    write_synced(f"{tracker}.tmp", [str(manifest.iteration).encode()])
     with writing(final):
         sync_folder(aside)
-        if os.path.exists(final):           # left by a run that was killed before the tracker named it
-            shutil.rmtree(final)
+        sync_folder(root)
         os.rename(aside, final)
         sync_folder(root)
-    write_synced(f"{tracker}.tmp", [str(manifest.iteration).encode()])
     with writing(tracker):
         os.replace(f"{tracker}.tmp", tracker)
         sync_folder(root)
+
+
+def finish(root: str) -> None:
+    """Replace the tracker in the place of a run that was killed when its checkpoint had just got its name."""
+    pending = os.path.join(root, f"{TRACKER}.tmp")
+    if os.path.isfile(pending) and not os.path.islink(pending):
+        number = read_bytes(pending, 1000)
+        if number.isdigit() and int(number) in saved(root) and int(number) > (tracked(root) or 0):
+            with writing(pending):
+                os.replace(pending, os.path.join(root, TRACKER))
 
 
 def discard(aside: str) -> None:
@@ -152,10 +168,16 @@ def tracked(root: str) -> int | None:
     return int(content)
 
 
+def saved(root: str) -> list[int]:
+    """Return the iterations of the checkpoints in the folder, in order, whatever the tracker says."""
+    with reading(root):
+        names = os.listdir(root) if is_there(root) else []
+    return sorted(int(name[5:]) for name in names if re.fullmatch(r"iter_\d+", name))
+
+
 def others(root: str) -> str:
     """Name the checkpoints that could be loaded instead, for the end of an error sentence."""
-    found = sorted(int(name[5:]) for name in os.listdir(root) if re.fullmatch(r"iter_\d+", name))
-    if not found:
+    if not (found := saved(root)):
         return f" {root} holds no checkpoint."
     return (f" {root} holds the checkpoint{'s' * (len(found) > 1)} of iteration {', '.join(map(str, found))}: to load "
             f"one, write its number into {TRACKER} there.")
@@ -165,9 +187,12 @@ def read_manifest(root: str) -> Manifest:
     """Read the manifest of the checkpoint that the tracker names. Raise UserError if that fails."""
     iteration = tracked(root)
     if iteration is None:
+        tracker = os.path.join(root, TRACKER)
+        if saved(root):
+            raise UserError(f"--load {root} does not name a checkpoint to load: {tracker} is not there.{others(root)}")
         advice = (f"Give the folder above it, {os.path.dirname(os.path.abspath(root))}."
                   if os.path.exists(os.path.join(root, MANIFEST)) else f"A run with --save {root} makes one.")
-        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there. {advice}")
+        raise UserError(f"--load {root} holds no checkpoint: {tracker} is not there. {advice}")
     folder = folder_of(root, iteration)
     path = os.path.join(folder, MANIFEST)
     if not os.path.isdir(folder):

@@ -21,7 +21,7 @@ from mpi_impl.compare.steps import Call, RankStep, SeenPart
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.report.timelines.tracing import TracedSteps
 from mpi_impl.runtime.arrays import to_host, widened
-from mpi_impl.runtime.files import check_folder, write_whole, writing
+from mpi_impl.runtime.files import check_folder, replacing, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -143,8 +143,9 @@ class RecordedSteps:
 def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
     """Write each part's values, under its number. Raise UserError if that fails."""
     try:
-        save_file({str(i): values for i, (_, _, values) in enumerate(parts)}, path)
-    except (OSError, SafetensorError) as error:
+        with replacing(path) as aside:
+            save_file({str(i): values for i, (_, _, values) in enumerate(parts)}, aside)
+    except SafetensorError as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
 
 

@@ -1,28 +1,25 @@
 """A blend of data sets: one endless sequence of samples, taken from each in proportion to its weight, `0.3 A 0.7 B`.
 
-With two data sets, each sample comes from the one that is further behind its share, as in Megatron's BlendedDataset. A
-closed form finds it without counting from the start. Say A's share is w. After n samples, A has given the integer
-nearest to w n: the rule keeps this true, for the next sample is A's if otherwise A would be half a sample behind.
+The order is that of Megatron's BlendedDataset, to the last sample. Of n samples so far, data set k with share w_k has
+given c_k. The next one comes from the data set that is furthest behind, the first of equals:
 
-    given(n) = floor(w n + 1/2)         sample n is A's if given(n + 1) > given(n), and then it is A's sample given(n);
-                                        otherwise it is B's sample n - given(n)
+    argmax_k  w_k max(n, 1) - c_k       in float64, whose rounding decides between data sets that are equally far behind
 
-With more data sets, each half takes the place of one; the samples of a half are divided in the same way between its
-quarters, and so on. So the n-th sample is found in one step for each halving, for any n, and all is exact: weights are
-fractions.
-
-A data set is at most 1/2 of a sample from its share when there are two. One halving more adds at most 1/2 of its own to
-the error from above. So it is log2(K) / 2 for K data sets, rounded up before the division: 1 up to four, 3/2 up to
-eight, however long the sequence. (Megatron's rule for K data sets has no such closed form.)
+This rule has no closed form for more than two data sets, so we follow it from the first sample, a block of samples at a
+time. The counts c before each block are kept: a blend that has once been at sample n returns to any sample before it at
+the cost of a block. A run that resumes at sample n follows n steps first: two seconds or so for each million.
 """
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from mpi_impl.data.dataset import PROPORTION
 from reference.errors import UserError
+
+BLOCK = 1 << 12     # samples
 
 
 class Samples(Protocol):
@@ -55,7 +52,12 @@ class Blend:
     """
 
     def __init__(self, datasets: Sequence[Samples], weights: Sequence[Fraction]):
-        self.datasets, self.weights = datasets, weights
+        self.datasets = datasets
+        shares = np.array(weights, np.float64)
+        for _ in range(2):      # Megatron divides twice, and the second time may change a last bit
+            shares /= shares.sum()
+        self.shares = tuple(shares.tolist())
+        self.given = [(0,) * len(weights)]      # samples that each data set has given before each block
 
     def samples(self, part: str) -> int:
         """Return the total number of samples of the data sets in 'train', 'validation' or 'test'."""
@@ -66,7 +68,7 @@ class Blend:
 
         Raises UserError if a data set has no sample in the part.
         """
-        source, place = deal(np.arange(first_sample, first_sample + count, dtype=object), self.weights)
+        source, place = self.order(first_sample, count)
         asked = np.unique(source).tolist() or [0]       # for no sample, an array of the right width
         rows = np.concatenate([     # a data set gives a run of its own sequence
             self.datasets[k].batch(part, int(min(place[source == k], default=0)), int((source == k).sum()))
@@ -74,23 +76,25 @@ class Blend:
         rows[np.argsort(source, kind="stable")] = rows.copy()
         return rows
 
-
-def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the data set of each sample in n (Python's integers, [count]), and the index there: int64, object."""
-    source = np.zeros(len(n), np.int64)
-    if len(weights) == 1:
-        return source, n
-    half = len(weights) // 2
-    share = sum(weights[:half], Fraction(0)) / sum(weights)
-    given = nearest(share, n)
-    first = nearest(share, n + 1) > given          # the samples of the first half
-    place = np.where(first, given, n - given)
-    source[first], place[first] = deal(place[first], weights[:half])
-    source[~first], place[~first] = deal(place[~first], weights[half:])
-    source[~first] += half
-    return source, place
+    def order(self, first_sample: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the data set of each of these samples, and the index of the sample there: int64 [count] each."""
+        first, last = first_sample // BLOCK, (first_sample + count) // BLOCK
+        while len(self.given) <= last:
+            self.given.append(deal(self.shares, self.given[-1], (len(self.given) - 1) * BLOCK)[1])
+        blocks = np.concatenate([deal(self.shares, self.given[b], b * BLOCK)[0] for b in range(first, last + 1)])
+        source, place = blocks[first_sample - first * BLOCK:][:count].T
+        return source, place
 
 
-def nearest(share: Fraction, n: np.ndarray) -> np.ndarray:
-    """Return the integers nearest to share x n, halves upwards, in integers of any size."""
-    return (2 * share.numerator * n + share.denominator) // (2 * share.denominator)
+@lru_cache(maxsize=8)
+def deal(shares: tuple[float, ...], given: tuple[int, ...], first: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the data set and the place there of each sample of the block that begins at `first`, int64 [BLOCK, 2]; and
+    the counts after it.
+    """
+    counts, order = list(given), list[tuple[int, int]]()
+    for n in range(first, first + BLOCK):
+        behind = [share * n - count for share, count in zip(shares, counts)] if n else shares
+        k = behind.index(max(behind))
+        order.append((k, counts[k]))
+        counts[k] += 1
+    return np.array(order, np.int64), tuple(counts)

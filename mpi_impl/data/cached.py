@@ -3,13 +3,13 @@ import hashlib
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
-import xxhash
 
 from mpi_impl.data.corpus import Corpus
 from mpi_impl.data.encode import encode_documents, encode_sentences, report_progress
@@ -17,12 +17,12 @@ from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import Tokenizer, TrainedTokenizer
 from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer, report_shortage
-from mpi_impl.runtime.files import folder_aside, opened_to_read, read_text
+from mpi_impl.runtime.files import checksum, folder_aside, read_text
 from mpi_impl.runtime.tables import count
 from reference.errors import UserError
 
 CHECKSUMS = "xxh128sum.txt"
-RECIPE = 1  # increase it when the same corpus and options begin to give other tokens: older caches are then ignored
+RECIPE = 2  # increase it when the same corpus and options begin to give other tokens: older caches are then ignored
 
 Report = Callable[[str], None]
 
@@ -58,8 +58,7 @@ def prepare(data_path: str | None, choice: TokenizerChoice, split_sentences: boo
     corpus = Corpus(data_path, leave_out=root)
     wanted = tokenizer or TRAINED[choice.tokenizer_type]
     size = tokenizer.vocab_size if tokenizer else choice.size_to_train
-    folder = root / key([*corpus.files, *map(Path, choice.paths().values())], choice.tokenizer_type, size,
-                        split_sentences)
+    folder = root / key(corpus.files, tokenizer, choice.tokenizer_type, size, split_sentences)
     try:
         if not is_complete(folder, report):
             build(folder, corpus, wanted, size, split_sentences, report)
@@ -99,10 +98,16 @@ def cache_folder(cache: str | Path | None) -> Path:
     return Path(cache).absolute()
 
 
-def key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sentences: bool) -> str:
-    """Hash everything that determines the tokens; a file's path, size and time of change stand for its text."""
-    stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
-    text = json.dumps([RECIPE, tokenizers.__version__, tokenizer_type, vocab_size, split_sentences, stats])
+def key(files: Iterable[Path], tokenizer: Tokenizer | None, tokenizer_type: str, vocab_size: int,
+        split_sentences: bool) -> str:
+    """Hash everything that determines the tokens: every byte of the corpus, and the tokenizer or how it is trained.
+
+    A file's ending may say how documents lie in it, and sentences end by Python's tables of Unicode.
+    """
+    sources = [(file.suffix, checksum(str(file))) for file in files]
+    facts = [tokenizer.fingerprint, tokenizer.eod] if tokenizer else []
+    text = json.dumps([RECIPE, tokenizers.__version__, unicodedata.unidata_version, tokenizer_type, vocab_size,
+                       split_sentences, facts, sources])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -120,12 +125,8 @@ def is_complete(folder: Path, report: Report) -> bool:
 
 def checksums(folder: Path) -> str:
     """Return the checksums of the folder's files, as `xxh128sum` prints them. Raise UserError if one cannot be read."""
-    lines = []
-    for name in ("tokens.bin", "tokens.idx", SAVED):
-        if (folder / name).exists():
-            with opened_to_read(str(folder / name)) as file:
-                lines.append(f"{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}  {name}\n")
-    return "".join(lines)
+    names = filter(lambda name: (folder / name).exists(), ("tokens.bin", "tokens.idx", SAVED))
+    return "".join(f"{checksum(str(folder / name))}  {name}\n" for name in names)
 
 
 def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
@@ -149,8 +150,8 @@ def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToken
         write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
         (aside / CHECKSUMS).write_text(checksums(aside))
         if corpus.skipped:
-            report(f"skipped {count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
-                   f"{corpus.skipped[0]}")
+            file, fault = next(iter(corpus.skipped.items()))
+            report(f"skipped {count(len(corpus.skipped), 'file')} without texts; the first, {file}, {fault}")
         try:
             aside.rename(folder)
         except OSError:

@@ -1,11 +1,26 @@
-"""The texts to learn from: a text file, a folder, JSON lines, or the source of Python's own standard library."""
+"""The texts to learn from: a text file, a folder, JSON lines, or the source of Python's own standard library.
+
+How documents lie in a file is read from its beginning, since the tools that write them choose names of their own:
+
+    {"text": "one"}                 JSON lines, as Megatron reads them and `WikiExtractor --json` writes them (wiki_00);
+    {"text": "two"}                 a name such as a.jsonl says the same
+    [{"text": "one"}, ...]          JSON: an array of documents, or an object that is one, on any number of lines
+    <doc id="1" ...> ... </doc>     WikiExtractor's articles
+    anything else                   a text, which is one document
+
+A file that begins with another JSON object, or is named a.json and is not JSON, holds no documents: it would be learnt
+as it is spelled. A byte-order mark is not text.
+"""
+import codecs
 import errno
 import json
 import os
 import platform
+import re
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -16,7 +31,11 @@ from mpi_impl.runtime.files import LARGEST, opened_to_read, read_bytes
 from mpi_impl.runtime.tables import count
 from reference.errors import UserError
 
-BAD_KINDS = BAD_BYTES, BAD_JSON, EMPTY, TOO_LONG = "bad bytes", "bad JSON", "empty", "too long"
+BAD_KINDS = BAD_BYTES, BAD_JSON, BAD_ARTICLES, EMPTY, TOO_LONG = (
+    "bad bytes", "bad JSON", "bad articles", "empty", "too long")
+FIRST_LINE = 1 << 26        # bytes that may be read to see whether it is JSON
+JSON_LINES = {".jsonl", ".jsonlines", ".ndjson"}
+ARTICLE = re.compile(r"<doc id=[^\n]*>\n(.*?)\n*</doc>\s*", re.DOTALL)
 NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 GENERATED = {"encodings", "pydoc_data", "entities.py", "_casefix.py", "stringprep.py"}     # tables rather than programs
 
@@ -34,10 +53,9 @@ class Corpus:
 
     `data_path`, which `option` gives, is one of
 
-      - a text file: one document;
-      - a file ending in .jsonl or .json: JSON lines, each an object whose key "text" is a document;
+      - a file, in one of the forms above;
       - a folder: every file in it, sorted, without hidden files and folders and without the folder `leave_out` (the
-        cache); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is skipped and listed in `skipped`;
+        cache); a file that is not UTF-8 text, or holds no documents, is skipped and listed in `skipped`;
       - None: the source of the running Python's standard library, which every machine has.
 
     Raises UserError if the path is missing, cannot be looked up or leads to no file, and if a folder below it cannot be
@@ -52,7 +70,7 @@ class Corpus:
         self.option = option
         self.files = text_files(option, data_path, leave_out) if data_path else standard_library_files(option)
         self.is_folder = data_path is None or kind(option, data_path) == "folder"
-        self.skipped: list[Path] = []  # by the latest pass of documents()
+        self.skipped: dict[Path, str] = {}  # by the latest pass of documents(), and why
 
     def __str__(self) -> str:
         size = sum(file.stat().st_size for file in self.files)
@@ -65,27 +83,24 @@ class Corpus:
         Raises UserError for a file that cannot be read, a single file that is not text, a line that is not JSON or
         lacks its text (with the number of the line), and a corpus without a single character.
         """
-        self.skipped, empty = [], True
+        self.skipped, empty = {}, True
         for text in filter(None, chain.from_iterable(map(self.texts_of, self.files))):
             empty = False
             yield text
         if empty:
-            raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another {self.option}.")
-
-    def is_json_lines(self, file: Path) -> bool:
-        """Report whether each line of this file of the corpus is a document; otherwise the whole file is one."""
-        return file.suffix == ".jsonl" or (file.suffix == ".json" and not self.is_folder)
+            why = "".join(f" {file} {fault}." for file, fault in [*self.skipped.items()][:1])
+            raise UserError(f"The corpus is empty: there is no text in {self.name}.{why} Give another {self.option}.")
 
     def texts_of(self, file: Path) -> Iterator[str]:
         try:
-            if self.is_json_lines(file):
+            if is_json_lines(file):
                 yield from json_lines(file)
             else:
-                yield text_of_file(read_bytes(str(file)))
+                yield from texts_in(read_bytes(str(file)), file.suffix)
         except BadText as bad:
             if not self.is_folder:
                 raise UserError(f"{file} {bad.fault}. Give another {self.option}.") from bad
-            self.skipped.append(file)
+            self.skipped[file] = bad.fault
 
 
 def kind(option: str, path: str) -> str:
@@ -169,27 +184,46 @@ def is_file(path: Path) -> bool:
 
 
 def text_of_file(data: bytes) -> str:
-    """Return UTF-8 text as it is, line ends and all. Raise BadText for a zero byte, too: it marks a binary file."""
+    """Return UTF-8 text, line ends and all. Raise BadText for a zero byte, too: it marks a binary file."""
     try:
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise BadText(BAD_BYTES, "is UTF-16, not UTF-8: convert it, as iconv does")
         if b"\x00" in data:
             raise BadText(BAD_BYTES, "is not UTF-8 text (it holds a zero byte)")
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
 
 
-def text_of_line(line: bytes) -> str:
-    """Return the string under the key "text" of a JSON object. Raise BadText if there is none."""
+def texts_in(data: bytes, suffix: str = ".json") -> list[str]:
+    """Return the documents of a file, or of a line of JSON lines. Raise BadText if it is not text, or holds none."""
+    text = text_of_file(data)
+    if text.startswith("<doc id="):
+        if ARTICLE.sub("", text):
+            raise BadText(BAD_ARTICLES, "begins with an article of WikiExtractor, <doc id=...>, and does not go on so")
+        return ARTICLE.findall(text)
     try:
-        text = json.loads(line.decode("utf-8-sig"))["text"]
-        text.encode("utf-8")  # JSON can spell half a surrogate pair, which is not text
-        return text
-    except UnicodeDecodeError as error:
-        raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
-    except RecursionError as error:
-        raise BadText(BAD_JSON, "is nested too deeply to be read") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadText(BAD_JSON, 'is not a JSON object with a string under the key "text"') from error
+        value, end = json.JSONDecoder().raw_decode(text.strip())
+    except (ValueError, RecursionError):
+        value, end = None, 0
+    values = value if isinstance(value, list) else [value]
+    if suffix != ".json" and not (values and all(value and isinstance(value, dict) for value in values)):
+        return [text]
+    try:
+        texts = [value["text"] for value in values]
+        "".join(texts).encode("utf-8")      # JSON can spell half a surrogate pair, which is not text
+    except (ValueError, TypeError, KeyError):
+        texts = []
+    if end < len(text.strip()) or not texts:
+        raise BadText(BAD_JSON, 'is not JSON with objects that have a string under the key "text"')
+    return texts
+
+
+def is_json_lines(file: Path) -> bool:
+    """Report whether each line of a file has documents, by its name or first line. Raise UserError if unreadable."""
+    with opened_to_read(str(file)) as lines, suppress(BadText):
+        return bool(texts_in(lines.readline(FIRST_LINE)))
+    return file.suffix in JSON_LINES
 
 
 def json_lines(file: Path) -> Iterator[str]:
@@ -200,8 +234,8 @@ def json_lines(file: Path) -> Iterator[str]:
             try:
                 if len(line) == LARGEST:
                     raise BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB")
-                text = text_of_line(line)
+                texts = texts_in(line)
             except BadText as bad:
                 raise UserError(f'{file}, line {number}, {bad.fault}. Correct the line: each one should read like '
                                 '{"text": "a document"}.') from bad
-            yield text
+            yield from texts

@@ -2,6 +2,10 @@
 
 One text is in memory at a time, with its ids: a whole file, or a line of JSON lines. So a corpus may be larger than
 memory when it lies in many files or in JSON lines.
+
+The library `tokenizers` takes some 120 bytes for each character that it encodes at once, so a long text is encoded in
+pieces, where that provably changes no token: where the tokenizer splits words at blanks before anything else. A text of
+any other tokenizer, such as one that puts a blank before each text or composes characters, is encoded whole.
 """
 import re
 import time
@@ -9,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.tokenizer import Tokenizer
@@ -16,6 +22,7 @@ from mpi_impl.runtime.tables import count
 
 PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter ones together
 WORD_END = re.compile(r"\S(?=[ \n])")
+SPLITTERS = repr(ByteLevel(add_prefix_space=False)), repr(BertPreTokenizer())
 REPORT_EVERY = 5.0  # seconds
 
 Item = TypeVar("Item")
@@ -24,7 +31,8 @@ Item = TypeVar("Item")
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yield each document as int64 [tokens], the last of which is the end-of-document token."""
     document: list[np.ndarray] = []
-    for batch in group_by_size(split_into_pieces(texts), lambda piece: len(piece[0]), PIECE):     # work for every core
+    pieces = split_into_pieces(texts) if splits_at_blanks(tokenizer) else ((text, True) for text in texts)
+    for batch in group_by_size(pieces, lambda piece: len(piece[0]), PIECE):     # work for every core
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
             document.append(np.array(ids, np.int64))
             if is_last:
@@ -41,7 +49,7 @@ def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[lis
 def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Split texts into pieces of about PIECE characters; True marks the last piece of a text.
 
-    A piece ends after a word and before the blank, where the tokenizers split words themselves: no token changes.
+    A piece ends after a word and before the blank.
     """
     for text in texts:
         start = 0
@@ -49,6 +57,17 @@ def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
             yield text[start:word_end.end()], False
             start = word_end.end()
         yield text[start:], True
+
+
+def splits_at_blanks(tokenizer: Tokenizer) -> bool:
+    """Report whether no token, and nothing that changes a text before it is split, reaches over the end of a word.
+
+    So it is with GPT-2's pattern and with BERT's words, if no token of several words was added; and with numbers.
+    """
+    library = getattr(tokenizer, "library", None)
+    return library is None or (
+        repr(library.pre_tokenizer) in SPLITTERS and isinstance(library.normalizer, BertNormalizer | None)
+        and all(token.special for token in library.get_added_tokens_decoder().values()))
 
 
 def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:

@@ -97,9 +97,8 @@ class FineTuning(Program):
     def claim_outputs(self, held: ExitStack) -> None:
         """Hold the folder of --save, which must not have a checkpoint of another model."""
         if self.args.save:
-            if note := held.enter_context(only_saver(self.args.save)):
-                self.say(note)
-            if on_disk.tracked(self.args.save) is not None:
+            self.folder = held.enter_context(only_saver(self.args.save, self.say))
+            if on_disk.saved(self.args.save):
                 raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
                                 "Choose another folder.")
 
@@ -179,8 +178,11 @@ class FineTuning(Program):
         tokenizer = self.pretrained.tokenizer
         settings = {name: value for name, value in vars(self.args).items() if name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        self.say(checkpoint.save(self.trainer, self.args.save, settings))
-        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer next to it")
+        root, moved = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
+        self.say(checkpoint.save(self.trainer, root, settings))
+        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, root), "the tokenizer next to it")
+        if moved:
+            raise UserError(moved)
 
 
 def open_dataset(args, tokenizer: WordPieceTokenizer) -> TuningDataset:

@@ -15,7 +15,7 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
-from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest, tracked
+from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest, saved
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.compare.recorder import RecordedSteps, facts_of
@@ -48,6 +48,7 @@ from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.costs.volumes import PassCounts
+from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
 
@@ -125,14 +126,14 @@ class Pretraining(Program):
         a, manifest = self.args, None
         check_restarts(a)
         check_outputs(a)
-        if a.load and (tracked(a.load) is not None or not saves_where_it_loads(a)):
-            manifest = read_manifest(a.load)
-            # With the checkpoint's vocabulary: the tokenizer, which decides it, is not known yet.
-            checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
-            checkpoint.check_optimizer(a.load, manifest, a.optimizer)
-            checkpoint.check_iterations(a.load, manifest, a.train_iters)
-        if a.save:
-            with only_saver(a.save):        # it may be hours until the run needs it
+        with only_saver(a.save) if a.save else nullcontext():       # it may be hours until the run needs it
+            if a.load and (saved(a.load) or not saves_where_it_loads(a)):
+                manifest = read_manifest(a.load)
+                # With the checkpoint's vocabulary: the tokenizer, which decides it, is not known yet.
+                checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
+                checkpoint.check_optimizer(a.load, manifest, a.optimizer)
+                checkpoint.check_iterations(a.load, manifest, a.train_iters)
+            if a.save:
                 check_free(a.save, manifest.iteration + 1 if manifest else 1)
         if a.load_hf:
             check_weights(a.load_hf, self.settings.model(read_config(a.load_hf, self.architecture)["vocab_size"]))
@@ -184,8 +185,7 @@ class Pretraining(Program):
     def claim_outputs(self, held: ExitStack) -> None:
         """Hold the folder of --save, to which another run may have saved since it was checked."""
         if self.args.save:
-            if note := held.enter_context(only_saver(self.args.save)):
-                self.say(note)
+            self.folder = held.enter_context(only_saver(self.args.save, self.say))
             check_free(self.args.save, self.trainer.iteration + 1)
             assert self.tokenizer is not None
             saved_tokenizer.save(self.tokenizer, self.args.save)    # after all checks: it may replace another run's
@@ -287,9 +287,12 @@ class Pretraining(Program):
         self.metrics.evaluation(iteration, means)
 
     def save(self) -> None:
-        self.say(checkpoint.save(self.trainer, self.args.save, self.of_a_step))
-        if self.tokenizer and not saved_tokenizer.is_saved(self.args.save):     # the folder was removed meanwhile
-            saved_tokenizer.save(self.tokenizer, self.args.save)
+        root, moved = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
+        self.say(checkpoint.save(self.trainer, root, self.of_a_step))
+        if self.tokenizer and not saved_tokenizer.is_saved(root):     # the folder was removed meanwhile
+            saved_tokenizer.save(self.tokenizer, root)
+        if moved:
+            raise UserError(moved)
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     # ---- reports ----

@@ -4,6 +4,7 @@ Only regular files are read and written: a pipe can be read once, and a program 
 device such as /dev/zero never ends.
 """
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from io import BufferedReader
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TextIO
 from uuid import uuid4
+
+import xxhash
 
 from reference.errors import UserError
 
@@ -54,7 +57,7 @@ def opened_to_read(path: str, largest: int | None = None, links: bool = True) ->
 
 def without_waiting(path: str, flags: int) -> int:
     """Open a path without waiting, even a pipe into which nobody writes."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def without_following(path: str, flags: int) -> int:
@@ -78,11 +81,17 @@ def read_bytes(path: str, largest: int = LARGEST) -> bytes:
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
-    """Read a whole file of UTF-8. Raises UserError for other files."""
+    """Read a whole file of UTF-8, without a byte-order mark. Raises UserError for other files."""
     try:
-        return read_bytes(path, largest).decode("utf-8")
+        return read_bytes(path, largest).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}).") from error
+
+
+def checksum(path: str) -> str:
+    """Return the checksum of a file's content, as `xxh128sum` prints it. Raises UserError if it cannot be read."""
+    with opened_to_read(path) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def is_there(path: str) -> bool:
@@ -123,7 +132,8 @@ def writing(path: str) -> Iterator[None]:
 def replacing(path: str) -> Iterator[str]:
     """Hand out the name of a file to write, which becomes `path` when the block has ended, and disappears if it fails.
 
-    So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
+    So whoever finds `path` finds a whole file: the new one, or the one that was there before. A link is replaced, and
+    what it leads to stays. Raises UserError.
     """
     check_kind(path)
     with writing(path):
@@ -132,7 +142,7 @@ def replacing(path: str) -> Iterator[str]:
             if os.path.exists(path):
                 shutil.copymode(path, aside)
             yield aside
-            os.replace(aside, os.path.realpath(path))
+            os.replace(aside, path)
         finally:
             with suppress(FileNotFoundError):
                 os.remove(aside)
@@ -140,7 +150,7 @@ def replacing(path: str) -> Iterator[str]:
 
 def new_file_beside(path: str) -> str:
     """Make an empty file in the same folder, with the same ending, under a name that nobody else uses."""
-    folder, name = os.path.split(os.path.realpath(path))
+    folder, name = os.path.split(path)
     aside = os.path.join(folder, f"unfinished-{uuid4().hex[:12]}{os.path.splitext(name)[1]}")
     open(aside, "xb").close()
     return aside

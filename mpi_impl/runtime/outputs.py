@@ -9,7 +9,7 @@ from reference.config import option
 from reference.errors import UserError
 
 ANY, NONE = ".*", "(?!)"
-CHECKPOINT = r"latest_checkpointed_iteration\.txt|tokenizer\.json|run\.lock|iter_\d+(\.\w+\.tmp)?/.*"
+CHECKPOINT = r"latest_checkpointed_iteration\.txt(\.tmp)?|tokenizer\.json|run\.lock|iter_\d+(\.\w+\.tmp)?/.*"
 HUGGING_FACE = r"[^/]*\.safetensors(\.index\.json)?|(tokenizer_)?config\.json|vocab\.(json|txt)|merges\.txt"
 
 # The options that name files, or folders with the files in them that are meant, as a regular expression over paths.

@@ -2,15 +2,18 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from mpi_impl.checkpoints import checkpoint, folder_lock, on_disk
-from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
-from mpi_impl.checkpoints.on_disk import read_manifest
+from mpi_impl.checkpoints.folder_lock import LOCK, HeldFolder, only_saver
+from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import ALONE, train_and_save
 from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
@@ -82,8 +85,9 @@ def test_two_runs_where_folders_cannot_be_locked(ranks, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", no_locks)
-        with only_saver(str(tmp_path)) as note:
-            assert str(tmp_path) in note and "No locks available" in note
+        notes = []
+        with only_saver(str(tmp_path), notes.append):
+            assert str(tmp_path) in notes[0] and "No locks available" in notes[0]
     (said,) = ranks.run(1, refusal, save_while_another_does, ALONE, tmp_path)
     assert f"--save {tmp_path} holds a checkpoint of iteration 1" in said
     manifest = read_manifest(str(tmp_path))
@@ -101,3 +105,69 @@ def test_odd_things_in_the_place_of_the_lock(tmp_path, monkeypatch):
     (tmp_path / LOCK).write_bytes(b"\xff" * 10_000)
     with only_saver(str(tmp_path)), pytest.raises(UserError, match="in use"), only_saver(str(tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_is_a_link_is_refused_and_its_file_stays(tmp_path, link):
+    (tmp_path / "precious").write_text("words")
+    link(tmp_path / "precious", tmp_path / LOCK)
+    with pytest.raises(UserError, match=f"{LOCK} is a link"), only_saver(str(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "words"
+
+
+def test_no_file_of_a_run_is_written_through_a_link(ranks, data, tmp_path):  # noqa: F811
+    """What stands in the place of an output is replaced, and the file that it leads to stays as it was."""
+    for name in "DR":
+        os.mkdir(tmp_path / name)
+    links = [tmp_path / name for name in (
+        "metrics", "ledger", "report.html", "D/tokenizer.json", f"D/{TRACKER}.tmp",
+        "R/iteration-1.rank-0.safetensors")]
+    targets = [tmp_path / f"precious-{i}" for i in range(len(links))]
+    for link, target in zip(links, targets):
+        target.write_text("words")
+        link.symlink_to(target)
+    options = [f"--save={tmp_path}/D", f"--record={tmp_path}/R", f"--metrics-file={links[0]}", f"--ledger={links[1]}",
+               f"--report={links[2]}"]
+    ranks.run(1, pretrain, [*OPTIONS, *data, "--train-iters", "1", *options])
+    assert {target.read_text() for target in targets} == {"words"} and not any(map(Path.is_symlink, links))
+
+
+def pretrain_and_change(group, options, change) -> str:
+    """Change the folder of --save before the second checkpoint, and return why the run ends."""
+    place, saved = HeldFolder.place, []
+
+    def changed(folder):
+        if saved:
+            change(folder.root)
+        saved.append(folder)
+        return place(folder)
+
+    with mock.patch.object(HeldFolder, "place", changed):
+        return refusal(group, pretrain, options)
+
+
+def move(root) -> None:
+    os.rename(root, f"{root}-moved")
+
+
+def move_and_make_anew(root) -> None:
+    move(root)
+    os.mkdir(root)
+
+
+@pytest.mark.parametrize("change, where", [(move, "D-moved"), (move_and_make_anew, "D-moved"), (shutil.rmtree, "D")])
+def test_a_run_whose_folder_is_moved_saves_its_state_and_ends(ranks, data, tmp_path, change, where):  # noqa: F811
+    """In the folder that it has locked, wherever that is now: nothing is saved into one that another run may hold."""
+    options = [*OPTIONS, *data, "--train-iters", "4", "--save-interval", "1", "--save", str(tmp_path / "D")]
+    said, _ = ranks.run(2, pretrain_and_change, options, change)
+    assert f"--load {tmp_path}/{where} --save {tmp_path}/{where}" in said
+    assert read_manifest(str(tmp_path / where)).iteration == 2
+    assert where == "D" or not list(tmp_path.glob("D/*"))
+
+
+def test_a_folder_that_another_run_has_taken_is_left_to_it(tmp_path):
+    with only_saver(str(tmp_path)) as folder:
+        os.remove(tmp_path / LOCK)
+        with only_saver(str(tmp_path)), pytest.raises(UserError, match=f"--save {tmp_path} was replaced"):
+            folder.place()

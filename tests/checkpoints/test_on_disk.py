@@ -15,9 +15,11 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.folder_lock import LOCK, only_saver
-from mpi_impl.checkpoints.on_disk import TRACKER, check_free
+from mpi_impl.checkpoints.on_disk import TRACKER
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import ALONE, SMALL, Run, load_and_train, load_says
+from tests.checkpoints.test_resumed_runs import OPTIONS, data  # noqa: F401  a fixture
+from tests.program import pretrain, refusal
 from tests.training_theorems import connected
 
 # ---- whatever happens to the files ----------------------------------------------------------------------------------
@@ -103,12 +105,11 @@ def record_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str,
 def test_everything_is_on_the_disk_before_it_gets_its_name(ranks, tmp_path):
     """Though the power may fail: the files and their folder before the rename, and that before the tracker's."""
     (asked, files), = ranks.run(1, record_save, ALONE, tmp_path)
-    folder, tracker = files.pop("iter_0000001"), files.pop(TRACKER)
-    top = files.pop(".")
+    folder, tracker, top = files["iter_0000001"], files[TRACKER], files["."]
     named = asked.index(("rename", folder))
-    assert {("fsync", file) for file in (*files.values(), folder)} == set(asked[:named])
-    assert asked[named - 1] == ("fsync", folder), "names of files that come later may be lost"
-    assert asked[named + 1:] == [("fsync", top), ("fsync", tracker), ("replace", tracker), ("fsync", top)]
+    assert {("fsync", file) for file in files.values()} == set(asked[:named])
+    assert asked[named - 2:named] == [("fsync", folder), ("fsync", top)], "names of files that come later may be lost"
+    assert asked[named + 1:] == [("fsync", top), ("replace", tracker), ("fsync", top)]
 
 
 class Killed(BaseException):
@@ -158,7 +159,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
                     assert not [name for name in os.listdir(root) if re.fullmatch(r"iter_\d+\.\w+\.tmp", name)]
                 except Killed:
                     pass
-            group.broadcast_object(lambda: None)
+            group.broadcast_object(lambda: on_disk.finish(root))
             manifest = on_disk.read_manifest(root)
             assert manifest.iteration >= good
             good = manifest.iteration
@@ -188,7 +189,7 @@ def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     one, other = ranks.run(2, failing_saves, SMALL, tmp_path, rank, error)
     assert one == other and len(one) > 2
-    assert all(re.match(rf"{tmp_path}.* cannot be written: No space left on device\.", said) for said in one)
+    assert all(re.match(rf"{tmp_path}.* cannot be (written|read): No space left on device\.", said) for said in one)
     if rank == 0:
         assert {re.match(r"\S+", said)[0].split("/")[-1] for said in one} > {
             "m-00000.safetensors", "manifest.json", "manifest.json.sha256", "iter_0000002"}
@@ -211,14 +212,48 @@ def save_again(group, run: Run, root, iteration: int) -> None:
         checkpoint.save(trainer, str(root), {})
 
 
-def test_no_good_checkpoint_is_written_again(ranks, copy):
-    """Only one that the tracker does not name is: of a run that was killed just before, or chosen by hand."""
+@pytest.mark.parametrize("tracker, iteration", [("2", 2), ("3", 2), ("1", 2), (None, 3)])
+def test_no_checkpoint_is_written_again(ranks, copy, tracker, iteration):
+    """Neither one that the tracker names nor another: the next save is refused, and every file stays."""
     ranks.run(2, save_again, SMALL, copy, 2)
-    for last, next_one in ((2, 2), (3, 2)):
-        (copy / TRACKER).write_text(str(last))
-        with pytest.raises(UserError, match=f"--save {copy} holds a checkpoint of iteration {last}"):
-            check_free(str(copy), next_one)
-    (copy / TRACKER).write_text("1")
-    (copy / "iter_0000002" / "old").touch()
-    ranks.run(2, save_again, SMALL, copy, 2)
-    assert not (copy / "iter_0000002" / "old").exists() and (copy / TRACKER).read_text() == "2"
+    (copy / TRACKER).unlink()
+    if tracker:
+        (copy / TRACKER).write_text(tracker)
+    before = contents(copy)
+    assert f"--save {copy} holds" in ranks.run(1, refusal, save_again, ALONE, copy, iteration)[0]
+    assert contents(copy) == before
+
+
+def contents(root) -> dict[str, bytes]:
+    """Return all files below a folder but the lock."""
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+def test_without_its_tracker_a_folder_is_neither_loaded_nor_saved_into(ranks, data, tmp_path):  # noqa: F811
+    """Each way to continue is refused before the first step, with the number to write into the tracker; with it the run
+    resumes.
+    """
+    run = [*OPTIONS, *data, "--save", str(tmp_path), "--train-iters"]
+    ranks.run(1, pretrain, [*run, "1"])
+    (tmp_path / TRACKER).unlink()
+    before = contents(tmp_path)
+    for options in [], ["--load", str(tmp_path)]:
+        (said,) = ranks.run(1, refusal, pretrain, [*run, "2", *options])
+        assert f"the checkpoint of iteration 1: to load one, write its number into {TRACKER}" in said
+    assert contents(tmp_path) == before
+    (tmp_path / TRACKER).write_text("1")
+    ranks.run(1, pretrain, [*run, "2", "--load", str(tmp_path)])
+    assert on_disk.saved(str(tmp_path)) == [1, 2]
+
+
+@pytest.mark.parametrize("named, pending, finished", [
+    (1, b"2", 2), (None, b"2", 2), (2, b"1", 2), (1, b"3", 1), (None, b"", None), (1, b"2 ", 1)])
+def test_a_tracker_on_its_way_is_taken_only_forward_and_to_what_is_there(tmp_path, named, pending, finished):
+    """It may have been cut short, and its checkpoint may never have got its name."""
+    for iteration in 1, 2:
+        os.mkdir(on_disk.folder_of(str(tmp_path), iteration))
+    (tmp_path / f"{TRACKER}.tmp").write_bytes(pending)
+    if named:
+        (tmp_path / TRACKER).write_text(str(named))
+    with only_saver(str(tmp_path)):
+        assert on_disk.tracked(str(tmp_path)) == finished

@@ -1,15 +1,16 @@
-"""Blends: shares, order and random access."""
+"""Blends: Megatron's order, and random access."""
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from mpi_impl.data.blend import Blend, parse_blend
+from mpi_impl.data.blend import BLOCK, Blend, parse_blend
 from reference.errors import UserError
 
 WEIGHTS = st.lists(st.fractions(min_value="1/100", max_value=100, max_denominator=1000), min_size=1, max_size=9)
-FIRST = st.integers(0, 100) | st.integers(10**6, 10**15)
+FIRST = st.integers(0, 100) | st.integers(BLOCK - 30, 3 * BLOCK)
 
 
 class Numbered:
@@ -26,49 +27,53 @@ class Numbered:
         return np.stack([np.full(count, self.k), np.arange(first_sample, first_sample + count)], axis=1)
 
 
+class Long(SimpleNamespace):
+    """The facts about a data set that Megatron's blend asks for."""
+
+    def __len__(self):
+        return 10**9
+
+
 def blend(weights):
     return Blend([Numbered(k) for k in range(len(weights))], weights)
 
 
-def counts(rows, k):
-    """Count how many of the first n rows come from each of k data sets, for each n: [rows + 1, k]."""
-    return np.concatenate([np.zeros((1, k), int), np.cumsum(rows[:, :1] == np.arange(k), axis=0)])
-
-
 @given(WEIGHTS)
-def test_each_data_set_has_its_share_all_along(weights):
-    """After any number of samples: to within half a sample for each halving of the list; in their order, none left out
-    or given twice. In total there is no error.
-    """
-    n, k = 500, len(weights)
-    rows = blend(weights).batch("train", 0, n)
-    given = counts(rows, k)
-    assert all(rows[rows[:, 0] == i, 1].tolist() == list(range(given[-1, i])) for i in range(k))
-    shares = np.outer(np.arange(n + 1), [float(w / sum(weights)) for w in weights])
-    assert np.abs(given - shares).max() <= (k - 1).bit_length() / 2 + 1e-9
-    assert (given.sum(axis=1) == np.arange(n + 1)).all()
+def test_the_samples_of_a_data_set_come_in_their_order(weights):
+    """None is left out or given twice, and no data set is ever a sample ahead of its share."""
+    rows = blend(weights).batch("train", 0, 500)
+    shares = [float(weight / sum(weights)) for weight in weights]
+    for k, share in enumerate(shares):
+        (places,) = np.nonzero(rows[:, 0] == k)
+        assert rows[places, 1].tolist() == list(range(len(places)))
+        assert (rows[places, 1] <= share * np.maximum(places, 1) + 1e-9).all()
+
+
+# Equal shares, shares that a second division by their sum changes, and more than a block.
+@example([Fraction(1, 10)] * 7, 2 * BLOCK)
+@example([Fraction(9), Fraction(2), Fraction(10)], 2000)
+@example([Fraction(3), Fraction(7)], 2 * BLOCK)
+@given(WEIGHTS, st.integers(1, 2000))
+def test_the_order_is_megatrons(weights, n):
+    """Sample for sample, that of Megatron-core's BlendedDataset with the weights as its builder passes them on."""
+    normalize = pytest.importorskip("megatron.core.datasets.utils").normalize
+    theirs = pytest.importorskip("megatron.core.datasets.blended_dataset").BlendedDataset
+    config = SimpleNamespace(defer_npy_index_mmap=False, path_to_cache=None)
+    split = SimpleNamespace(name="train")
+    datasets = [Long(index_split=split, unique_identifiers={}) for _ in weights]
+    expected = theirs(datasets, normalize([float(weight) for weight in weights]), n, config)
+    assert np.array_equal(blend(weights).batch("train", 0, n),
+                          np.stack([expected.dataset_index, expected.dataset_sample_index], axis=1))
 
 
 @given(WEIGHTS, FIRST, st.lists(st.integers(0, 20), max_size=5))
 def test_any_slice_gives_the_rows_of_the_whole(weights, first, sizes):
-    """Far out, too, and of no rows."""
+    """Over the ends of blocks, too, and of no rows."""
     whole = blend(weights).batch("train", first, sum(sizes))
     starts = [first + sum(sizes[:i]) for i in range(len(sizes))]
     parts = [blend(weights).batch("train", start, size) for start, size in zip(starts, sizes)]
     assert whole.shape == (sum(sizes), 2) and whole.dtype == np.int64
     assert np.array_equal(whole, np.concatenate([whole[:0], *parts]))
-
-
-@given(st.fractions(min_value="1/1000", max_value="999/1000", max_denominator=1000))
-@example(Fraction(1, 2))        # of two that are equally far behind, the first
-def test_of_two_the_one_further_behind_gives_the_sample(share):
-    """Megatron's greedy rule, played step by step."""
-    weights, given = [share, 1 - share], [0, 0]
-    rows = blend(weights).batch("train", 0, 200)
-    for n, (source, _) in enumerate(rows, start=1):
-        behind = [weight * n - count for weight, count in zip(weights, given)]
-        assert source == behind.index(max(behind))
-        given[source] += 1
 
 
 def test_a_list_of_weights_and_data_sets_is_read_as_megatron_reads_it():

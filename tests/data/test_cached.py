@@ -1,4 +1,5 @@
 """The cache of tokens: made once, found afterwards, and never half-made."""
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from mpi_impl.data import cached
 from mpi_impl.data.cached import CHECKSUMS, prepare
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.tokenizer import END_OF_DOCUMENT
+from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.runtime.files import ASIDE, folder_aside, locked
 from reference.errors import UserError
@@ -75,7 +76,9 @@ def test_whatever_determines_the_tokens_changes_the_name(make, corpus, monkeypat
     names = [make()[0].prefix, make(vocab_size=280)[0].prefix, make(split_sentences=True)[0].prefix]
     (corpus / "a.txt").write_text("other text")
     names.append(make()[0].prefix)
-    os.utime(corpus / "a.txt", (0, 0))  # changed at another time, of the same size
+    before = (corpus / "a.txt").stat()
+    (corpus / "a.txt").write_text("texts other")  # of the same size, and as a copy keeps it, of the same time
+    os.utime(corpus / "a.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
     names.append(make()[0].prefix)
     (corpus / "c.txt").write_text("1 2 3")
     names.append(make()[0].prefix)
@@ -84,6 +87,29 @@ def test_whatever_determines_the_tokens_changes_the_name(make, corpus, monkeypat
     monkeypatch.setattr(cached.tokenizers, "__version__", "another")
     names.append(make()[0].prefix)
     assert len(set(names)) == len(names)
+
+
+def test_the_same_texts_in_another_place_have_the_same_name(make, corpus, tmp_path):
+    """Whatever their names and times are."""
+    first, moved = make()[0].prefix, tmp_path / "elsewhere"
+    corpus.rename(moved)
+    os.utime(moved / "a.txt", (0, 0))
+    assert make(moved)[0].prefix == first
+
+
+def test_the_end_of_documents_changes_the_name(make, tmp_path):
+    """Of a model's files, one names the token that ends a document, and another the rows of its table."""
+    library = ByteLevelBPETokenizer.train(["a b"], 257).library
+    library.add_special_tokens(["<end>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tmp_path / "tokenizer.json"),
+               "vocab_size": None}
+    names = []
+    for end, rows in ("<end>", 260), (END_OF_DOCUMENT, 260), (END_OF_DOCUMENT, 70_000):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": rows}))
+        names.append(make(**options)[0].prefix)
+    assert len(set(names)) == 3
 
 
 def test_an_interrupted_run_leaves_nothing_and_is_done_again(make, cache):

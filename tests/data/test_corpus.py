@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,57 @@ def texts(path):
 
 @given(st.lists(st.text(min_size=1), min_size=1))
 def test_documents_are_read_unchanged(documents):
-    """Carriage returns and byte-order marks included: a text file is one, and each line of JSON lines holds one, blank
-    lines none.
+    """Carriage returns included, in every form and under every name that its tools give it, with a byte-order mark and
+    without: a text file, JSON lines with blank lines between, a JSON array, a JSON object on several lines.
     """
+    plain, objects = documents[0].replace("\x00", " ").lstrip("\ufeff"), [{"id": 3, "text": text} for text in documents]
+    lines = "\n \n".join(map(json.dumps, objects))
     with tempfile.TemporaryDirectory() as folder:
-        text, lines = Path(folder, "a.txt"), Path(folder, "a.jsonl")
-        text.write_bytes(documents[0].replace("\x00", " ").encode("utf-8"))
-        assert texts(text) == [documents[0].replace("\x00", " ")]
-        lines.write_text("\n \n".join(json.dumps({"id": 3, "text": text}) for text in documents), "utf-8")
-        assert texts(lines) == documents
+        for form, names, expected in (
+            (plain, ["a.txt", "a"], [plain] if plain else None),
+            (lines, ["a.jsonl", "wiki_00", "a.json", "a.txt"], documents),
+            (json.dumps(objects, indent=1), ["a.json", "a"], documents),
+            (json.dumps(objects[0], indent=1), ["a.json", "a"], documents[:1]),
+        ):
+            for name, encoding in product(names if expected else [], ["utf-8", "utf-8-sig"]):
+                Path(folder, name).write_bytes(form.encode(encoding))
+                assert texts(Path(folder, name)) == texts(folder) == expected
+                Path(folder, name).unlink()
+
+
+ARTICLES = '''<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
+Anarchism
+
+Anarchism is a &lt;political&gt; philosophy.
+
+</doc>
+<doc id="39" url="https://en.wikipedia.org/wiki?curid=39" title="Albedo">
+Albedo
+
+</doc>
+'''
+
+
+def test_articles_of_wikiextractor_are_documents(tmp_path):
+    """Each begins with its title. A file that only begins so is not one of them, and is refused."""
+    (tmp_path / "wiki_00").write_text(ARTICLES)
+    assert texts(tmp_path) == ["Anarchism\n\nAnarchism is a &lt;political&gt; philosophy.", "Albedo"]
+    (tmp_path / "wiki_00").write_text(f"{ARTICLES}and more")
+    with pytest.raises(UserError, match="does not go on so"):
+        texts(tmp_path)
+
+
+@pytest.mark.parametrize("name, content", [
+    ("a.json", b"[]"), ("a.json", b'["text"]'), ("a.json", b"words"), ("a", b'{"content": "1"}\n{"content": "2"}'),
+    ("a.txt", b'[{"content": "1"}]'), ("a", b'{"text": "1"} and {'), ("a.txt", "words".encode("utf-16"))])
+def test_what_is_not_a_document_is_not_learnt_as_it_is_spelled(tmp_path, name, content):
+    """JSON without texts, and text that is not UTF-8: alone it is refused, in a folder it is skipped, and named."""
+    (tmp_path / name).write_bytes(content)
+    for path in tmp_path / name, tmp_path:
+        with pytest.raises(UserError, match=f"{name} is "):
+            texts(path)
+    (tmp_path / "b.txt").write_text("[1] words {}")
+    assert texts(tmp_path) == ["[1] words {}"]
 
 
 def test_a_folder_is_its_text_files_in_order(tmp_path):
@@ -42,8 +85,8 @@ def test_a_folder_is_its_text_files_in_order(tmp_path):
         (tmp_path / name).write_bytes(data)
     corpus = Corpus(str(tmp_path))
     for _ in range(2):  # a second pass is the same
-        assert list(corpus.documents()) == ["2", "1", "{}", "3", "4"]
-        assert [file.name for file in corpus.skipped] == ["latin.txt", "zero"]
+        assert list(corpus.documents()) == ["2", "1", "3", "4"]
+        assert [file.name for file in corpus.skipped] == ["c.json", "latin.txt", "zero"]
 
 
 def test_the_default_is_the_standard_library():

@@ -1,22 +1,49 @@
 """Encoding of a corpus: the division of the text into pieces does not show in the tokens."""
 import pytest
 from hypothesis import given, strategies as st
+from tokenizers import AddedToken, Tokenizer as Library, models, normalizers, pre_tokenizers, trainers
 
 from mpi_impl.data import encode
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.sentences import split_sentences
-from mpi_impl.data.tokenizer import BertWordPieceCase, ByteLevelBPETokenizer
+from mpi_impl.data.tokenizer import END_OF_DOCUMENT, BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer
 
-TEXT = st.text("ab \n\t,'s1é中\x1c\x85", min_size=1, max_size=40)
-TOKENIZER = ByteLevelBPETokenizer.train(["a b  ab \n\n  a, b's\t ab" * 9], 300)
+TEXT = st.text("ab \n\t,'s1é\u0301中\x1c\x85", min_size=1, max_size=40)
+CORPUS = ["a b  ab \n\n  a, b's\t ab é1中" * 9]
+TOKENIZER = ByteLevelBPETokenizer.train(CORPUS, 300)
 
 
-@given(st.lists(TEXT, max_size=6), st.integers(1, 12))
-def test_tokens_do_not_depend_on_the_pieces(texts, piece):
-    """Documents encoded together or in pieces have the tokens they have alone, and end as documents do."""
+def huggingface(pre_tokenizer, normalizer=None, added=None) -> HuggingFaceTokenizer:
+    """Train a model's tokenizer that differs from GPT-2's."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        library.normalizer = normalizer
+    library.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=330, special_tokens=[END_OF_DOCUMENT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
+    library.add_tokens([AddedToken(added)] if added else [])
+    return HuggingFaceTokenizer(library, END_OF_DOCUMENT)
+
+
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+TOKENIZERS = [
+    TOKENIZER, BertWordPieceCase.train(CORPUS, 100), BertWordPieceLowerCase.train(CORPUS, 100), huggingface(GPT2),
+    huggingface(pre_tokenizers.ByteLevel(add_prefix_space=True)), huggingface(pre_tokenizers.Metaspace()),
+    huggingface(pre_tokenizers.ByteLevel(use_regex=False)), huggingface(GPT2, normalizers.NFC()),
+    huggingface(GPT2, normalizers.Strip()), huggingface(GPT2, added="b a")]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@given(texts=st.lists(TEXT, max_size=6), piece=st.integers(1, 12))
+def test_tokens_do_not_depend_on_the_pieces(tokenizer, texts, piece):
+    """Documents encoded together or in pieces have the tokens that they have alone, and end as documents do. It holds
+    whatever the tokenizer does to a text first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode, "PIECE", piece)
-        documents = [document.tolist() for document in encode.encode_documents(texts, TOKENIZER)]
-    assert documents == [[*TOKENIZER.encode(text), TOKENIZER.eod] for text in texts]
+        documents = [document.tolist() for document in encode.encode_documents(texts, tokenizer)]
+    assert documents == [[*tokenizer.encode(text), tokenizer.eod] for text in texts]
 
 
 def test_a_long_text_has_several_pieces(monkeypatch):

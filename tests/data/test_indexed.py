@@ -119,9 +119,9 @@ def test_an_index_is_looked_at_block_by_block(case, size):
 
 
 def test_a_fingerprint_is_that_of_the_index_and_the_tokens(tmp_path):
-    """The same data have the same one, wherever they are; other tokens and other documents have another."""
-    one, two = np.array([1, 2, 3]), np.array([1, 2, 4])
-    contents = {"same": [one, two], "tokens": [two, one], "documents": [[one, two]], "again": [one, two]}
+    """The same data have the same one, wherever they are; other documents, and a single other token, have another."""
+    one, two = np.arange(3 << 20) % 97, np.array([1, 2, 4])
+    contents = {"same": [one, two], "tokens": [one, two + 1], "documents": [[one, two]], "again": [one, two]}
     for name, documents in contents.items():
         write_indexed(tmp_path / name, documents, 100)
     same, tokens, documents, again = (fingerprint(tmp_path / name) for name in contents)

@@ -68,7 +68,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path, name):
 
 
 def test_until_the_end_the_old_file_stands_there(tmp_path):
-    """So whoever reads meanwhile, or kills the writer, has that; its mode and the link to it stay."""
+    """So whoever reads meanwhile, or kills the writer, has that. Its mode stays; a link's file stays as it is."""
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_text("old")
     path.chmod(0o640)
@@ -78,7 +78,18 @@ def test_until_the_end_the_old_file_stands_there(tmp_path):
         with open(aside, "w") as file:
             file.write("new")
         assert path.read_text() == "old"
-    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
+    assert path.read_text() == "old"
+    assert link.read_text() == "new" and link.stat().st_mode & 0o777 == 0o640 and not link.is_symlink()
+
+
+def test_texts_are_read_as_python_reads_utf_8_with_its_signature(tmp_path):
+    """A byte-order mark at the beginning is not text; UTF-16 is refused."""
+    path = tmp_path / "prompts"
+    path.write_text("one\ufeff\ntwo", "utf-8-sig")
+    assert read_text(str(path)) == path.read_text("utf-8-sig") == "one\ufeff\ntwo"
+    path.write_text("one", "utf-16")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        read_text(str(path))
 
 
 def test_a_file_of_lines_keeps_what_it_begins_with_on_a_full_disk(tmp_path):

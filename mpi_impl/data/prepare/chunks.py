@@ -1,13 +1,14 @@
 """A corpus in chunks: pieces of work of about one size, made without reading it, and the documents of each.
 
 A chunk is a list of parts, each a range of bytes of one file. A part of JSON lines has the lines that begin in the
-range; any other file is one document and in one part. So the chunks have every document once and in order, wherever the
+range; any other file is in one part as a whole. So the chunks have every document once and in order, wherever the
 boundaries are.
 """
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
+from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, is_json_lines, texts_in
 from mpi_impl.data.encode import group_by_size
 from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
@@ -16,12 +17,15 @@ LARGEST = 1 << 28   # bytes of a document: it is held in memory, several times o
 
 
 class Source(NamedTuple):
-    """A file of the corpus; its size and time of change stand for its contents."""
+    """A file of the corpus; its size and the time when it last changed stand for its contents.
+
+    That is the inode's own time (ctime): no tool that copies or unpacks files sets it back.
+    """
 
     file: str
     is_json_lines: bool
     size: int
-    mtime_ns: int
+    ctime_ns: int
 
 
 class Part(NamedTuple):
@@ -38,7 +42,9 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document found in a part: its line, counted from 1 (0 for a whole file); and its text, or why it has none."""
+    """A document found in a part: its line or, if the file has several documents of other forms, its number, counted
+    from 1 (0 for a whole file); and its text, or why it has none.
+    """
 
     line: int
     text: str
@@ -49,10 +55,9 @@ def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
     """Return the files of all inputs, each a corpus that the option gives, in order. Raise UserError as Corpus does."""
     found = []
     for path in inputs:
-        corpus = Corpus(path, option=option)
-        for file in corpus.files:
+        for file in Corpus(path, option=option).files:
             status = file.stat()
-            found.append(Source(str(file), corpus.is_json_lines(file), status.st_size, status.st_mtime_ns))
+            found.append(Source(str(file), is_json_lines(file), status.st_size, status.st_ctime_ns))
     return found
 
 
@@ -69,7 +74,7 @@ def split_into_parts(files: Iterable[Source], size: int) -> Iterator[Part]:
 
 
 def documents(part: Part) -> Iterator[Document]:
-    """Yield the normalized documents of a part, one in memory at a time. A blank line has no text, nor is it bad.
+    """Yield the normalized documents of a part. One line or file is in memory at a time. A blank line is not bad.
 
     Raises UserError for a file that cannot be read.
     """
@@ -79,23 +84,27 @@ def documents(part: Part) -> Iterator[Document]:
                 yield Document(0, "", BadText(EMPTY, "is an empty file"))
             elif part.is_json_lines:
                 for number, line in enumerate(read_lines(file, part), start=1):
-                    yield parse_document(number, line, text_of_line)
+                    yield from parse(line, line=number)
             else:
-                yield parse_document(0, file.read() if part.stop <= LARGEST else None, text_of_file)
+                yield from parse(file.read() if part.stop <= LARGEST else None, Path(part.file).suffix)
     except OSError as error:
         raise UserError(f"{part.file} cannot be read ({error.strerror}). Check that you may read it.") from error
 
 
-def parse_document(line: int, data: bytes | None, text_of: Callable[[bytes], str]) -> Document:
+def parse(data: bytes | None, suffix: str = ".json", line: int = 0) -> Iterator[Document]:
+    """Yield the documents of a line, or of a whole file; `data` is None if it is too long."""
     if data is None:
-        return Document(line, "", BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB"))
-    if line and data.isspace():
-        return Document(line, "", None)
-    try:
-        text = normalize(text_of(data))
-    except BadText as bad:
-        return Document(line, "", bad)
-    return Document(line, text, None if text else BadText(EMPTY, "has no text"))
+        yield Document(line, "", BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB"))
+    elif line and data.isspace():
+        yield Document(line, "", None)
+    else:
+        try:
+            texts = list(map(normalize, texts_in(data, suffix)))
+        except BadText as bad:
+            yield Document(line, "", bad)
+            return
+        for number, text in enumerate(texts, start=1):
+            yield Document(line or (number if texts[1:] else 0), text, None if text else BadText(EMPTY, "has no text"))
 
 
 def read_lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:

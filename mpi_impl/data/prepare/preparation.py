@@ -49,7 +49,7 @@ from mpi_impl.runtime.tables import count
 from reference.config import option
 from reference.errors import UserError
 
-VERSION = 1             # increase it when the same corpus and options begin to give other files
+VERSION = 2             # increase it when the same corpus and options begin to give other files
 CHUNK = 1 << 20         # bytes at least,
 CHUNKS = 1000           # and no more of them than this, or a few
 TRAINED_ON = 10**9      # bytes: on a larger corpus a tokenizer is trained on evenly spread chunks of about this size
@@ -77,7 +77,7 @@ class PlanFile(TypedDict):
     version: int
     tokenizers: str
     options: dict[str, Any]
-    tokenizer: str          # its fingerprint
+    tokenizer: str          # its fingerprint, and the token that ends a document
     sources: list[Source]
 
 
@@ -148,9 +148,9 @@ class Preparation:
 
     def plan_of(self) -> PlanFile:
         """Return the facts that determine all output."""
+        tokenizer = f"{self.tokenizer.fingerprint}, {self.tokenizer.eod}" if self.tokenizer else "trained here"
         return {"version": VERSION, "tokenizers": tokenizers.__version__, "options": asdict(self.recipe),
-                "tokenizer": self.tokenizer.fingerprint if self.tokenizer else "trained here",
-                "sources": self.sources}
+                "tokenizer": tokenizer, "sources": self.sources}
 
     def check_plan(self, begun: PlanFile) -> None:
         """Raise UserError if the work folder is another preparation's."""
