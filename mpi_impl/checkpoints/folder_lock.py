@@ -12,7 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple, TextIO
 
 from mpi_impl.checkpoints import on_disk
@@ -34,9 +34,11 @@ class HeldFolder(NamedTuple):
 
         Raises UserError if another run may have taken its place.
         """
-        now = os.path.dirname(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))
         if self.is_at(self.root):
             return self.root, ""
+        now = self.root
+        with suppress(OSError):     # a system without Linux's /proc does not tell where the folder is now
+            now = os.path.dirname(os.readlink(f"/proc/self/fd/{self.file.fileno()}"))
         root, fate = (now, f"moved to {now}") if self.is_at(now) else (self.root, "removed")
         if root == self.root and os.path.lexists(os.path.join(root, LOCK)):
             raise UserError(f"--save {root} was replaced while this run saved into it, and another run holds the new "
