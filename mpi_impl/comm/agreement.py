@@ -1,13 +1,13 @@
 """Agreement: the ranks of a group compare their calls, since MPI computes garbage from calls that do not fit together.
 
-Each call has a record of two texts: what must be the same on all ranks, and the call as a reader of the error sees it.
+Each call has a record of two texts: what must be the same on all ranks, and the same with its line and its reason.
 Records travel next to the arrays, past the ledger. A posted call's record is posted, too, and waited for first.
 """
 import contextlib
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from reference.errors import UserError
 if TYPE_CHECKING:
     from mpi_impl.comm.group import Group
 
-LENGTH = 400        # bytes of a text; a longer one is cut
+TEXT = "S400"       # bytes of each text; a longer one is cut
 NOT_CALLERS = os.path.dirname(__file__), contextlib.__file__
 
 
@@ -34,27 +34,22 @@ def require_array(x) -> None:
                         "numbers: pass np.array([1.0, 2.0]), say.")
 
 
-def compare(group: "Group", agreed: str, call: str, reason: str, to: Sequence[int], sources: Sequence[int],
-            tag: int = 0) -> Request:
-    """Begin to tell the ranks `to` of a call, and to compare it with the calls of `sources`, in a message each.
+def compare(group: "Group", call: str, reason: str, to: Sequence[int] | None = None,
+            sources: Sequence[int] | None = None, tag: int | None = None) -> Request:
+    """Begin to tell the ranks `to` of a call, and to compare it with the calls of `sources`. None: all other ranks.
 
-    The request, or this call, raises UserError if some of these calls do not agree. Records have the odd tags of MPI's,
+    The request, or this function, raises UserError if some of these calls differ. Records have the odd tags of MPI's,
     before the stamps of virtual clocks; those of collectives have the last one.
     """
-    records = np.stack([record(agreed, call, reason)] * group.size)     # [size, 2 LENGTH]
-    sent = records[group.rank].copy()
-    requests = [group.comm.Irecv(records[i], i, 2 * tag + 1) for i in sources]
-    requests += [group.comm.Isend(sent, i, 2 * tag + 1) for i in to]
+    others, tag = [i for i in range(group.size) if i != group.rank], 1 + 2 * (group.largest_tag if tag is None else tag)
+    mine = np.array([call.encode(), f"{caller()}: {call} for {reason!r}".encode()], TEXT).view(np.uint8)
+    records = {i: np.empty_like(mine) for i in (others if sources is None else sources)}
+    requests = [group.comm.Irecv(record, i, tag) for i, record in records.items()]
+    requests += [group.comm.Isend(mine, i, tag) for i in (others if to is None else to)]
     found = Request(lambda: MPI.Request.Testall(requests), lambda: MPI.Request.Waitall(requests),
-                    lambda: require_agreement(group, {i: records[i] for i in sorted({group.rank, *sources})}), sent)
+                    lambda: require_agreement(group, records | {group.rank: mine}))
     found.done()        # now, if it can be: once arrays of other sizes are posted, too, an MPI may end the job itself
     return found
-
-
-def record(agreed: str, call: str, reason: str) -> np.ndarray:
-    """Return the two texts of a call, uint8 [2 LENGTH]."""
-    texts = agreed, f"{caller()}: {call} for {reason!r}"
-    return np.array([text.encode() for text in texts], f"S{LENGTH}").view(np.uint8)
 
 
 def caller() -> str:
@@ -65,15 +60,15 @@ def caller() -> str:
     return f"{frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)}:{frame.f_lineno}"
 
 
-def require_agreement(group: "Group", records: Mapping[int, np.ndarray]) -> None:
-    """Raise UserError if calls differ: each rank's record is uint8 [2 LENGTH]."""
-    callers, calls = defaultdict[bytes, list[int]](list), {}
-    for rank, texts in records.items():
-        agreed, calls[agreed] = texts.view(f"S{LENGTH}")
-        callers[agreed].append(group.ranks[rank])
+def require_agreement(group: "Group", records: dict[int, np.ndarray]) -> None:
+    """Raise UserError if the calls of some ranks differ."""
+    calls = defaultdict[bytes, list](list)
+    for rank in sorted(records):
+        call, words = records[rank].view(TEXT)
+        calls[call].append((group.ranks[rank], words.decode(errors="replace")))
     if len(calls) > 1:
-        words = (f"{listed(ranks)} at {calls[agreed].decode(errors='replace')}" for agreed, ranks in callers.items())
-        raise UserError(f"Calls in the {group.name} group do not fit together: {'; '.join(words)}. All ranks of a "
+        different = (f"{listed([rank for rank, _ in same])} at {same[0][1]}" for same in calls.values())
+        raise UserError(f"Calls in the {group.name} group do not fit together: {'; '.join(different)}. All ranks of a "
                         "group make the same calls in the same order, with arrays of one shape and dtype.")
 
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from mpi_impl.comm.agreement import compare, require_array, require_rows
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.instruments import Instruments
+from mpi_impl.comm.ledger import name_of
 from mpi_impl.comm.mpi_library import largest_tag, make_progress, start
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
@@ -58,7 +59,6 @@ class Group(ObjectGroup):
     def all_reduce(self, x, reason: str, op: str = "sum"):
         """Overwrite x with the elementwise sum (or maximum, with op="max") over all ranks, and return it."""
         require_array(x)
-        assert op in ("sum", "max"), f"the operation is {op!r}, but must be 'sum' or 'max'"
         with self._collective("all_reduce", x, x.size, reason, terms=f", {op}") as transport:
             transport.all_reduce(x, op)
         return x
@@ -131,7 +131,7 @@ class Group(ObjectGroup):
         require_array(x)
         self._record("send", x, x.size, reason, [self.ranks[self.rank], self.ranks[to]])
         with self._posting(reason, x) as clock:
-            compared = self._compare("post_send", in_words(x), reason, [to], [], tag)
+            compared = self._compare("message", x, reason, to=[to], sources=[], tag=tag)
             request = self.transports.choose(PointToPoint, x).post_send(x, to, 2 * tag)
             pending = Pending(self, f"send {reason}", [*compared, request], None, [self.ranks[to]])
             if clock is not None:
@@ -143,7 +143,7 @@ class Group(ObjectGroup):
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
         require_array(x)
         with self._posting(reason, x) as clock:
-            compared = self._compare("post_receive", in_words(x), reason, [], [source], tag)
+            compared = self._compare("message", x, reason, to=[], sources=[source], tag=tag)
             request = self.transports.choose(PointToPoint, x).post_receive(x, source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [*compared, request], x, [self.ranks[source]])
             if clock is not None:
@@ -187,7 +187,7 @@ class Group(ObjectGroup):
         self._record(operation, whole, whole.size, reason, self.ranks)
         terms = f", sizes {list(sizes)}" if sizes else ""
         with self._posting(reason, x) as clock:
-            compared = self._compare(f"post_{operation}", in_words(whole.reshape(-1)) + terms, reason)
+            compared = self._compare(f"post_{operation}", whole, reason, terms)
             request = self.transports.choose(PostedCollectives, x).post(operation, x, out, sizes)
             pending = Pending(self, reason, [*compared, request], out, self.others)
             if clock is not None:
@@ -206,7 +206,7 @@ class Group(ObjectGroup):
         """
         self._record(operation, x, elements, reason, self.ranks, root)
         with self._waiting(reason, self.others) as clock:
-            for request in self._compare(operation, in_words(x, kind is AllToAll) + terms, reason):
+            for request in self._compare(operation, x[:0] if kind is AllToAll else x, reason, terms):
                 request.wait()
             if clock is None:
                 yield self.transports.choose(kind, x)
@@ -244,15 +244,10 @@ class Group(ObjectGroup):
             yield self._virtual_clock()
         self.trace.clock.resume()
 
-    def _compare(self, operation, arguments, reason, to=None, sources=None, tag=None) -> list[Request]:
-        """Begin to compare a call with those of the other ranks, or what one rank sends with what another receives."""
-        if not self.compares:
-            return []
-        call = f"{operation}({arguments})"
-        others = [i for i in range(self.size) if i != self.rank]
-        if tag is None:
-            return [compare(self, call, call, reason, others, others, self.largest_tag)]
-        return [compare(self, arguments, call, reason, to, sources, tag)]
+    def _compare(self, operation, x, reason, terms="", **peers) -> list[Request]:
+        """Begin to compare a call with those of its peers: of all other ranks, if none are given."""
+        call = self.compares and f"{operation}({name_of(x.dtype)} {list(x.shape)}{terms})"
+        return [compare(self, call, reason, **peers)] if call else []
 
     def _record(self, operation, x, elements, reason, ranks, root=0):
         """Write a call between these ranks of the world into the ledger, and how much of it crosses between hosts."""
@@ -263,11 +258,6 @@ class Group(ObjectGroup):
         """Return the clock, if ranks must tell one another what time it is; a rank alone need not."""
         clock = self.trace.clock
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
-
-
-def in_words(x, first: int = 0) -> str:
-    """Return what ranks must agree on, 'float64 [3, 4]', of the axes from the first on."""
-    return f"{x.dtype} {list(x.shape[first:])}"
 
 
 def assert_parts(whole, part, sizes: Sequence[int], rank: int) -> None:
