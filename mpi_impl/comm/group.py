@@ -1,7 +1,8 @@
 """A group of ranks, as layers and optimizers see it: collectives and messages over arrays.
 
-A group records every call, and checks it; transports (`transports/`) move the arrays. A call is written into the
-ledger, for a group of one rank too; into the trace, if there is one; and it has a time limit, if the run has one.
+A group records every call, and compares it with the other ranks' calls (agreement.py); transports (`transports/`) move
+the arrays. A call is written into the ledger, for a group of one rank too; into the trace, if there is one; and it has
+a time limit, if the run has one.
 """
 from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,13 +11,15 @@ from math import prod
 import numpy as np
 from mpi4py import MPI
 
+from mpi_impl.comm.agreement import compare, require_array, require_rows
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.instruments import Instruments
+from mpi_impl.comm.ledger import name_of
 from mpi_impl.comm.mpi_library import largest_tag, make_progress, start
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
-from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives
+from mpi_impl.comm.transports.transport import AllToAll, Collectives, PointToPoint, PostedCollectives, Request
 from mpi_impl.runtime.arrays import is_half, on_device
 
 
@@ -24,13 +27,17 @@ class Group(ObjectGroup):
     """Some ranks, in order, and what they can do together.
 
     `reason` says in the ledger what needed the call. Arrays must have the same shape and dtype on all ranks (but for
-    all_to_all, the same dtype and rows of one shape).
+    all_to_all, the same dtype and rows of one shape). Methods raise UserError for anything but an array of numbers and,
+    if `instruments` say so, for calls that do not fit together.
     """
+
+    compares = False        # calls, before they move anything
 
     def __init__(self, comm: MPI.Intracomm, name: str, instruments: Instruments):
         super().__init__(comm, name, instruments)
         self.ledger, self.trace = instruments.ledger, instruments.trace
         self.transports, self.largest_tag = Transports(comm, instruments), largest_tag()
+        self.compares = instruments.compare_calls and self.size > 1
 
     def free(self) -> None:
         """Give the communicator and what the transports hold back. All ranks call this."""
@@ -51,36 +58,44 @@ class Group(ObjectGroup):
 
     def all_reduce(self, x, reason: str, op: str = "sum"):
         """Overwrite x with the elementwise sum (or maximum, with op="max") over all ranks, and return it."""
-        with self._collective("all_reduce", x, x.size, reason) as transport:
+        require_array(x)
+        with self._collective("all_reduce", x, x.size, reason, terms=f", {op}") as transport:
             transport.all_reduce(x, op)
         return x
 
     def all_gather(self, x, axis: int, reason: str):
         """Return every rank's x, joined in rank order along `axis`."""
+        require_array(x)
         out = self._like(x, axis, x.shape[axis] * self.size)
-        with self._collective("all_gather", x, out.size, reason) as transport:
+        with self._collective("all_gather", x, out.size, reason, terms=f", axis {axis % x.ndim}") as transport:
             transport.all_gather(x, out, axis)
         return out
 
     def reduce_scatter(self, x, axis: int, reason: str):
         """Return this rank's piece, along `axis`, of the sum over all ranks. The axis must divide by their number."""
-        assert x.shape[axis] % self.size == 0, f"{x.shape[axis]} rows cannot be divided among {self.size} ranks"
+        require_array(x)
         out = self._like(x, axis, x.shape[axis] // self.size)
-        with self._collective("reduce_scatter", x, x.size, reason) as transport:
+        with self._collective("reduce_scatter", x, x.size, reason, terms=f", axis {axis % x.ndim}") as transport:
+            assert x.shape[axis] % self.size == 0, f"{x.shape[axis]} rows cannot be divided among {self.size} ranks"
             transport.reduce_scatter(x, out, axis)
         return out
 
     def broadcast(self, x, reason: str, root: int = 0):
         """Overwrite x with that of rank `root`, and return it."""
-        with self._collective("broadcast", x, x.size, reason, root) as transport:
+        require_array(x)
+        with self._collective("broadcast", x, x.size, reason, root, terms=f", root {root}") as transport:
+            assert 0 <= root < self.size, f"the root is rank {root}, but the group has {self.size} ranks, from 0 on"
             transport.broadcast(x, root)
         return x
 
     def all_to_all(self, xs: list, reason: str) -> list:
         """Return what each rank has for this one, in rank order: xs[i] goes to rank i. All have one shape."""
+        for x in xs:
+            require_array(x)
         out = [x if i == self.rank else np.empty_like(x, order="C") for i, x in enumerate(xs)]
         others = [i for i in range(self.size) if i != self.rank]
         with self._collective("all_to_all", xs[0], sum(x.size for x in xs), reason):
+            assert [x.shape for x in xs] == [xs[0].shape] * self.size, "each rank gets an array, all of one shape"
             transport = self.transports.choose(PointToPoint, xs[0])
             requests = [transport.post_receive(out[i], i, 0) for i in others]
             requests += [transport.post_send(xs[i], i, 0) for i in others]
@@ -93,9 +108,12 @@ class Group(ObjectGroup):
 
         Only the rows for other ranks are recorded: another number on each.
         """
+        require_array(x)
         out = np.empty_like(x, order="C", shape=(sum(received), *x.shape[1:]))
         elements = (len(x) - sent[self.rank]) * prod(x.shape[1:])
         with self._collective("all_to_all_rows", x, elements, reason, kind=AllToAll) as transport:
+            if self.compares:
+                require_rows(self, sent, received)
             transport.all_to_all_rows(x, sent, out, received)
         return out
 
@@ -110,10 +128,12 @@ class Group(ObjectGroup):
 
     def post_send(self, x, to: int, tag: int, reason: str) -> Pending:
         """Send x to rank `to`, which posts a receive with the same tag. x must not change until the wait is over."""
+        require_array(x)
         self._record("send", x, x.size, reason, [self.ranks[self.rank], self.ranks[to]])
         with self._posting(reason, x) as clock:
+            compared = self._compare("message", x, reason, to=[to], sources=[], tag=tag)
             request = self.transports.choose(PointToPoint, x).post_send(x, to, 2 * tag)
-            pending = Pending(self, f"send {reason}", [request], None, [self.ranks[to]])
+            pending = Pending(self, f"send {reason}", [*compared, request], None, [self.ranks[to]])
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.requests.append(self.transports.mpi.post_send(pending.stamp, to, 2 * tag + 1))
@@ -121,9 +141,11 @@ class Group(ObjectGroup):
 
     def post_receive(self, x, source: int, tag: int, reason: str) -> Pending:
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
+        require_array(x)
         with self._posting(reason, x) as clock:
+            compared = self._compare("message", x, reason, to=[], sources=[source], tag=tag)
             request = self.transports.choose(PointToPoint, x).post_receive(x, source, 2 * tag)
-            pending = Pending(self, f"receive {reason}", [request], x, [self.ranks[source]])
+            pending = Pending(self, f"receive {reason}", [*compared, request], x, [self.ranks[source]])
             if clock is not None:
                 pending.takes = clock.link.seconds("send", 2, x.nbytes)
                 pending.requests.append(self.transports.mpi.post_receive(pending.stamp, source, 2 * tag + 1))
@@ -131,6 +153,7 @@ class Group(ObjectGroup):
 
     def post_all_reduce(self, x, reason: str) -> Pending:
         """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
+        require_array(x)
         return self._post("all_reduce", x, x, None, reason)
 
     def post_all_gather(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
@@ -162,9 +185,11 @@ class Group(ObjectGroup):
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
         self._record(operation, whole, whole.size, reason, self.ranks)
+        terms = f", sizes {list(sizes)}" if sizes else ""
         with self._posting(reason, x) as clock:
+            compared = self._compare(f"post_{operation}", whole, reason, terms)
             request = self.transports.choose(PostedCollectives, x).post(operation, x, out, sizes)
-            pending = Pending(self, reason, [request], out, self.others)
+            pending = Pending(self, reason, [*compared, request], out, self.others)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
@@ -174,13 +199,15 @@ class Group(ObjectGroup):
     # ---- the instruments ----
 
     @contextmanager
-    def _collective(self, operation, x, elements, reason, root=0, kind=Collectives):
+    def _collective(self, operation, x, elements, reason, root=0, kind=Collectives, terms=""):
         """Record a collective, and yield the transport that moves x. It is over when the last rank has come.
 
         (With NCCL it is then on the device's stream, and no more: a trace shows when that was.)
         """
         self._record(operation, x, elements, reason, self.ranks, root)
         with self._waiting(reason, self.others) as clock:
+            for request in self._compare(operation, x[:0] if kind is AllToAll else x, reason, terms):
+                request.wait()
             if clock is None:
                 yield self.transports.choose(kind, x)
                 return
@@ -216,6 +243,11 @@ class Group(ObjectGroup):
         with self.watchdog.waiting(self.name, reason, self.others) if limited else nullcontext():
             yield self._virtual_clock()
         self.trace.clock.resume()
+
+    def _compare(self, operation, x, reason, terms="", **peers) -> list[Request]:
+        """Begin to compare a call with those of its peers: of all other ranks, if none are given."""
+        call = self.compares and f"{operation}({name_of(x.dtype)} {list(x.shape)}{terms})"
+        return [compare(self, call, reason, **peers)] if call else []
 
     def _record(self, operation, x, elements, reason, ranks, root=0):
         """Write a call between these ranks of the world into the ledger, and how much of it crosses between hosts."""

@@ -17,3 +17,4 @@ class Instruments:
     watchdog: Watchdog = field(default_factory=Watchdog)
     device_path: DevicePath = DevicePath()
     hosts: Hosts = field(default_factory=Hosts)
+    compare_calls: bool = True      # of all ranks, which takes a message each: agreement.py

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from mpi_impl.launch.lifelines import lifeline
+from mpi_impl.launch.megatron_options import advice
 from mpi_impl.runtime.mpis import implementation
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
@@ -320,14 +321,13 @@ class ArgumentParser(OptionParser):
         self.register("type", float, finite_float)
 
     def parse_args(self, args=None, namespace=None):
-        """Parse the options. Raises UserError for an unknown one, with the name of the closest that exists."""
+        """Parse the options. Raises UserError for unknown ones, and says what to do about each of them."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = shorten(unknown[0].split("=")[0])
-            known = {option.lstrip("-"): option for option in self._option_string_actions}   # all have dashes in common
-            close = difflib.get_close_matches(name.lstrip("-"), known, n=1)
-            advice = f"Did you mean {known[close[0]]}?" if close else "Run it with --help to see every option."
-            raise UserError(f"{self.prog} has no option {name}. {advice}")
+            given = [shorten(word.split("=")[0]) for word in unknown]
+            names = list(dict.fromkeys(name for name in given if name.startswith("--"))) or given[:1]
+            raise UserError(f"{self.prog} has no option {', '.join(names)}. "
+                            f"{advice(names, self._option_string_actions)}")
         return options
 
     def _check_value(self, action, value) -> None:

@@ -268,6 +268,8 @@ class ReportOptions:
     eval_interval: int = option_field(100, check=require_positive)
     eval_iters: int = option_field(10, "global batches in an evaluation; 0: none", check=require_not_negative)
     verify: bool = option_field(False, "also train in one process on rank 0, and fail if the two runs differ")
+    compare_calls: bool = option_field(
+        False, "compare all ranks' calls before arrays move, and end with the lines of two that do not fit together")
     metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
     ledger: str | None = option_field(None, "write the traffic of each kind, and its prediction, as JSON", "F")
     plot: str | None = option_field(None, "draw the losses, as a .png, .pdf or .svg", "F")

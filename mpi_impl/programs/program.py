@@ -62,5 +62,7 @@ def run_program(make: Callable[[Group], Program], args: Any) -> None:
     """Make a program on every rank of the world, under the time limit of its options, and run it to its end."""
     limit = 60 * args.distributed_timeout_minutes
     clock = VirtualClock() if getattr(args, "trace_clock", "wall") == "virtual" else WallClock()
-    make(world(Instruments(trace=Trace(clock), watchdog=Watchdog(limit, give_up)))).run()
+    instruments = Instruments(trace=Trace(clock), watchdog=Watchdog(limit, give_up),
+                              compare_calls=getattr(args, "compare_calls", False))
+    make(world(instruments)).run()
     leave_within(limit)

@@ -4,10 +4,12 @@ from contextlib import nullcontext
 from dataclasses import MISSING
 
 import pytest
+from hypothesis import given, strategies as st
 
 from mpi_impl.evaluate.options import RACEOptions
 from mpi_impl.generate.options import GenerationOptions
 from mpi_impl.launch.entry import ArgumentParser
+from mpi_impl.launch.megatron_options import INSTEAD, WITHOUT_EFFECT
 from mpi_impl.launch.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
@@ -62,8 +64,8 @@ def test_what_follows_from_several_options():
     assert parse(["--group-query-attention"], 1).model(100).groups == 1, "one group by default, as in Megatron"
     gated = parse("--swiglu --disable-bias-linear --hidden-size 768 --num-attention-heads 8".split(), 1)
     assert gated.model(100).ffn_size == 2048, "8/3 of the hidden size, as in Megatron"
-    for given, k in (("1", 1), ("8", 2), ("8 --moe-router-topk 3", 3)):
-        experts = parse(f"--num-experts {given}".split(), 1).model(96).experts
+    for options, k in (("1", 1), ("8", 2), ("8 --moe-router-topk 3", 3)):
+        experts = parse(f"--num-experts {options}".split(), 1).model(96).experts
         assert experts and experts.moe_router_topk == k, "two experts for each token, if there are two"
     parallel = parse("--ddp-bucket-size 77 --no-scatter-gather-tensors-in-pipeline --use-distributed-optimizer "
                      "--num-distributed-optimizer-instances 2 --recompute-activations".split(), world_size=4).parallel
@@ -196,6 +198,15 @@ REFUSED = {       # on 8 ranks
 def test_what_does_not_fit_is_refused(options, said):
     with pytest.raises(UserError, match=re.escape(said)):
         parse(options.split(), world_size=8)
+
+
+@given(st.lists(st.sampled_from([*sorted(WITHOUT_EFFECT), *INSTEAD, "--nope"]), min_size=1))
+def test_all_unknown_options_are_refused_at_once(names):
+    """Megatron's with what to write in place of them; and a value is not an option."""
+    with pytest.raises(UserError) as error:
+        parse([word for name in names for word in (name, "-1")], 8)
+    assert "-1" not in str(error.value)
+    assert all((f"write {INSTEAD[name]}." if name in INSTEAD else name) in str(error.value) for name in names)
 
 
 @pytest.mark.parametrize("more, said", [

@@ -55,6 +55,7 @@ def test_a_message_of_another_shape_is_refused(ranks):
 
 
 def receive_too_little(group):
+    group.compares = False      # or this would be refused before
     if group.rank == 0:
         group.post_send(random_array((3,), 1), 1, 0, "test").wait()
     else:

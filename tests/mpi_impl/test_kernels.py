@@ -115,6 +115,26 @@ def test_bits_of_a_product_of_halves_depend_on_nothing_else(form, sizes, transpo
 
 
 @needs_a_compiler
+@given(st.sampled_from(HALVES), st.integers(1, 2600), st.integers(0, 2**32 - 1))
+def test_gradients_of_halves_are_summed_in_one_order(form, k, seed):
+    """Each 512 rows are summed apart, the second of a pair first, and these sums are added in turn, on every processor.
+
+    Products of halves are exact in float32, so NumPy has the same bits.
+    """
+    rng = np.random.default_rng(seed)
+    x, dy = (rng.normal(size=(k, n)).astype(dtype_of(form)) for n in (15, 35))
+    grad = rng.normal(size=(15, 35)).astype(np.float32)
+    expected = grad.copy()
+    for start in range(0, k, 512):
+        part = np.zeros_like(grad)
+        for row in sorted(range(start, min(start + 512, k)), key=lambda row: row ^ 1):
+            part += np.outer(x[row].astype(np.float32), dy[row].astype(np.float32))
+        expected += part
+    compiled_halves.accumulate(grad, x, dy)
+    np.testing.assert_array_equal(grad, expected)
+
+
+@needs_a_compiler
 @given(st.sampled_from(HALVES), st.integers(0, 2**32 - 1))
 def test_halves_are_rounded_to_the_nearest_even_one(form, seed):
     """As NumPy rounds: sums of any bits, with infinities and numbers that are none; and products, which are exact."""

@@ -66,7 +66,7 @@ class MPITransport(Collectives, AllToAll, PointToPoint, PostedCollectives):
 
     def post_receive(self, x, source, tag):
         received = contiguous(x)
-        return posted(self.comm.Irecv(ready(received), source, tag), None, received, x)
+        return posted(self.comm.Irecv([ready(received), MPI.BYTE], source, tag), None, received, x)
 
 
 def posted(request: MPI.Request, sent, received=None, x=None) -> Request:

@@ -4,6 +4,7 @@
 // So A and B are packed in blocks that fit the caches, as words of one pair each, in the order in which a tile of C
 // meets them (Goto and van de Geijn 2008). Other processors, and float16, get floats in place of the pairs. An element
 // of C is summed along k in one order, whatever the sizes: its bits depend neither on other rows nor on the packing.
+// C += A B adds the sum of each APART rows along k: fewer roundings than in one long sum, and in one order, too.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -254,6 +255,8 @@ struct Sizes {
 };
 
 constexpr int DEPTH = 1024 / STEPS, ROWS = 12 * HEIGHT, COLUMNS = 512;   // of the blocks that are packed at a time
+constexpr int APART = 512;          // rows along k that C += A B sums apart before it adds them to C, on every processor
+static_assert(DEPTH % APART == 0, "or the order of sums would depend on the blocks");
 
 struct Room {
     alignas(64) Lane left[lanes_of<HEIGHT>(DEPTH) * (ROWS / HEIGHT)], right[lanes_of<N>(DEPTH) * (COLUMNS / N)];
@@ -261,13 +264,17 @@ struct Room {
 
 // Multiplies a block of A with a block of B, once both are packed.
 template <class To> static void multiply_packed(const Room &room, int rows, int columns, int steps, Sums<To> c) {
+    const int apart = c.add ? APART / 2 * STEPS : DEPTH * STEPS;
     for (int j = 0; j < columns; j += N)
-        for (int i = 0; i < rows; i += HEIGHT) {
-            const Lane *x = room.left + i / HEIGHT * lanes_of<HEIGHT>(DEPTH), *y = room.right + j / N * lanes_of<N>(DEPTH);
-            const int height = std::min(HEIGHT, rows - i), width = std::min(N, columns - j);
-            if (width > LANES) tiles<2>(height, x, y, steps, c.at(i, j), width);
-            else tiles<1>(height, x, y, steps, c.at(i, j), width);
-        }
+        for (int i = 0; i < rows; i += HEIGHT)
+            for (int step = 0; step == 0 || step < steps; step += apart) {
+                const Lane *x = room.left + i / HEIGHT * lanes_of<HEIGHT>(DEPTH) + step * STRIDE<HEIGHT>;
+                const Lane *y = room.right + j / N * lanes_of<N>(DEPTH) + step * N;
+                const int height = std::min(HEIGHT, rows - i), width = std::min(N, columns - j);
+                const int depth = std::min(apart, steps - step);
+                if (width > LANES) tiles<2>(height, x, y, depth, c.at(i, j), width);
+                else tiles<1>(height, x, y, depth, c.at(i, j), width);
+            }
 }
 
 // What `multiply` computes, block by block. Sums of a part of k are floats: in C itself, if it has floats.
