@@ -22,14 +22,16 @@ Item = TypeVar("Item")
 
 
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield each document as int64 [tokens], the last of which is the end-of-document token."""
-    document: list[np.ndarray] = []
+    """Yield each document as int64 [tokens]: between the tokenizer's prefix and suffix, and the last token is eod."""
+    before, after = (np.array(ids, np.int64) for ids in (tokenizer.prefix, tokenizer.suffix))
+    end = [] if tokenizer.eod in tokenizer.suffix[-1:] else [[tokenizer.eod]]
+    document = [before]
     for batch in group_by_size(split_into_pieces(texts), lambda piece: len(piece[0]), PIECE):     # work for every core
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
             document.append(np.array(ids, np.int64))
             if is_last:
-                yield np.concatenate([*document, [tokenizer.eod]])
-                document = []
+                yield np.concatenate([*document, after, *end])
+                document = [before]
 
 
 def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
