@@ -12,9 +12,10 @@ from typing import Any
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
 from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import TransformersLayout, check_type
-from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
+from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, refuse_foreign, tokenizer_in
 from mpi_impl.checkpoints.llama_layout import LLAMA, MISTRAL, QWEN_2, QWEN_3
 from mpi_impl.checkpoints.mixtral_layout import MIXTRAL, QWEN_3_MOE
+from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
 from mpi_impl.runtime.formats import Object, read_json
@@ -144,6 +145,8 @@ def adopt_options(folder: str, architecture: str, given: Mapping[str, Any]) -> d
         raise UserError(f"{path} says that {both}, but here both are --hidden-dropout. Give that option.")
     others = any(given.get(name) for name in OPTIONS) or given.get("tokenizer_type", "") not in (
         "", tokenizer.get("tokenizer_type"))
+    if not others and not tokenizer:
+        refuse_foreign(folder)
     if others and tokenizer:
         tokenizer = {"tokenizer_type": tokenizer["tokenizer_type"]}
     return model | fewer_heads(layout, found) | tokenizer | {
@@ -243,6 +246,8 @@ def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str,
 
 def special_tokens(layout: TransformersLayout, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Return the tokens with which the model begins, ends or pads a text."""
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        return tokenizer.token_ids
     if layout.architecture == "gpt":
         return {"bos_token_id": tokenizer.eod, "eos_token_id": tokenizer.eod}
     return {"pad_token_id": tokenizer.pad if isinstance(tokenizer, WordPieceTokenizer) else None}

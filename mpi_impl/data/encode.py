@@ -29,15 +29,17 @@ Item = TypeVar("Item")
 
 
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield each document as int64 [tokens], the last of which is the end-of-document token."""
-    document: list[np.ndarray] = []
+    """Yield each document as int64 [tokens]: between the tokenizer's prefix and suffix, and the last token is eod."""
+    before, after = (np.array(ids, np.int64) for ids in (tokenizer.prefix, tokenizer.suffix))
+    end = [] if tokenizer.eod in tokenizer.suffix[-1:] else [[tokenizer.eod]]
+    document = [before]
     pieces = split_into_pieces(texts) if splits_at_blanks(tokenizer) else ((text, True) for text in texts)
     for batch in group_by_size(pieces, lambda piece: len(piece[0]), PIECE):     # work for every core
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
             document.append(np.array(ids, np.int64))
             if is_last:
-                yield np.concatenate([*document, [tokenizer.eod]])
-                document = []
+                yield np.concatenate([*document, after, *end])
+                document = [before]
 
 
 def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
@@ -62,12 +64,13 @@ def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
 def splits_at_blanks(tokenizer: Tokenizer) -> bool:
     """Report whether no token, and nothing that changes a text before it is split, reaches over the end of a word.
 
-    So it is with GPT-2's pattern and with BERT's words, if no token of several words was added; and with numbers.
+    So it is with GPT-2's pattern and with BERT's words, if no text becomes an added token; and with numbers.
     """
     library = getattr(tokenizer, "library", None)
     return library is None or (
         repr(library.pre_tokenizer) in SPLITTERS and isinstance(library.normalizer, BertNormalizer | None)
-        and all(token.special for token in library.get_added_tokens_decoder().values()))
+        and all(token.special and library.encode_special_tokens
+                for token in library.get_added_tokens_decoder().values()))
 
 
 def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:

@@ -46,6 +46,10 @@ class Tokenizer(Protocol):
     vocab_size: int
     eod: int
     fingerprint: str
+    prefix: Sequence[int] = ()      # special tokens that stand before a text,
+    suffix: Sequence[int] = ()      # and after it
+    ends: Sequence[int]             # tokens, each of which ends a generated text
+    note: str = ""                  # a line about settings that are not followed
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -54,24 +58,32 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
-class LibraryTokenizer:
-    """The base of the tokenizers of the library `tokenizers`. No text becomes a special token, not even its name."""
+def encode_whole(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the token ids of a whole text, with the special tokens that stand before and after it."""
+    return [*tokenizer.prefix, *tokenizer.encode(text), *tokenizer.suffix]
 
-    name: str
+
+class LibraryTokenizer(Tokenizer):
+    """The base of the tokenizers of the library `tokenizers`."""
+
     end_of_document: str
+    plain = True                # whether the name of a special token in a text is ordinary text
 
     def __init__(self, library: Library):
         self.library = library
-        self.library.encode_special_tokens = True  # as ordinary text
+        self.library.encode_special_tokens = self.plain
+        self.library.no_truncation()
+        self.library.no_padding()
         vocabulary = library.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
         self.eod = vocabulary[self.end_of_document]
+        self.ends = [self.eod]
         self.fingerprint = hashlib.sha256(library.to_str().encode()).hexdigest()[:16]
 
     def __setstate__(self, state):
         """Restore an option that the library forgets in pickling, on the way to another rank."""
         self.__dict__.update(state)
-        self.library.encode_special_tokens = True
+        self.library.encode_special_tokens = self.plain
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
@@ -279,7 +291,7 @@ class BertWordPieceCase(WordPieceTokenizer):
     lower_case = False
 
 
-class NullTokenizer:
+class NullTokenizer(Tokenizer):
     """Megatron's tokenizer for data whose ids are given: 0 to n - 1, and n for the end of a document, n + 1 in all.
 
     Its 'text' is the ids as decimal numbers with blanks between.
@@ -295,6 +307,7 @@ class NullTokenizer:
                             f"{LARGEST_ID}.")
         self.vocab_size = n + 1
         self.eod = n
+        self.ends = [n]
         self.fingerprint = f"{n} numbers"
 
     def encode(self, text: str) -> list[int]:

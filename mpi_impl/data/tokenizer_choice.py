@@ -1,7 +1,8 @@
 """The options that choose a tokenizer, and the tokenizer that they determine."""
+import os
 from collections.abc import Callable
 
-from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
+from mpi_impl.data.huggingface_tokenizer import FOREIGN, RESAVE, WHOLE, HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
@@ -81,6 +82,10 @@ def check_paths(tokenizer_type: str, paths: dict[str, str]) -> None:
 
 
 def read_tokenizer(tokenizer_type: str, paths: dict[str, str]) -> Tokenizer:
+    for name, path in paths.items():
+        if FOREIGN.search(path):
+            raise UserError(f"{option(name)} {path} is a file of SentencePiece or tiktoken, but --tokenizer-type "
+                            f"HuggingFaceTokenizer reads a {WHOLE}. {RESAVE.format(os.path.dirname(path) or '.')}")
     if tokenizer_type == GPT2BPETokenizer.name:
         return GPT2BPETokenizer(**paths)
     if tokenizer_type == HuggingFaceTokenizer.name:

@@ -1,10 +1,10 @@
 """LAMBADA: the accuracy of a GPT on the last word of a passage, which cannot be guessed from its last sentence alone
 (Paperno et al. 2016).
 
-The strict form, as Megatron's `--strict-lambada`: the passage without its last word is one text, the word with the
-blank before it another, so that the word's tokens begin where the word does. All of them must be the model's first
-choice, each after the passage and the word's own tokens before it ("teacher forcing"). Greedy decoding would write the
-word then, and only then: up to the first wrong token the two see the same text.
+The strict form, as Megatron's `--strict-lambada`: all tokens of the last word must be the model's first choice, each
+after the passage and the word's own tokens before it ("teacher forcing"). Greedy decoding would write the word then,
+and only then: up to the first wrong token the two see the same text. The word's tokens are those that the passage has
+more than the passage without its last word; the blank before the word is theirs.
 """
 from typing import TypedDict
 
@@ -47,12 +47,12 @@ def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Exc
     if len(words) < 2:
         raise UserError(f"{where} has fewer than two words, so the last one has no context. Correct the line.")
     context, word = words
-    target = tokenizer.encode(" " + word)
-    if len(target) > seq_length:
-        raise UserError(f"{where} ends with a word of {len(target)} tokens, but --seq-length is {seq_length}. Give at "
-                        f"least {len(target)}.")
-    tokens = [*tokenizer.encode(context.strip()), *target]
-    return Excerpt(np.array(tokens[-seq_length - 1:], np.int64), len(target))
+    context_tokens, tokens = tokenizer.encode(context.strip()), tokenizer.encode(f"{context.strip()} {word}")
+    asked = max(1, len(tokens) - len(context_tokens))
+    if asked > seq_length:
+        raise UserError(f"{where} ends with a word of {asked} tokens, but --seq-length is {seq_length}. Give at "
+                        f"least {asked}.")
+    return Excerpt(np.array([*tokenizer.prefix, *tokens][-seq_length - 1:], np.int64), asked)
 
 
 def words_right(correct, weights):

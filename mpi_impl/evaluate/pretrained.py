@@ -5,10 +5,9 @@ from typing import NamedTuple
 from mpi_impl.checkpoints import checkpoint, huggingface
 from mpi_impl.checkpoints.bert_layout import OF_MODEL
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_of, notes, read_config
-from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
+from mpi_impl.checkpoints.huggingface_tokenizer import own_tokenizer
 from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
-from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.evaluate.options import HEADS
 from mpi_impl.generate.sources import Checkpoint, named_tokenizer
 from mpi_impl.training.trainer import Trainer
@@ -63,12 +62,7 @@ def from_hugging_face(args) -> Pretrained:
     folder, config = args.load_hf, read_config(args.load_hf, "bert")
     model = with_head(model_of(config, architecture="bert", heads=("lm",)), args)
     huggingface.check_weights(folder, model)
-    tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
-    if tokenizer is None and (own := tokenizer_in(folder)):
-        tokenizer = given_tokenizer(TokenizerChoice(**own))
-    if tokenizer is None:
-        raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
-                        "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")
+    tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name) or own_tokenizer(folder)
     check_vocabulary(folder, tokenizer)
     tuned = OF_MODEL[tensor_of_head(args)] in huggingface.Weights(folder).found
     return Pretrained(model, with_word_pieces(tokenizer), tuned, folder, None)

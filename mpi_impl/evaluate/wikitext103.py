@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.data.tokenizer import Tokenizer, encode_whole
 from mpi_impl.evaluate.files import read_text
 from mpi_impl.evaluate.scored import Excerpt, ScoredDataset
 from mpi_impl.runtime.tables import count
@@ -56,7 +56,7 @@ class WikiText103(ScoredDataset):
         if not HEADING.search(text):
             raise UserError(f"{data_path} has no heading, a line like ' = Robert Boulter = ': it is not in WikiText's "
                             f"format. Give the path of {WANTED}.")
-        stream = np.array(tokenizer.encode(detokenize(text)), np.int64)
+        stream = np.array(encode_whole(tokenizer, detokenize(text)), np.int64)
         self.original_tokens = original_tokens(text)    # T_o
         self.tokens = len(stream)                       # T
         if min(self.original_tokens, self.tokens) < 2:

@@ -67,7 +67,8 @@ class ZeroShot(Program):
         self.sums = Sums(replica, batches, self.make_pass)
         placed = ranks.hosts().describe(self.topology.tensor.size)
         work = device.description or kernels.describe(args.dtype)
-        self.introduction = "\n".join(filter(None, [source.describe(), work, self.about(), placed]))
+        self.introduction = "\n".join(filter(None, [source.describe() + tokenizer.note, work, self.about(),
+                                                   placed]))
 
     def find_model(self) -> tuple[ModelSource, Tokenizer]:
         """Find the model and its tokenizer, on rank 0."""

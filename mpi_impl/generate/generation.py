@@ -3,7 +3,7 @@ import time
 from functools import partial
 
 from mpi_impl.comm.group import Group
-from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.data.tokenizer import Tokenizer, encode_whole
 from mpi_impl.generate.options import GenerationSettings, check_top_k
 from mpi_impl.generate.sources import ModelSource, find, load_model
 from mpi_impl.generate.stream import Stream
@@ -21,17 +21,16 @@ class Generation(Program):
     def __init__(self, settings: GenerationSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
-        self.tokenizer: Tokenizer | None = None       # on rank 0 only
-        source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
+        source, self.prompts, self.tokenizer = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model
         topology = self.connect(settings.parallel)
         self.replica = load_model(source, topology, self.args.dtype, self.device.like)
         placed = ranks.hosts().describe(topology.tensor.size)
-        self.introduction = "\n".join(filter(None, [source.describe(), self.device.description, placed,
-                                                   self.about_length()]))
+        self.introduction = "\n".join(filter(None, [source.describe() + self.tokenizer.note, self.device.description,
+                                                   placed, self.about_length()]))
 
-    def prepare(self) -> tuple[ModelSource, list[list[int]], int]:
-        """Return the model, the prompts as tokens, and the token that ends a document. Called by rank 0.
+    def prepare(self) -> tuple[ModelSource, list[list[int]], Tokenizer]:
+        """Return the model, the prompts as tokens, and the tokenizer. Called by rank 0.
 
         Raises UserError for whatever is wrong with what the options name, before anything is loaded.
         """
@@ -40,9 +39,8 @@ class Generation(Program):
         check_model_fits(model, self.settings.parallel)
         stages_of_ranks(model, self.settings.parallel)      # raises if there are more stages than layers
         check_top_k(self.settings.sampling.top_k, model)
-        self.tokenizer = source.tokenizer(self.args)
-        prompts = [encode_prompt(prompt, self.tokenizer, model) for prompt in read_prompts(self.args)]
-        return source, prompts, self.tokenizer.eod
+        tokenizer = source.tokenizer(self.args)
+        return source, [encode_prompt(prompt, tokenizer, model) for prompt in read_prompts(self.args)], tokenizer
 
     def about_length(self) -> str:
         """Return a note if a text may become longer than the model can see."""
@@ -65,30 +63,25 @@ class Generation(Program):
 
         Return how many tokens they have, their ends included.
         """
-        stream = Stream(self.tokenizer, partial(print, end="", flush=True)) if self.tokenizer else None
-        if stream:
-            stream.add(*prompts[0])
-        texts: list[list[int]] = [[] for _ in prompts]
-        for found in generate(self.replica, [prompt or [self.eod] for prompt in prompts], self.args.tokens_to_generate,
-                              self.settings.sampling, first_text):
-            for text, token in zip(texts, found):
-                if token is not None and not self.has_ended(text):
-                    text.append(token)
-                    if stream and text is texts[0] and not self.has_ended(text):
-                        stream.add(token)
-            if all(map(self.has_ended, texts)):
+        later: list[list[str]] = [[] for _ in prompts[1:]]
+        write = partial(print, end="", flush=True) if self.first else len
+        ends = [] if self.args.ignore_eod else self.tokenizer.ends
+        streams = [Stream(self.tokenizer, to, ends, self.args.stop or ()) for to in (write, *(x.append for x in later))]
+        for stream, prompt in zip(streams, prompts):
+            stream.begin(prompt[len(self.tokenizer.prefix):])       # which nobody wrote
+        count = 0
+        for found in generate(self.replica, [prompt or [self.tokenizer.eod] for prompt in prompts],
+                              self.args.tokens_to_generate, self.settings.sampling, first_text):
+            for stream, token in zip(streams, found):
+                if token is not None and not stream.ended:
+                    stream.add(token)
+                    count += 1
+            if all(stream.ended for stream in streams):
                 break
-        if stream:
+        for stream in streams:
             stream.end()
-        self.say("\n")
-        for prompt, text in zip(prompts[1:], texts[1:]):
-            if self.tokenizer:
-                print(self.tokenizer.decode(prompt + (text[:-1] if self.has_ended(text) else text)), end="\n\n")
-        return sum(map(len, texts))
-
-    def has_ended(self, text: list[int]) -> bool:
-        """Report whether the last token is the end of the document."""
-        return text[-1:] == [self.eod] and not self.args.ignore_eod
+        self.say("\n" + "".join(f"\n{''.join(text)}\n" for text in later))
+        return count
 
 
 def read_prompts(args) -> list[str]:
@@ -107,7 +100,7 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:      # bytes of the command line that are not
         raise UserError(f"--prompt {prompt!r} is not UTF-8 text.") from error
-    tokens, n = tokenizer.encode(prompt), model.max_position_embeddings
+    tokens, n = encode_whole(tokenizer, prompt), model.max_position_embeddings
     if len(tokens) > n:
         raise UserError(f"The prompt {prompt[:40]!r}... has {len(tokens):,} tokens, but the model has {n:,} positions, "
                         "which leaves no room for a continuation. Give a shorter one.")

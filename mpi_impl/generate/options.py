@@ -41,6 +41,8 @@ class TextOptions:
     num_samples: int = option_field(1, "texts for each prompt", "N", check=require_positive)
     micro_batch_size: int = option_field(1, "texts that are generated at the same time", "b", check=require_positive)
     tokens_to_generate: int = option_field(100, "for each text", "N", check=require_positive)
+    stop: tuple[str, ...] | None = option_field(
+        None, "end a text before this word, once it is generated; may be given several times", "TEXT", repeated=True)
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 
 
@@ -81,7 +83,7 @@ class GenerationSettings(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None, world_size: int) -> GenerationSettings:
-    """Parse and check a command line. Where an option but --prompt is given twice, the last one counts.
+    """Parse and check a command line. Where an option but --prompt and --stop is given twice, the last one counts.
 
     Raises UserError.
     """
@@ -97,6 +99,9 @@ def check_model_and_prompts(args: GenerationOptions) -> None:
     if (args.load is None) == (args.load_hf is None):
         raise UserError("A text comes from one model. Give its folder: --load for a checkpoint of pretrain_gpt, or "
                         "--load-hf for weights in Hugging Face's layout.")
+    if args.stop and not all(args.stop):
+        raise UserError("--stop is empty, and would end a text before its first character. Give a word, or leave it "
+                        "out.")
     if args.prompt and args.prompts_file:
         raise UserError(f"--prompt and --prompts-file {args.prompts_file} are both given. Write all prompts into the "
                         "file, or leave it out.")

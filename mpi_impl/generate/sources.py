@@ -6,7 +6,7 @@ import numpy as np
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_of, notes, read_config
-from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, WHOLE, tokenizer_in
+from mpi_impl.checkpoints.huggingface_tokenizer import GIVE, read_folder
 from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology
@@ -22,9 +22,6 @@ from reference.errors import UserError
 from reference.parallel.boxes import boxes_of_piece
 from reference.parallel.layout import Piece
 from reference.precision import Precision
-
-GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type with its --vocab-file (and "
-        "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")
 
 
 class ModelSource(Protocol):
@@ -137,17 +134,8 @@ class HuggingFace(NamedTuple):
     model: ModelConfig
 
     def tokenizer(self, args) -> Tokenizer:
-        found = named_tokenizer(args, self.model, GPT2BPETokenizer.name) or self.own_tokenizer()
+        found = named_tokenizer(args, self.model, GPT2BPETokenizer.name) or read_folder(self.folder)
         check_vocabulary(self.folder, found)
-        return found
-
-    def own_tokenizer(self) -> Tokenizer:
-        own = tokenizer_in(self.folder)
-        if not own:
-            raise UserError(f"--load-hf {self.folder} holds no tokenizer: {VOCABULARY} or {MERGES} is not there, nor "
-                            f"the {WHOLE} of a Llama. {GIVE}")
-        found = given_tokenizer(TokenizerChoice(**own))
-        assert found is not None, "it is in files"
         return found
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:

@@ -1,32 +1,69 @@
-"""Tokens as text, written as they come."""
-from collections.abc import Callable
+"""A text that is written as its tokens come, until one of them, or a word, ends it."""
+from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
-from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.data.tokenizer import LibraryTokenizer, Tokenizer
 
 CUT_OFF = "\N{REPLACEMENT CHARACTER}"     # a tokenizer's text for bytes that are no character, or not yet
+RECENT = 16                               # tokens, at least, with which the next ones are decoded
 
 
 class Stream:
-    """A writer of the text of tokens. It writes each character as soon as it is whole: a token may end within one."""
+    """A writer of the text of tokens.
 
-    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object]):
-        self.tokenizer, self.write = tokenizer, write
-        self.tokens: list[int] = []     # the tokens on which the next text depends
-        self.written = 0                # their characters that are written
+    All that it has written is the text of all its tokens as the tokenizer decodes them together, up to the first of
+    `stops` in what was generated. It writes each character as soon as no later token can change it: a token may end
+    within a character, and where characters fall back to bytes, one bad byte makes all those before it unreadable.
+    """
 
-    def add(self, *tokens: int) -> None:
-        self.tokens += tokens
-        text = self.tokenizer.decode(self.tokens)
-        self.write_up_to(text.rstrip(CUT_OFF))
-        if not text.endswith(CUT_OFF):      # keep the last whole token: a blank may depend on it
-            self.tokens = self.tokens[-1:]
-            self.written = len(self.tokenizer.decode(self.tokens))
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object], ends: Sequence[int] = (),
+                 stops: Sequence[str] = ()):
+        self.tokenizer, self.write, self.ends, self.stops = tokenizer, write, ends, stops
+        self.tokens: list[int] = []     # the last tokens, on which the next text depends
+        self.taken = 0                  # characters of their text that no later token can change
+        self.held = ""                  # generated text that may be the beginning of a stop word
+        self.ended = False
+        library = tokenizer.library if isinstance(tokenizer, LibraryTokenizer) else None
+        self.bad_byte = library and library.token_to_id("<0xFF>")       # makes bytes before it unreadable, too
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Write the prompt, which no stop word ends."""
+        self.tokens += prompt
+        self.write(self.new_text())
+
+    def add(self, token: int) -> None:
+        """Write the text of one more token, unless it ends the text: then write the rest."""
+        if token in self.ends:
+            self.end()
+        else:
+            self.tokens.append(token)
+            self.pass_on(self.new_text())
 
     def end(self) -> None:
-        """Write the rest: no token follows that could complete a character."""
-        self.write_up_to(self.tokenizer.decode(self.tokens))
+        """Write the rest: no token follows that could complete a character, or a stop word."""
+        if not self.ended:
+            self.pass_on(self.tokenizer.decode(self.tokens)[self.taken:])
+            self.write("" if self.ended else self.held)
+        self.ended = True
 
-    def write_up_to(self, text: str) -> None:
-        if len(text) > self.written:
-            self.write(text[self.written:])
-            self.written = len(text)
+    def new_text(self) -> str:
+        """Return the text that has become certain, and forget tokens on which nothing depends any longer."""
+        text, taken = self.tokenizer.decode(self.tokens), self.taken
+        certain = text.rstrip(CUT_OFF)
+        if self.bad_byte is not None:
+            certain = commonprefix([certain, self.tokenizer.decode([*self.tokens, self.bad_byte])])
+        self.taken = len(certain)
+        if certain == text and len(self.tokens) > 2 * RECENT:
+            recent = self.tokens[-RECENT:]
+            if kept := self.tokenizer.decode(recent):       # the first token with a text is decoded in its own way
+                self.tokens, self.taken = recent, len(kept)
+        return certain[taken:]
+
+    def pass_on(self, text: str) -> None:
+        """Write generated text up to the stop word that ends first, or as far as none can begin in it."""
+        text = self.held + text
+        found = [(place + len(stop), place) for stop in self.stops if (place := text.find(stop)) >= 0]
+        held = max(map(len, self.stops), default=1) - 1
+        end = min(found)[1] if found else max(0, len(text) - held)
+        self.write(text[:end])
+        self.held, self.ended = text[end:], bool(found)

@@ -201,7 +201,8 @@ class Pretraining(Program):
             self.say(throughput.describe_flops(self.imagined, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
-                     f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
+                     f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}"
+                     f"{self.tokenizer.note if self.tokenizer else ''}")
         if self.loaded:
             self.say(checkpoint.describe(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         elif self.args.load:

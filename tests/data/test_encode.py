@@ -1,4 +1,6 @@
 """Encoding of a corpus: the division of the text into pieces does not show in the tokens."""
+import json
+
 import pytest
 from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer as Library, models, normalizers, pre_tokenizers, trainers
@@ -23,7 +25,7 @@ def huggingface(pre_tokenizer, normalizer=None, added=None) -> HuggingFaceTokeni
         vocab_size=330, special_tokens=[END_OF_DOCUMENT], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False))
     library.add_tokens([AddedToken(added)] if added else [])
-    return HuggingFaceTokenizer(library, END_OF_DOCUMENT)
+    return HuggingFaceTokenizer(json.loads(library.to_str()), {})
 
 
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -3,6 +3,7 @@ import re
 
 import numpy as np
 
+from mpi_impl.data.tokenizer import Tokenizer
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
 from tests.cases import Case
@@ -30,7 +31,7 @@ class LittleGPT:
         return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
 
-class Words:
+class Words(Tokenizer):
     """A token for each word and each end of a line, in the order in which they are first seen."""
 
     eod = 0
@@ -42,7 +43,7 @@ class Words:
         return [self.ids.setdefault(word, len(self.ids)) for word in re.findall(r"\S+|\n", text)]
 
 
-class Letters:
+class Letters(Tokenizer):
     """The letters a and b, each with or without a blank before it: four tokens, and the fifth ends a document."""
 
     eod = 4

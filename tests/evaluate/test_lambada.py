@@ -68,3 +68,11 @@ def test_a_bad_line_is_named_by_its_number(tmp_path, line, said):
     path.write_text(f'{{"text": "a b"}}\n\n{line}\n')
     with pytest.raises(UserError, match=f"lambada.jsonl, line 3,.* {said}"):
         LAMBADA(str(path), Letters(), 7)
+
+
+def test_a_passage_begins_as_the_models_texts_do(tmp_path):
+    """BOS is before it, but no part of the last word."""
+    letters = Letters()
+    letters.prefix = [3]
+    excerpt, = LAMBADA(written(tmp_path / "test", ["a b ab"]), letters, 8).parts["test"]
+    assert excerpt.tokens.tolist() == [3, *letters.encode("a b ab")] and excerpt.asked == 2

@@ -4,7 +4,6 @@ import re
 import pytest
 
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.generate.generation import Generation
 from mpi_impl.generate.options import parse
@@ -12,6 +11,7 @@ from reference.config import ModelConfig
 from reference.generation.decoding import Sampling, generate
 from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluate.runs import params_of, save
+from tests.generate.test_saved_tokenizer import a_models
 from tests.program import refusal
 
 T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
@@ -86,7 +86,7 @@ def test_the_text_is_the_same_on_any_ranks(ranks, capfd, bytes_run, options, sam
 
 def test_a_llama(ranks, capfd, tmp_path):
     """On more ranks than groups, too; with a tokenizer of its own, its table has unused rows."""
-    tokenizer = HuggingFaceTokenizer(ByteLevelBPETokenizer.train([TEXT], 270).library, "<|endoftext|>", 280)
+    tokenizer = a_models(ByteLevelBPETokenizer.train([TEXT], 270).library, 280)
     model = model_of(tokenizer.vocab_size, normalization="RMSNorm", swiglu=True, add_bias_linear=False, kv_channels=6,
                      ffn_hidden_size=12, num_query_groups=2, qk_layernorm=True, position_embedding_type="rope")
     saved = save_bytes_run(ranks, tmp_path, model, tokenizer)

@@ -5,8 +5,8 @@ import pytest
 
 from mpi_impl.data.huggingface_tokenizer import HuggingFaceTokenizer
 from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
-from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, GPT2BPETokenizer,
-                                     NullTokenizer)
+from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
+                                     GPT2BPETokenizer, NullTokenizer)
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from reference.errors import UserError
 
@@ -18,11 +18,16 @@ def gpt2(folder):
     return GPT2BPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
 
 
+def a_models(library, vocab_size, end_of_document=END_OF_DOCUMENT):
+    """Return a tokenizer of the library as the one of a model, whose table has `vocab_size` rows."""
+    return HuggingFaceTokenizer(json.loads(library.to_str()), {
+        "end_of_document": end_of_document, "vocab_size": vocab_size})
+
+
 TOKENIZERS = {
     "bytes": lambda _: ByteLevelBPETokenizer.train([TEXT * 20], 280), "gpt2": gpt2, "null": lambda _: NullTokenizer(17),
     "cased": lambda _: BertWordPieceCase.train([TEXT * 20], 110),
-    "a model's": lambda _: HuggingFaceTokenizer(
-        ByteLevelBPETokenizer.train([TEXT * 20], 280).library, "the", 300),
+    "a model's": lambda _: a_models(ByteLevelBPETokenizer.train([TEXT * 20], 280).library, 300, "the"),
     "lower": lambda _: BertWordPieceLowerCase.train([TEXT * 20], 110),
 }
 
@@ -54,29 +59,7 @@ def test_another_file_is_refused(tmp_path, content):
         load(str(tmp_path))
 
 
-def models_file(folder, beside: dict):
-    """Return the tokenizer in a model's file; the files beside it say which token ends a document, and how many rows
-    the model's table has.
-    """
-    library = TOKENIZERS["bytes"](None).library
-    for name, content in ({SAVED: json.loads(library.to_str())} | beside).items():
-        (folder / name).write_text(json.dumps(content))
-    return library, given_tokenizer(TokenizerChoice(tokenizer_type="HuggingFaceTokenizer",
-                                                    tokenizer_model=str(folder / SAVED)))
-
-
-@pytest.mark.parametrize("beside, end", [
-    ({}, "<|endoftext|>"),
-    ({"tokenizer_config.json": {"eos_token": {"content": "a"}}, "config.json": {"vocab_size": 290}}, "a")])
-def test_a_models_file(tmp_path, beside, end):
-    library, found = models_file(tmp_path, beside)
-    assert found.eod == library.get_vocab()[end]
-    assert found.vocab_size == (290 if beside else len(library.get_vocab()))
-    assert found.decode(found.encode(TEXT)) == TEXT
-
-
 @pytest.mark.parametrize("act, words", [
-    (lambda folder: models_file(folder, {"tokenizer_config.json": {"eos_token": "absent"}}), "'absent'"),
     (lambda folder: given_tokenizer(TokenizerChoice(tokenizer_type="HuggingFaceTokenizer")), "--tokenizer-model"),
     (lambda folder: load(str(folder)), "cannot be read"),
     (lambda folder: save(NullTokenizer(3), str(folder / "nowhere")), "cannot be written")])
