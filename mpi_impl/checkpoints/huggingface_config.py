@@ -24,6 +24,7 @@ from reference.errors import UserError
 CONFIG = "config.json"
 LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, MIXTRAL, QWEN_3_MOE, BERT,
                                                     MEGATRON_BERT)}
+NOT_BUILT = {"quantization_config": "weights that are not numbers of their own", "per_layer_config": "unequal layers"}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
@@ -33,7 +34,8 @@ def layouts_of(architecture: str) -> list[TransformersLayout]:
 
 def layout_of(model: ModelConfig) -> TransformersLayout:
     """Return the layout in which the model is saved."""
-    return next(layout for layout in layouts_of(model.architecture) if not differences(layout, options_of(model)))
+    return next(layout for layout in layouts_of(model.architecture)
+                if layout.suits(model) and not differences(layout, options_of(model)))
 
 
 def options_of(model: ModelConfig) -> dict[str, Any]:
@@ -68,6 +70,9 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
                         "another program.")
     config = {name: check_type(path, name, found.get(name, default), type(default))
               for name, default in layout.fields.items()}
+    for name, meaning in NOT_BUILT.items():
+        if found.get(name) is not None:
+            raise UserError(f"{path} has a {name}, but {meaning} cannot be loaded. Give a model without it.")
     for name, (value, meaning) in layout.fixed.items():
         other = found.get(name, value)
         if type(other) is not type(value) or other != value:
@@ -111,7 +116,7 @@ def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
     layout = LAYOUTS[found["model_type"]]
-    return layout, {layout.aliases.get(name, name): value for name, value in found.items()}
+    return layout, found | {name: found[alias] for alias, name in layout.aliases.items() if alias in found}
 
 
 def notes(folder: str) -> str:

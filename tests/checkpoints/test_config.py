@@ -12,7 +12,7 @@ from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launch.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ExpertsConfig, ModelConfig
-from tests.checkpoints.runs import model_in, options, refuses
+from tests.checkpoints.runs import ODD_FIELDS, model_in, options, refuses
 
 BERT = ModelConfig(2, 8, 4, 11, 7, activation="gelu_exact", layernorm_epsilon=1e-12, architecture="bert",
                    heads=("lm", "sop"), apply_residual_connection_post_layernorm=True)
@@ -90,22 +90,12 @@ def test_the_experts_options_that_are_no_part_of_the_model(folder):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-# Fields with a value that no model here has: the sentence names both.
-REFUSED = {
-    "tied": {"n_layer": True, "tie_word_embeddings": 1, "n_inner": 33, "activation_function": "silu", "attn_pdrop": 1.0,
-             "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True,
-             "add_cross_attention": True, "model_type": "gptj"},
-    "original": {"type_vocab_size": 3, "position_embedding_type": "relative_key", "is_decoder": True,
-                 "add_cross_attention": True, "tie_word_embeddings": False, "intermediate_size": 33},
-    "Mistral": {"sliding_window": 4096}, "Qwen2": {"use_sliding_window": True},
-    "Llama": {"attention_bias": True, "num_key_value_heads": 3, "head_dim": -1, "vocab_size": 0,
-              "rope_parameters": 2.0, "num_hidden_layers": 0},
-    "Mixtral": {"num_experts_per_tok": 5, "sliding_window": 4, "router_jitter_noise": 0.1},
-    "Qwen3Moe": {"decoder_sparse_step": 2, "mlp_only_layers": [1]}}
+REFUSED = ODD_FIELDS["refused"]     # fields with a value that no model here has
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_field_that_no_model_here_has_is_refused(kind, folder, golden):
+    """The error names the field and its value."""
     for name, value in REFUSED[kind].items():
         write_config(folder, golden["config"] | {name: value})
         refuses(lambda: model_in(folder), f"{name} is {value!r}")
@@ -114,7 +104,9 @@ def test_a_field_that_no_model_here_has_is_refused(kind, folder, golden):
 @pytest.mark.parametrize("kind, change, words", [
     ("tied", {"n_layer": 10_000}, "asks for 10,000 layers, but"), ("tied", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
     ("rearranged", {"model_type": "bert"}, "has no tensor embeddings.LayerNorm.weight"),
-    ("Mistral", {"sliding_window": ...}, "sliding_window is 4096"), ("Llama", {"head_dim": 4}, "asks for [16, 8]"),
+    ("Mistral", {"sliding_window": ..., "max_position_embeddings": 4097}, "sliding_window is 4096"),
+    ("Llama", {"quantization_config": {"bits": 4}}, "has a quantization_config"),
+    ("Llama", {"head_dim": 4}, "asks for [16, 8]"),
     ("Llama", {"rope_parameters": {"rope_theta": 10**400}}, "it must be a number"),
     ("Qwen3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "can only be llama3"),
     ("Qwen3", {"model_type": "llama"}, "has a tensor layers.0.self_attn.k_norm.weight"),

@@ -55,8 +55,8 @@ PLACES = [      # t, d, the rest, and whether the sequence is sharded; e counts 
 EVERYWHERE = [case for family in FAMILIES for case in taking_turns(family, PLACES)]
 
 
-NOT_IN_EVERY_VERSION = {"position_embedding_type", "rope_theta", "rope_scaling", "num_experts",
-                        "attention_bias", "mlp_bias", "pretraining_tp"}      # of transformers, nor in a Mistral
+NOT_IN_EVERY_VERSION = {"position_embedding_type", "rope_theta", "rope_scaling", "num_experts", "head_dim",
+                        "attention_bias", "mlp_bias"}      # of transformers, nor in a Mistral
 
 
 def run_of(model, t, d, plan, sequence_parallel=False) -> Run:
