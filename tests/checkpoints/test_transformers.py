@@ -3,7 +3,8 @@
 import copy
 import json
 import tempfile
-from dataclasses import fields
+from argparse import Namespace
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
@@ -12,13 +13,14 @@ import pytest
 from hypothesis import example, given, reject, strategies as st
 
 from mpi_impl.checkpoints import huggingface_config
-from mpi_impl.checkpoints.huggingface_config import CONFIG, class_of, config_of
+from mpi_impl.checkpoints.huggingface_config import CONFIG, check_expressible, class_of, config_of, options_of
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, GPT2BPETokenizer, NullTokenizer
 from reference.config import ModelConfig
 from reference.errors import UserError
 from tests.checkpoints import golden
 from tests.checkpoints.runs import GOLDEN_MODELS, ODD_FIELDS, Run, agrees, compute_on, empty, learn_and_save, model_in
+from tests.sampled_runs import RUNS, sampled_runs
 from tests.strategies import close
 
 
@@ -84,6 +86,23 @@ def test_what_we_save_opens_there(ranks, transformers, tmp_path, kind):
     ours, expected = (golden.compute(model, batch)[0] for model in (golden.in_float64(opened), theirs.eval()))
     for head, logits in expected.items():
         close(ours[head], logits, 1e-14)
+
+
+@given(st.sampled_from(["llama", "experts"]), st.integers(0, RUNS - 1))
+def test_a_sampled_model_opens_there_or_cannot_be_saved(ranks, transformers, kind, number):
+    """Both read our config.json as the same model, whatever its heads, groups, biases, norms of heads, and experts."""
+    model = replace(sampled_runs(kind)[number].case.model, vocab_size=11, max_position_embeddings=6, swiglu=True,
+                    squared_relu=False, normalization="RMSNorm", add_bias_linear=False, activation="gelu")
+    try:
+        check_expressible(Namespace(**options_of(model), disable_bias_linear=True), "gpt")
+    except UserError:
+        reject()
+    config = config_of(model, NullTokenizer(10), "float64")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = random_model(transformers, class_of(model), config, number)
+        theirs.save_pretrained(folder)
+        Path(folder, CONFIG).write_text(json.dumps(config))
+        check_both_compute_alike(ranks, theirs, folder)
 
 
 def test_what_the_program_saves_opens_there(transformers, saved_run):
