@@ -87,6 +87,9 @@ def derive(defaults: dict[str, Any], path: str, found: dict[str, Any], config: d
     a, h = config["num_attention_heads"], config["hidden_size"]
     groups, size = read["num_key_value_heads"], read["head_dim"]
     size = max(1, h // max(1, a)) if size is None else size
+    if size % 2:
+        raise UserError(f"{path} says that head_dim is {size} (if it is missing or null, it is hidden_size / "
+                        "num_attention_heads), but rope rotates pairs of columns. Give a model where it is even.")
     return {"group_query_attention": True, "num_query_groups": a if groups is None else groups,
             "kv_channels": None if size * a == h else size, **derive_rope(path, read, config)}
 

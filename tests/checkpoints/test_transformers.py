@@ -1,5 +1,4 @@
-"""transformers itself: it computes what the golden file says, opens what we save, and we read its config.json as it does.
-"""
+"""transformers itself: it computes what the golden file says, opens what we save, and reads config.json as we do."""
 import copy
 import json
 import tempfile
@@ -63,10 +62,6 @@ def check_both_compute_alike(ranks, theirs, folder: str) -> None:
            logits["lm"][0] if model.architecture == "gpt" else None, losses, 1e-12)
 
 
-def random_bert(transformers, model: ModelConfig, seed: int):
-    return random_model(transformers, class_of(model), config_of(model, NullTokenizer(3), "float64"), seed)
-
-
 @pytest.mark.parametrize("kind", golden.KINDS)
 def test_what_we_save_opens_there(ranks, transformers, tmp_path, kind):
     """No key is missing, and none too many; the parameters are the same, to the bit, and so are the logits."""
@@ -123,8 +118,7 @@ def test_the_tokenizer_opens_there(transformers, tmp_path, original, kind):
     ours = kind.train(["Some words, more words: the same Words again, and Élan."], 100)
     model = ModelConfig(1, 8, 2, ours.vocab_size, 9, architecture="bert", heads=("lm", "sop"),
                         apply_residual_connection_post_layernorm=original)
-    theirs = random_bert(transformers, model, 1)
-    theirs.config.update(config_of(model, ours, "float64"))
+    theirs = random_model(transformers, class_of(model), config_of(model, ours, "float64"), 1)
     theirs.save_pretrained(tmp_path)
     save_tokenizer(str(tmp_path), ours)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -157,8 +151,19 @@ class Noted(dict):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_a_missing_field_has_the_default_of_transformers(transformers, kind, tmp_path):
+    """A file with a model_type alone says the same as the whole of its class, but for a window."""
+    config_class, path = getattr(transformers, golden.KINDS[kind][0]).config_class, tmp_path / CONFIG
+    config_class(sliding_window=None).save_pretrained(tmp_path)
+    architecture = huggingface_config.layout_in(str(tmp_path))[0].architecture
+    whole = huggingface_config.adopt_options(str(tmp_path), architecture, {})
+    path.write_text(json.dumps({"model_type": config_class.model_type, "sliding_window": None}))
+    assert huggingface_config.adopt_options(str(tmp_path), architecture, {}) == whole
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_field_that_is_not_read_has_no_effect_in_transformers(ranks, transformers, kind, tmp_path):
-    """Each field of a model's class is read, or in a list; with all of the list at odd values, both compute the same."""
+    """Each field of a class is read, or in a list; with all of the list at odd values both compute the same."""
     for i in range(2):
         odd = {name: values[i % len(values)] for name, values in WITHOUT_EFFECT.items()}
         theirs = saved_there(transformers, kind, odd, str(tmp_path))
