@@ -1,7 +1,8 @@
 """config.json of a model in Hugging Face's layout, translated into our options and back.
 
 Both have the same models, so few fields need more than another name. A field that is missing has transformers' default.
-A field that asks for something that is not built here is refused, and none is ignored.
+A field that asks for something that is not built here is refused. Fields that transformers does not read in this
+model_type, and those that do not change what it computes, are not read here.
 """
 import difflib
 import os
@@ -24,7 +25,7 @@ from reference.errors import UserError
 CONFIG = "config.json"
 LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, MIXTRAL, QWEN_3_MOE, BERT,
                                                     MEGATRON_BERT)}
-NOT_BUILT = {"quantization_config": "weights that are not numbers of their own", "per_layer_config": "unequal layers"}
+NOT_BUILT = {"quantization_config": "quantized weights", "per_layer_config": "layers with sizes of their own"}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 

@@ -110,11 +110,11 @@ def derive_rope(path: str, read: dict[str, Any], config: dict[str, Any]) -> dict
     """Return rope's options. Where both fields have its parameters, transformers reads rope_scaling alone."""
     field = "rope_scaling" if read["rope_scaling"] else "rope_parameters"
     rope = read[field] or {}
-    share = rope.get("partial_rotary_factor", read["partial_rotary_factor"])
-    if share not in (None, 1) or any(isinstance(value, dict) for value in rope.values()):
-        raise UserError(f"{path} says that {field} is {rope} and partial_rotary_factor is {share}, but in a model of "
-                        "this type rope rotates whole heads, and in all layers alike: transformers ignores such "
-                        "values, or cannot open the model. Remove them.")
+    for name, value in ({"partial_rotary_factor": read["partial_rotary_factor"]} | rope).items():
+        if isinstance(value, dict) or name == "partial_rotary_factor" and value not in (None, 1):
+            raise UserError(f"{path} says, in {field} or next to it, that {name} is {value!r}, but in a model of this "
+                            "type rope rotates whole heads, in all layers alike: transformers ignores the field, or "
+                            "cannot open the model. Remove it.")
     theta = check_type(path, "rope_theta", rope.get("rope_theta", read["rope_theta"]), float)
     kind, known = rope.get("rope_type", rope.get("type", "default")), RopeScaling(ModelConfig.rope_scaling_factor)
     if kind != "default":
