@@ -45,8 +45,8 @@ def saved_there(transformers, kind: str, changes: dict, folder: str):
     class_name, config = golden.KINDS[kind]
     random_model(transformers, class_name, config | changes, 1, lambda model: model.double()).save_pretrained(folder)
     saved = json.loads(Path(folder, CONFIG).read_text())
-    names = "architectures", "model_type", "tie_word_embeddings"
-    Path(folder, CONFIG).write_text(json.dumps({name: saved[name] for name in names} | config | changes))
+    Path(folder, CONFIG).write_text(json.dumps(
+        {name: saved[name] for name in ("architectures", "model_type")} | config | changes))
     opened = getattr(transformers, class_name).from_pretrained(folder, dtype=torch.float64)
     opened.config._experts_implementation, opened.config.return_dict = "eager", True
     opened(torch.tensor([[1, 2, 3, 4, 5, 6]]))
@@ -153,21 +153,20 @@ class Noted(dict):
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_missing_field_has_the_default_of_transformers(transformers, kind, tmp_path):
     """A file with a model_type alone says the same as the whole of its class, but for a window."""
-    config_class, path = getattr(transformers, golden.KINDS[kind][0]).config_class, tmp_path / CONFIG
+    config_class = getattr(transformers, golden.KINDS[kind][0]).config_class
     config_class(sliding_window=None).save_pretrained(tmp_path)
     architecture = huggingface_config.layout_in(str(tmp_path))[0].architecture
     whole = huggingface_config.adopt_options(str(tmp_path), architecture, {})
-    path.write_text(json.dumps({"model_type": config_class.model_type, "sliding_window": None}))
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": config_class.model_type, "sliding_window": None}))
     assert huggingface_config.adopt_options(str(tmp_path), architecture, {}) == whole
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_field_that_is_not_read_has_no_effect_in_transformers(ranks, transformers, kind, tmp_path):
     """Each field of a class is read, or in a list; with all of the list at odd values both compute the same."""
-    for i in range(2):
-        odd = {name: values[i % len(values)] for name, values in WITHOUT_EFFECT.items()}
-        theirs = saved_there(transformers, kind, odd, str(tmp_path))
-        check_both_compute_alike(ranks, theirs, str(tmp_path))
+    odd = {name: values[0] for name, values in WITHOUT_EFFECT.items()}
+    theirs = saved_there(transformers, kind, odd, str(tmp_path))
+    check_both_compute_alike(ranks, theirs, str(tmp_path))
     layout, found = huggingface_config.layout_in(str(tmp_path))
     noted = Noted(found)
     with mock.patch.object(huggingface_config, "layout_in", lambda folder: (layout, noted)):
