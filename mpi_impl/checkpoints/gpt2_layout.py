@@ -57,4 +57,6 @@ GPT2 = TransformersLayout(
              "normalization": "LayerNorm", "swiglu": False, "ffn_hidden_size": None, "num_query_groups": None,
              "kv_channels": None, "add_qkv_bias": False, "qk_layernorm": False, "num_experts": None} | OURS_ALONE,
     places=places, prefix="transformer.", heads=("lm_head.",), twins={"lm_head.weight": "wte.weight"},
-    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # the causal masks
+    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),        # the causal masks
+    aliases={"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
+             "max_position_embeddings": "n_positions"})

@@ -1,7 +1,8 @@
 """config.json of a model in Hugging Face's layout, translated into our options and back.
 
 Both have the same models, so few fields need more than another name. A field that is missing has transformers' default.
-A field that asks for something that is not built here is refused, and none is ignored.
+A field that asks for something that is not built here is refused. Fields that transformers does not read in this
+model_type, and those that do not change what it computes, are not read here.
 """
 import difflib
 import os
@@ -25,6 +26,7 @@ from reference.errors import UserError
 CONFIG = "config.json"
 LAYOUTS = {layout.model_type: layout for layout in (GPT2, LLAMA, MISTRAL, QWEN_2, QWEN_3, MIXTRAL, QWEN_3_MOE, BERT,
                                                     MEGATRON_BERT)}
+NOT_BUILT = {"quantization_config": "quantized weights", "per_layer_config": "layers with sizes of their own"}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
@@ -34,7 +36,8 @@ def layouts_of(architecture: str) -> list[TransformersLayout]:
 
 def layout_of(model: ModelConfig) -> TransformersLayout:
     """Return the layout in which the model is saved."""
-    return next(layout for layout in layouts_of(model.architecture) if not differences(layout, options_of(model)))
+    return next(layout for layout in layouts_of(model.architecture)
+                if layout.suits(model) and not differences(layout, options_of(model)))
 
 
 def options_of(model: ModelConfig) -> dict[str, Any]:
@@ -69,6 +72,9 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
                         "another program.")
     config = {name: check_type(path, name, found.get(name, default), type(default))
               for name, default in layout.fields.items()}
+    for name, meaning in NOT_BUILT.items():
+        if found.get(name) is not None:
+            raise UserError(f"{path} has a {name}, but {meaning} cannot be loaded. Give a model without it.")
     for name, (value, meaning) in layout.fixed.items():
         other = found.get(name, value)
         if type(other) is not type(value) or other != value:
@@ -112,7 +118,7 @@ def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
     layout = LAYOUTS[found["model_type"]]
-    return layout, {layout.aliases.get(name, name): value for name, value in found.items()}
+    return layout, found | {name: found[alias] for alias, name in layout.aliases.items() if alias in found}
 
 
 def notes(folder: str) -> str:

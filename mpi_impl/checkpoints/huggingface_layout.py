@@ -72,7 +72,7 @@ def check_type(path: str, name: str, value, kind: type):
         value = float(value)
     if type(value) is not kind:
         expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a name",
-                    dict: "an object"}[kind]
+                    dict: "an object", list: "a list"}[kind]
         raise UserError(f"{path} says that {name} is {value!r}, but it must be {expected}.")
     return value
 
@@ -106,12 +106,13 @@ class TransformersLayout(NamedTuple):
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these
     buffers: re.Pattern                              # older versions' tensors that are no parameters
-    # config.json again: fields that other versions of transformers call otherwise,
-    aliases: dict[str, str] = {}                                        # their name there -> that in `fields`,
+    # config.json again: further names of fields, which count more than the usual ones, as in transformers,
+    aliases: dict[str, str] = {}                                        # such a name -> that in `fields`,
     # and options that are not there in their own form,
     derived: dict[str, str] = {}                                        # each with the field that says it,
     derive: Callable[[str, dict, dict], dict[str, Any]] = no_options    # of a file: its path, its content, `fields`,
     write: Callable[[ModelConfig], dict[str, Any]] = no_fields          # and the fields for a model
+    suits: Callable[[ModelConfig], bool] = lambda model: True           # whether its class admits the model's sizes
 
     def full_name(self, name: str) -> str:
         """Add the prefix to a name."""

@@ -67,50 +67,80 @@ DERIVED = {"group_query_attention": "num_key_value_heads", "num_query_groups": "
            "rope_scaling_factor": "rope_scaling"}
 
 
-def derive(groups: int | None, head_dim: int | None, window: int | None, path: str, found: dict[str, Any],
-           config: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of DERIVED. The first three are transformers' defaults for fields that may be missing."""
+# Fields that are read here, with the type of each, where it is not null.
+TYPES = {"num_key_value_heads": int, "head_dim": int, "sliding_window": int, "use_sliding_window": bool,
+         "max_window_layers": int, "layer_types": list, "rope_theta": float, "rope_parameters": dict,
+         "rope_scaling": dict, "partial_rotary_factor": float, "original_max_position_embeddings": int}
+ROPE = {"rope_theta": 10_000.0, "rope_parameters": None, "rope_scaling": None, "partial_rotary_factor": None,
+        "original_max_position_embeddings": None}
+
+
+def derive(defaults: dict[str, Any], path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of DERIVED. Raise UserError for attention or rope that is not built here.
+
+    `defaults` are the fields of this model_type, beside rope's. transformers ignores a field of another one, and so do
+    we: `use_sliding_window` switches off a Qwen's window, but not a Mistral's.
+    """
+    read = {name: None if (value := found.get(name, default)) is None else check_type(path, name, value, TYPES[name])
+            for name, default in (ROPE | defaults).items()}
+    check_window(path, read, config)
     a, h = config["num_attention_heads"], config["hidden_size"]
-    sliding = found.get("sliding_window", window)
-    if sliding is not None and found.get("use_sliding_window", window is not None):
-        raise UserError(f"{path} says that sliding_window is {sliding}, but here attention sees all positions. Give a "
+    groups, size = read["num_key_value_heads"], read["head_dim"]
+    size = max(1, h // max(1, a)) if size is None else size
+    if size % 2:
+        raise UserError(f"{path} says that head_dim is {size} (if it is missing or null, it is hidden_size / "
+                        "num_attention_heads), but rope rotates pairs of columns. Give a model where it is even.")
+    return {"group_query_attention": True, "num_query_groups": a if groups is None else groups,
+            "kv_channels": None if size * a == h else size, **derive_rope(path, read, config)}
+
+
+def check_window(path: str, read: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise UserError if some layer's attention does not see all positions of the longest text."""
+    layers, types, window = config["num_hidden_layers"], read.get("layer_types"), read.get("sliding_window")
+    if types is not None and types != ["full_attention"] * layers:
+        raise UserError(f"{path} says that layer_types is {types}, but here attention sees all positions. Give a model "
+                        f"where it is null, or full_attention for each of the {layers} layers.")
+    slides = read.get("use_sliding_window", True) and types is None and read.get("max_window_layers", 0) < layers
+    if slides and window is not None and window < config["max_position_embeddings"]:
+        raise UserError(f"{path} says that sliding_window is {window}, but here attention sees all positions. Give a "
                         "model where it is null, or make it null if your texts are shorter.")
-    groups, size = (check_type(path, name, default if found.get(name) is None else found[name], int)
-                    for name, default in (("num_key_value_heads", groups or a),
-                                          ("head_dim", head_dim or max(1, h // max(1, a)))))
-    name = "rope_parameters" if found.get("rope_parameters") else "rope_scaling"
-    parameters = check_type(path, name, found.get(name) or {}, dict)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = check_type(path, "rope_theta", parameters.get("rope_theta", found.get("rope_theta", 10_000.0)), float)
-    return {"group_query_attention": True, "num_query_groups": groups, "kv_channels": None if size * a == h else size,
-            "rotary_base": theta, "use_rope_scaling": kind == "llama3",
-            "rope_scaling_factor": factor_of(path, kind, parameters)}
 
 
-def factor_of(path: str, kind: str, parameters: dict[str, Any]) -> float:
-    """Return the factor of Llama 3.1's scaling. Raise UserError for another scaling, or other constants of it."""
-    known = RopeScaling(ModelConfig.rope_scaling_factor)
-    if kind == "default":
-        return known.factor
-    constants = {"low_freq_factor": known.low_freq_factor, "high_freq_factor": known.high_freq_factor,
-                 "original_max_position_embeddings": known.original}
-    same = all(parameters.get(name) == value for name, value in constants.items())
-    if kind != "llama3" or not same:
-        raise UserError(f"{path} says that rope's scaling is {parameters}, but here it can only be llama3, with any "
-                        f"factor, low_freq_factor {known.low_freq_factor:g}, high_freq_factor "
-                        f"{known.high_freq_factor:g} and original_max_position_embeddings {known.original}.")
-    return check_type(path, "rope's factor", parameters.get("factor"), float)
+def derive_rope(path: str, read: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return rope's options. Where both fields have its parameters, transformers reads rope_scaling alone."""
+    field = "rope_scaling" if read["rope_scaling"] else "rope_parameters"
+    rope = read[field] or {}
+    for name, value in ({"partial_rotary_factor": read["partial_rotary_factor"]} | rope).items():
+        if isinstance(value, dict) or name == "partial_rotary_factor" and value not in (None, 1):
+            raise UserError(f"{path} says, in {field} or next to it, that {name} is {value!r}, but in a model of this "
+                            "type rope rotates whole heads, in all layers alike: transformers ignores the field, or "
+                            "cannot open the model. Remove it.")
+    theta = check_type(path, "rope_theta", rope.get("rope_theta", read["rope_theta"]), float)
+    kind, known = rope.get("rope_type", rope.get("type", "default")), RopeScaling(ModelConfig.rope_scaling_factor)
+    if kind != "default":
+        original = read["original_max_position_embeddings"] or rope.get(
+            "original_max_position_embeddings", config["max_position_embeddings"])
+        same = (rope.get("low_freq_factor"), rope.get("high_freq_factor"), original) == known[1:]
+        if kind != "llama3" or not same:
+            raise UserError(f"{path} says that {field} is {rope}, with original_max_position_embeddings {original}, "
+                            f"but here rope's scaling can only be llama3, with any factor, low_freq_factor "
+                            f"{known.low_freq_factor:g}, high_freq_factor {known.high_freq_factor:g} and "
+                            f"original_max_position_embeddings {known.original}.")
+        known = known._replace(factor=check_type(path, "rope's factor", rope.get("factor"), float))
+    return {"rotary_base": theta, "use_rope_scaling": kind == "llama3", "rope_scaling_factor": known.factor}
 
 
-def write(head_dim: bool, model: ModelConfig) -> dict[str, Any]:
-    """Return the fields for the options of DERIVED. A Qwen 2 has no head_dim."""
+def write(defaults: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Return the fields for the options of DERIVED, and no window. (A Qwen 2's class has no head_dim, but its model
+    reads it.)
+    """
     scaling = model.rope_scaling and {
         "rope_type": "llama3", "factor": model.rope_scaling_factor,
         "low_freq_factor": model.rope_scaling.low_freq_factor, "high_freq_factor": model.rope_scaling.high_freq_factor,
         "original_max_position_embeddings": model.rope_scaling.original}
-    return {"num_key_value_heads": model.groups, "intermediate_size": model.ffn_size,
+    return {"num_key_value_heads": model.groups, "intermediate_size": model.ffn_size, "head_dim": model.head_size,
             "rope_theta": model.rotary_base, "rope_scaling": scaling,
-            **({"head_dim": model.head_size} if head_dim else {})}
+            **dict.fromkeys(defaults.keys() & {"sliding_window"})}
 
 
 # ---- the layouts ----------------------------------------------------------------------------------------------------
@@ -123,9 +153,8 @@ NO_BIAS = {"attention_bias": (False, "whether attention has biases")}
 
 
 def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: dict[str, Any],
-               options: dict[str, Any], defaults: tuple[int | None, int | None, int | None],
-               head_dim: bool = True) -> TransformersLayout:
-    """Return a layout. `defaults` are those of num_key_value_heads, head_dim and sliding_window."""
+               options: dict[str, Any], defaults: dict[str, Any]) -> TransformersLayout:
+    """Return a layout. `defaults` are those of further fields (`derive`)."""
     return TransformersLayout(
         model_type, "gpt", {("lm",): class_name},
         same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",
@@ -139,20 +168,24 @@ def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: 
         places=partial(places, OF_BLOCK), prefix="model.", heads=("lm_head.",),
         twins={"lm_head.weight": "embed_tokens.weight"},
         buffers=re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"), derived=DERIVED,
-        derive=partial(derive, *defaults), write=partial(write, head_dim))
+        derive=partial(derive, defaults), write=partial(write, defaults))
 
 
-LLAMA = llama_like("llama", "LlamaForCausalLM", {}, NO_BIAS | {
-    "mlp_bias": (False, "whether the MLP has biases"),
-    "pretraining_tp": (1, "into how many parts the matrices were cut in training, and are in computing")},
-    {}, (None, None, None))
+def is_a_llama(model: ModelConfig) -> bool:
+    """Report whether LlamaConfig's own checks let the model pass. A Mistral computes the same, and has none of them."""
+    return model.hidden_size % model.num_attention_heads == 0 and model.init_method_std <= 1
+
+
+LLAMA = llama_like("llama", "LlamaForCausalLM", {}, NO_BIAS | {"mlp_bias": (False, "whether the MLP has biases")}, {},
+                   {"num_key_value_heads": None, "head_dim": None})._replace(suits=is_a_llama)
 MISTRAL = llama_like("mistral", "MistralForCausalLM", {
-    "intermediate_size": 14336, "max_position_embeddings": 131072}, {}, {}, (8, None, 4096))
+    "intermediate_size": 14336, "max_position_embeddings": 131072}, {}, {},
+    {"num_key_value_heads": 8, "head_dim": None, "sliding_window": 4096})
+OF_QWEN = {"num_key_value_heads": 32, "head_dim": None, "use_sliding_window": False, "sliding_window": 4096,
+           "max_window_layers": 28, "layer_types": None}
 QWEN_2 = llama_like("qwen2", "Qwen2ForCausalLM", {
     "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
-    {"use_sliding_window": (False, "whether attention sees only a window")}, {"add_qkv_bias": True}, (32, None, None),
-    head_dim=False)
+    {}, {"add_qkv_bias": True}, OF_QWEN)
 QWEN_3 = llama_like("qwen3", "Qwen3ForCausalLM", {
     "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
-    NO_BIAS | {"use_sliding_window": (False, "whether attention sees only a window")}, {"qk_layernorm": True},
-    (32, 128, None))
+    NO_BIAS, {"qk_layernorm": True}, OF_QWEN | {"head_dim": 128})

@@ -24,9 +24,8 @@ IN_QWEN = {"mlp.router": "mlp.gate",
 EVERY_LAYER = {"moe_layer_freq": 1, "moe_shared_expert_intermediate_size": None}
 
 
-def derive_mixtral(path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return a Llama's options. Rope's base is another one where the file has none."""
-    return derive(8, None, None, path, {"rope_theta": 1e6} | found, config)
+OF_QWEN = {"num_key_value_heads": 4, "head_dim": None, "use_sliding_window": False, "sliding_window": 4096}
+OF_MIXTRAL = {"num_key_value_heads": 8, "head_dim": None, "sliding_window": None, "rope_theta": 1e6}
 
 
 def derive_qwen(path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -35,19 +34,19 @@ def derive_qwen(path: str, found: dict[str, Any], config: dict[str, Any]) -> dic
     if alone:
         raise UserError(f"{path} says that mlp_only_layers is {alone}, but here every layer has experts. Give a model "
                         "where it is empty.")
-    return derive(4, None, None, path, found, config) | {"moe_router_pre_softmax": not config["norm_topk_prob"]}
+    return derive(OF_QWEN, path, found, config) | {"moe_router_pre_softmax": not config["norm_topk_prob"]}
 
 
 def write_mixtral(model: ModelConfig) -> dict[str, Any]:
     """Return the fields of a Mixtral: the only width is the experts'."""
     assert model.experts is not None
-    return write(True, model) | {"intermediate_size": model.experts.moe_ffn_hidden_size or model.ffn_size}
+    return write(OF_MIXTRAL, model) | {"intermediate_size": model.experts.moe_ffn_hidden_size or model.ffn_size}
 
 
 def write_qwen(model: ModelConfig) -> dict[str, Any]:
     assert model.experts is not None
-    return write(True, model) | {"moe_intermediate_size": model.experts.moe_ffn_hidden_size or model.ffn_size,
-                                 "norm_topk_prob": not model.experts.moe_router_pre_softmax, "mlp_only_layers": []}
+    return write(OF_QWEN, model) | {"moe_intermediate_size": model.experts.moe_ffn_hidden_size or model.ffn_size,
+                                    "norm_topk_prob": not model.experts.moe_router_pre_softmax, "mlp_only_layers": []}
 
 
 def with_experts(llama: TransformersLayout, model_type: str, class_name: str, of_block: dict[str, str],
@@ -66,9 +65,9 @@ MIXTRAL = with_experts(
     same={"num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok",
           "moe_ffn_hidden_size": "intermediate_size"},
     fields={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
-    fixed={"router_jitter_noise": (0.0, "how far training distorts what the router sees"),
-           "sliding_window": (None, "how far back attention sees")},
-    options={"moe_router_pre_softmax": False}, derive=derive_mixtral, write=write_mixtral)
+    fixed={"router_jitter_noise": (0.0, "how far training distorts what the router sees")},
+    aliases={"num_experts": "num_local_experts"}, options={"moe_router_pre_softmax": False},
+    derive=partial(derive, OF_MIXTRAL), write=write_mixtral)
 QWEN_3_MOE = with_experts(
     QWEN_3, "qwen3_moe", "Qwen3MoeForCausalLM", IN_QWEN,
     same={"num_experts": "num_experts", "moe_router_topk": "num_experts_per_tok",

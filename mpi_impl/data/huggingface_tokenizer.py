@@ -54,6 +54,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         self.end_of_document = end["content"] if isinstance(end, dict) else end
         self.plain = bool(settings.get("split_special_tokens"))
         super().__init__(library)
+        self.fingerprint += "-plain" * self.plain
         self.vocab_size = max(self.vocab_size, config.get("vocab_size", 0))
         whole, n = library.encode("a"), len(library.encode("a", add_special_tokens=False))
         first = (*whole.special_tokens_mask, 0).index(0)

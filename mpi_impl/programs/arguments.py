@@ -64,7 +64,10 @@ class PretrainingSettings:
 
 
 def experts_config(args) -> ExpertsConfig | None:
-    """Return the experts, if there are any. Raise UserError for a capacity that is to be verified."""
+    """Return the experts, if there are any.
+
+    Raises UserError for a capacity that is to be verified, and for a new router that would never learn.
+    """
     if args.num_experts is None:
         return None
     if args.moe_expert_capacity_factor is not None and args.verify:
@@ -72,6 +75,9 @@ def experts_config(args) -> ExpertsConfig | None:
                         "has the whole batch in one: it drops others, so --verify would compare two different runs. "
                         "Leave one of the two out.")
     k = args.moe_router_topk
+    if k == 1 < args.num_experts and not args.moe_router_pre_softmax and not (args.load or args.load_hf):
+        raise UserError("--moe-router-topk is 1, so softmax over the chosen expert alone is always 1, and a new router "
+                        "would never learn from the loss. Add --moe-router-pre-softmax, or choose at least 2.")
     return filled(ExpertsConfig, args,
                   moe_router_topk=min(ExpertsConfig.moe_router_topk, args.num_experts) if k is None else k)
 

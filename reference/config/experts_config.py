@@ -30,10 +30,6 @@ class ExpertsConfig:
         if self.moe_router_topk > self.num_experts:
             raise UserError(f"--moe-router-topk is {self.moe_router_topk}, but --num-experts is {self.num_experts}: "
                             f"each token chooses different experts. Choose at most {self.num_experts}.")
-        if self.moe_router_topk == 1 and self.num_experts > 1 and not self.moe_router_pre_softmax:
-            raise UserError("--moe-router-topk is 1, so softmax over the chosen expert alone is always 1, and the "
-                            "router would never learn from the loss. Add --moe-router-pre-softmax, or choose at least "
-                            "2.")
         if self.moe_expert_capacity_factor is not None and not 0 < self.moe_expert_capacity_factor < float("inf"):
             raise UserError(f"--moe-expert-capacity-factor is {self.moe_expert_capacity_factor}, but must be a number "
                             "above 0: an expert takes that many times its even share of the tokens.")

@@ -29,6 +29,7 @@ from tests.checkpoints.golden import DECAY, GOLDEN, HEADS, RATE, weight
 from tests.training_theorems import Plan, connected, dealt
 
 GOLDEN_MODELS = json.loads(GOLDEN.read_text())
+ODD_FIELDS = json.loads(Path(__file__).with_name("odd_fields.json").read_text())    # of config.json, with some values
 T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 OPTIMIZER = OptimizerConfig(RATE, 10, lr_decay_style="constant", weight_decay=DECAY, clip_grad=0.0)
 DOUBLE = Precision("float64")

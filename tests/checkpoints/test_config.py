@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from mpi_impl.checkpoints.huggingface import check_weights
-from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, config_of, notes, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, config_of, notes
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launch.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ExpertsConfig, ModelConfig
-from tests.checkpoints.runs import model_in, options, refuses
+from tests.checkpoints.runs import ODD_FIELDS, model_in, options, refuses
 
 BERT = ModelConfig(2, 8, 4, 11, 7, activation="gelu_exact", layernorm_epsilon=1e-12, architecture="bert",
                    heads=("lm", "sop"), apply_residual_connection_post_layernorm=True)
@@ -36,46 +36,12 @@ def test_the_model_is_the_files(folder, golden, dropout, more, expected):
     assert same == replace(expected, hidden_dropout=0.1, attention_dropout=0.0)
 
 
-@pytest.mark.parametrize("model_type, sizes", [
-    ("gpt2", (12, 768, 12, 1024, "gelu", 1e-5)), ("bert", (12, 768, 12, 512, "gelu_exact", 1e-12)),
-    ("megatron-bert", (24, 1024, 16, 512, "gelu_exact", 1e-12))])
-def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path, model_type, sizes):
-    model = model_in(write_config(tmp_path, {"model_type": model_type}))
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads, model.max_position_embeddings,
-            model.activation, model.layernorm_epsilon) == sizes
-    assert model.tied and model.hidden_dropout == model.attention_dropout == 0.1
-
-
 @pytest.mark.parametrize("kind", ["original"])
 def test_a_bert_that_was_trained_without_a_binary_head_has_none(folder, golden):
     for name, heads in (("BertForMaskedLM", ("lm",)), ("BertForPreTraining", ("lm", "sop"))):
         write_config(folder, golden["config"] | {"architectures": [name]})
         assert parse(options(folder), 1, "bert").model(11).heads == heads
         assert parse(options(folder, "--bert-no-binary-head"), 1, "bert").model(11).heads == ("lm",)
-
-
-def without(name):
-    return lambda config: {other: x for other, x in config.items() if other != name}
-
-
-def rope_beside(config):
-    rope = config["rope_parameters"]
-    return without("rope_parameters")(config) | {
-        "rope_theta": rope["rope_theta"], "rope_scaling": {name: x for name, x in rope.items() if name != "rope_theta"}}
-
-
-def num_experts(config):
-    return {"num_experts" if name == "num_local_experts" else name: x for name, x in config.items()}
-
-
-@pytest.mark.parametrize("kind, older", [
-    ("Llama", rope_beside), ("Qwen3Moe", num_experts),
-    ("Mixtral", without("rope_parameters"))])      # its rope has a base of its own where none is given: 1e6, as here
-def test_the_older_form_of_fields(older, golden, folder):
-    """Before transformers 5."""
-    now = read_config(folder, "gpt")
-    assert older(golden["config"]) != golden["config"]
-    assert read_config(write_config(folder, older(golden["config"])), "gpt") == now
 
 
 @pytest.mark.parametrize("kind", ["Mixtral"])
@@ -90,22 +56,12 @@ def test_the_experts_options_that_are_no_part_of_the_model(folder):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-# Fields with a value that no model here has: the sentence names both.
-REFUSED = {
-    "tied": {"n_layer": True, "tie_word_embeddings": 1, "n_inner": 33, "activation_function": "silu", "attn_pdrop": 1.0,
-             "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True,
-             "add_cross_attention": True, "model_type": "gptj"},
-    "original": {"type_vocab_size": 3, "position_embedding_type": "relative_key", "is_decoder": True,
-                 "add_cross_attention": True, "tie_word_embeddings": False, "intermediate_size": 33},
-    "Mistral": {"sliding_window": 4096}, "Qwen2": {"use_sliding_window": True},
-    "Llama": {"attention_bias": True, "num_key_value_heads": 3, "head_dim": -1, "vocab_size": 0,
-              "rope_parameters": 2.0, "num_hidden_layers": 0},
-    "Mixtral": {"num_experts_per_tok": 5, "sliding_window": 4, "router_jitter_noise": 0.1},
-    "Qwen3Moe": {"decoder_sparse_step": 2, "mlp_only_layers": [1]}}
+REFUSED = ODD_FIELDS["refused"]     # fields with a value that no model here has
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_field_that_no_model_here_has_is_refused(kind, folder, golden):
+    """The error names the field and its value."""
     for name, value in REFUSED[kind].items():
         write_config(folder, golden["config"] | {name: value})
         refuses(lambda: model_in(folder), f"{name} is {value!r}")
@@ -114,9 +70,9 @@ def test_a_field_that_no_model_here_has_is_refused(kind, folder, golden):
 @pytest.mark.parametrize("kind, change, words", [
     ("tied", {"n_layer": 10_000}, "asks for 10,000 layers, but"), ("tied", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
     ("rearranged", {"model_type": "bert"}, "has no tensor embeddings.LayerNorm.weight"),
-    ("Mistral", {"sliding_window": ...}, "sliding_window is 4096"), ("Llama", {"head_dim": 4}, "asks for [16, 8]"),
+    ("Mistral", {"sliding_window": ..., "max_position_embeddings": 4097}, "sliding_window is 4096"),
+    ("Llama", {"quantization_config": {"bits": 4}}, "has a quantization_config"),
     ("Llama", {"rope_parameters": {"rope_theta": 10**400}}, "it must be a number"),
-    ("Qwen3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "can only be llama3"),
     ("Qwen3", {"model_type": "llama"}, "has a tensor layers.0.self_attn.k_norm.weight"),
     ("Mixtral", {"num_local_experts": 9999}, "asks for 9,999 experts, but"),
 ])
@@ -156,7 +112,9 @@ def test_what_transformers_cannot_express_is_refused(tmp_path, program, given, w
 @pytest.mark.parametrize("kind", ["tied"])
 def test_a_misspelt_field_gets_a_note(folder, golden):
     """It means nothing to transformers either, so it is not an error; but what it was meant for has its default."""
-    write_config(folder, without("attn_pdrop")(golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}))
+    config = golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}
+    del config["attn_pdrop"]
+    write_config(folder, config)
     assert notes(str(folder)).count("note") == 1 and "has atun_pdrop" in notes(str(folder))
     write_config(folder, golden["config"])
     assert notes(str(folder)) == ""

@@ -141,6 +141,7 @@ REFUSED = {       # on 8 ranks
     "--expert-model-parallel-size 2": "the model has no experts", "--num-experts 0": "--num-experts is 0",
     "--num-experts 6 --expert-model-parallel-size 4": "must divide --num-experts, which is 6",
     "--num-experts 4 --moe-router-topk 5": "--moe-router-topk is 5, but --num-experts is 4",
+    "--num-experts 4 --moe-router-topk 1": "a new router would never learn",
     "--num-experts 4 --moe-ffn-hidden-size 6 --tensor-model-parallel-size 4": "must divide --moe-ffn-hidden-size",
     "--num-experts 4 --save-hf /tmp": "--save-hf writes a gpt2",
     "--num-experts 4 --moe-expert-capacity-factor 1 --verify": "--verify would compare two different runs",

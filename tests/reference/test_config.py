@@ -23,8 +23,7 @@ REFUSED = {
         dict(untie_embeddings_and_output_weights=True, architecture="bert"),
         dict(share_layers=True, experts=ExpertsConfig(4, moe_layer_freq=2))],
     partial(ExpertsConfig, num_experts=4): [
-        dict(moe_router_topk=1), dict(moe_layer_freq=0), dict(moe_aux_loss_coeff=-1.0),
-        dict(moe_expert_capacity_factor=0.0)],
+        dict(moe_layer_freq=0), dict(moe_aux_loss_coeff=-1.0), dict(moe_expert_capacity_factor=0.0)],
     partial(ParallelConfig, 1, 1, 4): [
         dict(num_distributed_optimizer_instances=2),
         dict(num_distributed_optimizer_instances=3, zero_stage=1),
