@@ -20,9 +20,10 @@ from typing import NamedTuple
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
 from mpi_impl.launch.launcher import launcher, mpi_vendor
+from mpi_impl.launch.status import shared_memory_here
 from mpi_impl.runtime.advice import typed
-from mpi_impl.runtime.mpis import DEFAULT, SHARED_MEMORY, implementation
-from mpi_impl.runtime.rank_environment import cores, shared_memory_error
+from mpi_impl.runtime.mpis import DEFAULT, implementation
+from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
@@ -41,7 +42,6 @@ ABILITIES = {
 
 SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
-ENOUGH_SHARED = 256 << 20   # bytes, for 8 ranks and more (ROOM in comm/transports/shared_memory.py)
 WIDTH = 110
 PIP = f"{typed('pip')} install"
 INSTALL = "In a clone of the project, ./run.sh setup test makes an environment that has it all; elsewhere, "
@@ -267,21 +267,8 @@ def processors() -> Fact:
 
 
 def shared_memory() -> Fact:
-    folder = os.path.dirname(SHARED_MEMORY)
-    if error := shared_memory_error():
-        return Fact("no", f"Ranks on this machine share memory in {folder}, but it cannot be written: {error}.",
-                    f"Some MPIs cannot start without it. Make it: `mount -t tmpfs -o size=1g tmpfs {folder}`.")
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return Fact("ok", f"This system has no {folder}: shared memory is not limited in this way.")
-    size, left = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
-    sentence = f"Ranks on this machine share memory in {folder}, which has {bytes_of(size)}, {bytes_of(left)} free."
-    if left >= ENOUGH_SHARED:
-        return Fact("ok", sentence)
-    return Fact("no", sentence, "That is little: ranks that find too little send by MPI, which is slower, or die by "
-                   "SIGBUS. Give it 1 GB: `docker run --shm-size 1g` for a container, "
-                   f"`mount -o remount,size=1g {folder}` for a machine; or remove what earlier programs left there.")
+    sentence, advice = shared_memory_here()
+    return Fact("no" if advice else "ok", sentence, advice)
 
 
 def compiler() -> Fact:

@@ -120,7 +120,6 @@ def act(argv: list[str]) -> None:
     if argv[0] != "run":        # whose programs have names of their own
         name = [word for word in argv[:2 if argv[0] == "demos" else 1] if not word.startswith("-")]
         os.environ[TYPED] = " ".join(["shardlab", *name])
-    check_current_folder()
     program, command = program_of(argv), COMMANDS[argv[0]]
     if isinstance(program, Module):
         run_module(program)
@@ -135,14 +134,6 @@ def act(argv: list[str]) -> None:
     if status == 0 and command.afterwards:
         print(command.afterwards)
     sys.exit(status)
-
-
-def check_current_folder() -> None:
-    """Raise UserError if another Shardlab is in it: ranks, which `python -m` starts, would be of that one."""
-    other = Path("mpi_impl", "shardlab.py")
-    if other.exists() and not other.samefile(__file__):
-        raise UserError(f"The current folder holds another Shardlab, and this is that of {ROOT}: use the other one's "
-                        "command, or go to another folder.")
 
 
 def forget_checkpoints(folder: str) -> None:
@@ -199,7 +190,6 @@ def unknown(problem: str, name: str, known: Iterable[str]) -> UserError:
 
 def run(argv: list[str]) -> Target:
     """Return a program that is named in short, as a file, or after -m, as for mpi_impl.launch."""
-    sys.path.insert(0, os.getcwd())     # where the ranks will look for a module, too
     options = launcher.parse_options(argv, "shardlab run")
     if not options.script and not options.module:
         raise UserError(f"shardlab run has nothing to run. Name a program ({', '.join(PROGRAMS)}), a file, or a module "
@@ -223,7 +213,7 @@ def on_ranks(module: str, ranks: int, argv: list[str]) -> Target:
     parser = ArgumentParser(prog=module, add_help=False)
     launcher.add_launch_options(parser, ranks)
     options, others = parser.parse_known_args(argv)
-    options.module, options.script = [module, *others], []
+    options.module, options.script, options.own = [module, *others], [], True
     return unless_help(options)
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,9 +75,10 @@ def in_background() -> None:
 
 
 @contextmanager
-def launched(ranks: int, program: Path, place: Callable[[], None] = in_foreground) -> Iterator[subprocess.Popen]:
+def launched(ranks: int, program: Path, place: Callable[[], None] = in_foreground,
+             options: Sequence[str] = ()) -> Iterator[subprocess.Popen]:
     """Yield a running job, and end it with the `with` block."""
-    line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(program)]
+    line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(program), *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True, preexec_fn=place) as job:
         try:

@@ -220,15 +220,34 @@ def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, so
     assert sorted(found) == sorted(some)
 
 
-def test_the_command_of_run_sh_is_of_its_clone_in_another_one_too(installed, tmp_path):
-    """And starts nothing there, since ranks would be of the other one."""
-    other = tmp_path / "mpi_impl" / "shardlab.py"
-    other.parent.mkdir()
-    other.write_text("raise SystemExit(5)")
-    (other.parent / "__init__.py").touch()
-    done = [subprocess.run([installed, word], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-                           timeout=SOON) for word in ("--version", "recorder")]
-    assert [one.returncode for one in done] == [0, 2] and "another Shardlab" in done[1].stderr
+SPOILED = "raise SystemExit('this is not ours')"
+
+
+def test_ranks_are_of_this_clone_whatever_the_current_folder_holds(installed, tmp_path):
+    """Another clone of it there, and files with the names of Python's own modules."""
+    for name in ("mpi_impl/__init__", "mpi_impl/shardlab", "reference/__init__", "microshard", "random", "numbers"):
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SPOILED)
+    for line in ["--version", "demos mlp -n 2", "microshard -n 2 --help", "run -n 2 -m mpi_impl.launch.first_sum"]:
+        done = subprocess.run([installed, *line.split()], cwd=tmp_path, env=os.environ, capture_output=True, text=True,
+                              timeout=SOON)
+        assert done.returncode == 0 and "not ours" not in done.stderr, line
+
+
+@pytest.mark.parametrize("program", [["reference.py"], ["-m", "reference"]])
+def test_a_users_program_finds_what_python_lets_it_find(installed, tmp_path, program):
+    """A module next to it has precedence over Python's and ours, as without the launcher."""
+    (tmp_path / "random.py").write_text("mine = True")
+    (tmp_path / "reference.py").write_text("""if True:
+        import sys, random
+        here = [random.mine, __name__, __file__, sys.argv[1:], vars(sys.modules["__main__"]) is globals()]
+        sys.stdout.write(f"{here} {sys.path}\\n")
+    """)
+    alone = subprocess.run([sys.executable, *program, "-x"], cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
+    ranks = subprocess.run([installed, "run", "-n", "2", *program, "-x"], cwd=tmp_path, capture_output=True, text=True,
+                           timeout=SOON)
+    assert alone.stdout and (ranks.stdout, ranks.returncode) == (2 * alone.stdout, 0)
 
 
 def test_a_shell_gets_the_values_of_an_option(tmp_path):
@@ -328,7 +347,7 @@ def test_ranks_in_a_small_shared_memory_are_a_fault_that_names_it():
     assert small.startswith("no Ranks on this machine share memory in /dev/shm, which has 1.05 MB")
     assert "docker run --shm-size" in small
     if MPI == MPICH:
-        assert "did not add up" in ranks and "SIGBUS" in ranks and "bytes are free" in ranks
+        assert "did not add up" in ranks and "SIGBUS" in ranks and "/dev/shm" in ranks and "--shm-size" in ranks
     else:
         assert "added up 1 + 2 = 3" in ranks
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpi_impl.launch.entry import ArgumentParser, exit_status, say
-from mpi_impl.launch.launcher import LAUNCHER_FAILED, find_mpiexec
+from mpi_impl.launch.launcher import find_mpiexec
+from mpi_impl.launch.status import LAUNCHER_FAILED
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.launching import MPI, SOON, command, environment, in_foreground, launch, write_program

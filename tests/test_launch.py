@@ -15,9 +15,9 @@ from hypothesis import given, strategies as st
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch.guard import ENDS, children
-from mpi_impl.launch.launcher import (LAUNCHER_FAILED, check_options, find_mpiexec, launch_environment, launcher,
-                                      parse_options, supervise)
+from mpi_impl.launch.launcher import check_options, find_mpiexec, launch_environment, launcher, parse_options, supervise
 from mpi_impl.launch.output import BANNER, Output, without_banner
+from mpi_impl.launch.status import LAUNCHER_FAILED
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.deep import one_fast_of
@@ -80,10 +80,10 @@ FAMILY = """
 def family(tmp_path):
     """Start a job of two ranks in `with family(with_children):`; assert at its end that all its processes are gone."""
     @contextmanager
-    def start(with_children=True, place=in_foreground):
+    def start(with_children=True, place=in_foreground, options=()):
         main = FAMILY.replace("{folder}", str(tmp_path)).replace("{with_children}", str(with_children))
         program = write_program(tmp_path, main)
-        with launched(2, program, place) as job:
+        with launched(2, program, place, options) as job:
             try:
                 assert wait_until(lambda: len(pids(tmp_path)) == 2 + 2 * with_children)
                 yield job
@@ -234,19 +234,50 @@ def keep_handlers(monkeypatch):
 
 
 @pytest.mark.parametrize("status, said", [
-    (3, ""), (9, "signal 9 (SIGKILL)"), (139, "signal 11 (SIGSEGV)"), (255, "failed with status 255")])
-def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, status, said):
+    (3, ""), (9, "or a rank died by signal 9 (SIGKILL)"),
+    (139, "or a rank died by signal 11 (SIGSEGV)"), (255, "failed with status 255")])
+def test_launch_says_no_more_of_a_status_than_is_known(capsys, keep_handlers, status, said):
     """It has nothing to add to a status that was asked for, and does not end without a word where a launcher fails."""
     assert supervise([sys.executable, "-c", f"raise SystemExit({status})"], dict(os.environ), None) == status
     told = capsys.readouterr().err
-    assert said in told and bool(said) == bool(told)
+    assert said in told and bool(said) == bool(told) and ("Either a rank" in told) == ("or a rank" in said)
+
+
+@LINUX
+@pytest.mark.parametrize("depth", one_fast_of(1, [2, 3, 4]))
+def test_the_time_limit_of_a_program_ends_a_job_that_is_stopped(family, monkeypatch, depth):
+    """It is mpiexec, the process that starts the ranks, or a rank, of which no other one is waiting."""
+    with family(False, options=["--distributed-timeout-minutes", "0.01"]) as job:
+        victim = job.pid
+        for _ in range(depth):
+            victim = min(children(victim))
+        os.kill(victim, signal.SIGSTOP)
+        assert f"process {victim} of the job has been stopped by a signal for longer" in job.communicate(timeout=60)[1]
+        assert job.returncode == 1
+
+
+INTERRUPTED = """
+import os, sys
+class Hook:
+    def find_spec(self, name, *_):
+        if name == "mpi_impl.launch.entry":
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Hook())
+"""
+
+
+@pytest.mark.parametrize("module", ["mpi_impl.launch", "mpi_impl.shardlab"])
+def test_an_interrupt_while_a_command_imports_is_a_line(tmp_path, module):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    job = command("-m", module, "--help", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (job.returncode, job.stderr) == (130, "Interrupted.\n")
 
 
 def test_no_banner_comes_before_the_sentence(tmp_path):
     program = write_program(tmp_path, "print('at work')\nwait()\nif rank == 1: os.kill(os.getpid(), 9)\nwait()")
     job = launch(3, program)
     assert job.returncode in (9, 128 + 9, LAUNCHER_FAILED) and job.stdout.split() == 3 * ["at", "work"]
-    assert re.match("error: the launcher.* a rank (died by signal 9|dies)", job.stderr)
+    assert re.match("error: .*a rank (died by signal 9|dies)", job.stderr)
 
 
 @given(lines=st.lists(st.sampled_from([b"=" * 83, b"=" * 82, b"", b"loss 1", BANNER.splitlines()[1]])),
@@ -258,8 +289,10 @@ def test_what_comes_before_the_banner_is_passed_on_in_whatever_blocks_it_comes(l
     text = before + banner * (BANNER + b"=   PID 1\n")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     blocks = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert b"".join(without_banner(blocks)) == before
-    assert list(without_banner([b"a bar: ===", b"==\n"])) == [b"a bar: ===", b"==\n", b""], "not passed on immediately"
+    passed, banners = zip(*without_banner(blocks))
+    assert b"".join(passed) == before and banners[-1] == text[len(before):]
+    passed, _ = zip(*without_banner([b"a bar: ===", b"==\n"]))
+    assert passed == (b"a bar: ===", b"==\n", b""), "not passed on immediately"
 
 
 def test_a_signal_that_ends_a_job_is_for_the_main_thread():

@@ -34,8 +34,10 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from mpi_impl.launch import begin
 from mpi_impl.launch.lifelines import lifeline
 from mpi_impl.launch.megatron_options import advice
+from mpi_impl.runtime import interrupt
 from mpi_impl.runtime.mpis import implementation
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
                                                keep_freed_memory, launched_rank_and_size)
@@ -50,9 +52,9 @@ SECONDS_TO_MEET = 300               # that a rank waits for the others while the
 LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of a message
 MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
 
-# Errors of files that the machine or a name causes, and no bug: full, over quota, failing, read-only, not permitted,
-# too long.
-MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG}
+# Errors of files that the machine or a name causes, and no bug: full, over quota, over `ulimit -f`, failing, read-only,
+# not permitted, too long.
+MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG}
 
 
 def run(main: Callable[[], object]) -> None:
@@ -94,6 +96,7 @@ def run_alone(main: Callable[[], object]) -> None:
     """Run the `main` of a program of one process, without MPI: a UserError ends it with its sentence and status 2."""
     os.environ["MPLBACKEND"] = "agg"
     try:
+        interrupt.ready()
         check_surroundings()
         try:
             main()
@@ -190,6 +193,7 @@ def end_all(words: str, status: int) -> NoReturn:
     from mpi_impl.comm import group, mpi_library
 
     say(words)
+    begin.claim(begin.FAILED, str(status or 1))
     if group.world().size > 1:
         time.sleep(0.2)  # a launcher may lose what was written just before
         mpi_library.abort(status or 1)
@@ -235,6 +239,8 @@ def end_together(error: BaseException, world) -> None:
         return
     if world.rank == speaker:
         say(last_words(error, f"rank {world.rank} of {world.size}" if is_bug(error) else ""))
+    if status:
+        begin.claim(begin.FAILED, str(status))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)       # srun sends it to the rest when one rank has failed
     sys.exit(status)
 
@@ -254,9 +260,7 @@ def is_bug(error: BaseException) -> bool:
 
 def exit_status(error: BaseException) -> int:
     """Return the status with which the job ends."""
-    if isinstance(error, SystemExit):  # Python's own rule: nothing is 0, a text is printed and means 1
-        return status_byte(error.code) if isinstance(error.code, int) else int(error.code is not None)
-    return 1 if is_bug(error) else 2
+    return 2 if isinstance(error, UserError) else begin.status_of(error)
 
 
 def status_byte(status: int) -> int:
@@ -282,8 +286,8 @@ def last_words(error: BaseException, where: str) -> str:
         if not error.filename and output_failure():
             return f"error: {where} cannot print: {error.strerror}. Send its output where there is room."
         file = f" with the file {error.filename}" if error.filename else ""
-        return (f"error: {where} failed{file}: {error.strerror}. Check its name, that there is room, and that you may "
-                "use it.")
+        return (f"error: {where} failed{file}: {error.strerror}. Check its name, that there is room, also by "
+                "`ulimit -f`, and that you may use it.")
     return f"{traceback.format_exc()}error: {where} failed with the traceback above; the job has been ended."
 
 

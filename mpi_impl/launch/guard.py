@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from mpi_impl.launch.entry import say
+from mpi_impl.runtime import interrupt
 from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_memory
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
@@ -53,6 +54,7 @@ def be_guard(work: Callable[[], object], parent: int) -> NoReturn:
     os.setsid()
     end_with_parent()
     allow_files()
+    interrupt.replace(signal.default_int_handler, interrupt.end)    # until `work` handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     if os.getppid() == parent:
         with leaving_nothing():
@@ -145,17 +147,25 @@ class Losses:
 
 class Stops:
     """A watch for processes of a job that a signal, such as SIGSTOP, has stopped: without others, nobody waits for them
-    with a limit.
+    with a limit, nor does anybody for those of the launcher.
     """
 
-    def __init__(self, launcher: int):
-        self.launcher, self.before, self.told = launcher, set[int](), set[int]()
+    def __init__(self, launcher: int, limit: float):
+        self.launcher, self.limit, self.told = launcher, limit, set[int]()
+        self.since = dict[int, float]()
 
     def found(self) -> list[int]:
-        """Return those that were stopped at the last look, too, and have not been returned since they were."""
-        now = stopped_below(self.launcher)
-        fresh = now & self.before - self.told
-        self.before, self.told = now, now & (self.told | fresh)
+        """Return those that were stopped at the last look, too, and have not been returned since they were.
+
+        Raises TimeoutError with one that has been stopped for longer than the limit.
+        """
+        now, before = time.monotonic(), self.since
+        self.since = {pid: before.get(pid, now) for pid in stopped_below(self.launcher)}
+        fresh = self.since.keys() & before.keys() - self.told
+        self.told = self.since.keys() & (self.told | fresh)
+        for pid, since in self.since.items():
+            if now - since > self.limit:
+                raise TimeoutError(pid)
         return sorted(fresh)
 
 

@@ -31,18 +31,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from mpi_impl.launch.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.launch import begin
+from mpi_impl.launch.batch import nodes_of_slurm, out_of_reach, suits_srun
+from mpi_impl.launch.entry import ASKED_SIZE, LAST_RESORT, ArgumentParser, say
 from mpi_impl.launch.guard import Losses, Stops, end_with_parent, leaving_nothing, wait
 from mpi_impl.launch.hostfile import SSH_OPTIONS, Host, check_reachable, fill_hosts, format_for, read_hosts
 from mpi_impl.launch.lifelines import Lifelines
 from mpi_impl.launch.output import Output, say_lost
+from mpi_impl.launch.reports import Reports
 from mpi_impl.launch.restarts import RESTARTS, run_with_restarts
+from mpi_impl.launch.status import explain
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
-from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, SHARED_MEMORY, implementation
+from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, MPICH, implementation
 from mpi_impl.runtime.openblas import kernel_settings
-from mpi_impl.runtime.rank_environment import (ON_TERMINAL, THREAD_VARIABLES, environment_count, shared_memory_error,
-                                               shared_memory_left, thread_settings)
+from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, ON_TERMINAL, THREAD_VARIABLES, thread_settings
 from reference.errors import UserError
 
 # Variables that ranks on another host need, too: Python's and our cache's paths, settings of a process, our own, and
@@ -50,12 +53,7 @@ from reference.errors import UserError
 TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|"
                      r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
 
-# The signals of which a rank dies without a message. A launcher's status is then the signal's number, or 128 more.
-DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
-          signal.SIGTERM)
-
-LAUNCHER_FAILED = 255  # the status of a launcher when something is wrong with itself
-LITTLE_SHARED = 16 << 20    # bytes: 8 ranks need more than 6 MiB to start
+RANK_VARIABLES = ",".join(rank for rank, _ in LAUNCHER_VARIABLES)
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 SECONDS_TO_LOOK = 2.0  # between two looks at the launcher's processes
 LONGEST = 366 * 86400  # seconds: a longer time limit is a mistake
@@ -80,12 +78,36 @@ def start(options: argparse.Namespace) -> None:
 def run_once(options: argparse.Namespace, vendor: str, began: float, ranks: int, hosts: Sequence[Host]) -> int:
     """Run the program on ranks of these hosts, or of this machine, to its end. Return its status; no process is left.
     """
-    program = ["-m", *options.module] if options.module else options.script
     hosts = fill_hosts(hosts, ranks, options.hostfile)
     environment = launch_environment(vendor, ranks, bool(hosts)) | {RESTARTS: str(options.max_restarts)}
     with leaving_nothing(), machinefile(vendor, hosts) as where:
         command = [*launcher(vendor, ranks, where), *(export_arguments(vendor, environment) if hosts else [])]
-        return supervise([*command, sys.executable, *program], environment, options.timeout, began)
+        return supervise([*command, *rank_command(options)], environment, options.timeout, began, limit_of(options))
+
+
+def rank_command(options: argparse.Namespace) -> list[str]:
+    """Return the command of a rank. A program of our own is started without the current folder on Python's path."""
+    if options.module and is_own(options):
+        return own_program(*options.module)
+    return [sys.executable, begin.__file__, RANK_VARIABLES, "user", *(
+        ["-m", *options.module] if options.module else options.script)]
+
+
+def limit_of(options: argparse.Namespace) -> float:
+    """Return for how many seconds a process of the job may be stopped: somewhat longer than ranks wait for others."""
+    words = " ".join(options.module or options.script)
+    given = re.search(r"--distributed-timeout-minutes[ =](\d*\.?\d+)", words)
+    return 60 * float(given[1] if given else 10 if options.module and is_own(options) else math.inf) + LAST_RESORT
+
+
+def is_own(options: argparse.Namespace) -> bool:
+    """Report whether the module is ours, whatever the current folder holds."""
+    return options.own or options.module[0].startswith("mpi_impl.")
+
+
+def own_program(module: str, *arguments: str) -> list[str]:
+    """Return the command of a rank that runs a module of ours."""
+    return [sys.executable, "-P", begin.__file__, RANK_VARIABLES, "own", "-m", module, *arguments]
 
 
 def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:
@@ -101,6 +123,7 @@ def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launc
 
 def add_launch_options(parser: argparse.ArgumentParser, ranks: int | None = None) -> None:
     """Add the launcher's own options. Without a default number of ranks, -n is required."""
+    parser.set_defaults(own=False)      # whether it starts a module of ours
     parser.add_argument("-n", type=int, default=ranks, required=ranks is None, metavar="RANKS",
                         help="how many ranks to start")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
@@ -118,7 +141,7 @@ def check_options(options: argparse.Namespace) -> None:
                         "most a year. Leave it out for no limit.")
     if options.max_restarts < 0:
         raise UserError(f"--max-restarts is {options.max_restarts}, but a job starts again 0 times or more.")
-    check_program(options.module, options.script)
+    check_program(options.module, options.script, options.module and is_own(options))
 
 
 def check_ranks(n: int, several_hosts: bool) -> None:
@@ -132,11 +155,11 @@ def check_ranks(n: int, several_hosts: bool) -> None:
                         "hosts of more in a file: --hostfile.")
 
 
-def check_program(module: list[str] | None, script: list[str]) -> None:
+def check_program(module: list[str] | None, script: list[str], own: bool) -> None:
     """Refuse a program that does not exist before the ranks start: each of them would report it in its own words."""
     if not module and not script:
         raise UserError("There is nothing to run. Name a script, or a module after -m.")
-    if module and not module_exists(module[0]):
+    if module and not module_exists(module[0], [] if own else [os.getcwd()]):
         raise UserError(f"There is no module {module[0]} to run. Check the name after -m, and start this in the folder "
                         "from which it can be imported.")
     if not module and not os.path.exists(script[0]):
@@ -145,11 +168,13 @@ def check_program(module: list[str] | None, script: list[str]) -> None:
         check_readable(script[0], LARGEST)
 
 
-def module_exists(name: str) -> bool:
-    """Report whether Python can find the module, without importing it or the packages above it."""
+def module_exists(name: str, folders: Sequence[str]) -> bool:
+    """Report whether Python can find the module, in these folders or where it looks for others, without importing it or
+    the packages above it.
+    """
     package, *submodules = name.split(".")
     try:
-        spec = importlib.util.find_spec(package)
+        spec = importlib.machinery.PathFinder.find_spec(package, folders) or importlib.util.find_spec(package)
     except ValueError:  # an empty name, and '__main__'
         return False
     for submodule in submodules:
@@ -182,18 +207,6 @@ def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
     if machines is None and suits_srun(ranks) and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
     return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
-
-
-def suits_srun(ranks: int) -> bool:
-    """Report whether these are ranks for srun: of a Slurm job on several nodes, or all of one on this node, which then
-    get the signals that Slurm sends. Inside a step, such as an interactive shell, another would wait for its end.
-    """
-    return nodes_of_slurm() > 1 or "SLURM_STEP_ID" not in os.environ and environment_count("SLURM_NTASKS", 0) == ranks
-
-
-def nodes_of_slurm() -> int:
-    """Return the number of nodes of this Slurm job; 1 outside of Slurm."""
-    return environment_count("SLURM_JOB_NUM_NODES", 1)
 
 
 @contextlib.contextmanager
@@ -250,6 +263,8 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
         settings |= mpi.fill_hosts
     else:
         settings |= kernel_settings()
+        if out_of_reach(os.environ) and not any(name in os.environ for name in mpi.ssh_agents + mpi.host_files):
+            settings |= mpi.here
     settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
     if sys.stdout and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         settings[ON_TERMINAL] = "1"
@@ -259,21 +274,27 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
 
 
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None,
-              began: float | None = None) -> int:
+              began: float | None = None, limit: float = math.inf) -> int:
     """Run the command to its end, or to ours. Return its exit status, as a shell does. End this process where another
-    start could not help. The time limit counts from when the job `began`, or from now.
+    start could not help. The time limit counts from when the job `began`, or from now; the other `limit` is of
+    processes that have been stopped.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     lifelines = Lifelines() if os.path.basename(command[0]) == "srun" else None
-    process = subprocess.Popen(command, env=environment | (lifelines.settings if lifelines else {}),
-                               start_new_session=True, preexec_fn=end_with_parent, stdout=subprocess.PIPE)
+    reports = Reports()
+    told = reports.settings | (lifelines.settings if lifelines else {})
+    process = subprocess.Popen(command, env=environment | told, start_new_session=True, preexec_fn=end_with_parent,
+                               stdout=subprocess.PIPE)
     output = Output(process)
     output.start()
     try:
-        status = outcome(process, (began or time.monotonic()) + (timeout or math.inf), lifelines)
+        status = outcome(process, (began or time.monotonic()) + (timeout or math.inf), limit, reports,
+                         lifelines)
     except subprocess.TimeoutExpired:
+        places = reports.places()
         stop(process)
+        say(places and f"note: at the time limit, ranks were here:\n{places}")
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
         return 124
     except ChildProcessError:
@@ -287,46 +308,33 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: ranks on {error} have died without a word, and srun still waits for them, as it does when a node "
             "fails. The job has been ended; from its last checkpoint a run can resume on fewer nodes.")
         sys.exit(1)
+    except TimeoutError as error:
+        stop(process)
+        say(f"error: process {error} of the job has been stopped by a signal for longer than "
+            "--distributed-timeout-minutes allows, and the job has been ended.")
+        return 1
     except KeyboardInterrupt:
         stop(process)
         say("Interrupted.")
         return 130
     finally:
         stop(process)
-        failure = output.finish()
-    if failure:
-        say_lost(failure)
+        unprinted, failure = output.finish(), reports.close()
+    if unprinted:
+        say_lost(unprinted)
         sys.exit(1)
-    if status < 0:
-        say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
-        return 128 - status
-    if status == LAUNCHER_FAILED:
-        say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
-            "a rank dies (out of memory is a common cause), if one of its own processes dies, or if the program asked "
-            "for that status.")
-    if lifelines and status > 128:
-        say(f"error: srun ended with status {status}. Either a rank died by signal {status - 128}, or srun could not "
-            "start one, or ended all because one failed: its own lines above say which.")
-    elif status in DEATHS or status - 128 in DEATHS:
-        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}."
-            f"{shared_memory_hint()}")
-    return status
+    if failure is not None:     # a rank has said why
+        return failure
+    say(explain(status, command[0], output.banner, MPICH.mark in launcher_version(command[0])) if status else "")
+    return status if status >= 0 else 128 - status
 
 
-def shared_memory_hint() -> str:
-    """Return a sentence if ranks here cannot share memory, or find little of it: they die of it, by any signal."""
-    problem = shared_memory_error()
-    if not problem and (left := shared_memory_left()) < LITTLE_SHARED:
-        problem = f"only {left:,.0f} bytes are free"
-    return problem and (f" A likely cause is {os.path.dirname(SHARED_MEMORY)}, in which ranks share memory: {problem}. "
-                        f"`{typed('shardlab')} doctor` tells what to do.")
-
-
-def outcome(process: subprocess.Popen, deadline: float, lifelines: Lifelines | None = None) -> int:
-    """Wait for the launcher's exit status. Raises TimeoutExpired, ChildProcessError if it has lost a process, or
-    ConnectionError, with their names, if it has lost nodes.
+def outcome(process: subprocess.Popen, deadline: float, limit: float, reports: Reports,
+            lifelines: Lifelines | None) -> int:
+    """Wait for the launcher's exit status. Raises TimeoutExpired, ChildProcessError if it has lost a process,
+    ConnectionError, with their names, if it has lost nodes, or TimeoutError, with a process that has been stopped.
     """
-    losses, stops = Losses(process.pid), Stops(process.pid)
+    losses, stops = Losses(process.pid), Stops(process.pid, limit)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
@@ -338,24 +346,12 @@ def outcome(process: subprocess.Popen, deadline: float, lifelines: Lifelines | N
             lifelines.accept()
             if lifelines.lost:
                 raise ConnectionError(" and ".join(lifelines.lost))
+        if (reports.folder / begin.SAID).exists():      # by a rank that MPI, if it has started, ends with the others
+            stop(process)
+        say(reports.waits())
         for pid in stops.found():
             say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
                 f"with `kill -CONT {pid}`, or end the job.")
-
-
-def describe_signal(number: int) -> str:
-    """Describe a signal and what it usually means, for the end of a sentence."""
-    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    hint = {
-        "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
-        "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
-        # 6, 7 and 14 become 15 when a launcher mixes in the 9 of the ranks that it then kills.
-        "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
-                   "came up or ended), which a launcher may report as this",
-        "SIGALRM": "; it waited too long for others while the job came up or ended",
-        "SIGBUS": "; a full disk or shared memory, or a file that is truncated or cannot be read, is a common cause",
-    }.get(name, "")
-    return f"signal {number} ({name}){hint}"
 
 
 def stop(process: subprocess.Popen) -> None:

@@ -20,6 +20,7 @@ class Output(threading.Thread):
         super().__init__(daemon=True)
         self.launcher = launcher
         self.failure: OSError | None = None
+        self.banner = b""
 
     def start(self) -> None:
         """Start with the signals that end a job blocked: they are for the main thread, which blocks them at times."""
@@ -31,7 +32,7 @@ class Output(threading.Thread):
         assert self.launcher.stdout is not None
         blocks = iter(partial(os.read, self.launcher.stdout.fileno(), 1 << 16), b"")
         try:
-            for block in without_banner(blocks):
+            for block, self.banner in without_banner(blocks):
                 while block:
                     block = block[os.write(1, block):]
         except OSError as error:
@@ -53,18 +54,21 @@ def say_lost(failure: OSError) -> None:
             "output where there is room.")
 
 
-def without_banner(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the output before the banner, without delay. Only what may begin the banner is held back."""
-    held, ended = b"", False
+def without_banner(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the output before the banner, without delay, and what has come of the banner itself.
+
+    Only what may begin the banner is held back.
+    """
+    held = banner = b""
     for block in blocks:
-        if ended:
-            continue        # read on, so that the launcher can end
-        text, found, _ = (held + block).partition(BANNER)
-        ended = bool(found)
-        keep = len(text) if ended else len(text) - len(beginning(text))
-        yield text[:keep]
-        held = text[keep:]
-    yield held
+        if banner:
+            banner += block     # read on, so that the launcher can end
+            continue
+        text, banner, rest = (held + block).partition(BANNER)
+        keep = len(text) if banner else len(text) - len(beginning(text))
+        yield text[:keep], banner
+        held, banner = text[keep:], banner + rest
+    yield held, banner
 
 
 def beginning(text: bytes) -> bytes:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from mpi_impl.launch.launcher import launch_environment, launcher, mpi_vendor, stop
+from mpi_impl.launch.launcher import launch_environment, launcher, mpi_vendor, own_program, stop
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
 START_LIMIT = 60.0      # seconds within which all ranks must be up
@@ -36,6 +36,7 @@ class RankFailure(Exception):
     """A run in which not every rank returned. The message tells of each rank that did not."""
 
     answers: "list[Answer]"     # of all ranks, in rank order
+    output: str                 # what their processes wrote past Python, as MPI does when it ends them
 
 
 class Interrupted(KeyboardInterrupt):
@@ -277,21 +278,18 @@ def folder_for_socket() -> tempfile.TemporaryDirectory:
 def start(size: int, program: str, address: str, log) -> subprocess.Popen:
     """Start the launcher in a session of its own: only the caller gets a Ctrl-C, and then ends the ranks."""
     vendor = mpi_vendor()
-    command = [*launcher(vendor, size), sys.executable, "-m", program, address]
-    environment = launch_environment(vendor, size)
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+    return subprocess.Popen([*launcher(vendor, size), *own_program(program, address)],
+                            env=launch_environment(vendor, size), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                             start_new_session=True)
 
 
 def failure(title: str, answers: list[Answer], output: str, timeout: float) -> RankFailure:
     """Return the exception that describes what every rank did."""
-    lines = [f"{title} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s.\n", *stories(answers)]
-    if output:
-        lines.append(f"\n--- written by the processes themselves\n{output}")
+    lines = [f"{title} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s.\n",
+             *stories(answers, output)]
     kind = RankAssertion if any(answer.assertion for answer in answers) else RankFailure
     error = kind("".join(line if line.endswith("\n") else line + "\n" for line in lines))
-    error.answers = answers
+    error.answers, error.output = answers, output
     return error
 
 
@@ -303,8 +301,11 @@ def interrupted(answers: list[Answer], head: str = "", tail: str = "") -> Interr
     return error
 
 
-def stories(answers: list[Answer], unfinished: str = "stuck") -> list[str]:
-    """Describe the outcome of each rank that did not return, or that printed. Ranks with the same story share it."""
+def stories(answers: list[Answer], output: str = "", unfinished: str = "stuck") -> list[str]:
+    """Describe the outcome of each rank that did not return, or that printed. Ranks with the same story share it.
+
+    The output that bypassed Python comes last.
+    """
     groups: dict[tuple[str, str, str], list[int]] = {}
     for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
         for rank, answer in enumerate(answers):
@@ -316,7 +317,7 @@ def stories(answers: list[Answer], unfinished: str = "stuck") -> list[str]:
         lines.append(f"\n--- {who}: {unfinished if what == 'stuck' else what}\n{detail}")
         if printed:
             lines.append(f"... and had printed:\n{printed}")
-    return lines
+    return lines + [f"\n--- written by the processes themselves\n{output}"] * bool(output)
 
 
 def title(function: Callable) -> str:

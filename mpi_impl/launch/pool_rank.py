@@ -52,7 +52,7 @@ def guard(connection: Connection, rank: int, lifeline: int) -> None:
 def how_it_ended(code: int) -> str:
     if code < 0:
         return f"Its process was killed by {signal.Signals(-code).name}.\n"
-    return f"Its process ended by itself, with exit status {code}.\n"
+    return f"Its process ended, by itself or by MPI, with exit status {code}.\n"
 
 
 class Rank:

@@ -71,7 +71,7 @@ class Ranks:
         try:
             return self.pool.run(n, function, *args, timeout=limit)
         except RankFailure as failure:
-            lines = [relative(line) for line in stories(failure.answers)]
+            lines = [relative(line) for line in stories(failure.answers, failure.output)]
             head = f"The cell failed on {n} rank{'s' * (n != 1)}, with a time limit of {limit:g} s.\n"
             raise CellFailed("".join([head, *lines, "" if self.pool.up else f"\n{GONE}"])) from None
         except Interrupted as interrupt:

@@ -17,9 +17,11 @@ class Implementation(NamedTuple):
     export: str = ""        # the option by which ranks on other hosts get a variable, where they don't get all
     settings: Mapping[str, str] = {}                        # variables for the launcher and its ranks
     fill_hosts: Mapping[str, str] = {}                      # by which all slots of a host are filled before the next
+    here: Mapping[str, str] = {}                            # by which no batch system is asked where ranks start
     yielding: Mapping[str, str] = {}                        # for ranks that have to share their cores
     ssh_options: tuple[str, ...] = ()                       # where the launcher looks for options of ssh,
     ssh_agents: tuple[str, ...] = ()                        # and where the user says how else hosts are reached
+    host_files: tuple[str, ...] = ()                        # where the user names a file of hosts
     rank_and_size: tuple[str, str] = "PMI_RANK", "PMI_SIZE"     # where the launcher tells a process these
     local_size: str = "MPI_LOCALNRANKS"                     # and the number of ranks on its machine
     not_inherited: tuple[str, ...] = ()     # variables of a process that has called MPI, which mislead its launchers
@@ -27,16 +29,18 @@ class Implementation(NamedTuple):
 
 MPICH = Implementation(
     "MPICH", "HYDRA",
+    here={"HYDRA_RMK": "user", "HYDRA_LAUNCHER": "fork"},
     yielding={"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"},
     ssh_options=("HYDRA_LAUNCHER_EXTRA_ARGS",),
-    ssh_agents=("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP"),
+    ssh_agents=("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP"), host_files=("HYDRA_HOST_FILE",),
 )
 INTEL_MPI = Implementation(
     "Intel MPI", "Intel(R) MPI", "impi-rt",
     settings={"I_MPI_PIN": "off"},          # else the first ranks of all jobs share the first core
+    here={"I_MPI_HYDRA_RMK": "user", "I_MPI_HYDRA_BOOTSTRAP": "fork"},
     yielding={"I_MPI_THREAD_YIELD": "3"},   # to sleep while it waits is ten times as fast as to spin, or to yield
     ssh_options=("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",),
-    ssh_agents=("I_MPI_HYDRA_BOOTSTRAP",),
+    ssh_agents=("I_MPI_HYDRA_BOOTSTRAP",), host_files=("I_MPI_HYDRA_HOST_FILE",),
 )
 OPEN_MPI = Implementation(
     "Open MPI", "Open MPI", "openmpi", srun="pmix", slots=" slots=", export="-x",
@@ -51,8 +55,13 @@ OPEN_MPI = Implementation(
         "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
     },
+    here={      # version 5, and version 4
+        "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine", "PRTE_MCA_plm": "ssh",
+        "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine,alps", "OMPI_MCA_plm": "isolated",
+    },
     ssh_options=("PRTE_MCA_plm_ssh_args", "OMPI_MCA_plm_rsh_args"),
     ssh_agents=("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"),
+    host_files=("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
     rank_and_size=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
     not_inherited=("OMPI_MCA_ess",),            # with it, mpiexec of version 4 ends without a message
 )

@@ -1,0 +1,132 @@
+"""The start of a rank, which the launcher calls by this file's path: `python begin.py VARIABLES own|user PROGRAM ...`.
+
+PROGRAM is `-m MODULE` or a script, then its options; one of VARIABLES holds the rank. A program of our own is found
+where this file is, whatever the current folder holds. A user's program finds what Python would let it find, and nothing
+of ours is imported before it: a `random.py` or a `reference/` next to it is its own.
+
+MPI's shutdown lets a rank that fails wait for the others, and them for it. So here a user's rank that raises, or that
+leaves by sys.exit while others are at work, ends the job. Each rank reports to the launcher (reports.py) where it is,
+and that it has ended.
+"""
+import faulthandler
+import os
+import runpy
+import sys
+import time
+import types
+from contextlib import suppress
+from glob import glob
+
+REPORTS = "SHARDLAB_REPORTS"    # where the launcher tells ranks the folder of their reports
+FAILED, SAID = "failed", "said"     # files there: the status of the first rank that failed; and once one has said why
+SECONDS_TO_REPORT = 2           # from one stack to the next
+PATIENCE = 1.0                  # seconds: ranks that leave together come to their end within this time
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def main() -> None:
+    variables, whose, *words = sys.argv[1:]
+    rank = next((os.environ[name] for name in variables.split(",") if name in os.environ), "0")
+    with suppress(KeyError, OSError):   # it is for a pool, or on another machine
+        report = open(os.path.join(os.environ[REPORTS], rank), "ab", 0)     # noqa: SIM115  for this process's life
+        faulthandler.dump_traceback_later(SECONDS_TO_REPORT, repeat=True, file=report)
+    if whose == "own":
+        if ROOT not in sys.path:
+            sys.path.insert(0, ROOT)
+        run(words)
+    else:
+        if not sys.flags.safe_path:
+            del sys.path[0]     # the folder of this file
+        run_watched(words, rank, os.environ["SHARDLAB_WORLD_SIZE"])
+
+
+def run(words: list[str]) -> None:
+    """Run `-m MODULE ...`, or a script, as Python does, in a `__main__` of its own."""
+    script = words[0] != "-m"
+    sys.argv[:] = words if script else words[1:]
+    path = os.path.abspath(words[0])
+    if not sys.flags.safe_path and not os.path.isdir(path):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)) if script else os.getcwd())
+    if not script:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif not path.endswith(".py"):      # a folder or an archive, perhaps
+        runpy.run_path(path, run_name="__main__")
+    else:
+        program = sys.modules["__main__"] = types.ModuleType("__main__")
+        program.__file__ = path
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, program.__dict__)
+
+
+def run_watched(words: list[str], rank: str, size: str) -> None:
+    """Run a user's program. If it fails, end all ranks, with one message."""
+    process = os.getpid()
+    try:
+        run(words)
+        claim(f"{rank}.end")
+    except BaseException as error:
+        if os.getpid() != process:      # a child of the rank
+            raise
+        claim(f"{rank}.end")
+        left, status = isinstance(error, SystemExit), status_of(error)
+        if status == 0:
+            raise
+        claim(FAILED, str(status))
+        if left and all_left(int(size)):
+            raise
+        if claim(SAID):
+            explain(error, f"error: rank {rank} of {size}", left)
+            end_others(status)
+        sys.exit(status)
+
+
+def explain(error: BaseException, who: str, left: bool) -> None:
+    """Print how a rank has failed: a text of sys.exit or a traceback that begins in the program, and a sentence."""
+    code, trace = getattr(error, "code", None), error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    if not left:
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        print(f"{who} failed with the traceback above; the job has been ended.", file=sys.stderr)
+    else:
+        print(f"{who} left the program by sys.exit({code!r}) while other ranks were at work.", file=sys.stderr)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the exit status that Python gives to an uncaught error, but no failure the status 0."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code % 256 or int(code != 0) if isinstance(code, int) else int(code is not None)
+
+
+def end_others(status: int) -> None:
+    """End all ranks by MPI if it has started; else the launcher does."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    sys.stdout.flush()
+    time.sleep(0.2)     # a launcher may lose what was written just before
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(status)
+
+
+def all_left(size: int) -> bool:
+    """Report whether every rank of this machine has ended, or does so in a moment."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := len(glob(os.path.join(os.environ.get(REPORTS, ""), "*.end"))) >= size) < (
+            time.monotonic() < deadline):
+        time.sleep(0.02)
+    return left or size == 1
+
+
+def claim(name: str, text: str = "") -> bool:
+    """Write a file for the launcher, and report whether no other rank of this machine had done so."""
+    with suppress(KeyError, OSError):
+        try:
+            with open(os.path.join(os.environ[REPORTS], name), "x") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
