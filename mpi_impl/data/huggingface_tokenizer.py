@@ -24,7 +24,8 @@ WHOLE, SETTINGS, GENERATION, CONFIG = "tokenizer.json", "tokenizer_config.json",
 SPECIAL_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # Fields of generation_config.json that are followed, or do not change a text.
-NEUTRAL = {*TOKEN_IDS, "_from_model_config", "transformers_version", "max_length", "max_new_tokens", "do_sample"}
+NEUTRAL = {*TOKEN_IDS, "_from_model_config", "transformers_version", "max_length", "max_new_tokens", "do_sample",
+           "use_cache", "cache_implementation", "output_attentions", "output_hidden_states", "output_scores"}
 FOREIGN = re.compile(r"\.model(\.v\d+)?$|\.tiktoken$|\btekken\.json$")     # files of SentencePiece and tiktoken
 RESAVE = "Let transformers write that file: AutoTokenizer.from_pretrained({0!r}).save_pretrained({0!r})."
 

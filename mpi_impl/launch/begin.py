@@ -5,13 +5,13 @@ where this file is, whatever the current folder holds. A user's program finds wh
 of ours is imported before it: a `random.py` or a `reference/` next to it is its own.
 
 MPI's shutdown lets a rank that fails wait for the others, and them for it. So here a user's rank that raises, or that
-leaves by sys.exit while others are at work, ends the job. Each rank reports to the launcher (reports.py) where it is,
-and that it has ended.
+leaves by sys.exit while others are at work, ends the job. Each of them reports to the launcher (reports.py) where it
+is, and that it has ended.
 """
-import faulthandler
 import os
 import runpy
 import sys
+import threading
 import time
 import types
 from contextlib import suppress
@@ -19,7 +19,7 @@ from glob import glob
 
 REPORTS = "SHARDLAB_REPORTS"    # where the launcher tells ranks the folder of their reports
 FAILED, SAID = "failed", "said"     # files there: the status of the first rank that failed; and once one has said why
-SECONDS_TO_REPORT = 2           # from one stack to the next
+SECONDS_TO_REPORT = 2           # from one look at where the rank is to the next
 PATIENCE = 1.0                  # seconds: ranks that leave together come to their end within this time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -27,9 +27,6 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def main() -> None:
     variables, whose, *words = sys.argv[1:]
     rank = next((os.environ[name] for name in variables.split(",") if name in os.environ), "0")
-    with suppress(KeyError, OSError):   # it is for a pool, or on another machine
-        report = open(os.path.join(os.environ[REPORTS], rank), "ab", 0)     # noqa: SIM115  for this process's life
-        faulthandler.dump_traceback_later(SECONDS_TO_REPORT, repeat=True, file=report)
     if whose == "own":
         if ROOT not in sys.path:
             sys.path.insert(0, ROOT)
@@ -37,6 +34,8 @@ def main() -> None:
     else:
         if not sys.flags.safe_path:
             del sys.path[0]     # the folder of this file
+        claim(rank)
+        threading.Thread(target=report_places, args=(rank, threading.get_ident()), daemon=True).start()
         run_watched(words, rank, os.environ["SHARDLAB_WORLD_SIZE"])
 
 
@@ -57,6 +56,28 @@ def run(words: list[str]) -> None:
         with open(path, "rb") as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, program.__dict__)
+
+
+def report_places(rank: str, thread: int) -> None:
+    """Write, every other second, where a thread is, and how many looks in a row have found it there.
+
+    mpi4py waits without the interpreter's lock. (The thread of Python's faulthandler does not ask for that lock, and
+    may crash where it meets a stack that changes.)
+    """
+    before, looks = None, 0
+    with suppress(KeyError, OSError):   # the rank is on another machine, or the job has ended
+        path = os.path.join(os.environ[REPORTS], rank)
+        while True:
+            time.sleep(SECONDS_TO_REPORT)
+            stack, frame = [], sys._current_frames()[thread]
+            while frame:
+                stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+                frame = frame.f_back
+            looks = looks + 1 if stack == before else 1
+            before = stack
+            with open(f"{path}.new", "w", encoding="utf-8", errors="replace") as file:
+                file.write("\n".join(map(str, (looks, *stack[0]))))
+            os.replace(f"{path}.new", path)
 
 
 def run_watched(words: list[str], rank: str, size: str) -> None:

@@ -1,27 +1,42 @@
-"""What ranks on the launcher's machine report: where they are, and whether they have ended (begin.py writes it).
-
-Each rank has a file in a folder, into which Python's faulthandler writes its stack every other second, even while the
-rank waits in MPI.
-"""
+"""What ranks of a user's program on the launcher's machine report (begin.py writes it): where each is, and its end."""
 import linecache
 import os
 import re
 import shutil
 import tempfile
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.launch import begin
 
-FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-PACKAGE = os.path.join(begin.ROOT, "mpi_impl", "")
 LOOKS = 6               # that find the ranks at the same place, before they count as waiting
-MOST_REPORTED = 1 << 16     # bytes of stacks, after which a file begins again
+FRESH = 2.5 * begin.SECONDS_TO_REPORT   # seconds: a rank with an older report computes without Python, who knows where
 
 # The names by which mpi4py's methods wait for other ranks.
 WAITS_IN_MPI = re.compile(
     r"\.(barrier|s?send|recv|m?probe|sendrecv(_replace)?|bcast|(all)?reduce(_scatter(_block)?)?|(all)?gatherv?|scatterv?|"
     r"alltoall[vw]?|scan|exscan|wait(all|any|some)?|fence|split|split_type|dup|create(_group)?)\(", re.I)
+
+
+class Place(NamedTuple):
+    """A line at which a rank was found in so many looks in a row: 0 if nobody knows where it is."""
+
+    looks: int = 0
+    line: str = "not seen lately"
+
+    @classmethod
+    def read(cls, report: Path) -> "Place":
+        """Read a rank's report, unless it is an old one."""
+        looks, file, line, name = (report.read_text("utf-8").split("\n") + ["", "", "", ""])[:4]
+        if not looks or time.time() - report.stat().st_mtime > FRESH:
+            return cls()
+        return cls(int(looks), f"{file}, line {line} in {name}: {linecache.getline(file, int(line)).strip()}")
+
+    def waits(self) -> bool:
+        """Report whether the rank has been there for long, in a method by which mpi4py waits for other ranks."""
+        return self.looks >= LOOKS and bool(WAITS_IN_MPI.search(self.line))
 
 
 class Reports:
@@ -42,52 +57,27 @@ class Reports:
         shutil.rmtree(self.folder, ignore_errors=True)
         return status
 
-    def stacks(self) -> dict[int, list[str]]:
-        """Return the last stacks of each rank that is at work: of its main thread, the innermost frame first."""
-        stacks = {}
-        for path in sorted(self.folder.glob("*[0-9]")):
-            if not path.with_suffix(".end").exists():
-                dumps = path.read_text(errors="replace").split("Timeout (")[1:]
-                stacks[int(path.name)] = [dump.rpartition("first):\n")[2] for dump in dumps[-LOOKS:]]
-                if path.stat().st_size > MOST_REPORTED:
-                    os.truncate(path, 0)
-        return stacks
+    def at_work(self) -> dict[int, Place]:
+        """Return where each rank is that is at work."""
+        return {int(path.name): Place.read(path) for path in self.folder.glob("*[0-9]")
+                if not path.with_suffix(".end").exists()}
 
     def places(self) -> str:
-        """Describe where each rank was last seen; ranks at the same line share theirs."""
+        """Describe where each rank is; ranks at the same line share theirs."""
         together = {"it has ended": sorted(int(path.stem) for path in self.folder.glob("*.end"))}
-        for rank, stacks in sorted(self.stacks().items()):
-            together.setdefault(place(stacks), []).append(rank)
-        return "\n".join(f"  {listed(ranks)}: {where}" for where, ranks in together.items() if ranks)
+        for rank, place in sorted(self.at_work().items()):
+            together.setdefault(place.line, []).append(rank)
+        return "\n".join(f"  {listed(ranks)}: {line}" for line, ranks in together.items() if ranks)
 
     def waits(self) -> str:
-        """Return a note, once, if several looks found the ranks that are at work in the same calls of MPI.
+        """Return a note, once, if all ranks that are at work have long been in calls of MPI.
 
         They may wait for one another, or for a rank that has ended.
         """
-        stacks = self.stacks()
-        if self.told or not stacks or not all(map(stands_in_mpi, stacks.values())):
+        at_work = self.at_work()
+        if self.told or not at_work or not all(place.waits() for place in at_work.values()):
             return ""
         self.told = True
         return (f"note: {LOOKS} looks in {LOOKS * begin.SECONDS_TO_REPORT} seconds found ranks at the same places:\n"
                 f"{self.places()}\nIf they wait for one another, or for a rank that has ended, the job never ends: "
                 "Ctrl-C ends it, and --timeout SECONDS sets a limit.")
-
-
-def stands_in_mpi(stacks: list[str]) -> bool:
-    """Report whether these are as many as are needed, and alike, and their innermost line waits in mpi4py.
-
-    Our own programs, which begin in our package, have limits for their waits.
-    """
-    frames = FRAME.findall(stacks[-1]) if stacks and stacks.count(stacks[-1]) == LOOKS else []
-    theirs = [file for file, _, _ in frames if file != begin.__file__ and "runpy" not in file]
-    return bool(theirs) and not theirs[-1].startswith(PACKAGE) and bool(WAITS_IN_MPI.search(line_of(*frames[0])))
-
-
-def place(stacks: list[str]) -> str:
-    frames = FRAME.findall(stacks[-1]) if stacks else []
-    return "{}, line {} in {}: ".format(*frames[0]) + line_of(*frames[0]) if frames else "it has not been seen yet"
-
-
-def line_of(file: str, line: str, name: str) -> str:
-    return linecache.getline(file, int(line)).strip()
