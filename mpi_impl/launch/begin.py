@@ -69,7 +69,8 @@ def report_places(rank: str, thread: int) -> None:
         path = os.path.join(os.environ[REPORTS], rank)
         while True:
             time.sleep(SECONDS_TO_REPORT)
-            stack, frame = [], sys._current_frames()[thread]
+            stack: list[tuple] = []
+            frame: types.FrameType | None = sys._current_frames()[thread]
             while frame:
                 stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
                 frame = frame.f_back
