@@ -43,7 +43,7 @@ from mpi_impl.launch.restarts import RESTARTS, run_with_restarts
 from mpi_impl.launch.status import explain
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.files import LARGEST, check_readable
-from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, MPICH, implementation
+from mpi_impl.runtime.mpis import DEFAULT, LAUNCHER_NAMES, implementation, names_signals
 from mpi_impl.runtime.openblas import kernel_settings
 from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, ON_TERMINAL, THREAD_VARIABLES, thread_settings
 from reference.errors import UserError
@@ -325,7 +325,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         sys.exit(1)
     if failure is not None:     # a rank has said why
         return failure
-    say(explain(status, command[0], output.banner, MPICH.mark in launcher_version(command[0])) if status else "")
+    say(explain(status, command[0], output.banner, names_signals(launcher_version(command[0]))) if status else "")
     return status if status >= 0 else 128 - status
 
 

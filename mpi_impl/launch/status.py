@@ -1,7 +1,7 @@
 """A launcher's exit status, and what is known of a job by it.
 
-A rank that ends with status 9 and one that dies by signal 9 give the same. The launchers made from MPICH's Hydra print
-a banner if it was a signal (output.py), and ranks tell when they end the job themselves (reports.py).
+A rank that ends with status 9 and one that dies by signal 9 give the same. Most launchers print a banner if
+it was a signal (output.py), and ranks tell when they end the job themselves (reports.py).
 """
 import os
 import re

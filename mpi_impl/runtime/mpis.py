@@ -86,6 +86,11 @@ LAUNCHER_NAMES = "mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec
 SHARED_MEMORY = "/dev/shm/mpich_shm_"
 
 
+def names_signals(version: str) -> bool:
+    """Report whether a launcher, by its --version, prints a banner whenever a rank dies by a signal."""
+    return MPICH.mark in version
+
+
 def implementation(library: str) -> Implementation:
     """Return what is known of an MPI, by its name, or its name and version. Of one that is not, any launcher may do."""
     return next((mpi for mpi in KNOWN if library.startswith(mpi.name)), Implementation(library))

@@ -20,7 +20,7 @@ from mpi_impl.checkpoints.manifest import file_of, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.launch.launcher import LAUNCHER_FAILED
+from mpi_impl.launch.status import LAUNCHER_FAILED
 from mpi_impl.runtime.mpis import INTEL_MPI
 from mpi_impl.runtime.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
 from tests.deep import one_fast_of
