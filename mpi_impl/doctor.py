@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from mpi_impl.launch.begin import ROOT
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
-from mpi_impl.launch.launcher import launcher, mpi_vendor
+from mpi_impl.launch.launcher import launcher, mpi_vendor, own_job, own_program
 from mpi_impl.launch.status import shared_memory_here
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.mpis import DEFAULT, implementation
@@ -134,7 +135,8 @@ def ask(command: Sequence[str], seconds: float = SECONDS) -> Reply:
 
 def ask_python(function: Callable[[], None], seconds: float = SECONDS) -> Reply:
     """Call a function of this module in a Python of its own."""
-    return ask([sys.executable, "-c", f"from mpi_impl.doctor import {function.__name__} as ask; ask()"], seconds)
+    code = f"import sys; sys.path.insert(0, {ROOT!r}); from mpi_impl.doctor import {function.__name__} as ask; ask()"
+    return ask([sys.executable, "-P", "-c", code], seconds)
 
 
 def is_installed(module: str) -> bool:
@@ -218,22 +220,21 @@ def mpi_library() -> Fact:
 
 def two_ranks() -> Fact:
     """Start two ranks, and let them add up."""
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", str(SECONDS), "-m",
-               "mpi_impl.launch.first_sum"]
-    reply = ask(command, SECONDS + 10)
+    job = ["-n", "2", "--timeout", str(SECONDS), "-m", "mpi_impl.launch.first_sum"]
+    reply = ask(own_program("mpi_impl.launch", *job), SECONDS + 10)
     if reply.status == 0 and "1 + 2 = 3" in reply.text.splitlines():        # an MPI may complain, and work
         return Fact("ok", "Two ranks were started and added up 1 + 2 = 3.")
     wheel = implementation(ask_python(print_library).text).wheel
     return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
-                   f"All they said is shown by `{typed('python')} {' '.join(command[1:])}`. Where shared memory is "
-                   "small, as it is in a container (see below), give it more. Where a firewall keeps processes of one "
-                   f"machine apart, let them talk. Otherwise reinstall MPI: {PIP} --force-reinstall mpi4py {wheel}.")
+                   f"All they said is shown by `{typed('python')} -m mpi_impl.launch {' '.join(job)}`. Where shared "
+                   "memory is small, as it is in a container (see below), give it more. Where a firewall keeps "
+                   "processes of one machine apart, let them talk. Otherwise reinstall MPI: "
+                   f"{PIP} --force-reinstall mpi4py {wheel}.")
 
 
 def abilities() -> Fact:
     """Let two ranks try what Shardlab uses of MPI beyond messages and sums; each may crash them, or take forever."""
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.launch.trial"]
-    lacking = [name for name in ABILITIES if ask([*command, name]).status != 0]
+    lacking = [name for name in ABILITIES if ask(own_job(2, "mpi_impl.launch.trial", name)).status != 0]
     can = [name.replace("_", " ") for name in ABILITIES if name not in lacking]
     return Fact("no" if lacking else "ok",
                 f"They tried what else Shardlab uses of this MPI: {' and '.join(can) or 'nothing'} worked.",

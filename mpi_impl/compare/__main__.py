@@ -31,6 +31,7 @@ from mpi_impl.compare.differences import SHOWN, compare
 from mpi_impl.compare.recording import Recording, read
 from mpi_impl.compare.report import report
 from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.launcher import own_job
 from mpi_impl.runtime.files import check_writable, write_whole
 from reference.errors import UserError
 
@@ -87,8 +88,8 @@ def recording_of(name: str, run: str, until_compared: ExitStack) -> Recording:
     folder = until_compared.enter_context(TemporaryDirectory(prefix=f"recorded-{name}-"))
     print(f"running {name}: {run}", flush=True)
     ranks, options = ranks_and_options(name, run)
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), "-m", "mpi_impl.pretrain_gpt", *options,
-               "--record", folder, "--exit-interval", "2", "--eval-iters", "0"]      # two are recorded
+    command = own_job(ranks, "mpi_impl.pretrain_gpt", *options, "--record", folder, "--exit-interval", "2",
+                      "--eval-iters", "0")      # two are recorded
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
         raise UserError(f"Run {name} ended with status {done.returncode}, and has said:\n{done.stdout.strip()}")

@@ -18,6 +18,7 @@ from mpi_impl.checkpoints.manifest import MOST_BOXES, STATES
 from mpi_impl.comm.mpi_library import largest_tag as allowed_tag, library
 from mpi_impl.dry_run.matching import Matching
 from mpi_impl.dry_run.world import DryRun, kinds_of_ranks
+from mpi_impl.launch.begin import ROOT
 from mpi_impl.launch.guard import MOST_FILES
 from mpi_impl.launch.launcher import MOST
 from mpi_impl.parallel.pipeline import largest_tag
@@ -42,7 +43,8 @@ START = """
 import importlib, os, sys
 found = set()
 sys.addaudithook(lambda event, details: event == "open" and isinstance(details[0], str) and found.add(details[0]))
-importlib.import_module(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+importlib.import_module(sys.argv[2])
 if os.path.exists("/proc/self/maps"):
     found |= {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}
 sizes = [os.path.getsize(path) for path in found if os.path.isfile(path) and not path.startswith("/proc")]
@@ -105,8 +107,8 @@ def count_all(dry: DryRun, program: str) -> list[Count]:
 
 def files_to_start(program: str) -> tuple[int, int]:
     """Import a module in a process of its own; return the number of files that it has read, and their bytes."""
-    found = subprocess.run([sys.executable, "-c", START, program], capture_output=True, text=True, check=True)
-    files, size = map(int, found.stdout.split())
+    command = [sys.executable, "-P", "-c", START, ROOT, program]
+    files, size = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     return files, size
 
 

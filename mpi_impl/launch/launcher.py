@@ -106,8 +106,13 @@ def is_own(options: argparse.Namespace) -> bool:
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
-    """Return the command of a rank that runs a module of ours."""
+    """Return the command that runs a module of ours, as a rank or alone, whatever the current folder holds."""
     return [sys.executable, "-P", begin.__file__, RANK_VARIABLES, "own", "-m", module, *arguments]
+
+
+def own_job(ranks: int, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of ours on ranks."""
+    return own_program("mpi_impl.launch", "-n", str(ranks), "-m", module, *arguments)
 
 
 def parse_options(argv: Sequence[str] | None = None, prog: str = "mpi_impl.launch") -> argparse.Namespace:

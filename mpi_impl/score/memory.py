@@ -11,10 +11,10 @@ has your options, but neither your sizes nor your model.
 """
 import re
 import subprocess
-import sys
 
 from mpi_impl.dry_run.options import parse
 from mpi_impl.dry_run.world import DryRun, kinds_of_ranks
+from mpi_impl.launch.launcher import own_job
 from mpi_impl.score.entry import Entry
 from reference.config import option
 from reference.errors import UserError
@@ -55,8 +55,7 @@ def prove(words: list[str], sizes) -> None:
     for name, size in twin.items():
         if option(name) in given or not name.startswith(("num", "recompute")):
             words = [*words, option(name), str(size)]       # the last one counts
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(t * p * d), "-m", "mpi_impl.prove", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(own_job(t * p * d, "mpi_impl.prove", *words), capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         sentence = re.search("^error: .*", said, re.MULTILINE)      # some launchers add words of their own
