@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.bug_matrix.planted_bug import WINDOW, PlantedBug, sentence, short_text, smooth
-from benchmarks.bug_matrix.proofs import exact_theorem, float_theorem, prove, types
+from benchmarks.bug_matrix.proofs import exact_theorem, float_theorem, prove
 from benchmarks.bug_matrix.runs import SAVED_AFTER, Accounts
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.comm.ledger import Total
@@ -168,7 +168,6 @@ DETECTORS = (
     Detector("gradient norm", needs_a_run(gradient_norm), "it differs from that of the same run without the bug"),
     Detector("float theorem", float_theorem, "the theorem of the entry, in float64"),
     Detector("exact theorem", exact_theorem, "the same theorem on numbers of a prime field"),
-    Detector("types", types, "each array of a layer on t ranks has a type, and the types go together"),
     Detector("prove", needs_a_run(prove), "every tensor of two steps is the same formula as in one process"),
     Detector("verify", needs_a_run(verify), "`--verify`: the textbook trains beside the run"),
     Detector("compare", needs_a_run(compare), "every tensor is compared with a run on one rank"),

@@ -18,7 +18,7 @@ PAGE, PICTURE = ROOT / "docs" / "bug_zoo.md", ROOT / "docs" / "bug_zoo.png"
 NAMES = [detector.name for detector in DETECTORS]
 WATCHED = ("by itself", "loss curve", "gradient norm")      # what one sees without this project's tools
 PROOFS = ("exact theorem", "prove")
-LETTERS = dict(zip(NAMES, "ELGFXYPVCTSM", strict=True))
+LETTERS = dict(zip(NAMES, "ELGFXPVCTSM", strict=True))
 UNKNOWN = not_applicable("not judged yet")
 Results = Mapping[str, Mapping[str, Verdict]]
 
@@ -203,7 +203,7 @@ HEAD = """\
 # Who catches what: a zoo of bugs
 
 The [bug zoo](../tests/zoo) lists mistakes of parallel training: what a person did, why it looks right, who reported
-it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks twelve
+it, and the line that it changes. The *bug matrix* plants each one in this project's code, and asks eleven
 detectors whether they see it."""
 
 HOW = """\
@@ -220,9 +220,6 @@ that no training run calls, so only theorems apply to it.
   practice seldom has that number.
 - The *exact theorem* is the entry's theorem on [numbers without rounding](proof.md), where it is about formulas.
   `prove` is the program: it also sees batches and initial weights.
-- *Types* run a model's layers on one of t ranks, without numbers: each array has a type, as those with
-  [named axes](named_axes.md) have. They see what forgets or repeats a sum over t, and no wrong factor, place or
-  order. Most bugs are not in a layer, or are of another axis.
 - `--verify` compares the first three steps and `compare` the first two, or more where a loss scale is looked for.
 
 The results are in [`benchmarks/bug_matrix/results.json`](../benchmarks/bug_matrix/results.json), with what each

@@ -1,5 +1,4 @@
-"""The detectors that are proofs: the entry's theorem in float64 and on exact numbers, types, and `prove`."""
-import sys
+"""The detectors that are proofs: the entry's theorem in float64 and on exact numbers, and `prove`."""
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,10 +12,6 @@ from mpi_impl.programs.arguments import PretrainingSettings
 from mpi_impl.prove import proof
 from mpi_impl.prove.sizes import ProofSizes, shrink
 from reference.parallel.stages import schedule_of
-from tests.cases import Case
-from tests.planted import buggy_codes, planted_codes
-from tests.typed import TypeFault
-from tests.typed_layers import types_go_together
 from tests.zoo.entry import Theorem
 
 PROOFS = 3      # whether an exact norm is above its bound is as good as drawn by lot: most likely both are met
@@ -42,26 +37,6 @@ def check(bug: PlantedBug, theorem: Theorem) -> Verdict:
         return not_applicable(f"the theorem does not hold without the bug, either: {sentence(clean)}")
     found = bug.run(n, *call)
     return seen(sentence(found)) if isinstance(found, RankFailure) else silent("the theorem holds")
-
-
-def types(bug: PlantedBug) -> Verdict:
-    """Judge by the types of a model's arrays on tensor-parallel ranks, with the model and the layout of the entry."""
-    case = next((one for one in bug.entry.theorem.args if isinstance(one, Case)), None)
-    if case is None:
-        return not_applicable("the entry has no model")
-    codes, called = buggy_codes(bug.bug), []
-    wrong = set(codes.values())
-    sys.setprofile(lambda frame, event, _: called.append(True) if frame.f_code in wrong and not called else None)
-    try:
-        with planted_codes(bug.bug.module, codes):
-            types_go_together(case)
-    except TypeFault as fault:
-        return seen(short_text(str(fault)))
-    except TypeError as error:
-        return not_applicable(short_text(str(error)))
-    finally:
-        sys.setprofile(None)
-    return silent("all types go together") if called else not_applicable("no layer calls the function")
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------
