@@ -1,9 +1,7 @@
 """The benchmarks: profiles from measurements, and that what is measured can run."""
-import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -110,14 +108,3 @@ def test_a_layer_more_is_as_many_launches_and_bytes_as_the_page_says():
     assert f"A layer is {two.calls.total() - one.calls.total()} launches." in page
     gelu = [launches.count(work._replace(b=b)).bytes["our kernels", "activation.gelu"] for b in (1, 2)]
     assert gelu == [2 * 256 * (2 * 32 * b + 1) for b in (1, 2)]         # x and y in 16 bits, and the bias
-
-
-def test_what_a_type_checker_accepts_is_what_the_page_says():
-    """Without the checker's package it is said in a sentence that it is not installed."""
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "benchmarks/contenders/spmd_types_rules.py"], cwd=root, capture_output=True,
-                          text=True, timeout=120)
-    if find_spec("spmd_types") and find_spec("torch"):
-        assert done.returncode == 0 and done.stdout in (root / "docs" / "named_axes.md").read_text()
-    else:
-        assert done.returncode == 2 and "is not installed" in done.stderr and not done.stdout
