@@ -28,7 +28,7 @@ class ForkServer:
         self._control, self._replies = mine, mine.makefile("rb")
         environment = {"PATH": os.defpath, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
                        "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        self._process = subprocess.Popen([sys.executable, "-m", program, str(theirs.fileno())], env=environment,
+        self._process = subprocess.Popen([sys.executable, "-P", "-m", program, str(theirs.fileno())], env=environment,
                                          pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._log,
                                          stderr=self._log, start_new_session=True)     # Ctrl-C is for the grader
         theirs.close()
