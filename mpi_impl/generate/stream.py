@@ -55,7 +55,8 @@ class Stream:
         self.taken = len(certain)
         if certain == text and len(self.tokens) > 2 * RECENT:
             recent = self.tokens[-RECENT:]
-            if kept := self.tokenizer.decode(recent):       # the first token with a text is decoded in its own way
+            kept = self.tokenizer.decode(recent)
+            if kept and text.endswith(kept):    # they have a text, and do not begin within a character
                 self.tokens, self.taken = recent, len(kept)
         return certain[taken:]
 

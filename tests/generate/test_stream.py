@@ -78,6 +78,14 @@ def test_a_long_text_is_decoded_in_parts(kind):
         assert len(stream.tokens) <= 64
 
 
+@pytest.mark.parametrize("before", range(16))
+def test_a_text_is_not_forgotten_within_a_character(before):
+    """Tokens without a text follow it, so that the last ones that are kept may begin at any of its bytes."""
+    tokenizer = made("a model's byte level")
+    tokens = [*tokenizer.encode("a") * before, *tokenizer.encode("\U00010000" * 3), *[270] * 40]
+    assert text_after_each_token(tokenizer, tokens)[-1] == tokenizer.decode(tokens)
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(data=st.data())
 def test_a_stop_word_ends_a_text_which_does_not_contain_it(kind, data):
