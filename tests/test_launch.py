@@ -14,8 +14,10 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.launch.entry import LAST_RESORT
 from mpi_impl.launch.guard import ENDS, children
-from mpi_impl.launch.launcher import check_options, find_mpiexec, launch_environment, launcher, parse_options, supervise
+from mpi_impl.launch.launcher import (check_options, find_mpiexec, launch_environment, launcher, limit_of,
+                                      parse_options, supervise)
 from mpi_impl.launch.output import BANNER, Output, without_banner
 from mpi_impl.launch.status import LAUNCHER_FAILED
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
@@ -254,6 +256,13 @@ def test_the_time_limit_of_a_program_ends_a_job_that_is_stopped(family, monkeypa
         os.kill(victim, signal.SIGSTOP)
         assert f"process {victim} of the job has been stopped by a signal for longer" in job.communicate(timeout=60)[1]
         assert job.returncode == 1
+
+
+def test_the_last_time_limit_of_a_command_line_counts():
+    words = ["-n", "2", "-m", "mpi_impl.pretrain_gpt"]
+    for minutes in ("1", "5"):
+        words += ["--distributed-timeout-minutes", minutes]
+    assert limit_of(parse_options(words)) == 5 * 60 + LAST_RESORT
 
 
 INTERRUPTED = """

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from mpi_impl.launch import begin
 from mpi_impl.launch.launcher import launch_environment
 from mpi_impl.runtime.mpis import MPICH
 from tests.deep import one_fast_of
@@ -28,12 +29,18 @@ def test_a_script_that_knows_nothing_of_us_ends_as_a_whole(tmp_path, when, end, 
 
 @pytest.mark.skipif(MPI != MPICH, reason="Others print no banner if a rank dies by a signal, or another one.")
 @pytest.mark.parametrize("end, signaled", [("os.kill(os.getpid(), 9)", True), ("os._exit(9)", False)])
-def test_a_status_is_no_signal(tmp_path, end, signaled):
+def test_a_status_is_not_reported_as_a_signal(tmp_path, end, signaled):
     script = tmp_path / "script.py"
     script.write_text(f"import os; from mpi4py import MPI; {end}")
     job = launch(2, script)
     assert job.returncode == 9 and ("died by signal 9" in job.stderr) == signaled
     assert ("with status 9, and no signal did" in job.stderr) != signaled
+
+
+def test_ends_of_ranks_are_seen_in_a_folder_with_brackets(tmp_path, monkeypatch):
+    (folder := tmp_path / "[reports]").mkdir()
+    monkeypatch.setenv(begin.REPORTS, str(folder))
+    assert all(begin.claim(f"{rank}.end") for rank in range(2)) and begin.all_left(2)
 
 
 SOON_NAMED = ("from mpi_impl.launch import entry, launcher, reports; reports.LOOKS = 2; "
@@ -71,7 +78,7 @@ def test_variables_of_a_batch_system_that_is_not_here_start_ranks_here(variables
     assert (job.returncode, job.stdout) == (0, "1 + 2 = 3\n")
 
 
-def test_what_a_user_or_a_batch_system_that_is_here_says_of_hosts_stands(tmp_path, monkeypatch):
+def test_hosts_of_a_user_or_of_a_reachable_batch_system_are_kept(tmp_path, monkeypatch):
     def settings():
         return launch_environment("MPICH", 2).get("HYDRA_RMK")
 

@@ -30,7 +30,7 @@ class HeldFolder(NamedTuple):
     file: TextIO
 
     def place(self) -> tuple[str, str]:
-        """Return the folder to save into now, and why the run must end then, in a sentence: "" if it is that of --save.
+        """Return the folder to save into now, and a sentence on why the run must then end: "" if --save still names it.
 
         Raises UserError if another run may have taken its place.
         """

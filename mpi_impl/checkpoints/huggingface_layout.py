@@ -77,14 +77,6 @@ def check_type(path: str, name: str, value, kind: type):
     return value
 
 
-def no_options(path: str, found: dict, config: dict) -> dict[str, Any]:
-    return {}
-
-
-def no_fields(model: ModelConfig) -> dict[str, Any]:
-    return {}
-
-
 class TransformersLayout(NamedTuple):
     """The layout of one kind of model in transformers."""
 
@@ -110,8 +102,8 @@ class TransformersLayout(NamedTuple):
     aliases: dict[str, str] = {}                                        # such a name -> that in `fields`,
     # and options that are not there in their own form,
     derived: dict[str, str] = {}                                        # each with the field that says it,
-    derive: Callable[[str, dict, dict], dict[str, Any]] = no_options    # of a file: its path, its content, `fields`,
-    write: Callable[[ModelConfig], dict[str, Any]] = no_fields          # and the fields for a model
+    derive: Callable[[str, dict, dict], dict[str, Any]] = lambda *file: {}  # of a file: its path, content and `fields`,
+    write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}       # and the fields for a model
     suits: Callable[[ModelConfig], bool] = lambda model: True           # whether its class admits the model's sizes
 
     def full_name(self, name: str) -> str:

@@ -2,7 +2,7 @@
 merges.txt, or BERT's vocab.txt.
 
 A GPT-2's vocab.json and merges.txt are preferred where tokenizer.json says the same: a run trains with Megatron's
-GPT2BPETokenizer then, to which no text is a special token.
+GPT2BPETokenizer then, for which no text is a special token.
 """
 import json
 import os

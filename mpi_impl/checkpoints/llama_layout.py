@@ -78,7 +78,7 @@ ROPE = {"rope_theta": 10_000.0, "rope_parameters": None, "rope_scaling": None, "
 def derive(defaults: dict[str, Any], path: str, found: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return the options of DERIVED. Raise UserError for attention or rope that is not built here.
 
-    `defaults` are the fields of this model_type, beside rope's. transformers ignores a field of another one, and so do
+    `defaults` are the fields of this model_type, next to rope's. transformers ignores a field of another one, and so do
     we: `use_sliding_window` switches off a Qwen's window, but not a Mistral's.
     """
     read = {name: None if (value := found.get(name, default)) is None else check_type(path, name, value, TYPES[name])
@@ -172,7 +172,7 @@ def llama_like(model_type: str, class_name: str, fields: dict[str, Any], fixed: 
 
 
 def is_a_llama(model: ModelConfig) -> bool:
-    """Report whether LlamaConfig's own checks let the model pass. A Mistral computes the same, and has none of them."""
+    """Report whether the model passes LlamaConfig's own checks. A Mistral computes the same, without these checks."""
     return model.hidden_size % model.num_attention_heads == 0 and model.init_method_std <= 1
 
 

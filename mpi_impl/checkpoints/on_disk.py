@@ -108,7 +108,7 @@ def publish(root: str, aside: str, manifest: Manifest) -> None:
 
 
 def finish(root: str) -> None:
-    """Replace the tracker in the place of a run that was killed when its checkpoint had just got its name."""
+    """Replace the tracker for a run that was killed just after its checkpoint had got its name."""
     pending = os.path.join(root, f"{TRACKER}.tmp")
     if os.path.isfile(pending) and not os.path.islink(pending):
         number = read_bytes(pending, 1000)

@@ -1,7 +1,8 @@
 """Agreement: the ranks of a group compare their calls, since MPI computes garbage from calls that do not fit together.
 
 Each call has a record of two texts: what must be the same on all ranks, and the same with its line and its reason.
-Records travel next to the arrays, past the ledger. A posted call's record is posted, too, and waited for first.
+Records travel next to the arrays, and are not in the ledger. The record of a posted call is posted, too, and waited for
+first.
 """
 import contextlib
 import os
@@ -31,25 +32,25 @@ def require_array(x) -> None:
     if isinstance(x, np.generic) or kind not in "biufc":
         form = f"an array of dtype {x.dtype}" if isinstance(x, np.ndarray) else f"of type {type(x).__name__}"
         raise UserError(f"{caller()} passes {str(x):.60}, which is {form}, to other ranks. They exchange arrays of "
-                        "numbers: pass np.array([1.0, 2.0]), say.")
+                        "numbers: pass np.array([1.0, 2.0]), for example.")
 
 
 def compare(group: "Group", call: str, reason: str, to: Sequence[int] | None = None,
             sources: Sequence[int] | None = None, tag: int | None = None) -> Request:
-    """Begin to tell the ranks `to` of a call, and to compare it with the calls of `sources`. None: all other ranks.
+    """Begin to send a call to the ranks `to`, and to compare it with the calls of `sources`; both: all other ranks.
 
-    The request, or this function, raises UserError if some of these calls differ. Records have the odd tags of MPI's,
-    before the stamps of virtual clocks; those of collectives have the last one.
+    The request, or this function, raises UserError if some of these calls differ. Records have MPI's odd tags, as the
+    later stamps of virtual clocks have; records of collectives have the last odd tag.
     """
     others, tag = [i for i in range(group.size) if i != group.rank], 1 + 2 * (group.largest_tag if tag is None else tag)
     mine = np.array([call.encode(), f"{caller()}: {call} for {reason!r}".encode()], TEXT).view(np.uint8)
     records = {i: np.empty_like(mine) for i in (others if sources is None else sources)}
     requests = [group.comm.Irecv(record, i, tag) for i, record in records.items()]
     requests += [group.comm.Isend(mine, i, tag) for i in (others if to is None else to)]
-    found = Request(lambda: MPI.Request.Testall(requests), lambda: MPI.Request.Waitall(requests),
-                    lambda: require_agreement(group, records | {group.rank: mine}))
-    found.done()        # now, if it can be: once arrays of other sizes are posted, too, an MPI may end the job itself
-    return found
+    request = Request(lambda: MPI.Request.Testall(requests), lambda: MPI.Request.Waitall(requests),
+                      lambda: require_agreement(group, records | {group.rank: mine}))
+    request.done()      # at once, if possible: an MPI may end the job itself when arrays of other sizes are posted, too
+    return request
 
 
 def caller() -> str:
@@ -78,4 +79,4 @@ def require_rows(group: "Group", sent: Sequence[int], received: Sequence[int]) -
     for i, j in np.argwhere(np.array(sends) != np.array(expects).T):
         raise UserError(f"all_to_all_rows in the {group.name} group does not fit: rank {group.ranks[i]} at {lines[i]} "
                         f"sends {sends[i][j]} rows to rank {group.ranks[j]}, which at {lines[j]} expects "
-                        f"{expects[j][i]}. What one rank sends is what the other must receive.")
+                        f"{expects[j][i]}. Each rank must receive as many rows as the other sends.")

@@ -162,7 +162,7 @@ class Group(ObjectGroup):
         Both belong to the call until the wait is over; `wait` returns out. All ranks post in the same order. With
         `sizes` rank i has sizes[i] elements, none or all of out included.
         """
-        assert_parts(out, x, sizes or [x.size] * self.size, self.rank)
+        self._check_parts(out, x, sizes)
         return self._post("all_gather", x, out, sizes, reason)
 
     def post_reduce_scatter(self, x, out, reason: str, sizes: Sequence[int] | None = None) -> Pending:
@@ -171,7 +171,7 @@ class Group(ObjectGroup):
         x must stay as it is until the wait is over, which returns out; out may be this rank's own part of x, which is
         the sum from then on. All ranks post in the same order. With `sizes` rank i gets sizes[i] elements.
         """
-        assert_parts(x, out, sizes or [out.size] * self.size, self.rank)
+        self._check_parts(x, out, sizes)
         return self._post("reduce_scatter", x, out, sizes, reason)
 
     def progress(self) -> None:
@@ -179,6 +179,14 @@ class Group(ObjectGroup):
         self.trace.clock.pause()        # it takes no time of its own
         make_progress()
         self.trace.clock.resume()
+
+    def _check_parts(self, whole, part, sizes) -> None:
+        """Assert that parts of these sizes, or as large as this one, make up the whole, and that this rank's fits."""
+        require_array(whole)
+        require_array(part)
+        sizes = sizes or [part.size] * self.size
+        assert part.size == sizes[self.rank] and whole.size == sum(sizes), (
+            f"{whole.size} elements are not {' + '.join(map(str, sizes))}, of which rank {self.rank} has {part.size}")
 
     def _post(self, operation, x, out, sizes, reason):
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
@@ -245,7 +253,7 @@ class Group(ObjectGroup):
         self.trace.clock.resume()
 
     def _compare(self, operation, x, reason, terms="", **peers) -> list[Request]:
-        """Begin to compare a call with those of its peers: of all other ranks, if none are given."""
+        """Begin to compare a call with the calls of its peers, by default all other ranks."""
         call = self.compares and f"{operation}({name_of(x.dtype)} {list(x.shape)}{terms})"
         return [compare(self, call, reason, **peers)] if call else []
 
@@ -258,12 +266,6 @@ class Group(ObjectGroup):
         """Return the clock, if ranks must tell one another what time it is; a rank alone need not."""
         clock = self.trace.clock
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
-
-
-def assert_parts(whole, part, sizes: Sequence[int], rank: int) -> None:
-    """Assert that parts of these sizes make up the whole, and that this rank's is one of them."""
-    assert part.size == sizes[rank] and whole.size == sum(sizes), (
-        f"{whole.size} elements are not {' + '.join(map(str, sizes))}, of which rank {rank} has {part.size}")
 
 
 def world(instruments: Instruments | None = None) -> Group:

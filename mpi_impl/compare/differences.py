@@ -11,6 +11,7 @@ the common part of all keys of a head: softmax ignores a constant added to all s
 it does not, and both are compared). It also ignores the bias of a choice, which is added to all answers' scores. And
 tensors that are computed with moved weights are compared less strictly.
 """
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from math import sqrt
 from typing import Any, NamedTuple, Protocol
@@ -63,6 +64,14 @@ class TensorKey(Protocol):
 
     @property
     def layer(self) -> int | None: ...
+
+
+class Scale(NamedTuple):
+    """The unit of a tensor's differences, and how many of it are allowed."""
+
+    unit: float
+    unit_is: str
+    allowed: float
 
 
 class TensorDifference(NamedTuple):
@@ -199,23 +208,28 @@ def largest_difference(key: Key, a: Recording, b: Recording) -> TensorDifference
     if expected is holders and len(holders) < 2:
         return None
     whole, there = assemble(expected, whole_shape([*holders, *expected]))
-    apart = [np.where(there[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
-    largest = float(abs(whole[there & np.isfinite(whole)]).max(initial=0))
-    allowed, rate = tolerance(key, a, b), a.about.optimizer.lr
+    largest, allowed, rate = magnitude(whole[there]), tolerance(key, a, b), a.about.optimizer.lr
     if is_moved_weight(key, a) and rate > 0:
-        sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
-        unit, unit_is = rate, "the learning rate"
         allowed += max(epsilon(key, recording) for recording in (a, b)) * largest / rate
-    else:
-        sizes = [float(one.max()) for one in apart]
-        unit, unit_is = largest, "the largest element"
+        return farthest(key, holders, expected, whole, there, Scale(rate, "the learning rate", allowed),
+                        lambda apart: sqrt(np.vdot(apart, apart) / whole.size))
+    return farthest(key, holders, expected, whole, there, Scale(largest, "the largest element", allowed))
+
+
+def farthest(key: TensorKey, holders: list[Holder], expected: list[Holder], whole: Any, counted: Any, scale: Scale,
+             size_of: Callable[[Any], float] = lambda apart: apart.max(initial=0)) -> TensorDifference:
+    """Return the largest difference of holders to the whole of the `expected` ones, among the elements that are
+    counted. `size_of` measures the differences of one holder.
+    """
+    apart = [np.where(counted[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
+    sizes = [float(size_of(one)) for one in apart]
     worst = int(np.argmax(sizes))
-    off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > allowed * unit]
+    off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > scale.allowed * scale.unit]
     inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
     at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed,
-                            at, whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
-                            (float(whole[at]), float(holders[worst].values[inside])))
+    right = next((one for one in expected if contains(one.box, at)), expected[0])
+    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], *scale, at,
+                            whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
 
 
 def keys_in(key: Key, recording: Recording) -> list[Key]:
@@ -230,6 +244,11 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     holders = [Holder(run, (part.rank,), part.box, significant_values(key, part, recording)) for part in parts]
     if key.name.endswith("attention.k") and recording.about.model.position_embedding_type != "rope":
         return without_common_part(holders) if holders else []
+    return summed(run, parts, holders)
+
+
+def summed(run: str, parts: Sequence[TensorPart], holders: list[Holder]) -> list[Holder]:
+    """Return the holders of a tensor's parts; for partial sums, all ranks as one."""
     if not any(part.summed for part in parts):
         return holders
     shape = whole_shape(holders)
@@ -272,6 +291,10 @@ def distance(x, y):
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):
         return np.where(same, 0, np.nan_to_num(abs(x - y), nan=np.inf, posinf=np.inf))
+
+
+def magnitude(x: Any) -> float:
+    return float(abs(x[np.isfinite(x)]).max(initial=0))
 
 
 def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:

@@ -1,6 +1,6 @@
 """A blend of data sets: one endless sequence of samples, taken from each in proportion to its weight, `0.3 A 0.7 B`.
 
-The order is that of Megatron's BlendedDataset, to the last sample. Of n samples so far, data set k with share w_k has
+The order is that of Megatron's BlendedDataset, to the last sample. After n samples, data set k with share w_k has
 given c_k. The next one comes from the data set that is furthest behind, the first of equals:
 
     argmax_k  w_k max(n, 1) - c_k       in float64, whose rounding decides between data sets that are equally far behind

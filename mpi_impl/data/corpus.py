@@ -1,6 +1,6 @@
 """The texts to learn from: a text file, a folder, JSON lines, or the source of Python's own standard library.
 
-How documents lie in a file is read from its beginning, since the tools that write them choose names of their own:
+The beginning of a file tells how it holds documents, since the tools that write them choose names of their own:
 
     {"text": "one"}                 JSON lines, as Megatron reads them and `WikiExtractor --json` writes them (wiki_00);
     {"text": "two"}                 a name such as a.jsonl says the same
@@ -8,8 +8,8 @@ How documents lie in a file is read from its beginning, since the tools that wri
     <doc id="1" ...> ... </doc>     WikiExtractor's articles
     anything else                   a text, which is one document
 
-A file that begins with another JSON object, or is named a.json and is not JSON, holds no documents: it would be learnt
-as it is spelled. A byte-order mark is not text.
+A file that begins with another JSON object, or is named a.json and is not JSON, holds no documents: a model would learn
+the JSON itself. A byte-order mark is not text.
 """
 import codecs
 import errno

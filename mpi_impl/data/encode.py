@@ -64,7 +64,7 @@ def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
 def splits_at_blanks(tokenizer: Tokenizer) -> bool:
     """Report whether no token, and nothing that changes a text before it is split, reaches over the end of a word.
 
-    So it is with GPT-2's pattern and with BERT's words, if no text becomes an added token; and with numbers.
+    This holds for GPT-2's pattern and BERT's words, if no text becomes an added token, and for numbers.
     """
     library = getattr(tokenizer, "library", None)
     return library is None or (

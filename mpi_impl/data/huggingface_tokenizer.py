@@ -15,10 +15,9 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer as Library, decoders, pre_tokenizers
 
-from mpi_impl.data.tokenizer import END_OF_DOCUMENT, LibraryTokenizer, check_file, panics_as_errors
+from mpi_impl.data.tokenizer import END_OF_DOCUMENT, LibraryTokenizer, check_file, refusing
 from mpi_impl.runtime.files import LARGEST, read_text
 from mpi_impl.runtime.formats import Object, read_json
-from reference.errors import UserError
 
 WHOLE, SETTINGS, GENERATION, CONFIG = "tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"
 SPECIAL_TOKENS, CHAT_TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -41,9 +40,9 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         Raises some exception, by Python or the library, for contents that do not fit.
         """
         self.content, self.beside = content, beside
-        config: Any = beside.get(CONFIG, beside)        # what version 0.2.0 saved has no files
+        config: Any = beside.get(CONFIG, beside)        # version 0.2.0 saved no files
         settings: Any = beside.get(SETTINGS, {})
-        if "added_tokens_decoder" not in settings:      # which has replaced the other file
+        if "added_tokens_decoder" not in settings:      # they have replaced the other file
             settings = settings | beside.get(SPECIAL_TOKENS, {})
         library = Library.from_str(json.dumps(content))
         if content["model"].get("dropout"):
@@ -75,13 +74,10 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         """Read a tokenizer.json, with the files next to it, or what `save` wrote. Raise UserError if that fails."""
         check_file("--tokenizer-model", str(path), "a tokenizer.json")
         content: Any = read_json(str(path), Object, LARGEST)
-        try:
-            with panics_as_errors():
-                return (cls(content["library"], content[cls.name]) if cls.name in content else
-                        cls(content, files_in(os.path.dirname(path))))
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"--tokenizer-model {path} is not a tokenizer.json whose {SETTINGS} names the token that "
-                            f"ends a document ({error}). Give the files as they are published.") from error
+        with refusing(f"--tokenizer-model {path} is not a tokenizer.json whose {SETTINGS} names the token that ends a "
+                      "document", "Give the files as they are published."):
+            return (cls(content["library"], content[cls.name]) if cls.name in content else
+                    cls(content, files_in(os.path.dirname(path))))
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file. Raise OSError if that fails."""
@@ -125,8 +121,8 @@ def special_tokens(settings: Any) -> list[str]:
 
 def files_in(folder: str) -> Object:
     """Return the contents of the files in a folder that belong to its tokenizer.json, by name."""
-    found: Any = {name: read_json(path, Object, LARGEST) for name in (SETTINGS, SPECIAL_TOKENS, GENERATION, CONFIG)
+    files: Any = {name: read_json(path, Object, LARGEST) for name in (SETTINGS, SPECIAL_TOKENS, GENERATION, CONFIG)
                   if os.path.isfile(path := os.path.join(folder, name))}
     if os.path.isfile(template := os.path.join(folder, CHAT_TEMPLATE)):
-        found[SETTINGS] = found.get(SETTINGS, {}) | {"chat_template": read_text(template)}
-    return found
+        files[SETTINGS] = files.get(SETTINGS, {}) | {"chat_template": read_text(template)}
+    return files

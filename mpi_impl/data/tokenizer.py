@@ -122,12 +122,9 @@ class TrainedTokenizer(LibraryTokenizer):
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
         text = read_text(str(path))
-        try:
-            with panics_as_errors():
-                return cls(Library.from_str(text))
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"{path} is not a tokenizer saved by this program as {cls.name} ({error}). Give another, "
-                            "or train it again.") from error
+        with refusing(f"{path} is not a tokenizer saved by this program as {cls.name}",
+                      "Give another, or train it again."):
+            return cls(Library.from_str(text))
 
     @classmethod
     def check_size(cls, vocab_size: int) -> None:
@@ -167,12 +164,9 @@ class GPT2BPETokenizer(LibraryTokenizer):
     def __init__(self, vocab_file: str, merge_file: str):
         for option, path in ("--vocab-file", vocab_file), ("--merge-file", merge_file):
             check_file(option, path, "GPT-2's file")
-        try:
-            with panics_as_errors():
-                bpe = byte_level(models.BPE.from_file(vocab_file, merge_file))
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"--vocab-file {vocab_file} and --merge-file {merge_file} are not GPT-2's vocab.json and "
-                            f"merges.txt ({error}). Give the pair as it is published.") from error
+        with refusing(f"--vocab-file {vocab_file} and --merge-file {merge_file} are not GPT-2's vocab.json and "
+                      "merges.txt", "Give the pair as it is published."):
+            bpe = byte_level(models.BPE.from_file(vocab_file, merge_file))
         if missing := {*BYTES, END_OF_DOCUMENT} - bpe.get_vocab().keys():
             raise UserError(f"--vocab-file {vocab_file} lacks {min(missing)!r}: GPT-2's vocabulary holds the "
                             f"{len(BYTES)} bytes and {END_OF_DOCUMENT}. Give the file as it is published.")
@@ -182,9 +176,6 @@ class GPT2BPETokenizer(LibraryTokenizer):
                             f"makes {min(missing)!r}, one of {len(missing):,} such tokens, and texts would get other "
                             "tokens. Give the pair as it is published.")
         super().__init__(bpe)
-
-
-BytePairTokenizer = ByteLevelBPETokenizer | GPT2BPETokenizer
 
 
 def byte_level(model: models.BPE) -> Library:
@@ -242,12 +233,8 @@ class WordPieceTokenizer(TrainedTokenizer):
     def from_vocab_file(cls, vocab_file: str) -> Self:
         """Read BERT's tokenizer from its vocab.txt, one token in each line. Raise UserError if that fails."""
         check_file("--vocab-file", vocab_file, "BERT's vocab.txt")
-        try:
-            with panics_as_errors():
-                return cls(word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"--vocab-file {vocab_file} is not a vocab.txt like BERT's ({error}). Give the file as it "
-                            "is published.") from error
+        with refusing(f"--vocab-file {vocab_file} is not a vocab.txt like BERT's", "Give the file as it is published."):
+            return cls(word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
 
 
 def word_piece(model: models.WordPiece, lower_case: bool) -> Library:
@@ -330,14 +317,16 @@ class NullTokenizer(Tokenizer):
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Turn a panic of the library, which is written in Rust, into a ValueError: as it comes, it is no Exception."""
+def refusing(problem: str, advice: str) -> Iterator[None]:
+    """Turn what the library raises into a UserError. It is written in Rust: a panic is not an Exception of Python."""
     try:
         yield
+    except Exception as error:      # the library raises nothing more specific
+        raise UserError(f"{problem} ({error}). {advice}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":        # which cannot be imported
             raise
-        raise ValueError(f"the library tokenizers failed: {error}") from error
+        raise UserError(f"{problem} (the library tokenizers failed: {error}). {advice}") from error
 
 
 def check_file(option: str, path: str, what: str) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_given
 from mpi_impl.plan import profiles
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, DeviceOptions, GPTPretrainingOptions,
-                                       GraphOptions, ReportOptions, StateOptions, TokenizerFileOptions)
+                                       GraphOptions, ReportOptions, StateOptions, TokenizerFileOptions, architecture_in)
 from mpi_impl.programs.presets import VOCABULARIES, VOCABULARY
 from mpi_impl.runtime.outputs import check_outputs
 from reference.config import option, require_positive
@@ -70,9 +69,7 @@ class DryRunRequest:
 
 def parse(argv: Sequence[str] | None) -> DryRunRequest:
     """Parse and check a command line. Raises UserError."""
-    first = ArgumentParser(prog="dry_run", add_help=False)
-    first.add_argument("--model", choices=tuple(KINDS), default="gpt")
-    architecture = first.parse_known_args(argv)[0].model
+    architecture = architecture_in("dry_run", argv)
     given = parse_given("dry_run", DESCRIPTION, KINDS[architecture], argv)
     settings = settings_of(given, KINDS[architecture], given["world_size"], architecture)
     a = settings.args

@@ -25,7 +25,6 @@ from mpi_impl.evaluate.sums import check_finite
 from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.inference.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, precision
 from mpi_impl.programs.divergence import DivergenceCheck
@@ -62,13 +61,10 @@ class FineTuning(Program):
             lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
         self.length = fine_tuning_length(args, self.samples["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
-        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
                                  self.microbatches, cudnn=self.has_cudnn)
-        in_memory = args.offload_folder is None and self.device.memory is None      # what is offloaded
-        forecast.check_one_rank(self.hosts, imagined, in_memory)
-        predicted = predict_pipeline(self.topology, imagined)
-        self.forecast = forecast.check_memory(self.hosts, imagined, predicted, in_memory)
+        self.hosts, _, self.forecast = forecast.checked_memory(self.topology, imagined, self.device,
+                                                               args.offload_folder)
         self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
                                           args.offload_folder), self.optimizer)
         self.pretrained.load(self.trainer)

@@ -21,8 +21,8 @@ class Panel(NamedTuple):
     xmax: float | None = None
 
 
-def draw_panels(path: str, panels: Sequence[Panel], title: str, ylabel: str, levels: Mapping[str, float] | None = None,
-                ylim: tuple[float | None, float | None] = (None, None)) -> None:
+def draw_panels(path: str, panels: Sequence[Panel], title: str, ylabel: str, levels: Mapping[str, float],
+                ylim: tuple[float | None, float | None]) -> None:
     """Draw panels side by side, with dotted lines at the levels."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
 
@@ -32,7 +32,7 @@ def draw_panels(path: str, panels: Sequence[Panel], title: str, ylabel: str, lev
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         for i, (name, (x, y)) in enumerate(panel.bands.items()):
             draw_band(axes, smooth(x), np.minimum(smooth(y), 2 * (ylim[1] or np.inf)), f"C{i}", name, bool(panel.log))
-        for name, level in (levels or {}).items():
+        for name, level in levels.items():
             axes.axhline(level, color="0.5", linestyle=":", linewidth=1)
             axes.text(1, level, name, color="0.4", ha="right", va="bottom", fontsize=9,
                       transform=axes.get_yaxis_transform())

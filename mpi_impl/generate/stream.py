@@ -1,4 +1,4 @@
-"""A text that is written as its tokens come, until one of them, or a word, ends it."""
+"""A writer of a text as its tokens come, until a token or a stop word ends it."""
 from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
@@ -11,8 +11,8 @@ RECENT = 16                               # tokens, at least, with which the nex
 class Stream:
     """A writer of the text of tokens.
 
-    All that it has written is the text of all its tokens as the tokenizer decodes them together, up to the first of
-    `stops` in what was generated. It writes each character as soon as no later token can change it: a token may end
+    It has written the text of all its tokens as the tokenizer decodes them together, up to the first of `stops` in the
+    generated part. It writes each character as soon as no later token can change it: a token may end
     within a character, and where characters fall back to bytes, one bad byte makes all those before it unreadable.
     """
 
@@ -63,8 +63,8 @@ class Stream:
     def pass_on(self, text: str) -> None:
         """Write generated text up to the stop word that ends first, or as far as none can begin in it."""
         text = self.held + text
-        found = [(place + len(stop), place) for stop in self.stops if (place := text.find(stop)) >= 0]
+        places = [(place + len(stop), place) for stop in self.stops if (place := text.find(stop)) >= 0]
         held = max(map(len, self.stops), default=1) - 1
-        end = min(found)[1] if found else max(0, len(text) - held)
+        end = min(places)[1] if places else max(0, len(text) - held)
         self.write(text[:end])
-        self.held, self.ended = text[end:], bool(found)
+        self.held, self.ended = text[end:], bool(places)

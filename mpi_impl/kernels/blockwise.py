@@ -127,17 +127,16 @@ def sum_of_group(x):
     return x if x.shape[2] == 1 else x.sum(2, keepdims=True)
 
 
-def attention_blocks(b, s, a, causal, lengths=None, room=None, each=1):
+def attention_blocks(b, s, a, causal, lengths, each):
     """Yield blocks of queries: slices of samples, heads and queries, and how many of the first keys they may see.
 
-    A block has at most `room` probabilities (by default, what fits the cache), or those of one head. It has whole
-    groups of `each` heads, or heads of one group.
+    A block has as many probabilities as fit the cache, or those of one head. It has whole groups of `each` heads, or
+    heads of one group.
     """
-    room = room or 2 * TILE
     for start in range(0, s, ROWS):
         end = min(start + ROWS, s)
         keys = end if causal else s
-        fit = whole_groups(max(1, room // ((end - start) * keys)), each)
+        fit = whole_groups(max(1, 2 * TILE // ((end - start) * keys)), each)
         for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
             samples = slice(i, i + max(1, fit // a))
             real = keys if lengths is None else min(keys, int(lengths[samples].max()))

@@ -1,11 +1,11 @@
-"""Batch systems: whether ranks are started by one, or here although its variables are set."""
+"""Batch systems: whether one starts the ranks, or its variables are set where it cannot be reached."""
 import os
 import shutil
 from collections.abc import Mapping
 
 from mpi_impl.runtime.rank_environment import environment_count
 
-# How their variables begin, the program by which a launcher starts ranks there, and what names a file of hosts.
+# The prefix of their variables, the program by which a launcher starts ranks, and the variable of a file of hosts.
 BATCH_SYSTEMS = (("SLURM_", "srun", ""), ("PBS_", "ssh", "PBS_NODEFILE"), ("LSB_", "blaunch", ""),
                  ("SGE_", "qrsh", "PE_HOSTFILE"), ("PE_HOSTFILE", "qrsh", "PE_HOSTFILE"),
                  ("COBALT_", "ssh", "COBALT_NODEFILE"), ("LOADL", "poe", "LOADL_HOSTFILE"))
@@ -24,8 +24,8 @@ def nodes_of_slurm() -> int:
 
 
 def out_of_reach(environment: Mapping[str, str]) -> bool:
-    """Report whether a batch system's variables are here, and its program or its file of hosts is not, as in a
-    container inside of a job. Launchers would wait for them.
+    """Report whether a batch system's variables are set, but its program or its file of hosts is missing, as in a
+    container inside a job. Launchers would wait for them.
     """
     systems = [system for system in BATCH_SYSTEMS if any(name.startswith(system[0]) for name in environment)]
     return bool(systems) and not any(

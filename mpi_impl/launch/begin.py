@@ -1,12 +1,12 @@
-"""The start of a rank, which the launcher calls by this file's path: `python begin.py VARIABLES own|user PROGRAM ...`.
+"""The program that starts a rank: `python begin.py VARIABLES own|user PROGRAM ...`.
 
-PROGRAM is `-m MODULE` or a script, then its options; one of VARIABLES holds the rank. A program of our own is found
-where this file is, whatever the current folder holds. A user's program finds what Python would let it find, and nothing
-of ours is imported before it: a `random.py` or a `reference/` next to it is its own.
+PROGRAM is `-m MODULE` or a script, followed by its options; one of VARIABLES holds the rank. Our own programs are
+imported from the clone of this file, whatever the current folder holds. A user's program imports what Python would
+import for it, and nothing of ours is imported before: a `random.py` or a `reference/` next to it is its own.
 
-MPI's shutdown lets a rank that fails wait for the others, and them for it. So here a user's rank that raises, or that
-leaves by sys.exit while others are at work, ends the job. Each of them reports to the launcher (reports.py) where it
-is, and that it has ended.
+In MPI's shutdown a rank that fails waits for the others, and they wait for it. So a user's rank that raises, or that
+leaves by sys.exit while others are at work, ends the job. Each rank reports to the launcher (reports.py) where it is,
+and that it has ended.
 """
 import os
 import runpy
@@ -15,12 +15,12 @@ import threading
 import time
 import types
 from contextlib import suppress
-from glob import glob
+from glob import escape, glob
 
 REPORTS = "SHARDLAB_REPORTS"    # where the launcher tells ranks the folder of their reports
-FAILED, SAID = "failed", "said"     # files there: the status of the first rank that failed; and once one has said why
-SECONDS_TO_REPORT = 2           # from one look at where the rank is to the next
-PATIENCE = 1.0                  # seconds: ranks that leave together come to their end within this time
+FAILED, SAID = "failed", "said"     # files there: the first failed rank's status; a rank has printed why it failed
+SECONDS_TO_REPORT = 2           # between two looks at where the rank is
+PATIENCE = 1.0                  # seconds within which ranks that leave together have all ended
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -59,10 +59,10 @@ def run(words: list[str]) -> None:
 
 
 def report_places(rank: str, thread: int) -> None:
-    """Write, every other second, where a thread is, and how many looks in a row have found it there.
+    """Write every two seconds where a thread is, and for how many looks in a row it has been there.
 
-    mpi4py waits without the interpreter's lock. (The thread of Python's faulthandler does not ask for that lock, and
-    may crash where it meets a stack that changes.)
+    mpi4py releases the interpreter's lock while it waits. (faulthandler's own thread does not take that lock, and may
+    crash on a stack that changes.)
     """
     before, looks = None, 0
     with suppress(KeyError, OSError):   # the rank is on another machine, or the job has ended
@@ -104,7 +104,7 @@ def run_watched(words: list[str], rank: str, size: str) -> None:
 
 
 def explain(error: BaseException, who: str, left: bool) -> None:
-    """Print how a rank has failed: a text of sys.exit or a traceback that begins in the program, and a sentence."""
+    """Print how a rank has failed: a sentence, after the traceback from the program on if the rank has raised."""
     code, trace = getattr(error, "code", None), error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
@@ -116,9 +116,14 @@ def explain(error: BaseException, who: str, left: bool) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the exit status that Python gives to an uncaught error, but no failure the status 0."""
+    """Return the exit status that Python gives to an uncaught error."""
     code = error.code if isinstance(error, SystemExit) else 1
-    return code % 256 or int(code != 0) if isinstance(code, int) else int(code is not None)
+    return status_byte(code) if isinstance(code, int) else int(code is not None)
+
+
+def status_byte(status: int) -> int:
+    """Return a status as the system keeps it, in a byte; but a failure such as 256 stays a failure."""
+    return status % 256 or int(status != 0)
 
 
 def end_others(status: int) -> None:
@@ -131,16 +136,15 @@ def end_others(status: int) -> None:
 
 
 def all_left(size: int) -> bool:
-    """Report whether every rank of this machine has ended, or does so in a moment."""
-    deadline = time.monotonic() + PATIENCE
-    while (left := len(glob(os.path.join(os.environ.get(REPORTS, ""), "*.end"))) >= size) < (
-            time.monotonic() < deadline):
+    """Report whether every rank of this machine has ended, or ends within PATIENCE."""
+    ends, deadline = os.path.join(escape(os.environ.get(REPORTS, "")), "*.end"), time.monotonic() + PATIENCE
+    while len(glob(ends)) < size and time.monotonic() < deadline:
         time.sleep(0.02)
-    return left or size == 1
+    return len(glob(ends)) >= size or size == 1
 
 
 def claim(name: str, text: str = "") -> bool:
-    """Write a file for the launcher, and report whether no other rank of this machine had done so."""
+    """Write a file for the launcher, and report whether this rank is the first of this machine to write it."""
     with suppress(KeyError, OSError):
         try:
             with open(os.path.join(os.environ[REPORTS], name), "x") as file:

@@ -163,7 +163,7 @@ def watch_os_exit(where: str) -> None:
 
     def os_exit(status: int) -> NoReturn:
         if os.getpid() == this_process:  # a child of it may leave like this
-            end_all(f"error: {where} left the program by os._exit({status}).", status_byte(status))
+            end_all(f"error: {where} left the program by os._exit({status}).", begin.status_byte(status))
         leave(status)
 
     os._exit = os_exit
@@ -238,7 +238,8 @@ def end_together(error: BaseException, world) -> None:
     except Exception:  # MPI itself has failed
         return
     if world.rank == speaker:
-        say(last_words(error, f"rank {world.rank} of {world.size}" if is_bug(error) else ""))
+        on_purpose = isinstance(error, UserError | SystemExit)
+        say(last_words(error, "" if on_purpose else f"rank {world.rank} of {world.size}"))
     if status:
         begin.claim(begin.FAILED, str(status))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)       # srun sends it to the rest when one rank has failed
@@ -253,19 +254,9 @@ def first_failure(status: int, world) -> int:
     return (world.size - int(world.all_reduce(failed, "the speaker at the end", op="max")[0])) % world.size
 
 
-def is_bug(error: BaseException) -> bool:
-    """Report whether an error is neither a UserError nor a SystemExit, by which a program ends on purpose."""
-    return not isinstance(error, UserError | SystemExit)
-
-
 def exit_status(error: BaseException) -> int:
     """Return the status with which the job ends."""
     return 2 if isinstance(error, UserError) else begin.status_of(error)
-
-
-def status_byte(status: int) -> int:
-    """Return a status as the system keeps it, in a byte; but a failure such as 256 stays a failure."""
-    return status % 256 or int(status != 0)
 
 
 def last_words(error: BaseException, where: str) -> str:

@@ -146,27 +146,25 @@ class Losses:
 
 
 class Stops:
-    """A watch for processes of a job that a signal, such as SIGSTOP, has stopped: without others, nobody waits for them
-    with a limit, nor does anybody for those of the launcher.
+    """A watch for processes of a job that a signal, such as SIGSTOP, has stopped. A single rank, or a process of the
+    launcher, is not waited for with a time limit by any other rank.
     """
 
-    def __init__(self, launcher: int, limit: float):
-        self.launcher, self.limit, self.told = launcher, limit, set[int]()
+    def __init__(self, launcher: int):
+        self.launcher, self.told = launcher, set[int]()
         self.since = dict[int, float]()
 
     def found(self) -> list[int]:
-        """Return those that were stopped at the last look, too, and have not been returned since they were.
-
-        Raises TimeoutError with one that has been stopped for longer than the limit.
-        """
+        """Return those that were stopped at the last look, too, and have not been returned since they were."""
         now, before = time.monotonic(), self.since
         self.since = {pid: before.get(pid, now) for pid in stopped_below(self.launcher)}
         fresh = self.since.keys() & before.keys() - self.told
         self.told = self.since.keys() & (self.told | fresh)
-        for pid, since in self.since.items():
-            if now - since > self.limit:
-                raise TimeoutError(pid)
         return sorted(fresh)
+
+    def longer_than(self, seconds: float) -> list[int]:
+        """Return those that had been stopped for longer at the last look."""
+        return [pid for pid, since in self.since.items() if time.monotonic() - since > seconds]
 
 
 def allow_files() -> None:

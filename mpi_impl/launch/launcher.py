@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mpi_impl.launch import begin
 from mpi_impl.launch.batch import nodes_of_slurm, out_of_reach, suits_srun
@@ -87,22 +88,22 @@ def run_once(options: argparse.Namespace, vendor: str, began: float, ranks: int,
 
 def rank_command(options: argparse.Namespace) -> list[str]:
     """Return the command of a rank. A program of our own is started without the current folder on Python's path."""
-    if options.module and is_own(options):
+    if is_own(options):
         return own_program(*options.module)
     return [sys.executable, begin.__file__, RANK_VARIABLES, "user", *(
         ["-m", *options.module] if options.module else options.script)]
 
 
 def limit_of(options: argparse.Namespace) -> float:
-    """Return for how many seconds a process of the job may be stopped: somewhat longer than ranks wait for others."""
+    """Return the seconds for which a process of the job may be stopped: a little longer than ranks wait for others."""
     words = " ".join(options.module or options.script)
-    given = re.search(r"--distributed-timeout-minutes[ =](\d*\.?\d+)", words)
-    return 60 * float(given[1] if given else 10 if options.module and is_own(options) else math.inf) + LAST_RESORT
+    minutes = [10 if is_own(options) else math.inf, *re.findall(r"--distributed-timeout-minutes[ =](\d*\.?\d+)", words)]
+    return 60 * float(minutes[-1]) + LAST_RESORT
 
 
 def is_own(options: argparse.Namespace) -> bool:
-    """Report whether the module is ours, whatever the current folder holds."""
-    return options.own or options.module[0].startswith("mpi_impl.")
+    """Report whether the program is a module of ours, whatever the current folder holds."""
+    return options.own or bool(options.module) and options.module[0].startswith("mpi_impl.")
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
@@ -146,7 +147,7 @@ def check_options(options: argparse.Namespace) -> None:
                         "most a year. Leave it out for no limit.")
     if options.max_restarts < 0:
         raise UserError(f"--max-restarts is {options.max_restarts}, but a job starts again 0 times or more.")
-    check_program(options.module, options.script, options.module and is_own(options))
+    check_program(options.module, options.script, is_own(options))
 
 
 def check_ranks(n: int, several_hosts: bool) -> None:
@@ -278,11 +279,19 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
     return {name: value for name, value in settings.items() if name not in mpi.not_inherited}
 
 
+class JobEnded(Exception):
+    """The end of a job by its launcher: the exit status, and why in a sentence."""
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None,
               began: float | None = None, limit: float = math.inf) -> int:
     """Run the command to its end, or to ours. Return its exit status, as a shell does. End this process where another
-    start could not help. The time limit counts from when the job `began`, or from now; the other `limit` is of
-    processes that have been stopped.
+    start could not help. The time limit counts from when the job `began`, or from now; `limit` is the time
+    for which a process may be stopped.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -294,30 +303,11 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     output = Output(process)
     output.start()
     try:
-        status = outcome(process, (began or time.monotonic()) + (timeout or math.inf), limit, reports,
-                         lifelines)
-    except subprocess.TimeoutExpired:
-        places = reports.places()
+        status = outcome(process, began or time.monotonic(), timeout or math.inf, limit, reports, lifelines)
+    except JobEnded as end:
         stop(process)
-        say(places and f"note: at the time limit, ranks were here:\n{places}")
-        say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
-        return 124
-    except ChildProcessError:
-        process.kill()      # it would not notice a request to stop, either
-        process.wait()
-        say(f"error: a process of the launcher {command[0]}, by which it starts ranks and watches over them, has died, "
-            "and the job has been ended.")
-        return 1
-    except ConnectionError as error:
-        stop(process)
-        say(f"error: ranks on {error} have died without a word, and srun still waits for them, as it does when a node "
-            "fails. The job has been ended; from its last checkpoint a run can resume on fewer nodes.")
-        sys.exit(1)
-    except TimeoutError as error:
-        stop(process)
-        say(f"error: process {error} of the job has been stopped by a signal for longer than "
-            "--distributed-timeout-minutes allows, and the job has been ended.")
-        return 1
+        say(f"error: {end}")
+        return end.status
     except KeyboardInterrupt:
         stop(process)
         say("Interrupted.")
@@ -334,29 +324,41 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     return status if status >= 0 else 128 - status
 
 
-def outcome(process: subprocess.Popen, deadline: float, limit: float, reports: Reports,
+def outcome(process: subprocess.Popen, began: float, timeout: float, limit: float, reports: Reports,
             lifelines: Lifelines | None) -> int:
-    """Wait for the launcher's exit status. Raises TimeoutExpired, ChildProcessError if it has lost a process,
-    ConnectionError, with their names, if it has lost nodes, or TimeoutError, with a process that has been stopped.
+    """Wait for the launcher's exit status. Raises JobEnded when the time is up, if the launcher has lost a process, or
+    if one of the job has been stopped for too long. If nodes have failed, end this process.
     """
-    losses, stops = Losses(process.pid), Stops(process.pid, limit)
+    losses, stops, deadline = Losses(process.pid), Stops(process.pid), began + timeout
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
-            raise subprocess.TimeoutExpired(process.args, deadline)
+            if places := reports.places():
+                say(f"note: at the time limit, ranks were here:\n{places}")
+            raise JobEnded(124, f"the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
         if losses.found():
-            raise ChildProcessError
+            process.kill()      # it would not notice a request to stop, either
+            command: Any = process.args
+            raise JobEnded(1, f"a process of the launcher {command[0]}, by which it starts ranks and watches over "
+                           "them, has died, and the job has been ended.")
         if lifelines:
             lifelines.accept()
             if lifelines.lost:
-                raise ConnectionError(" and ".join(lifelines.lost))
-        if (reports.folder / begin.SAID).exists():      # by a rank that MPI, if it has started, ends with the others
+                stop(process)
+                say(f"error: ranks on {' and '.join(lifelines.lost)} have died without a word, and srun still waits "
+                    "for them, as it does when a node fails. The job has been ended; from its last checkpoint a run "
+                    "can resume on fewer nodes.")
+                sys.exit(1)
+        if (reports.folder / begin.SAID).exists():      # by a rank; MPI, if it has started, ends it with the others
             stop(process)
         say(reports.waits())
         for pid in stops.found():
             say(f"note: process {pid} of the job has been stopped by a signal, and the job waits for it. Let it go on "
                 f"with `kill -CONT {pid}`, or end the job.")
+        for pid in stops.longer_than(limit):
+            raise JobEnded(1, f"process {pid} of the job has been stopped by a signal for longer than "
+                           "--distributed-timeout-minutes allows, and the job has been ended.")
 
 
 def stop(process: subprocess.Popen) -> None:

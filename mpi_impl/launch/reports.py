@@ -1,4 +1,4 @@
-"""What ranks of a user's program on the launcher's machine report (begin.py writes it): where each is, and its end."""
+"""Reports of a user's ranks on the launcher's machine, which begin.py writes: where each is, and that it has ended."""
 import linecache
 import os
 import re
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.launch import begin
 
-LOOKS = 6               # that find the ranks at the same place, before they count as waiting
-FRESH = 2.5 * begin.SECONDS_TO_REPORT   # seconds: a rank with an older report computes without Python, who knows where
+LOOKS = 6               # in a row at the same place, after which a rank counts as waiting
+FRESH = 2.5 * begin.SECONDS_TO_REPORT   # seconds: a rank with an older report computes outside of Python
 
 # The names by which mpi4py's methods wait for other ranks.
 WAITS_IN_MPI = re.compile(
@@ -21,7 +21,7 @@ WAITS_IN_MPI = re.compile(
 
 
 class Place(NamedTuple):
-    """A line at which a rank was found in so many looks in a row: 0 if nobody knows where it is."""
+    """The line of a program where a rank is, and for how many looks in a row: 0 if the line is not known."""
 
     looks: int = 0
     line: str = "not seen lately"
@@ -47,30 +47,30 @@ class Reports:
             self.folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
         except OSError:     # there is no room, so there are no reports
             self.folder = Path(os.devnull, "reports")
-        self.settings = {begin.REPORTS: str(self.folder)}   # from which ranks learn of it
+        self.settings = {begin.REPORTS: str(self.folder)}   # variables for the ranks
         self.told = False
 
     def close(self) -> int | None:
-        """Remove the folder. Return the status of the first rank that told of its failure, if any did."""
+        """Remove the folder. Return the status of the first rank that failed, if one has reported a failure."""
         failed = self.folder / begin.FAILED
         status = int(failed.read_text() or 1) if failed.exists() else None
         shutil.rmtree(self.folder, ignore_errors=True)
         return status
 
     def at_work(self) -> dict[int, Place]:
-        """Return where each rank is that is at work."""
+        """Return the place of each rank that has not ended."""
         return {int(path.name): Place.read(path) for path in self.folder.glob("*[0-9]")
                 if not path.with_suffix(".end").exists()}
 
     def places(self) -> str:
-        """Describe where each rank is; ranks at the same line share theirs."""
+        """Describe where each rank is, in one line for all ranks at the same place."""
         together = {"it has ended": sorted(int(path.stem) for path in self.folder.glob("*.end"))}
         for rank, place in sorted(self.at_work().items()):
             together.setdefault(place.line, []).append(rank)
         return "\n".join(f"  {listed(ranks)}: {line}" for line, ranks in together.items() if ranks)
 
     def waits(self) -> str:
-        """Return a note, once, if all ranks that are at work have long been in calls of MPI.
+        """Return a note, once, if all ranks that have not ended have long been in calls of MPI.
 
         They may wait for one another, or for a rank that has ended.
         """

@@ -1,7 +1,7 @@
-"""A launcher's exit status, and what is known of a job by it.
+"""The explanation of a launcher's exit status.
 
-A rank that ends with status 9 and one that dies by signal 9 give the same. Most launchers print a banner if
-it was a signal (output.py), and ranks tell when they end the job themselves (reports.py).
+A rank that exits with status 9 and a rank that dies by signal 9 lead to the same status. Most launchers print a banner
+after a signal (output.py), and ranks report when they end the job themselves (reports.py).
 """
 import os
 import re
@@ -12,19 +12,19 @@ from mpi_impl.runtime.mpis import SHARED_MEMORY
 from mpi_impl.runtime.rank_environment import shared_memory_error
 from mpi_impl.runtime.tables import bytes_of
 
-# The signals of which a rank dies without a message. A launcher's status is then the signal's number, or 128 more.
+# The signals that end a rank without a message. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
           signal.SIGTERM, signal.SIGXFSZ)
 
-LAUNCHER_FAILED = 255  # the status of a launcher when something is wrong with itself
+LAUNCHER_FAILED = 255  # the status of a launcher that fails itself
 ENOUGH_SHARED = 256 << 20   # bytes, for 8 ranks and more (ROOM in comm/transports/shared_memory.py)
-LARGEST_FILE = 64 << 20     # bytes that MPI's part of it may have, and more
+LARGEST_FILE = 64 << 20     # bytes: enough for MPI's part of it
 IN_BANNER = re.compile(rb"signal:? (\d+)", re.I)
 
 
 def explain(status: int, launcher: str, banner: bytes, tells: bool = False) -> str:
-    """Return a sentence on how the job has ended, or "" where the status was asked for. `tells` says that this launcher
-    prints a banner whenever a rank dies by a signal.
+    """Return a sentence on how the job has ended, or "" if the program asked for the status. `tells` says that this
+    launcher prints a banner whenever a rank dies by a signal.
     """
     if status < 0:
         return f"error: the job ended with its launcher {launcher}, which died by {describe_signal(-status)}."
@@ -66,17 +66,17 @@ def describe_signal(number: int) -> str:
 
 
 def shared_memory_hint() -> str:
-    """Return sentences if ranks here cannot share memory, or find little of it: they die of it, by any signal."""
+    """Return sentences if ranks here cannot share memory, or have little of it: ranks then die by various signals."""
     sentence, advice = shared_memory_here()
     return advice and f" This may be a cause: {sentence} {advice}"
 
 
 def shared_memory_here() -> tuple[str, str]:
-    """Describe the memory that ranks share in a sentence, and if it is little, say what to do in another one."""
+    """Return a sentence about the memory that ranks share, and advice if there is little of it."""
     folder, largest = os.path.dirname(SHARED_MEMORY), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < LARGEST_FILE:
-        return (f"Files may have at most {bytes_of(largest)} here (`ulimit -f`), and so may what ranks share in "
-                f"{folder}.", "Start this with a higher limit: `ulimit -f unlimited`.")
+        return (f"Files may have at most {bytes_of(largest)} here (`ulimit -f`), also those of shared memory "
+                f"in {folder}.", "Start this with a higher limit: `ulimit -f unlimited`.")
     if error := shared_memory_error():
         return (f"Ranks on this machine share memory in {folder}, but it cannot be written: {error}.",
                 f"Some MPIs cannot start without it. Make it: `mount -t tmpfs -o size=1g tmpfs {folder}`.")

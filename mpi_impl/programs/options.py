@@ -4,6 +4,7 @@ from typing import Any
 
 from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
+from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.option_fields import option_field, option_group, parse_given, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, MUON_SCALE_MODES, NORMALIZATIONS, OPTIMIZERS,
@@ -344,6 +345,13 @@ class BERTPretrainingOptions(PretrainingOptions):
 
 
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}
+
+
+def architecture_in(prog: str, argv: Sequence[str] | None) -> str:
+    """Return --model, which decides what other options a command line has."""
+    parser = ArgumentParser(prog=prog, add_help=False)
+    parser.add_argument("--model", choices=tuple(NAMES), default="gpt")
+    return parser.parse_known_args(argv)[0].model
 
 
 def parse_options(argv: Sequence[str] | None, architecture: str) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launch.option_fields import filled
 from mpi_impl.launch.restarts import STOPPED
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.prediction.predict import predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.programs.arguments import PretrainingSettings, check_restarts, saves_where_it_loads, settings_of
 from mpi_impl.programs.divergence import DivergenceCheck
@@ -92,11 +91,8 @@ class Pretraining(Program):
         self.imagined = ImaginedWorld(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
                                       self.args.seq_length, settings.microbatches, cudnn=self.has_cudnn,
                                       optimizer=settings.optimizer)
-        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
-        in_memory = self.args.offload_folder is None and self.device.memory is None      # what is offloaded
-        forecast.check_one_rank(self.hosts, self.imagined, in_memory)
-        self.predicted = predict_pipeline(self.topology, self.imagined)
-        self.forecast = forecast.check_memory(self.hosts, self.imagined, self.predicted, in_memory)
+        self.hosts, self.predicted, self.forecast = forecast.checked_memory(
+            self.topology, self.imagined, self.device, self.args.offload_folder)
         self.resident = resident_memory.ResidentMemory(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
                                           self.device.like, self.args.offload_folder), settings.optimizer,

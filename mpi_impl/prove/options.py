@@ -6,11 +6,10 @@ rounds has none, and is refused; what reads or writes files has no effect, and i
 from collections.abc import Sequence
 from typing import Any
 
-from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_given
 from mpi_impl.programs.arguments import LOSS_SCALING, PretrainingSettings, settings_of
 from mpi_impl.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, GPTPretrainingOptions, ReportOptions,
-                                       StateOptions, TokenizerFileOptions)
+                                       StateOptions, TokenizerFileOptions, architecture_in)
 from reference.config import option, require_positive
 from reference.errors import UserError
 
@@ -47,9 +46,7 @@ WITHOUT_EFFECT = {*declared(DataOptions), *declared(TokenizerFileOptions), *decl
 
 def parse(argv: Sequence[str] | None, world_size: int) -> tuple[PretrainingSettings, list[str]]:
     """Parse and check a command line; return also the given options that have no effect. Raises UserError."""
-    first = ArgumentParser(prog="prove", add_help=False)
-    first.add_argument("--model", choices=tuple(KINDS), default="gpt")
-    architecture = first.parse_known_args(argv)[0].model
+    architecture = architecture_in("prove", argv)
     given = parse_given("prove", DESCRIPTION, KINDS[architecture], argv)
     check_exact(given)
     settings = settings_of(given, KINDS[architecture], world_size, architecture)

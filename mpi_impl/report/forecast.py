@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.device import Memory, machine_id
+from mpi_impl.comm.device import Device, Memory, machine_id
 from mpi_impl.comm.group import Group
+from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.model_state import Held
-from mpi_impl.prediction.predict import Predicted, predict_alone
+from mpi_impl.prediction.predict import Predicted, predict_alone, predict_pipeline
 from mpi_impl.prediction.rank import ImaginedWorld
 from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
@@ -41,7 +42,7 @@ def forecast_of(held: Held, offloaded: bool = True) -> Forecast:
     return Forecast(held.states - (0 if offloaded else held.offloaded), held.activations + held.recomputed)
 
 
-def bytes_of_parameter(run: ImaginedWorld, offloaded: bool = True) -> float:
+def bytes_of_parameter(run: ImaginedWorld, offloaded: bool) -> float:
     """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states, with those that
     are offloaded or without. With Muon nearly all are of matrices, which have one moment.
     """
@@ -78,6 +79,19 @@ def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Memory
         sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # a GPU's free memory shrinks
         ranks[memory.where][where] += 1
     return [MemoryHost(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
+
+
+def checked_memory(topology: Topology, run: ImaginedWorld, device: Device, offload_folder: str | None) -> tuple[
+        list[MemoryHost], list[Predicted], list[Forecast]]:
+    """Return the machines or GPUs of a run, and the prediction and the forecast of a pipeline's ranks; called by all.
+
+    Raises UserError if they do not have the memory.
+    """
+    hosts = hosts_of(topology.world, topology.place.pipeline, device.memory)
+    offloaded = offload_folder is None and device.memory is None        # into the memory of the host
+    check_one_rank(hosts, run, offloaded)
+    predicted = predict_pipeline(topology, run)
+    return hosts, predicted, check_memory(hosts, run, predicted, offloaded)
 
 
 def check_memory(hosts: Sequence[MemoryHost], run: ImaginedWorld, predicted: Sequence[Predicted],

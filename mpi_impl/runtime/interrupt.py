@@ -1,4 +1,4 @@
-"""Ctrl-C while a command imports: it ends with a word, and not with a traceback of imports."""
+"""Ctrl-C while a command still imports: it ends with one word instead of a traceback of imports."""
 import os
 import signal
 import sys

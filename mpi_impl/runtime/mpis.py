@@ -17,7 +17,7 @@ class Implementation(NamedTuple):
     export: str = ""        # the option by which ranks on other hosts get a variable, where they don't get all
     settings: Mapping[str, str] = {}                        # variables for the launcher and its ranks
     fill_hosts: Mapping[str, str] = {}                      # by which all slots of a host are filled before the next
-    here: Mapping[str, str] = {}                            # by which no batch system is asked where ranks start
+    here: Mapping[str, str] = {}                            # with which no batch system decides where ranks start
     yielding: Mapping[str, str] = {}                        # for ranks that have to share their cores
     ssh_options: tuple[str, ...] = ()                       # where the launcher looks for options of ssh,
     ssh_agents: tuple[str, ...] = ()                        # and where the user says how else hosts are reached

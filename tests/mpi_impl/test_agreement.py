@@ -53,7 +53,7 @@ def send_or_receive(group, length, form):
 
 
 @pytest.mark.parametrize("x", [3.0, [1.0, 2.0], np.float64(3), np.array([None]), np.array(["1"])])
-def test_what_is_not_an_array_of_numbers_is_refused(ranks, x):
+def test_only_arrays_of_numbers_are_exchanged(ranks, x):
     ranks.run(1, refuse, x)
 
 
@@ -61,3 +61,7 @@ def refuse(group, x):
     for post in (group.all_reduce, group.broadcast, group.post_all_reduce):
         with pytest.raises(UserError):
             post(x, "test")
+    for post in (group.post_all_gather, group.post_reduce_scatter):
+        for arrays in ((x, np.ones(2)), (np.ones(2), x)):
+            with pytest.raises(UserError):
+                post(*arrays, "test")

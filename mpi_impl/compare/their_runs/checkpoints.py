@@ -17,10 +17,10 @@ import numpy as np
 
 from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, WeightIndex
 from mpi_impl.compare.completeness import covers
-from mpi_impl.compare.differences import TOLERANCE
+from mpi_impl.compare.differences import TOLERANCE, Scale, magnitude
 from mpi_impl.compare.recording import TensorPart
 from mpi_impl.compare.report import agreement, first, table
-from mpi_impl.compare.their_runs.differences import NEGLIGIBLE, ROUNDING, Comparison, Scale, magnitude
+from mpi_impl.compare.their_runs.differences import NEGLIGIBLE, ROUNDING, Comparison, coarsest
 from mpi_impl.compare.their_runs.records import ReadValues, TheirKey, TheirRun, arrays_in, format_of, read_array
 from mpi_impl.runtime.files import LARGEST, is_there, path_inside
 from mpi_impl.runtime.formats import read_json
@@ -117,7 +117,7 @@ class CheckpointComparison(Comparison):
     """
 
     def scale(self, key: TheirKey, whole: Any) -> Scale:
-        form = max(self.a.format_of(key), self.b.format_of(key), key=lambda form: FORMATS[form].epsilon)
+        form = coarsest(self.a.format_of(key), self.b.format_of(key))
         least = NEGLIGIBLE * self.largest_moments.get(key.name.rpartition(".")[2], 0)
         return Scale(max(magnitude(whole), least), "the largest element", TOLERANCE[form].first)
 

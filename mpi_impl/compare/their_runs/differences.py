@@ -13,12 +13,13 @@ proportion to it (TTrace, arXiv 2506.09280, theorem 5.3), and would hide a mista
 """
 from functools import cached_property
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpi_impl.compare.completeness import covers
-from mpi_impl.compare.differences import TOLERANCE, Findings, Holder, TensorDifference, assemble, contains, distance
+from mpi_impl.compare.differences import (TOLERANCE, Findings, Holder, Scale, TensorDifference, assemble, farthest,
+                                          magnitude, summed)
 from mpi_impl.compare.recording import whole_shape
 from mpi_impl.compare.their_runs.records import REVERSED, TheirKey, TheirRun, names_of
 from reference.errors import UserError
@@ -34,14 +35,6 @@ ROUNDING = 16       # epsilons of the largest gradient, below which a gradient i
 MARGIN = 4          # epsilons of the largest gradient that one may be off by; and of the largest weight, for copies
 
 
-class Scale(NamedTuple):
-    """The unit of a tensor's differences, and how many of it are allowed."""
-
-    unit: float
-    unit_is: str
-    allowed: float
-
-
 class Comparison:
     """Two runs, of which the first is taken for right where that must be decided."""
 
@@ -50,7 +43,7 @@ class Comparison:
         self.a, self.b, self.names, self.unseen = a, b, names, unseen
         self.common = a.parts.keys() & b.parts.keys()
 
-    def findings(self, shown: int = SHOWN) -> Findings:
+    def findings(self) -> Findings:
         """Return the first differences. Raises UserError if the two have nothing in common."""
         if not self.common:
             raise UserError(unmatched(self.a, self.b))
@@ -64,7 +57,7 @@ class Comparison:
                 if found.differences:
                     break       # what follows from a mistake may have another shape
                 raise
-            if len(found.differences) == shown:
+            if len(found.differences) == SHOWN:
                 break
         return found
 
@@ -79,12 +72,12 @@ class Comparison:
         found = {run.format_of(key) for run in (self.a, self.b) for key in self.common if key.phase != "batch"}
         return sorted(found, key=lambda form: FORMATS[form].epsilon)
 
-    def weights_alone(self, shown: int = 3) -> str:
+    def weights_alone(self) -> str:
         """Name weights that only one of the runs has, or return an empty text if there is none."""
         names = [{key.name for key in run.parts if key.phase == "parameters"} for run in (self.a, self.b)]
         found = sorted(names[0] ^ names[1]) if all(names) else []
-        more = f" and {len(found) - shown:,} more" if len(found) > shown else ""
-        return ", ".join(found[:shown]) + more
+        more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
+        return ", ".join(found[:3]) + more
 
     def same_rows(self) -> bool:
         """Report whether the first step's batches, [b, s], have the same rows, perhaps in another order."""
@@ -113,11 +106,11 @@ class Comparison:
         if key.phase in STATES:
             epsilons = (MARGIN * FORMATS[run.format_of(key)].epsilon for run in (self.a, self.b))
             for holders, few in zip((expected, others), epsilons):
-                drift = farthest(key, holders, assemble(holders, shapes[0])[0], counted,
+                drift = farthest(key, holders, holders, assemble(holders, shapes[0])[0], counted,
                                  Scale(magnitude(whole), "the largest element", few))
                 if drift.beyond_rounding:
                     return drift
-        return farthest(key, [*expected, *others], whole, counted, self.scale(key, whole))
+        return farthest(key, [*expected, *others], expected, whole, counted, self.scale(key, whole))
 
     def scale(self, key: TheirKey, whole: Any) -> Scale:
         (form, depth), largest = self.roundings[key], magnitude(whole)
@@ -186,19 +179,6 @@ class Comparison:
         return whole_of("A", self.a, key)
 
 
-def farthest(key: TheirKey, holders: list[Holder], whole: Any, counted: Any, scale: Scale) -> TensorDifference:
-    """Return the largest difference of holders to a whole, among the elements that are counted."""
-    apart = [np.where(counted[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
-    sizes = [float(one.max(initial=0)) for one in apart]
-    worst = int(np.argmax(sizes))
-    off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > scale.allowed * scale.unit]
-    inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
-    at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-    right = next((one for one in holders if contains(one.box, at)), holders[0])     # whose values the whole has
-    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], *scale, at,
-                            whole.shape, right, (float(whole[at]), float(holders[worst].values[inside])))
-
-
 def whole_of(run: str, recording: TheirRun, key: TheirKey) -> Any:
     """Put a whole tensor together. Raises UserError if parts are missing."""
     holders = holders_of(run, recording, key)
@@ -207,10 +187,6 @@ def whole_of(run: str, recording: TheirRun, key: TheirKey) -> Any:
 
 def coarsest(*formats: str) -> str:
     return max(formats, key=lambda form: FORMATS[form].epsilon)
-
-
-def magnitude(x: Any) -> float:
-    return float(abs(x[np.isfinite(x)]).max(initial=0))
 
 
 def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
@@ -223,12 +199,7 @@ def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
                         f"{list(shape)}.")
     holders = [Holder(run, (part.rank,) if recording.has_ranks else (), part.box, recording.load(stored))
                for part, stored in held]
-    if not any(part.summed for part in parts):
-        return holders
-    total = np.zeros(shape)
-    for holder in holders:
-        total[holder.box] += holder.values
-    return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
+    return summed(run, parts, holders)
 
 
 def transposed(holders: list[Holder], dims: tuple[str, ...], wanted: tuple[str, ...]) -> list[Holder]:

@@ -30,22 +30,21 @@ def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Picture:
     return figure
 
 
-def draw_patterns(probs: np.ndarray, owners: Sequence[int], text: Sequence[str], titles: Sequence[str] = (),
-                  causal: bool = True) -> Picture:
+def draw_patterns(probs: np.ndarray, owners: Sequence[int], text: Sequence[str], titles: Sequence[str]) -> Picture:
     """Draw probs [a, s, s], the attention weights of each position (a row), each head in its owner's colour."""
     a, s, _ = probs.shape
     figure = Picture((2.1 * a + 0.6, 3.05), layout="constrained")
     for head, axes in enumerate(figure.subplots(1, a, sharey=True, squeeze=False).flat):
         shades = LinearSegmentedColormap.from_list("", ["white", color_of(owners[head])]).with_extremes(bad=FUTURE)
-        hidden = np.triu(np.ones((s, s), bool), 1) if causal else np.zeros((s, s), bool)
+        hidden = np.triu(np.ones((s, s), bool), 1)
         axes.imshow(np.ma.masked_array(probs[head], hidden), cmap=shades, vmin=0, vmax=1)
-        axes.set_title(f"head {head}" + (f"\n{titles[head]}" if titles else ""), fontsize=9)
+        axes.set_title(f"head {head}\n{titles[head]}", fontsize=9)
         axes.set_xticks(range(s), text, rotation=90)
         axes.set_yticks(range(s), text)
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_color("#B0B0B0")
     draw_legend(figure, rank_colors(owners))
-    said = (f"head {head} of rank {owners[head]}{f' ({titles[head]})' if titles else ''}: " + ", ".join(
+    said = (f"head {head} of rank {owners[head]} ({titles[head]}): " + ", ".join(
         f"{token} to {text[int(probs[head, i].argmax())]}" for i, token in enumerate(text)) for head in range(a))
     figure.set_label(f"Attention weights, a row for each position. The largest of each row: {'; '.join(said)}.")
     return figure
