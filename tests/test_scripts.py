@@ -15,7 +15,7 @@ from tests.launching import MPI, command, launch, write_script
 @pytest.mark.parametrize("end, who, status, said", one_fast_of(2, [
     ("1 / 0", "== 1", 1, "error: rank 1 of 2 failed with the traceback above"),
     ("1 / 0", ">= 0", 1, "the traceback above"),
-    ("sys.exit(9)", "== 1", 9, "error: rank 1 of 2 left the program by sys.exit(9) while other ranks were at work"),
+    ("sys.exit(9)", "== 1", 9, "error: rank 1 of 2 left the program by sys.exit(9), and the job has been ended"),
     ("sys.exit(9)", ">= 0", 9, ""), ("sys.exit('No data.')", "== 1", 1, "sys.exit('No data.')")]))
 def test_a_script_that_knows_nothing_of_us_ends_as_a_whole(tmp_path, when, end, who, status, said):
     """Before MPI starts in it, too: the other rank waits there. A status is not taken for a signal."""

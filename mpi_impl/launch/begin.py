@@ -112,7 +112,7 @@ def explain(error: BaseException, who: str, left: bool) -> None:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         print(f"{who} failed with the traceback above; the job has been ended.", file=sys.stderr)
     else:
-        print(f"{who} left the program by sys.exit({code!r}) while other ranks were at work.", file=sys.stderr)
+        print(f"{who} left the program by sys.exit({code!r}), and the job has been ended.", file=sys.stderr)
 
 
 def status_of(error: BaseException) -> int:

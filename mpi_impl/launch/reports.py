@@ -17,7 +17,7 @@ FRESH = 2.5 * begin.SECONDS_TO_REPORT   # seconds: a rank with an older report c
 # The names by which mpi4py's methods wait for other ranks.
 WAITS_IN_MPI = re.compile(
     r"\.(barrier|s?send|recv|m?probe|sendrecv(_replace)?|bcast|(all)?reduce(_scatter(_block)?)?|(all)?gatherv?|scatterv?|"
-    r"alltoall[vw]?|scan|exscan|wait(all|any|some)?|fence|split|split_type|dup|create(_group)?)\(", re.I)
+    r"alltoall[vw]?|scan|exscan|wait(all|any|some)?|fence)\(", re.I)
 
 
 class Place(NamedTuple):
