@@ -97,7 +97,8 @@ def rank_command(options: argparse.Namespace) -> list[str]:
 def limit_of(options: argparse.Namespace) -> float:
     """Return the seconds for which a process of the job may be stopped: a little longer than ranks wait for others."""
     words = " ".join(options.module or options.script)
-    minutes = [10 if is_own(options) else math.inf, *re.findall(r"--distributed-timeout-minutes[ =](\d*\.?\d+(?:e\d+)?)", words)]
+    given = re.findall(r"--distributed-timeout-minutes[ =](\d*\.?\d+(?:e\d+)?)", words)
+    minutes = [10 if is_own(options) else math.inf, *given]
     return 60 * float(minutes[-1]) + LAST_RESORT
 
 
