@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
     fingerprint: str
     prefix: Sequence[int] = ()      # special tokens that stand before a text,
     suffix: Sequence[int] = ()      # and after it
-    ends: Sequence[int]             # tokens, each of which ends a generated text
+    ends: Sequence[int]             # tokens that each end a generated text
     note: str = ""                  # a line about settings that are not followed
 
     def encode(self, text: str) -> list[int]: ...

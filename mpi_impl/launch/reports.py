@@ -45,7 +45,7 @@ class Reports:
     def __init__(self) -> None:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix="shardlab-"))
-        except OSError:     # there is no room, so there are no reports
+        except OSError:     # without room there are no reports
             self.folder = Path(os.devnull, "reports")
         self.settings = {begin.REPORTS: str(self.folder)}   # variables for the ranks
         self.told = False

@@ -81,10 +81,10 @@ def shared_memory_here() -> tuple[str, str]:
         return (f"Ranks on this machine share memory in {folder}, but it cannot be written: {error}.",
                 f"Some MPIs cannot start without it. Make it: `mount -t tmpfs -o size=1g tmpfs {folder}`.")
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return f"This system has no {folder}: shared memory is not limited in this way.", ""
-    size, left = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
+    size, left = (blocks * status.f_frsize for blocks in (status.f_blocks, status.f_bavail))
     return (f"Ranks on this machine share memory in {folder}, which has {bytes_of(size)}, {bytes_of(left)} free.",
             "" if left >= ENOUGH_SHARED else
             f"That is little: 8 ranks may need {bytes_of(ENOUGH_SHARED)}. Ranks that find too little send by MPI, "

@@ -117,7 +117,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_file_stays(tmp_path, link):
 
 
 def test_no_file_of_a_run_is_written_through_a_link(ranks, data, tmp_path):  # noqa: F811
-    """What stands in the place of an output is replaced, and the file that it leads to stays as it was."""
+    """An output replaces a link in its place, and the file that the link leads to stays as it was."""
     for name in "DR":
         os.mkdir(tmp_path / name)
     links = [tmp_path / name for name in (

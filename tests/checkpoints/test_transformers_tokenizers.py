@@ -90,7 +90,7 @@ def test_texts_begin_and_end_where_transformers_texts_do(pair, transformers, ran
 
 
 def test_a_model_is_saved_with_the_tokenizer_that_it_came_with(pair, transformers, ranks, tmp_path):
-    """For transformers, and next to a checkpoint of ours."""
+    """A tokenizer that is saved for transformers, or next to a checkpoint of ours, gives the same ids again."""
     folder, ours, theirs = pair
     (tmp_path / "hf").mkdir()
     ranks.run(1, save, model_in(folder, make_vocab_size_divisible_by=1), ours, tmp_path, tmp_path / "hf")
