@@ -231,6 +231,8 @@ class Pretraining(Program):
             with self.tracing(iteration - first):
                 batch = self.batches.microbatches_of("train", iteration - 1)
                 observer = self.recorded.observer if self.recorded else None
+                if self.verifier:
+                    self.verifier.begin(batch, a.global_batch_size)
                 result = self.trainer.step(batch, a.global_batch_size, observer)
             seconds = time.perf_counter() - began
             if self.recorded:

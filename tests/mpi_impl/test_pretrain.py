@@ -102,6 +102,32 @@ def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wr
         ranks.run(8, planted_run, Bug(module, right, wrong), pretrain, options)
 
 
+CHAOTIC = f"{T2} --lr-warmup-iters 0 --lr-decay-style constant --hidden-dropout 0 --attention-dropout 0 --verify --eval-iters 0"
+
+
+@pytest.mark.parametrize("options", ["--dtype float32 --lr 3", "--dtype float64 --lr 30", "--dtype float32 --bf16 --lr 30",
+                                     "--dtype float32 --lr 3 --optimizer muon"])
+def test_verify_accepts_rounding_that_a_high_rate_magnifies(ranks, corpus, capfd, options):
+    """Differences exceed the tolerance of each format, and the ranks compute the same model."""
+    train(ranks, 4, [*SMALL, *corpus, *CHAOTIC.split(), *options.split()])
+    assert " iterations more, by rounding alone" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("module, right, wrong, iteration, verdict", [
+    ("mpi_impl.training.trainer", STEP, f"self.state.gradients.own.flat[0] += 1e-2\n        {STEP}", 1,
+     "float64. The ranks do not compute the same model"),
+    ("mpi_impl.training.trainer", STEP, "self.state.gradients.own.flat[0] += 1e-2 * (self.state.precision.compute == "
+     f"'float32')\n        {STEP}", 1, "float32. In float64 they agree"),
+    ("mpi_impl.training.trainer", STEP, f"self.state.optimizer_states['m'].flat[:] *= 1.5\n        {STEP}", 2,
+     "float32. In float64 they agree")])
+def test_verify_knows_a_wrong_step_from_rounding(ranks, corpus, module, right, wrong, iteration, verdict):
+    """A fault of every format, of one format alone, and of the moments, which shows one iteration later."""
+    with pytest.raises(RankFailure, match=f"of iteration {iteration} and that of one process differ by .* is allowed in "
+                                          f"{verdict}"):
+        ranks.run(4, planted_run, Bug(module, right, wrong), pretrain,
+                  [*SMALL, *corpus, *T2.split(), "--verify", "--dtype", "float32"])
+
+
 def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
     """Without training, the loss over 4 batches is the mean of their losses; training data differ."""
     def validation(*options):

@@ -80,6 +80,8 @@ def test_the_textbook_takes_over_the_first_replicas_weights():
 
 
 def test_a_weights_rounding_grows_with_the_weight(size=1e6):
-    """A step without a rate moves the largest weight by its rounding alone."""
-    verifier = OneProcess(1.0, 1.0, None, {"w": np.array([-size, size / 2])})
-    assert verifier.step_size(StepResult((1.0,), 1.0, 0.0)) == pytest.approx(16 * 2.0**-52 * size, rel=1e-12)
+    """A step without a rate moves the largest weight by its rounding alone: a difference of 1 is 1 / (16 epsilon)."""
+    weights = {"w": np.array([-size, size / 2])}
+    verifier = OneProcess(1.0, 1.0, weights, weights)
+    found = verifier.compare(None, StepResult((1.0,), 1.0, 0.0), [weights], [perturb(weights, "w", 1, 1.0)])
+    assert found.weights == pytest.approx(sqrt(0.5) / (16 * 2.0**-52 * size), rel=1e-6)
