@@ -25,7 +25,7 @@ class Predicted(NamedTuple):
     update: Totals          # the part of it that a skipped step does not send
     evaluation: Totals      # of a global batch
     held: Held
-    even: bool              # whether experts are dealt out: then activations are those of routers that choose evenly
+    even: bool              # whether activations depend on the data: they are those of routers that choose evenly
 
     def sent(self, work: PassCounts) -> Totals:
         """Return what it sends in a run."""
@@ -69,11 +69,13 @@ def predict(world: ImaginedWorld, rank: int) -> Predicted:
     """Predict one rank. Once the pipeline is full, every p microbatches add the same, and so does every sample of many:
     a large step is predicted from two small ones.
     """
+    unlimited = replace(world, model=no_capacity(world.model))
+    if unlimited != world:
+        return predict(unlimited, rank)._replace(even=True)
     if world.micro_batch_size > MANY:
         one, other = (predict(replace(world, micro_batch_size=b), rank) for b in (MANY // 2, MANY))
         return extrapolated(one, other, Fraction(world.micro_batch_size - MANY // 2, MANY // 2))
     p, m, schedule = world.parallel.pipeline_model_parallel_size, world.microbatches, world.parallel.pipeline_schedule
-    world = replace(world, model=no_capacity(world.model))
     few = shrink_microbatches(m, schedule, p)
     few += (m - few) % p
     if m <= few + p:

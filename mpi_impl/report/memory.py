@@ -104,7 +104,7 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
         pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in used]
         rows.append([ranks, *(cell for found, value in pairs for cell in (
             f"{found:,}", f"{value:,}" if one.even else verdict(found, value)))])
-    unknown = ["(How many tokens come to a rank's experts depends on the data: activations are predicted for routers "
+    unknown = ["(How many tokens a rank's experts process depends on the data: activations are predicted for routers "
                "that choose evenly. For the bounds see docs/experts.md.)"] if any(one.even for one in everyone) else []
     return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
