@@ -43,10 +43,9 @@ class Safetensors:
     """The calls of a user of safetensors, for the arrays that this rank saves."""
 
     def __init__(self, trainer: Trainer, folder: str):
-        pieces, boxes = checkpoint.boxes_to_save(trainer)
         self.files = {os.path.join(folder, file_of(state, trainer.topology.world.rank)):
                       {key_of(name, box): buffer.load(piece).reshape(shape_of(box))
-                       for piece, (name, box) in zip(pieces, boxes, strict=True)}
+                       for piece, (name, box) in zip(*checkpoint.boxes_to_save(trainer, state), strict=True)}
                       for state, buffer in trainer.state.optimizer_states.items()}
         self.bytes = sum(array.nbytes for arrays in self.files.values() for array in arrays.values())
         self.checksums: dict[str, str] = {}

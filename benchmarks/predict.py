@@ -24,7 +24,7 @@ from steps import LIMIT, OPTIONS, measure
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.launch.pool import Pool
-from mpi_impl.plan.candidates import savings, shape_of
+from mpi_impl.plan.candidates import in_words
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig, Recompute, number_of_microbatches
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from pictures import draw_predictions  # matplotlib takes a second to import
 
         from mpi_impl.runtime.pictures import save
-        save(draw_predictions([label(plan) for plan in plans], predicted, measured), args.plot)
+        save(draw_predictions([in_words(plan) for plan in plans], predicted, measured), args.plot)
 
 
 def plan_of(topology: tuple[int, int, int, int, dict]) -> Plan:
@@ -88,14 +88,9 @@ def slow_down(hardware: Hardware, times: float) -> Hardware:
 # ---- output ---------------------------------------------------------------------------------------------------------
 
 
-def label(plan: Plan) -> str:
-    (t, p, d, _), v = shape_of(plan), plan.parallel.virtual_pipeline_size
-    return ", ".join([f"t {t}, p {p}, d {d}, b {plan.b}", *([f"v {v}"] if v else []), *savings(plan.parallel)])
-
-
 def table(plans: Sequence[Plan], predicted: Sequence[float], measured: Sequence[float]) -> str:
     rows = [["topology", "clock", "predicted", "measured", "off by"]]
-    rows += [[label(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
+    rows += [[in_words(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
               f"{p / m - 1:+.1%}"] for plan, p, m in zip(plans, predicted, measured, strict=True)]
     return aligned(rows, left=(0, 1))
 
