@@ -296,6 +296,7 @@ class Harmful:
     ("rank_0", pickle.dumps({"entries": []})[:-4], "no pickle that can be read"),
     ("rank_0", pickle.dumps([1, 2]), "not a dump of PyTorch's flight recorder: expected `object`"),
     ("rank_0", pickle.dumps({"entries": [{"record_id": "x"}]}), "not a dump of PyTorch's flight recorder"),
+    ("rank_0", pickle.dumps({"entries": [{"record_id": 1 << 20_000}]}), "expected `int` <= "),
     ("rank_0", b"", "no pickle that can be read"),
     ("rank_0", b"\x80\x04" + b"(" * 200_000 + b"l" * 200_000 + b".", "rank_0 is"),
     ("rank_0", b"\x80\x02})" + b"\x85" * 10**6 + b"K\x01s.", "no pickle that can be read"),      # a tuple as a key
@@ -329,11 +330,9 @@ NONSENSE = st.one_of(st.none(), st.booleans(), st.integers(), st.just(1 << 20_00
 def test_a_damaged_dump_is_a_sentence_or_a_report(tmp_path_factory, data):
     """Whatever a field is replaced with, or a byte."""
     dump = Played([[("all_reduce", (0, 1))] * 2, [("all_reduce", (0, 1))]]).dump(0)
-    place: Any = dump
-    while isinstance(place, (dict, list)) and place and (place is dump or data.draw(st.booleans())):
-        above, key = place, data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
-        place = place[key]
-    above[key] = data.draw(NONSENSE)
+    entries, groups = dump["entries"], dump["pg_config"].values()
+    place = data.draw(st.sampled_from([dump, *entries, *entries[0]["frames"], *groups]))
+    place[data.draw(st.sampled_from(list(place)))] = data.draw(NONSENSE)
     content = bytearray(pickle.dumps(dump, data.draw(st.integers(2, 5))))
     if data.draw(st.booleans()):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

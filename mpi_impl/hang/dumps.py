@@ -214,5 +214,5 @@ def joined(entries: Sequence[Entry]) -> list[Entry]:
         same[entry.process_group, entry.collective_seq_id, entry.p2p_seq_id].append(entry)
     for *parts, last in same.values():
         if parts and END_OF_BATCH.fullmatch(last.operation):
-            last.parts, last.is_p2p, last.record_id = parts, parts[0].is_p2p, parts[0].record_id
+            last.parts, last.record_id = parts, parts[0].record_id
     return [entry for run in same.values() for entry in (run[-1:] if run[-1].parts else run)]

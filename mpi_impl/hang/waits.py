@@ -94,8 +94,7 @@ class Job:
                 (usual, most), (_, second) = kinds.most_common(2)
                 odd = () if most == second else tuple(rank for rank in here if here[rank].signature != usual)
                 return Disagreement(group, number, here, odd, self.shifted(calls, number, here, odd))
-            if (here.keys() == set(group.ranks) and not all(entry.has_ended for entry in here.values())
-                    and (wrong := misfit([here[rank] for rank in group.ranks], group.ranks))):
+            if here.keys() == {*group.ranks} and (wrong := misfit([here[rank] for rank in group.ranks], group.ranks)):
                 return Disagreement(group, number, here, (), {}, wrong)
         return None
 
@@ -163,7 +162,7 @@ class Job:
             for kind, sender, receiver in wait.entry.messages:
                 others = [rank for rank, _ in self.counterparts(*wait[:3])] or [receiver if kind == "send" else sender]
                 return f"a {'send to' if kind == 'send' else 'receive from'} {listed(others)}"
-        return f"a {wait.entry}" if wait.entry.is_p2p else f"{wait.entry.operation} {wait.entry.collective_seq_id}"
+        return f"a {wait.entry}" if wait.entry.messages else f"{wait.entry.operation} {wait.entry.collective_seq_id}"
 
     # ---- where that ends ----
 
@@ -191,7 +190,7 @@ def misfit(calls: Sequence[Entry], ranks: Sequence[int]) -> str:
 
     Of a tensor that is split among all, the dumps do not tell how, and only the sums can be compared.
     """
-    if not calls[0].operation.startswith("all_to_all"):
+    if not calls or not calls[0].operation.startswith("all_to_all"):
         return ""
     sent, expected = ([list(map(prod, sizes)) for sizes in side] for side in zip(*(
         (call.input_sizes, call.output_sizes) for call in calls)))
@@ -257,12 +256,12 @@ def verdict(job: Job) -> str:
             "the ranks that differ")
         return (f"Look first at collective {first.number} of {first.group}, and at what {where} did before it: what "
                 "comes after it follows from it.")
-    if job.circle and not any(rank in job.ends for one in job.circle for rank in job.waits[one].others):
+    if job.ends:
+        return f"All waiting ends at {listed(job.ends)}. " + " ".join(last_of(job, rank) for rank in job.ends)
+    if job.circle:
         steps = ", ".join(f"rank {rank} in {job.waits[rank].group} for rank {job.waits[rank].others[0]}"
                           for rank in job.circle)
         return f"That is a circle: {steps}. These ranks use their groups, or their sends and receives, in other orders."
-    if job.ends:
-        return f"All waiting ends at {listed(job.ends)}. " + " ".join(last_of(job, rank) for rank in job.ends)
     if any(not wait.group.ranks for wait in job.waits.values()):
         return "Where that ends cannot be told, since the dumps do not list the ranks of these groups."
     if job.waits:
