@@ -56,22 +56,20 @@ class Played:
         return i < self.posted[rank] and self.programs[rank][i][1] == members and self.number(rank) == number
 
     def dump(self, rank: int, gloo: bool = False) -> dict[str, Any]:
-        """Return the rank's dump, as PyTorch pickles it. Of gloo's, only the groups' status says what has ended."""
+        """Return the rank's dump, as PyTorch pickles it. gloo only retires what has ended, and its counter of what
+        ended last also counts messages, here more than there are collectives.
+        """
         groups = sorted({members for program in self.programs for _, members in program if rank in members})
-        ended = {members: 0 for members in groups}
-        for i in range(self.ended[rank]):
-            ended[self.programs[rank][i][1]] = self.number(rank, i)
         entries = [{
             "record_id": i, "pg_id": groups.index(members), "process_group": (name_of(members), ""),
             "collective_seq_id": self.number(rank, i),
-            "p2p_seq_id": 0, "op_id": i, "profiling_name": f"nccl:{name}", "time_created_ns": i,
+            "p2p_seq_id": 0, "op_id": i, "profiling_name": f"{'gloo' if gloo else 'nccl'}:{name}", "time_created_ns": i,
             "input_sizes": [[4, 5]], "input_dtypes": ["Float"], "output_sizes": [[4, 5]], "output_dtypes": ["Float"],
-            "state": "completed" if i < self.ended[rank] and not gloo else "scheduled", "retired": False,
+            "state": "completed" if i < self.ended[rank] and not gloo else "scheduled", "retired": i < self.ended[rank],
             "is_p2p": False, "frames": [{"name": "f", "filename": "/lib/site-packages/torch/x.py", "line": 1},
                                         {"name": "step", "filename": "/home/me/train.py", "line": 10 + i}],
         } for i, (name, members) in enumerate(self.programs[rank][:self.posted[rank]])]
-        status = {str(i): {"last_enqueued_collective": -1, "last_completed_collective": str(ended[members])}
-                  for i, members in enumerate(groups)} if gloo else {}
+        status = {str(i): {"last_completed_collective": 1000} for i in range(len(groups))}
         config = {name: {"name": name, "desc": "", "ranks": str(list(members))}
                   for name, members in ((name_of(members), members) for members in groups)}
         return {"version": "2.10", "entries": entries, "pg_status": status, "pg_config": config}
@@ -167,25 +165,59 @@ def test_of_two_ranks_that_differ_neither_is_blamed(tmp_path):
     assert "and at what the ranks that differ did before it" in text
 
 
-def message(record: int, name: str, state: str) -> dict[str, Any]:
-    return {"record_id": record, "process_group": ["default_pg", ""], "collective_seq_id": 0, "p2p_seq_id": record,
-            "profiling_name": f"nccl:{name}", "state": state, "is_p2p": True, "input_sizes": [[2]]}
+def played_entries(text: str, is_p2p: bool = True) -> list[dict[str, Any]]:
+    """Return the entries of calls, as ProcessGroupNCCL records them, from "operation/state/inputs/outputs; ...".
+
+    What a batch coalesces stands between " + ". Not all versions call the last entry of one with messages a message.
+    """
+    return [{"record_id": 9 * (i - 1) + k, "process_group": ["default_pg", ""], "profiling_name": f"nccl:{name}",
+             "state": state, "is_p2p": "-" in name or "-" in call and is_p2p, "p2p_seq_id": i * ("-" in call),
+             "collective_seq_id": i * ("-" not in call),
+             "input_sizes": [[*map(int, size.split("x"))] for size in inputs.split()],
+             "output_sizes": [[*map(int, size.split("x"))] for size in outputs.split()]}
+            for i, call in enumerate(text.split("; "), 1) for k, part in enumerate(call.split(" + "))
+            for name, state, inputs, outputs in [f"{part}//".split("/")[:4]]]
 
 
-@pytest.mark.parametrize("of_ranks, said", [
-    ([[("send 0->1", "completed"), ("recv 0<-1", "scheduled")], [("recv 1<-0", "completed")]],
-     "Rank 4 waits in a receive from rank 6 of group default_pg (ranks 4, 6) for rank 6, which has not come to it."),
-    ([[("recv 0<-1", "scheduled"), ("send 0->1", "scheduled")],
-      [("recv 1<-0", "scheduled"), ("send 1->0", "scheduled")]],
-     "That is a circle: rank 4 in group default_pg (ranks 4, 6) for rank 6"),
-    ([[("send 0->1", "scheduled")], [("recv 1<-0", "started")]], "to which all its ranks have come")])
-def test_messages_meet_by_their_order(tmp_path, of_ranks, said):
-    """Their numbers are ranks of the group, and it is said what ranks of the world those are."""
-    config = {"default_pg": {"name": "default_pg", "ranks": "[4, 6]"}}
-    for rank, entries in zip((4, 6), of_ranks):
-        Path(tmp_path, f"rank_{rank}.json").write_text(json.dumps({"pg_config": config, "entries": [
-            message(i, *entry) for i, entry in enumerate(entries)]}))
-    assert said in report(Job(read_all([str(tmp_path)])))
+def job_of_calls(folder: Path, *of_ranks: str, is_p2p: bool = True) -> Job:
+    """Return the job of ranks 4, 5, ... that have made these calls."""
+    config = {"default_pg": {"name": "default_pg", "ranks": str([*range(4, 4 + len(of_ranks))])}}
+    for rank, text in enumerate(of_ranks, 4):
+        Path(folder, f"rank_{rank}.json").write_text(json.dumps(
+            {"pg_config": config, "entries": played_entries(text, is_p2p) if text else []}))
+    return Job(read_all([str(folder)]))
+
+
+@pytest.mark.parametrize("first, second, said", [
+    ("send 0->1/completed; recv 0<-1/scheduled", "recv 1<-0/completed",
+     "Rank 4 waits in a receive from rank 5 of group default_pg (ranks 4, 5) for rank 5, which has not come to it."),
+    ("recv 0<-1/scheduled; send 0->1/scheduled", "recv 1<-0/scheduled; send 1->0/scheduled",
+     "That is a circle: rank 4 in group default_pg (ranks 4, 5) for rank 5"),
+    ("send 0->1/scheduled", "recv 1<-0/started", "to which all its ranks have come"),
+    ("_broadcast_oop/scheduled/1 + _broadcast_oop/scheduled/2 + ALLGATHER_coalesced/completed",
+     "_broadcast_oop/scheduled/1 + _broadcast_oop/scheduled/2 + ALLGATHER_coalesced/completed", "Nobody waits"),
+    ("all_reduce/completed/4x5", "all_reduce/completed/20", "Nobody waits"),
+    ("scatter/completed/4 4/4", "scatter/completed//4", "Nobody waits"),
+    ("all_to_all/scheduled/2 3/2 1", "all_to_all/scheduled/1 2/4 2", "4 sends 3 elements to rank 5, which expects 4."),
+    ("all_to_all/scheduled/4x2/8", "all_to_all/scheduled/8/5x2", "send 16 elements in all, and expect 18.")])
+def test_calls_match_by_their_order_numbers_and_elements(tmp_path, first, second, said):
+    """Messages have ranks of the group, and it is said what ranks of the world those are."""
+    assert said in report(job_of_calls(tmp_path, first, second))
+
+
+@given(st.integers(3, 6), st.integers(1, 4), st.integers(0, 5), st.booleans(), st.booleans())
+def test_a_pipeline_by_batches_waits_for_the_stage_that_stopped(tmp_path_factory, n, done, culprit, is_p2p, ahead):
+    """Also where neighbors of its neighbors are done with their part."""
+    def calls(rank: int, stopped: bool) -> str:
+        parts = [f"{part}{other}/scheduled" for other in {max(rank - 1, 0), rank, min(rank + 1, n - 1)} - {rank}
+                 for part in (f"send {rank}->", f"recv {rank}<-")]
+        last = "completed" if ahead and abs(rank - culprit % n) > 1 else "scheduled"
+        states = ["completed"] * done + [last] * (not stopped)
+        return "; ".join(" + ".join([*parts, f"coalesced/{state}"]) for state in states)
+
+    found, right = (job_of_calls(tmp_path_factory.mktemp("dumps"), *(
+        calls(rank, rank in at_work) for rank in range(n)), is_p2p=is_p2p) for at_work in ([culprit % n], range(n)))
+    assert found.ends == (4 + culprit % n,) and not found.disagreements and not right.waits
 
 
 def test_a_ring_buffer_that_has_lost_its_beginning_is_read_by_its_numbers(tmp_path):
@@ -259,16 +291,15 @@ class Harmful:
         return os.system, ("touch harmed",)
 
 
-def nested() -> bytes:
-    return b"\x80\x04" + b"(" * 200_000 + b"l" * 200_000 + b"."
-
-
 @pytest.mark.parametrize("name, content, said", [
     ("rank_0", pickle.dumps({"entries": [Harmful()]}), "wants to use posix.system"),
     ("rank_0", pickle.dumps({"entries": []})[:-4], "no pickle that can be read"),
     ("rank_0", pickle.dumps([1, 2]), "not a dump of PyTorch's flight recorder: expected `object`"),
     ("rank_0", pickle.dumps({"entries": [{"record_id": "x"}]}), "not a dump of PyTorch's flight recorder"),
-    ("rank_0", b"", "no pickle that can be read"), ("rank_0", nested(), "rank_0 is"),
+    ("rank_0", pickle.dumps({"entries": [{"record_id": 1 << 20_000}]}), "expected `int` <= "),
+    ("rank_0", b"", "no pickle that can be read"),
+    ("rank_0", b"\x80\x04" + b"(" * 200_000 + b"l" * 200_000 + b".", "rank_0 is"),
+    ("rank_0", b"\x80\x02})" + b"\x85" * 10**6 + b"K\x01s.", "no pickle that can be read"),      # a tuple as a key
     ("rank_0.json", b'{"entries": 1}', "expected `array`"), ("rank_0.json", b'{"entries', "not JSON"),
     ("trace", b"", "must end in the rank"), (None, b"", "is not there")])
 def test_what_is_no_dump_is_refused_and_nothing_of_it_executed(tmp_path, monkeypatch, name, content, said):
@@ -289,3 +320,25 @@ def test_two_dumps_of_a_rank_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no dump"):
         read_all([str(tmp_path / "empty")])
+
+
+NONSENSE = st.one_of(st.none(), st.booleans(), st.integers(), st.just(1 << 20_000), st.floats(), st.text(), st.binary(),
+                     st.lists(st.integers()), st.dictionaries(st.text(), st.text()), st.just({(1,): {2}}))
+
+
+@given(st.data())
+def test_a_damaged_dump_is_a_sentence_or_a_report(tmp_path_factory, data):
+    """Whatever a field is replaced with, or a byte."""
+    dump = Played([[("all_reduce", (0, 1))] * 2, [("all_reduce", (0, 1))]]).dump(0)
+    entries, groups = dump["entries"], dump["pg_config"].values()
+    place = data.draw(st.sampled_from([dump, *entries, *entries[0]["frames"], *groups]))
+    place[data.draw(st.sampled_from(list(place)))] = data.draw(NONSENSE)
+    content = bytearray(pickle.dumps(dump, data.draw(st.integers(2, 5))))
+    if data.draw(st.booleans()):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.mktemp("dumps")
+    (folder / "rank_0").write_bytes(content)
+    try:
+        assert report(Job(read_all([str(folder)])))
+    except UserError as error:
+        assert "rank_0" in str(error)

@@ -3,25 +3,32 @@
 A job that hangs leaves a file for each rank, if it ran with TORCH_NCCL_TRACE_BUFFER_SIZE (or TORCH_FR_BUFFER_SIZE) and
 TORCH_NCCL_DUMP_ON_TIMEOUT: a pickle of lists, dicts, numbers and texts, or JSON with the same in it (torch/csrc/
 distributed/c10d/FlightRecorder.hpp, versions 2.0 to 2.10). A dump is a ring buffer: it may have lost its beginning, but
-sequence numbers count from the start of the job.
+sequence numbers of collectives count from the start of the job.
+
+The counters of pg_status are not read: NCCL and gloo both set them to the number of whatever ended last, be it a
+collective or a message, and the two are numbered apart.
 """
-import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from math import prod
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from mpi_impl.runtime.files import LARGEST, is_there, read_bytes
-from mpi_impl.runtime.formats import decoding, sentence
+from mpi_impl.runtime.files import LARGEST, is_there, read_bytes, reading
+from mpi_impl.runtime.formats import read_json, sentence
 from mpi_impl.runtime.pickles import read_pickle
 from reference.errors import UserError
 
 LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]torch[/\\]")
-P2P = re.compile(r"(?:\w+:)?(send|recv)\s+(\d+)(?:->|<-)(\d+)")
+P2P = re.compile(r"(send|recv)\s+(\d{1,9})(?:->|<-)(\d{1,9})")
+END_OF_BATCH = re.compile(r"([A-Z_]+_)?coalesced")
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class ProcessGroup(NamedTuple):
@@ -40,7 +47,7 @@ class Frame:
 
     name: str = ""
     filename: str = ""
-    line: int = 0
+    line: Number = 0
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.filename)}:{self.line}"
@@ -48,21 +55,30 @@ class Frame:
 
 @dataclass
 class Entry:
-    """A collective, or a message to one other rank, as its rank has posted it."""
+    """A collective, a message to one other rank, or a batch of them, as its rank has posted it."""
 
-    record_id: int
-    process_group: tuple[str, ...]          # its name, and a description
+    record_id: Number
+    process_group: tuple[str, str]          # its name, and a description
     profiling_name: str                     # nccl:all_reduce; nccl:send 0->1, which are ranks of the group
     state: str                              # scheduled, started or completed
-    collective_seq_id: int = 0              # counts the collectives of its group, from the start of the job
-    p2p_seq_id: int = 0
+    collective_seq_id: Number = 0           # counts the collectives of its group, from the start of the job
+    p2p_seq_id: Number = 0                  # counts single messages and batches of this rank alone
     is_p2p: bool = False
-    input_sizes: list[list[int]] = field(default_factory=list)
-    output_sizes: list[list[int]] = field(default_factory=list)
+    input_sizes: list[list[Number]] = field(default_factory=list)
+    output_sizes: list[list[Number]] = field(default_factory=list)
     input_dtypes: list[str] = field(default_factory=list)
-    time_discovered_completed_ns: int | None = None
-    pg_id: int = 0
+    time_discovered_completed_ns: Number | None = None
+    retired: bool = False
     frames: list[Frame] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.parts: list[Entry] = []        # of a batch
+
+    @property
+    def has_ended(self) -> bool:
+        """Report whether it has ended. NCCL also retires what failed; gloo never sets another mark."""
+        return (self.state == "completed" or bool(self.time_discovered_completed_ns)
+                or self.retired and self.profiling_name.startswith("gloo:"))
 
     @cached_property
     def operation(self) -> str:
@@ -70,18 +86,25 @@ class Entry:
         return self.profiling_name.partition(":")[2] or self.profiling_name
 
     @cached_property
-    def message(self) -> tuple[str, int, int] | None:
-        """Return of a message to or from one rank ("send", its rank, the other's), as ranks of the group."""
-        found = P2P.fullmatch(self.profiling_name)
-        return (found[1], int(found[2]), int(found[3])) if found else None
+    def messages(self) -> list[tuple[Any, ...]]:
+        """Return ("send", its sender, its receiver) of each message, and likewise of receives."""
+        matches = [P2P.fullmatch(part.operation) for part in self.parts or [self]]
+        return [(match[1], *map(int, match.group(2, 3)[::1 if match[1] == "send" else -1]))
+                for match in matches if match]
 
     @cached_property
     def signature(self) -> tuple:
-        """Return what all ranks must have in common: the operation, and the sizes where they are the same on all."""
-        if self.operation.startswith(("all_to_all", "alltoall", "coalesced", "gather", "barrier")):
+        """Return what all ranks must have in common: the operation, and the elements where they are as many on all.
+
+        It is () where the entry does not tell: of a batch whose parts were not recorded.
+        """
+        if self.parts:
+            return tuple(part.signature for part in self.parts)
+        if END_OF_BATCH.fullmatch(self.operation):
+            return ()
+        if self.operation.startswith(("all_to_all", "alltoall", "gather", "scatter", "barrier")):
             return (self.operation,)
-        sizes = self.output_sizes if self.operation.startswith("scatter") else self.input_sizes
-        return (self.operation, tuple(map(tuple, sizes)), tuple(self.input_dtypes))
+        return (self.operation, tuple(map(prod, self.input_sizes)), tuple(self.input_dtypes))
 
     @property
     def place(self) -> str:
@@ -90,18 +113,18 @@ class Entry:
         return f" at {own}" if own else ""
 
     def __str__(self) -> str:
-        if self.message:
-            kind, mine, other = self.message
-            return f"{kind} {mine}{'->' if kind == 'send' else '<-'}{other}"
-        sizes = ", ".join(str(size) for size in (self.input_sizes or self.output_sizes))
+        if self.messages:
+            return f"batch of {len(self.messages)} sends and receives" if self.parts else self.operation
+        sizes = ", ".join(str(size) for one in self.parts or [self] for size in one.input_sizes or one.output_sizes)
         return f"{self.operation}{f' of {sizes}' if sizes else ''}"
 
 
 @dataclass
-class GroupStatus:
-    """The numbers of collectives of a group, which gloo keeps to date where it leaves its entries as they were."""
+class Config:
+    """A process group, as a dump lists it."""
 
-    last_completed_collective: int = -1
+    name: str = ""
+    ranks: str | list[Number] = ""          # "[0, 1]", or the list
 
 
 @dataclass
@@ -109,28 +132,16 @@ class Content:
     """The part of a dump that is used."""
 
     entries: list[Entry]
-    pg_config: dict[str, dict[str, Any]] = field(default_factory=dict)          # by the group's name,
-    pg_status: dict[str, GroupStatus] = field(default_factory=dict)             # and by its number
+    pg_config: dict[str, Config] = field(default_factory=dict)      # by the group's name
 
 
 @dataclass
 class Dump:
-    """The entries of a rank, in the order in which it posted them. (gloo does not list its groups: all are named "".)
-    """
+    """The entries of a rank, in the order in which it posted them."""
 
     rank: int
     entries: list[Entry]
     groups: dict[str, tuple[int, ...]]      # the ranks of each group, by its name
-    status: dict[str, GroupStatus]
-
-    def group_of(self, entry: Entry) -> ProcessGroup:
-        name = entry.process_group[0]
-        return ProcessGroup(name, self.groups.get(name, ()))
-
-    def has_ended(self, entry: Entry) -> bool:
-        last = self.status.get(str(entry.pg_id), GroupStatus()).last_completed_collective
-        return (entry.state == "completed" or bool(entry.time_discovered_completed_ns)
-                or not entry.is_p2p and 0 < entry.collective_seq_id <= last)
 
 
 # ---- read -----------------------------------------------------------------------------------------------------------
@@ -156,7 +167,8 @@ def files_of(paths: Sequence[str]) -> list[str]:
         if not is_there(path):
             raise UserError(f"{path} is not there. Name the folder with the dumps, or the dumps.")
         if os.path.isdir(path):
-            inside = sorted(name for name in os.listdir(path) if NUMBERED.search(name))
+            with reading(path):
+                inside = sorted(name for name in os.listdir(path) if NUMBERED.search(name))
             if not inside:
                 raise UserError(f"{path} holds no dump: the name of one ends in its rank, as in comm_lib_trace_rank_0 "
                                 "or rank_0.json.")
@@ -179,22 +191,28 @@ def rank_of(path: str) -> int:
 
 def read(path: str, rank: int) -> Dump:
     """Read a dump, a pickle or JSON. Raises UserError."""
-    start = read_bytes(path, LARGEST)[:1]
-    if start in (b"{", b"["):
-        with decoding(path, "JSON"):
-            found = json.loads(read_bytes(path, LARGEST))
+    if read_bytes(path, LARGEST)[:1] in (b"{", b"["):
+        content = read_json(path, Content, LARGEST)
     else:
-        found = read_pickle(path)
-    try:
-        content = msgspec.convert(found, Content, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{path} is not a dump of PyTorch's flight recorder: {sentence(error)}.") from error
-    groups = {config.get("name", name): ranks_of(config.get("ranks", "")) for name, config in content.pg_config.items()}
-    return Dump(rank, sorted(content.entries, key=lambda entry: entry.record_id), groups, content.pg_status)
+        try:
+            content = msgspec.convert(read_pickle(path), Content, strict=False)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{path} is not a dump of PyTorch's flight recorder: {sentence(error)}.") from error
+    groups = {config.name or name: tuple(map(int, re.findall(r"\d{1,9}", str(config.ranks))))
+              for name, config in content.pg_config.items()}
+    return Dump(rank, joined(sorted(content.entries, key=lambda entry: entry.record_id)), groups)
 
 
-def ranks_of(text: Any) -> tuple[int, ...]:
-    """Return the ranks of "[0, 1]", or of the list."""
-    if isinstance(text, Iterable) and not isinstance(text, str):
-        return tuple(sorted(int(rank) for rank in text))
-    return tuple(sorted(map(int, re.findall(r"\d+", str(text)))))
+def joined(entries: Sequence[Entry]) -> list[Entry]:
+    """Move the parts of each batch into the entry that ends it.
+
+    NCCL runs a batch of messages or collectives as one. Its parts stay "scheduled"; the last entry, "coalesced", has no
+    sizes, but is marked when the batch has ended. All have the same numbers, which no other entry has.
+    """
+    same: dict[tuple, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        same[entry.process_group, entry.collective_seq_id, entry.p2p_seq_id].append(entry)
+    for *parts, last in same.values():
+        if parts and END_OF_BATCH.fullmatch(last.operation):
+            last.parts, last.record_id = parts, parts[0].record_id
+    return [entry for run in same.values() for entry in (run[-1:] if run[-1].parts else run)]

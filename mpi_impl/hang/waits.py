@@ -1,12 +1,13 @@
-"""Who waits for whom in the dumps of a job that hangs, and who is waited for without waiting for anybody.
+"""The wait-for graph of a hung job, built from its dumps, and its root: the rank that others wait for.
 
-A rank is where its first entry is that has not ended. It waits there for the ranks of that group that have not come to
-this entry, or have come and are held up before it by one of their own. Each of these may wait in turn, in another
-group: following that ends at a rank that waits for nobody, or in a circle.
+A rank is held up at its first entry that has not ended. It waits there for the ranks that have not come to this entry,
+or have come and are held up before it by one of their own. Each of these may wait in turn, in another group: following
+that ends at a rank that waits for nobody, or in a circle.
 """
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 from mpi_impl.comm.watchdog import listed
@@ -21,6 +22,7 @@ class Disagreement(NamedTuple):
     calls: dict[int, Entry]         # by rank
     odd: tuple[int, ...]            # the ranks that differ from most others; () where neither side is larger
     one_more: dict[int, bool]       # of the odd ranks: True where it has this one more, False where it lacks one
+    misfit: str = ""                # of an all-to-all, how its sizes do not fit
 
 
 class Wait(NamedTuple):
@@ -43,29 +45,31 @@ class Job:
     def __init__(self, dumps: Sequence[Dump]):
         self.dumps = {dump.rank: dump for dump in dumps}
         self.collectives: dict[ProcessGroup, dict[int, dict[int, Entry]]] = defaultdict(lambda: defaultdict(dict))
-        self.messages: dict[tuple, list[Entry]] = defaultdict(list)     # by (group, rank, kind, sender, receiver)
+        self.messages: dict[tuple, list[Entry]] = defaultdict(list)     # by (group, kind, sender, receiver)
         for dump in dumps:
             for entry in dump.entries:
                 group = self.group_of(dump, entry)
-                if entry.message:
-                    self.messages[(group, dump.rank, *sides(entry))].append(entry)
-                elif not entry.is_p2p:
+                for message in entry.messages:
+                    self.messages[group, *message].append(entry)
+                if not entry.messages and not entry.is_p2p:
                     self.collectives[group][dump.rank][entry.collective_seq_id] = entry
 
     def group_of(self, dump: Dump, entry: Entry) -> ProcessGroup:
         """Return an entry's group, with its ranks: where this dump has none, those that another has; and the default
         group's are all.
         """
-        group = dump.group_of(entry)
-        if group.ranks:
-            return group
-        everyone = [tuple(self.dumps)] if "default_pg" in entry.process_group else [()]
-        known = [one.groups[group.name] for one in self.dumps.values() if one.groups.get(group.name)]
-        return ProcessGroup(group.name, (known or everyone)[0])
+        name, _ = entry.process_group
+        everyone = tuple(sorted({*self.dumps, *self.without_dump})) if "default_pg" in entry.process_group else ()
+        known = [one.groups[name] for one in (dump, *self.dumps.values()) if one.groups.get(name)]
+        return ProcessGroup(name, (*known, everyone)[0])
 
     def members(self, group: ProcessGroup) -> tuple[int, ...]:
         """Return the group's ranks of the world: those that have used it, where no dump lists them."""
         return group.ranks or tuple(sorted(self.collectives[group]))
+
+    @cached_property
+    def has_lost_some(self) -> bool:
+        return any(entry.record_id for dump in self.dumps.values() for entry in dump.entries[:1])
 
     @cached_property
     def without_dump(self) -> tuple[int, ...]:
@@ -83,12 +87,15 @@ class Job:
     def disagreement(self, group: ProcessGroup, calls: dict[int, dict[int, Entry]]) -> Disagreement | None:
         """Compare each number among the ranks whose dumps still have it."""
         for number in sorted({n for entries in calls.values() for n in entries}):
-            here = {rank: entries[number] for rank, entries in sorted(calls.items()) if number in entries}
+            here = {rank: entries[number] for rank, entries in sorted(calls.items())
+                    if number in entries and entries[number].signature}
             kinds = Counter(entry.signature for entry in here.values())
             if len(kinds) > 1:
                 (usual, most), (_, second) = kinds.most_common(2)
                 odd = () if most == second else tuple(rank for rank in here if here[rank].signature != usual)
                 return Disagreement(group, number, here, odd, self.shifted(calls, number, here, odd))
+            if here.keys() == {*group.ranks} and (wrong := misfit([here[rank] for rank in group.ranks], group.ranks)):
+                return Disagreement(group, number, here, (), {}, wrong)
         return None
 
     @staticmethod
@@ -101,8 +108,8 @@ class Job:
         found = {}
         for rank in odd or list(here)[:1]:
             other = next(one for one in here if here[one].signature != here[rank].signature)
-            for more, mine, theirs in ((True, after(rank, number + 1), after(other, number)),
-                                       (False, after(rank, number), after(other, number + 1))):
+            for more in (True, False):
+                mine, theirs = after(rank, number + more), after(other, number + 1 - more)
                 n = min(len(mine), len(theirs))
                 if n and mine[:n] == theirs[:n]:
                     found[rank] = more
@@ -112,59 +119,50 @@ class Job:
     # ---- who waits ----
 
     @cached_property
+    def first_open(self) -> dict[int, Entry]:
+        """Return the first entry that has not ended, of each rank that has one."""
+        return {rank: entry for rank, dump in self.dumps.items()
+                for entry in [one for one in dump.entries if not one.has_ended][:1]}
+
+    @cached_property
     def waits(self) -> dict[int, Wait]:
         """Return where each rank is held up, if it is."""
-        found = {}
-        for rank, dump in self.dumps.items():
-            entry = self.first_open(rank)
-            if entry is not None:
-                group = self.group_of(dump, entry)
-                found[rank] = self.wait_of(rank, group, entry)
-        return found
-
-    def first_open(self, rank: int) -> Entry | None:
-        dump = self.dumps[rank]
-        return next((entry for entry in dump.entries if not dump.has_ended(entry)), None)
+        return {rank: self.wait_of(rank, self.group_of(self.dumps[rank], entry), entry)
+                for rank, entry in self.first_open.items()}
 
     def wait_of(self, rank: int, group: ProcessGroup, entry: Entry) -> Wait:
-        absent, held_up = [], []
-        for other in self.partners(rank, group, entry):
-            counterpart = self.counterpart(rank, other, group, entry)
-            if counterpart is None:
-                absent += [] if self.has_lost(other, group, entry) else [other]
-            elif not self.dumps[other].has_ended(counterpart) and counterpart is not self.first_open(other):
-                held_up.append(other)
-        return Wait(rank, group, entry, tuple(absent), tuple(held_up))
+        needed = list(self.counterparts(rank, group, entry))
+        return Wait(rank, group, entry, tuple(sorted({other for other, there in needed if there is None})),
+                    tuple(sorted({other for other, there in needed if there and not there.has_ended
+                                  and there is not self.first_open.get(other)})))
 
-    def partners(self, rank: int, group: ProcessGroup, entry: Entry) -> Iterable[int]:
-        """Return the ranks of the world with which the entry deals."""
-        members = self.members(group)
-        if entry.message:
-            number = entry.message[2]
-            return [members[number]] if number < len(members) else []
-        return [one for one in members if one != rank]
+    def counterparts(self, rank: int, group: ProcessGroup, entry: Entry) -> Iterator[tuple[int, Entry | None]]:
+        """Yield each rank that the entry needs, and what it has posted for it: None if it has not.
 
-    def has_lost(self, rank: int, group: ProcessGroup, entry: Entry) -> bool:
-        """Report whether a rank's ring buffer begins after this collective, to which it has therefore come."""
-        numbers = self.collectives[group].get(rank, {})
-        return entry.message is None and bool(numbers) and min(numbers) > entry.collective_seq_id
+        Messages between two ranks match in their order. Where a dump has lost its beginning, as many are taken to have
+        ended on both.
+        """
+        members, number = self.members(group), entry.collective_seq_id
+        for kind, sender, receiver in entry.messages:
+            back, other = ("recv", receiver) if kind == "send" else ("send", sender)
+            mine, theirs = (self.messages[group, one, sender, receiver] for one in (kind, back))
+            i = mine.index(entry)
+            if self.has_lost_some:
+                i += sum(one.has_ended for one in theirs) - sum(one.has_ended for one in mine)
+            if other < len(members):
+                yield members[other], dict(enumerate(theirs)).get(i)
+        for other in () if entry.messages or entry.is_p2p else members:
+            calls = self.collectives[group].get(other, {})
+            if other != rank and (number in calls or not calls or min(calls) < number):     # or its dump has lost it
+                yield other, calls.get(number)
 
     def call(self, wait: Wait) -> str:
         """Return 'all_reduce 7', 'a send to rank 6'."""
-        if wait.entry.message is None:
-            return f"{wait.entry.operation} {wait.entry.collective_seq_id}"
-        to = "send to" if wait.entry.message[0] == "send" else "receive from"
-        return f"a {to} {listed(list(self.partners(wait.rank, wait.group, wait.entry)) or [wait.entry.message[2]])}"
-
-    def counterpart(self, rank: int, other: int, group: ProcessGroup, entry: Entry) -> Entry | None:
-        """Return what the other rank has posted for this entry; None if it has not."""
-        if not entry.message:
-            return self.collectives[group].get(other, {}).get(entry.collective_seq_id)
-        kind, sender, receiver = sides(entry)
-        mine = self.messages[group, rank, kind, sender, receiver]
-        theirs = self.messages[group, other, "recv" if kind == "send" else "send", sender, receiver]
-        i = next(i for i, one in enumerate(mine) if one is entry)
-        return theirs[i] if i < len(theirs) else None
+        if not wait.entry.parts:
+            for kind, sender, receiver in wait.entry.messages:
+                others = [rank for rank, _ in self.counterparts(*wait[:3])] or [receiver if kind == "send" else sender]
+                return f"a {'send to' if kind == 'send' else 'receive from'} {listed(others)}"
+        return f"a {wait.entry}" if wait.entry.messages else f"{wait.entry.operation} {wait.entry.collective_seq_id}"
 
     # ---- where that ends ----
 
@@ -187,11 +185,22 @@ class Job:
         return []
 
 
-def sides(entry: Entry) -> tuple[str, int, int]:
-    """Return ("send", its sender, its receiver), as ranks of the group, and likewise of a receive."""
-    assert entry.message
-    kind, mine, other = entry.message
-    return (kind, mine, other) if kind == "send" else (kind, other, mine)
+def misfit(calls: Sequence[Entry], ranks: Sequence[int]) -> str:
+    """Say which rank of an all-to-all sends another more or less than that expects; "" if none does.
+
+    Of a tensor that is split among all, the dumps do not tell how, and only the sums can be compared.
+    """
+    if not calls or not calls[0].operation.startswith("all_to_all"):
+        return ""
+    sent, expected = ([list(map(prod, sizes)) for sizes in side] for side in zip(*(
+        (call.input_sizes, call.output_sizes) for call in calls)))
+    if {len(sizes) for sizes in sent + expected} == {len(ranks)}:
+        for sender, *rows in zip(ranks, sent, zip(*expected)):
+            for receiver, mine, theirs in zip(ranks, *rows):
+                if mine != theirs:
+                    return f"rank {sender} sends {mine} elements to rank {receiver}, which expects {theirs}"
+    totals = [sum(map(sum, side)) for side in (sent, expected)]
+    return "its ranks send {} elements in all, and expect {}".format(*totals) if len({*totals}) > 1 else ""
 
 
 # ---- in words -------------------------------------------------------------------------------------------------------
@@ -211,6 +220,8 @@ def report(job: Job) -> str:
 
 
 def say_disagreement(one: Disagreement) -> list[str]:
+    if one.misfit:
+        return [f"In {one.group} the sizes of all-to-all {one.number} do not fit: {one.misfit}."]
     by_call: dict[str, list[int]] = defaultdict(list)
     for rank, entry in one.calls.items():
         by_call[f"{entry}{entry.place}"].append(rank)
@@ -228,12 +239,13 @@ def say_wait(job: Job, wait: Wait) -> str:
     if wait.absent:
         reasons.append(f"for {listed(wait.absent)}, which {'has' if len(wait.absent) == 1 else 'have'} not come to it")
     for rank in wait.held_up:
-        reasons.append(f"for rank {rank}, which has posted it behind {job.first_open(rank)}")
+        reasons.append(f"for rank {rank}, which has posted it behind {job.first_open[rank]}")
     if reasons:
         return f"{begin} {' and '.join(reasons)}."
     if not wait.group.ranks:
         return f"{begin}. The dumps do not list its ranks; {listed(job.members(wait.group))} used it."
-    return f"{begin}, to which all its ranks have come: it is slow, or the network or a kernel has stopped."
+    return f"{begin}, to which all its ranks have come" + (
+        "." if job.ends else ": it is slow, or the network or a kernel has stopped.")
 
 
 def verdict(job: Job) -> str:
@@ -244,12 +256,12 @@ def verdict(job: Job) -> str:
             "the ranks that differ")
         return (f"Look first at collective {first.number} of {first.group}, and at what {where} did before it: what "
                 "comes after it follows from it.")
+    if job.ends:
+        return f"All waiting ends at {listed(job.ends)}. " + " ".join(last_of(job, rank) for rank in job.ends)
     if job.circle:
         steps = ", ".join(f"rank {rank} in {job.waits[rank].group} for rank {job.waits[rank].others[0]}"
                           for rank in job.circle)
         return f"That is a circle: {steps}. These ranks use their groups, or their sends and receives, in other orders."
-    if job.ends:
-        return f"All waiting ends at {listed(job.ends)}. " + " ".join(last_of(job, rank) for rank in job.ends)
     if any(not wait.group.ranks for wait in job.waits.values()):
         return "Where that ends cannot be told, since the dumps do not list the ranks of these groups."
     if job.waits:
@@ -262,7 +274,8 @@ def last_of(job: Job, rank: int) -> str:
     if rank not in job.dumps:
         return f"Rank {rank} has left no dump."
     if rank in job.waits:
-        return f"Rank {rank} is in {job.waits[rank].entry}, where it waits for nobody."
+        return (f"Rank {rank} is in {job.waits[rank].entry}, to which all its ranks have come: look at the network, "
+                "the GPUs' errors and the kernels.")
     if not job.dumps[rank].entries:
         return f"Rank {rank} has posted nothing."
     entry = job.dumps[rank].entries[-1]
