@@ -64,6 +64,12 @@ def test_an_operator_that_is_missing_makes_every_rank_wrong(draw):
     assert all((right["y"] != rank["y"]).any() for rank in draw["rows"])
 
 
+@given(st.sampled_from(list(ranks.START)), st.sampled_from(["x", "", "9" * 400, "9" * 5000]))
+def test_whatever_a_link_holds_gets_a_short_sentence(name, value):
+    with pytest.raises(UserError, match="(?s)^.{9,500}$"):
+        ranks.costs(ranks.START | {name: value})
+
+
 # ---- in a browser ---------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +106,8 @@ def test_the_page_shows_the_numbers_of_python(page, state):
     check(page, state)
 
 
-WRONG = [{"t": "5"}, {"t": "0"}, {"t": "1"}, {"p": "97"}, {"c": "3"}, {"e": "2"}, {"B": "1537"}, {"L": ""}]
+WRONG = [{"t": "5"}, {"t": "0"}, {"t": "1"}, {"p": "97"}, {"c": "3"}, {"e": "2"}, {"B": "1537"}, {"L": ""},
+         {"kind": "x"}]
 
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)

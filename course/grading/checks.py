@@ -4,6 +4,7 @@
     outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
     expect_equal(outcome.results, [sum(xs)] * 4, "the sum", "does every rank get every chunk?")
 """
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ WIDTH = 88      # of a message in a notebook
 class CheckFailed(AssertionError):
     """A wrong answer. The message says what is wrong and where, with a hint; a notebook shows no traceback."""
 
+    def __init__(self, message: str):
+        """Cut the middle out of lines that a value of the answer has made long."""
+        super().__init__(re.sub(r"(?m)^(.{300}).{9,}(.{300})$", r"\1 [...] \2", message))
+
     def _render_traceback_(self) -> list[str]:
         """Wrap sentences, since JupyterLab breaks long lines inside words; leave a traceback's indented lines."""
         return [part for line in str(self).splitlines() for part in ([line] if line[:1] == " " else textwrap.wrap(
@@ -39,19 +44,23 @@ def each(values: Sequence) -> Each:
 
 
 def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS, limit: float | None = None,
-        hint: str = "") -> Outcome:
+        hint: str = "", elements: int | None = None) -> Outcome:
     """Call the answer's `function(group, *args)` on n limited ranks, or `function(*args)` on one if n is None.
 
-    It may use the operations of group that `allow` names, and must end within `limit` seconds. Raises CheckFailed, with
-    the hint if ranks hang.
+    It may use the operations of group that `allow` names, and must end within `limit` seconds. If the ranks only need
+    the sum of `elements`, none may send more than the clumsiest sum does. Raises CheckFailed, with the hint if ranks
+    hang.
     """
     if not CURRENT:
         raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
     try:
         answers = {name: source for name, source in CURRENT.items() if name not in LATER}
-        return SANDBOX.run(answers, function, args, n, allow, limit or LIMIT, GIVEN)
+        outcome = SANDBOX.run(answers, function, args, n, allow, limit or LIMIT, GIVEN)
     except AnswerFailed as failed:
         raise CheckFailed(f"{failed}{format_hint(hint if failed.hangs else '')}") from None
+    if elements is not None:
+        expect_sent(outcome, 0, 2 * elements * len(outcome.sent), function, "compute where the shards are.", 1000)
+    return outcome
 
 
 def run_given(source: str, n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS,

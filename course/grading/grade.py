@@ -108,8 +108,9 @@ def run_check(code: str, name: str, names: dict) -> tuple[bool, str]:
         return False, f"{printed.getvalue()}{failed}"
     except Exception as error:      # the answer returned a value that the check did not expect
         last = "".join(traceback.format_exception_only(error)).strip()
-        return False, (f"{printed.getvalue()}The value that the answer returned could not be checked ({last}). "
-                       "Is it of the kind that the task asks for?")
+        shortened = checks.CheckFailed(f"The value that the answer returned could not be checked ({last}). "
+                                       "Is it of the kind that the task asks for?")
+        return False, f"{printed.getvalue()}{shortened}"
     return True, printed.getvalue()
 
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import nbformat
 from nbconvert.exporters import NotebookExporter
+from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, ClearHiddenTests, LimitOutput,
                                     NbGraderPreprocessor, SaveAutoGrades)
-from nbgrader.utils import compute_checksum
+from nbgrader.utils import compute_checksum, parse_utc
 
 from course.grading.answers import MAGIC, about, name_of
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.grade import Mark
 from course.grading.hunts import FILE, hunted_by
-from course.grading.submission import Unreadable, find_notebook, grade_file, read
+from course.grading.submission import Unreadable, find_notebook, grade_file, read, read_file
 from course.grading.writing import STUB, is_writing, quote, texts_of
 
 # The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
@@ -28,6 +29,7 @@ CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)
 
 def configure(c) -> None:
     """Configure nbgrader; `c` is the result of its `get_config()`."""
+    CourseDirectory.get_existing_timestamp = timestamp_of       # nbgrader's own ends with the first that is no time
     c.CourseDirectory.course_id = "shardlab"
     c.FileNameCollectorPlugin.named_regexp = CANVAS_FILE
     c.Autograde.pre_convert_hook = select_lab
@@ -56,6 +58,16 @@ def remove_links(folder: Path) -> None:
         for path in (os.path.join(parent, name) for name in folders + files):
             if not stat.S_ISREG(kind := os.lstat(path).st_mode) and not stat.S_ISDIR(kind):
                 os.remove(path)
+
+
+def timestamp_of(coursedir, folder: str):
+    """Return when a submission was made. One without a readable time is graded as if it had none."""
+    path = Path(folder, "timestamp.txt")
+    try:
+        return parse_utc(read_file(path)[:99].decode().strip() or None) if os.path.lexists(path) else None
+    except Exception:       # dateutil raises many kinds
+        coursedir.log.warning("%s does not hold a time: the submission counts as one without a time.", path)
+        return None
 
 
 class LabExporter(NotebookExporter):

@@ -9,6 +9,7 @@ import nbformat
 
 from course.grading.answers import answers_of, name_of
 from course.grading.grade import Mark, grade, no_marks
+from course.grading.sandbox import sanitize
 from course.grading.writing import texts_of
 from mpi_impl.runtime.files import opened_to_read
 from reference.errors import UserError
@@ -43,7 +44,8 @@ def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> G
     try:
         submitted = read(find_notebook(path, name) if os.path.isdir(path) else path)
     except Unreadable as problem:
-        return Graded(no_marks(source, str(problem)), [str(problem)])
+        sentence = sanitize(str(problem))
+        return Graded(no_marks(source, sentence), [sentence])
     said = remarks(source, submitted)
     if not set(answers_of(source)) & set(answers_of(submitted)):
         return Graded(no_marks(source, said[0]), said)
@@ -71,8 +73,10 @@ def read(path: Path):
     """Read the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
     data = read_file(path)
     try:
-        notebook = json.loads(data.decode("utf-8-sig"))
-        return nbformat.from_dict({"cells": [cell_of(cell) for cell in cells_of(notebook)]})
+        cells = [cell_of(cell) for cell in cells_of(json.loads(data.decode("utf-8-sig")))]
+        # JSON can hold lone surrogates, which no file can.
+        writable = json.dumps(cells, ensure_ascii=False).encode(errors="replace")
+        return nbformat.from_dict({"cells": json.loads(writable)})
     except (ValueError, RecursionError):
         raise Unreadable(f"{path.name} is {'not a notebook: it is not JSON' if data.strip() else 'empty'}. Open it in "
                          "Jupyter, save it, and submit it again.") from None
@@ -109,7 +113,7 @@ def cell_of(cell: dict) -> dict:
     metadata = cell.get("metadata", {})
     about = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     about = about if isinstance(about, dict) and isinstance(about.get("grade_id"), str) else {}
-    return {"cell_type": str(cell["cell_type"]), "source": text.encode(errors="replace").decode(),
+    return {"cell_type": str(cell["cell_type"]), "source": text,
             "metadata": {"nbgrader": about} if about else {}}
 
 

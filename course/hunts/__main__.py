@@ -140,8 +140,8 @@ def page(student: str, found: dict[str, tuple[Fault, Evidence]]) -> str:
 
 
 def file_name(student: str) -> str:
-    """Return a student's name as that of a file."""
-    return re.sub(r"[^\w.@+-]", "_", student)
+    """Return a student's name as that of a file, which is another one for each student."""
+    return re.sub(r"[^\w.@+-]", lambda found: f"%{ord(found[0]):x}.", student)
 
 
 if __name__ == "__main__":

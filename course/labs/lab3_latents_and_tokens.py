@@ -276,10 +276,10 @@ def inside_backward(dy, x, shard, kept):
 
 # %% check="check_inside" points=7
 # One rank's heads: the partial sums add up to Y
-def inside_case(rank, n, a):
+def inside_case(rank, n, a, h=4, c=3):
     """Return an input, a rank's shard and the right result: that of a whole layer of its heads."""
     random = check_data("inside")
-    (x, dy), mine = inputs(random, 2, 3, 4), shards_of(layer(random, a, r=4), n)[rank]
+    (x, dy), mine = inputs(random, 2, 3, h) * 4 / h, shards_of(layer(random, a, h, c, r=4), n)[rank]
     return x, dy, mine, whole_attention(x, mine, dy)
 
 
@@ -300,10 +300,12 @@ for rank, n, a in ((0, 1, 3), (0, 3, 7), (2, 3, 7), (4, 5, 3)):
 
 # %% check="check_inside_backward" points=9
 # One rank's heads, backward: their parts of dX and of the gradients
-def check_inside_backward(rank, n, a):
-    x, dy, mine, (_, dx, grads) = inside_case(rank, n, a)
+def check_inside_backward(rank, n, a, *sizes):
+    x, dy, mine, (_, dx, grads) = inside_case(rank, n, a, *sizes)
     _, kept = expect_values(run(None, "inside", x, mine).results, ("partial sum", "kept"))
-    found, gradients = expect_values(run(None, "inside_backward", dy, x, mine, kept[0]).results, ("dx", "gradients"))
+    backward = run(None, "inside_backward", dy, x, mine, kept[0], limit=10.0, hint="a backward takes as long as two "
+                   "forwards, and not as one for each parameter.")
+    found, gradients = expect_values(backward.results, ("dx", "gradients"))
     expect_dicts(gradients, [grads], f"rank {rank} of {n}: the gradient",
                  "the latent goes into keys and values, and all heads share the rope key: add up what comes back.")
     expect_equal(found, [dx], f"dx of rank {rank} of {n}", "x went into the queries, the latent and the rope key.")
@@ -315,6 +317,7 @@ passed("inside_backward on ranks of 2 and 4")
 ### BEGIN HIDDEN TESTS
 for rank, n, a in ((0, 1, 3), (2, 3, 7), (4, 5, 3)):
     check_inside_backward(rank, n, a)
+check_inside_backward(0, 1, 64, 128, 64)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -359,7 +362,7 @@ def attention_backward(group, dy, shard, cache):
 # Attention forward: every rank has the whole Y
 def on_ranks(n, function, *arguments):
     """Call a function of attention on n ranks, which may use all-reduces."""
-    return run(n, function, *arguments, allow=("all_reduce",),
+    return run(n, function, *arguments, allow=("all_reduce",), elements=arguments[0].size + 20,
                hint="every rank must come to an all-reduce, also one without heads.")
 
 
@@ -380,7 +383,7 @@ for n in (2, 4):
     check_attention_forward(4, n, s=3)
 passed("attention_forward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for a, n in ((3, 1), (7, 4), (3, 5)):
+for a, n in ((3, 1), (15, 4), (3, 5)):
     check_attention_forward(a, n, s=4)
 ### END HIDDEN TESTS
 
@@ -401,7 +404,7 @@ for n in (2, 4):
     backward_on_ranks(4, n, s=3)
 passed("attention_backward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for a, n in ((4, 1), (7, 3), (3, 5)):
+for a, n in ((4, 1), (15, 3), (3, 5)):
     backward_on_ranks(a, n, s=4)
 ### END HIDDEN TESTS
 
@@ -508,10 +511,11 @@ def sequence_on_ranks(n, b, s, h, a):
     p |= dict(zip(("gain", "shift"), random.normal(size=(2, h)) / np.sqrt(h)))      # no softmax should saturate
     shards, (y, dx, grads) = shards_of(p, n), whole_layer(x, p, dy)
     xs, dys, ys, dxs = (np.array_split(one, n, axis=1) for one in (x, dy, y, dx))
-    forward = run(n, "sequence_forward", each(xs), each(shards), allow=GATHER)
+    forward = run(n, "sequence_forward", each(xs), each(shards), allow=GATHER, elements=x.size)
     found, caches = expect_values(forward.results, ("y", "cache"))
     return forward, caches, (found, ys), lambda: (
-        run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER), shards_of(grads, n), dxs)
+        run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER, elements=x.size),
+        shards_of(grads, n), dxs)
 
 
 def check_sequence_forward(n, b, s, h, a):
@@ -525,7 +529,7 @@ for n in (2, 4):
     check_sequence_forward(n, 2, 4, 3, a=4)
 passed("sequence_forward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for n, s, a in ((1, 2, 1), (3, 4, 4), (5, 3, 3)):
+for n, s, a in ((1, 2, 1), (3, 4, 16), (5, 3, 3)):
     check_sequence_forward(n, 2, s, 3, a)
 ### END HIDDEN TESTS
 
@@ -544,7 +548,7 @@ for n in (2, 4):
     check_sequence_backward(sequence_on_ranks(n, 2, 4, 3, a=4)[-1])
 passed("sequence_backward on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for n, s, a in ((1, 2, 1), (3, 4, 4), (5, 3, 3)):
+for n, s, a in ((1, 2, 1), (3, 4, 16), (5, 3, 3)):
     check_sequence_backward(sequence_on_ranks(n, 2, s, 3, a)[-1])
 ### END HIDDEN TESTS
 

@@ -403,7 +403,7 @@ def zero2_step(group, params, momentum, own, samples, lr, mu, clip):
     ### END SOLUTION
 
 
-# %% check="check_zero2" points=8
+# %% check="check_zero2" points=8 also="zero1_step"
 # Stage 2: with buckets and microbatches, steps are those of one process
 def check_zero2(microbatches, n, edges, clip, steps=2):
     """Check steps. microbatches: for each the numbers of samples of the ranks; edges: the inner ends of buckets."""

@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--variant", metavar="SEED", default=PUBLIC, help="any text, from which the exam's numbers are "
                         "drawn (default: %(default)s); if it is secret, nobody can look up the answers")
     options = parser.parse_args()
+    if not options.variant.strip():
+        raise UserError("The seed of --variant is empty. Give a text that nobody can guess, or leave --variant out.")
     suffix, text_of = WRITERS[options.format]
     zipped = qti_writer() if options.format == "qti" else None
     for quiz, title in QUIZZES.items():

@@ -7,8 +7,10 @@ from typing import NamedTuple
 from course.grading.answers import answers_of
 from course.grading.grade import Mark
 from course.tests import cheats
-from course.tests.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB7, LAB8, checks_of, lost_checks, marks_of, plant,
-                                      solution)
+from course.tests.submissions import (HIDDEN, LAB1, LAB2, LAB3, LAB4, LAB6, LAB7, LAB8, checks_of, lost_checks,
+                                      marks_of, plant, solution)
+
+ONE_FOR_EACH = "not as one for each parameter"
 
 
 class Submission(NamedTuple):
@@ -43,6 +45,11 @@ def function(head: str, body: str) -> str:
     return f"import os, sys\nimport numpy as np\n\ndef {head}:\n{lines}"
 
 
+def added(lab: str, answer: str, code: str, lost: str, phrases: str) -> Submission:
+    """Make a submission in which this code follows an answer of the solution."""
+    return Submission(lab, {answer: answers_of(solution(lab))[answer] + code}, lost, phrases)
+
+
 def passes_on(body: str, phrases: str) -> Submission:
     """Make a submission whose pass_on has this body."""
     return Submission(LAB1, {"pass_on": function("pass_on(group, x)", body)}, "pass_on", phrases)
@@ -62,6 +69,19 @@ def blank(lab: str) -> Submission:
 SUBMISSIONS = {
     "the solution": Submission(LAB1, {}, "", ""),
     "nothing written": blank(LAB1),
+
+    # ---- clumsy, and right but for the cost ----
+    "two sums in lab 2": Submission(
+        LAB2, plant(LAB2, "block", "g(group, partial)", "g(group, partial / 2) + g(group, partial / 2)"), "block_cost",
+        "are enough"),
+    "a slow loop in lab 2": Submission(
+        LAB2, plant(LAB2, "inside", 'np.einsum("bsh,bsn->hn", n, dz)', "sum(np.array([[x * y for y in dz[i]] for x in "
+                    "n[i]]) for i in np.ndindex(dz.shape[:2]))"), "", ""),
+    "five sums in lab 4": Submission(LAB4, plant(
+        LAB4, "loss_forward", "(wanted *", "(0 * wanted *", "axis=-1))\n", "axis=-1)) + sum(group.all_reduce((part * "
+        "np.where(ids < V, logits, 0)).sum(axis=-1)) for part in (wanted / 2, wanted / 2))\n"), "cost", "are enough"),
+    "a sum by a gather in lab 7": Submission(LAB7, plant(
+        LAB7, "columns", "group.all_reduce(dy @ w.T)", "sum(group.all_gather((dy @ w.T)[None]))"), "", ""),
 
     # ---- wrong ----
     "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, "pass_on", "it renamed"),
@@ -109,6 +129,16 @@ SUBMISSIONS = {
     "the lab's whole layer": Submission(
         LAB2, {"inside": shown(LAB2, "whole") + cheats.LAB2_WHOLE}, "inside inside_backward",
         "may not be imported|NameError"),
+    "lab 3's layer, behind a gather": added(
+        LAB3, "sequence", cheats.LAB3_WHOLE, "sequence_forward sequence_backward sequence_cost", "are enough"),
+    "lab 4's loss, behind a gather": added(
+        LAB4, "loss_forward", cheats.LAB4_WHOLE + shown(LAB4, "whole"), "loss extreme cost backward", "are enough"),
+    "lab 7's product, behind a gather": Submission(LAB7, cheats.LAB7_WHOLE, "columns gathered", "are enough"),
+    "complex steps in lab 2": added(
+        LAB2, "inside", cheats.BY_STEPS + "SIZE, KEYS = [2], ('W_in', 'W_out')", "inside_backward", ONE_FOR_EACH),
+    "complex steps in lab 3": added(
+        LAB3, "inside", cheats.BY_STEPS + "SIZE, KEYS = [], 'CRQKVO'", "inside_backward", ONE_FOR_EACH),
+    "a helper of the course's answer": Submission(LAB6, cheats.LAB6_HELPER, "zero1 zero1_cost zero2", "KeyError"),
     "one rank trains for all": Submission(
         LAB8, {**cheats.LAB8_ALONE, **plant(LAB8, "predict", "sent.append(in", "sent.append(0 * in"),
                **plant(LAB8, "train", "= step(", "= alone("),

@@ -37,6 +37,13 @@ def test_anything_else_is_reported(mine, right, words):
         expect_equal([mine], [right], "it", "the hint")
 
 
+@given(st.integers(0, 10 ** 5))
+def test_a_value_of_any_length_leaves_a_short_message_with_its_beginning_and_end(length):
+    said = str(CheckFailed(f"It is {'x' * length}, but must be 1.\nHint: count again"))
+    assert len(said) < 700 and (length > 500 or "x" * length in said)
+    assert said.startswith("It is ") and said.endswith("but must be 1.\nHint: count again")
+
+
 def test_nan_is_equal_to_itself_and_the_rank_and_the_hint_are_reported_without_a_traceback():
     x = np.array([np.nan, np.inf, -np.inf, -0.0])
     assert difference(x, x, 0) == ""

@@ -57,6 +57,12 @@ def test_the_solution_has_all_points(grade_one):
             {"name": "It is one, still", "score": 7, "max_score": 7, **right}]}
 
 
+def test_a_name_that_no_file_can_hold_costs_nothing(grade_one):
+    odd = json.dumps(answer_cell("two", "")).replace("two", r"\ud800")
+    text = f'{{"cells": [{", ".join(map(json.dumps, SOURCE.cells))}, {odd}]}}'
+    assert grade_one(text)["output"].startswith("12 of 12 points. ? is no task of this lab")
+
+
 def test_a_wrong_answer_has_none_and_its_hidden_tests_are_shown_when_the_instructor_says(grade_one):
     found = grade_one(WRONG, "--hidden-tests", "after_due_date")
     assert [(test["score"], test["status"], test["output"], test["visibility"]) for test in found["tests"]] == [

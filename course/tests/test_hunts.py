@@ -150,11 +150,12 @@ def test_a_course_gets_a_page_for_each_student_and_a_key_for_grading(tmp_path, m
 
     monkeypatch.setattr(program, "Trials", EveryFault)
     (tmp_path / SEED_FILE).write_text("secret\n")
-    (tmp_path / "roster").write_text("alice\n\n b/ob@x.y\n")
+    (tmp_path / "roster").write_text("alice\n\n b/ob@x.y\na b\na_b\n")
     hunts("--roster", str(tmp_path / "roster"))
     found, text = read(tmp_path / FILE), (tmp_path / FILE).read_text()
-    assert set(found) == {"alice", "b/ob@x.y"} and found["alice"] != found["b/ob@x.y"]
-    assert {path.name for path in (tmp_path / "hunts").iterdir()} == {"alice.md", "b_ob@x.y.md"}
+    assert set(found) == {"alice", "b/ob@x.y", "a b", "a_b"} and found["alice"] != found["b/ob@x.y"]
+    assert {path.name for path in (tmp_path / "hunts").iterdir()} == {
+        "alice.md", "b%2f.ob@x.y.md", "a%20.b.md", "a_b.md"}
     shown = (tmp_path / "hunts" / "alice.md").read_text()
     assert all(f"The {level} case" in shown and case["name"] not in shown and case["file"] not in shown
                for level, case in json.loads(text)["alice"].items())

@@ -43,13 +43,14 @@ def with_oddities(solution, marker):
     for cell in kept:
         cell["metadata"].get("nbgrader", {})["schema_version"] = 0
     first = next(cell for cell in kept if cell["metadata"].get("nbgrader", {}).get("solution"))
+    lone = {**first, "source": "def one(): pass", "metadata": {"nbgrader": {"grade_id": "\ud800", "solution": True}}}
     trace = {"cell_type": "code", "source": f"open({str(marker)!r}, 'w')", "metadata": {},
              "outputs": [{"output_type": "x"}]}
     script = {"cell_type": "markdown", "source": "<script>alert(1)</script>", "metadata": {}}
     check = {"cell_type": "code", "source": trace["source"],
              "metadata": {"nbgrader": {"grade_id": "check_pass_on", "grade": True, "locked": True, "points": 1000}}}
     renamed = {**first, "source": first["source"].replace("pass_on", "<b>", 1).replace("%%answer <b>", "%%answer xs_b")}
-    return json.dumps({"cells": [check, trace, script, first, *kept, renamed], "metadata": 3, "nbformat": 4})
+    return json.dumps({"cells": [check, trace, script, first, *kept, renamed, lone], "metadata": 3, "nbformat": 4})
 
 
 def link_secrets(course, submitted):
@@ -79,7 +80,8 @@ def course(tmp_path_factory):
     solution = (folder / "source" / LAB1 / FILE).read_text()
     handed_in = {
         "alice": {FILE: solution}, "bob": {FILE: (folder / "release" / LAB1 / FILE).read_text(), "notes.txt": "mine"},
-        "odd": {FILE: with_oddities(nbformat.reads(solution, 4), folder / "it_was_run")}, "broken": {FILE: "{"},
+        "odd": {FILE: with_oddities(nbformat.reads(solution, 4), folder / "it_was_run"), "timestamp.txt": "yesterday"},
+        "broken": {FILE: "{"},
         "nothing": {"lab.txt": ""}, "sly": {"mine.txt": "mine"},
     }
     (folder / HUNTS_FILE).write_text(json.dumps({"alice": {level: bug._asdict() for level, bug in PRACTICE.items()}}))
@@ -117,7 +119,8 @@ def test_each_has_the_points_that_he_or_she_should(grades):
 @pytest.mark.parametrize("student, words", {
     "alice": "passed: pass_on on 2 and 4 ranks", "bob": "NotImplementedError",
     "broken": f"{FILE} is not a notebook: it is not JSON",
-    "odd": "The answer pass_on is there 2 times: the last one counts. xs_b is no task of this lab",
+    "odd": "The answer pass_on is there 2 times: the last one counts. xs_b is no task of this lab: "
+           "has the first line of its cell been changed? ? is no task of this lab",
 }.items())
 def test_feedback_says_why(course, student, words):
     assert words in feedback(course, student)
@@ -149,6 +152,14 @@ def test_links_of_a_submission_are_not_followed_and_its_files_come_back(course):
         assert found["mine.txt"] == "mine" and not {"seed.txt", "lab.txt"} & set(found)
         assert solution not in found.values() and not any("BEGIN SOLUTION" in text for text in found.values())
     assert (course / "source" / LAB1 / FILE).read_text() == solution
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"nonsense", b"9" * 99, b"9 " * 10 ** 6, b"0001-01-01 +99:99"])
+def test_a_timestamp_that_is_no_time_is_none(tmp_path, data):
+    (tmp_path / "timestamp.txt").write_bytes(data)
+    assert nbgrader_checks.timestamp_of(CourseDirectory(), str(tmp_path)) is None
+    (tmp_path / "timestamp.txt").write_text("2027-02-12 23:59:00 CET")
+    assert nbgrader_checks.timestamp_of(CourseDirectory(), str(tmp_path)).year == 2027
 
 
 def test_the_answers_are_in_what_was_graded(course):

@@ -224,7 +224,8 @@ def test_the_command_writes_every_quiz_and_says_what_is_missing(monkeypatch, tmp
     assert {one.name for one in tmp_path.iterdir()} == {quiz + kind for quiz in QUIZZES for kind in (".gift", ".ipynb")}
     assert (tmp_path / "exam.gift").read_text() == gift(QUIZZES["exam"], read_quiz("exam", "a secret"))
     monkeypatch.setitem(sys.modules, "text2qti.config", None)
-    monkeypatch.setattr(sys, "argv", ["quizzes", "--format", "qti", str(tmp_path)])
-    with pytest.raises(Exception, match="not installed"):
-        main()
+    for options, words in (["--format", "qti"], "not installed"), (["--variant", " "], "--variant is empty"):
+        monkeypatch.setattr(sys, "argv", ["quizzes", *options, str(tmp_path)])
+        with pytest.raises(Exception, match=words):
+            main()
     assert text2qti("Title", read_quiz("exam")).count("\nTitle: ") == 30

@@ -18,6 +18,7 @@ DEFAULTS = {"schedule": "1f1b", "p": "4", "m": "8", "v": "2", "F": "1", "I": "1"
 NUMBERS = {"F": "The duration of F", "I": "The duration of I", "W": "The duration of W",
            "link": "The duration of a transfer", "size": "The size of activations"}
 MOST_FORWARDS = 1000        # that a page draws without making its reader wait
+MOST_QUOTED = 40            # characters of a value in a link
 
 
 def first_answers() -> dict:
@@ -28,6 +29,7 @@ def first_answers() -> dict:
 
 def play(state: dict) -> dict:
     """Return the timeline, the bubble and the memory of a state. Raises UserError if it is not a valid one."""
+    state = {name: text if name == "order" else text[:MOST_QUOTED] for name, text in state.items()}
     schedule = schedule_of(state)
     validate(schedule)
     stages = schedule.placement()

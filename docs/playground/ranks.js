@@ -25,7 +25,11 @@ function currentState() {
 }
 
 function show(state) {
-  for (const [name, value] of Object.entries(state)) if (form.elements[name]) form.elements[name].value = value;
+  for (const [name, value] of Object.entries(state).filter(([name]) => name in start)) {
+    const input = form.elements[name];
+    input.value = value;
+    if (input.selectedIndex === -1) input.add(new Option(value)), input.value = value;   // for Python to refuse
+  }
   const same = preset => Object.entries(preset).every(([name, value]) => form.elements[name].value === value);
   form.elements.model.value = Object.keys(presets).find(name => same(presets[name])) || OWN;
 }

@@ -48,6 +48,8 @@ PRESETS = {name: dict(zip(SIZES, sizes.split())) for name, sizes in {
     "Mixtral 8x7B": "Llama 32 4096 32 8 14336 32000 32768 8"}.items()}
 START = PRESETS["GPT-3 175B"] | {"t": "8", "p": "12", "d": "8", "c": "1", "e": "1", "zero": "1", "sequence": "yes",
                                  "recompute": "selective", "b": "1", "B": "1536", "w": "2"}
+CHOICES = {"kind": KINDS, "sequence": ("no", "yes"), "w": ("2", "4", "8")}      # the trainer refuses other texts
+MOST_QUOTED = 40        # characters of a value in a link
 CHOSEN = 2      # experts that compute a token
 
 NARAYANAN = "Narayanan et al. 2021 (arXiv 2104.04473)"
@@ -86,6 +88,10 @@ def model_of(state: dict[str, str]) -> ModelConfig:
 
 def plan_of(state: dict[str, str]) -> Plan:
     """Return the plan of these settings. Raises UserError where they do not go together."""
+    state = {name: text[:MOST_QUOTED] for name, text in state.items()}
+    for name, choices in CHOICES.items():
+        if state[name] not in choices:
+            raise UserError(f"{name} is {state[name]!r}, but must be one of {', '.join(choices)}.")
     t, p, d, c, e, zero, b, B, w = (whole(state, name) for name in ("t", "p", "d", "c", "e", "zero", "b", "B", "w"))
     parallel = ParallelConfig(t, p, d, zero_stage=zero, sequence_parallel=state["sequence"] == "yes",
                               recompute=Recompute(state["recompute"]), context_parallel_size=c,
