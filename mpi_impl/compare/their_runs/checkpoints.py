@@ -159,6 +159,7 @@ def saved_tensors(path: str) -> Iterator[tuple[str, Parts, str]]:
     """Yield the tensors of a file of torch.save: the name, its one part, and the format."""
     with opened_saved(path) as saved:
         for name, tensor in named_tensors(path, saved.content).items():
+            saved.check(tensor)
             yield name, whole(tensor.shape, partial(read_saved, path, name)), format_of(np.dtype(tensor.dtype))
 
 
