@@ -32,6 +32,13 @@ class Attributed:
         self.array, self.attributes = array, attributes
 
 
+class Raw:
+    """A call of one of torch's functions with these arguments, of which arrays stand for their storages."""
+
+    def __init__(self, name, *arguments):
+        self.call = name, arguments
+
+
 def named(module, name):
     """Return a function that pickles as this name."""
     def stands_for_another():
@@ -103,6 +110,9 @@ class Pickler(pickle.Pickler):
     def reducer_override(self, x):
         if isinstance(x, Attributed):
             return NAMES["torch._utils", "_rebuild_parameter_with_state"], (x.array, True, OrderedDict(), x.attributes)
+        if isinstance(x, Raw):
+            return NAMES["torch._utils", x.call[0]], tuple(Storage(one) if isinstance(one, np.ndarray) else one
+                                                           for one in x.call[1])
         if not isinstance(x, np.ndarray):
             return NotImplemented
         base = x if x.base is None else x.base

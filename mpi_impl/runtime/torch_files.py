@@ -5,6 +5,8 @@ which a tensor is a view. The pickle may name what rebuilds tensors, dtypes and 
 torch/_weights_only_unpickler.py); here these names stand for functions that only note what they are given. A pickle
 that names anything else is not read.
 """
+import struct
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import prod
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -32,10 +34,16 @@ DTYPES: dict[str, Any] = {
                                             "uint64", "uint32", "uint16", "uint8", "complex64", "complex128")},
     "bool": np.bool_, "bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e5m2": ml_dtypes.float8_e5m2}
+MOST_REPEATED = 1 << 20     # elements of a tensor that has more of them than its storage
 
 
-@dataclass(frozen=True)
-class Storage:
+class Dtype(NamedTuple):
+    """A stand-in for torch.float32, torch.FloatStorage and the like. A pickle cannot change a tuple."""
+
+    of: Any
+
+
+class Storage(NamedTuple):
     """A member of the archive with the elements of tensors."""
 
     key: str
@@ -85,8 +93,10 @@ class SavedFile:
         except DAMAGED as error:
             raise UserError(f"{self.path} has a pickle that is damaged: {type(error).__name__}.") from error
 
-    def load(self, tensor: SavedTensor) -> np.ndarray:
-        """Read a tensor's elements. Raises UserError if its storage is not there, or too small."""
+    def check(self, tensor: SavedTensor) -> tuple[str, int]:
+        """Return the name of a tensor's storage in the archive, and its elements. Raises UserError if it is not there,
+        or too small.
+        """
         storage, dtype = tensor.storage, np.dtype(tensor.dtype)
         member = f"{self.root}data/{storage.key}"
         expected = storage.size * (1 if storage.dtype is None else dtype.itemsize)
@@ -94,9 +104,18 @@ class SavedFile:
             raise UserError(f"{self.path} lacks the storage {storage.key} of {expected:,} bytes, or has another size "
                             "of it: the file is damaged.")
         last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides))
-        if prod(tensor.shape) and last >= expected // dtype.itemsize:
+        count = expected // dtype.itemsize
+        if prod(tensor.shape) and last >= count:
             raise UserError(f"{self.path} has a tensor {list(tensor.shape)} that reaches beyond its storage.")
-        elements = np.frombuffer(self.archive.read(member)[:expected // dtype.itemsize * dtype.itemsize], dtype)
+        if prod(tensor.shape) > max(count, MOST_REPEATED):
+            raise UserError(f"{self.path} has a tensor {list(tensor.shape)} that repeats the {count:,} elements of its "
+                            "storage. Save tensor.contiguous() instead.")
+        return member, count
+
+    def load(self, tensor: SavedTensor) -> np.ndarray:
+        """Read a tensor's elements. Raises UserError as `check` does."""
+        (member, count), dtype = self.check(tensor), np.dtype(tensor.dtype)
+        elements = np.frombuffer(self.archive.read(member)[:count * dtype.itemsize], dtype)
         if not prod(tensor.shape):
             return np.empty(tensor.shape, dtype)
         return as_strided(elements[tensor.offset:], tensor.shape, [n * dtype.itemsize for n in tensor.strides]).copy()
@@ -119,7 +138,7 @@ def opened_saved(path: str, span: tuple[int, int] | None = None) -> Iterator[Sav
                 yield SavedFile(path, archive)
         except UserError:
             raise
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
+        except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, struct.error) as error:
             raise UserError(f"{path} is a damaged zip archive: {error}.") from error
 
 
@@ -136,16 +155,7 @@ class TorchUnpickler(RestrictedUnpickler):
         return Storage(key, dtype.of, require_count(size))
 
 
-@dataclass(frozen=True)
-class StorageType:
-    """What stands for torch.FloatStorage, and the others."""
-
-    of: Any
-
-
 def rebuild_tensor(storage: Storage, offset: Any, size: Any, stride: Any, *_: Any) -> SavedTensor:
-    if storage.dtype is None:
-        raise Refused("a storage without a dtype")
     return saved(storage, storage.dtype, offset, size, stride)
 
 
@@ -165,8 +175,11 @@ def rebuild_parameter_with_state(data: SavedTensor, grad: Any, hooks: Any, state
 
 def saved(storage: Storage, dtype: Any, offset: Any, size: Sequence, stride: Sequence) -> SavedTensor:
     shape, strides = tuple(map(require_count, size)), tuple(map(require_count, stride))
-    if len(shape) != len(strides):
-        raise ValueError("a tensor has as many strides as dimensions")
+    if dtype is None:
+        raise Refused("a storage without a dtype")
+    if len(shape) != len(strides) or not isinstance(storage, Storage):
+        raise ValueError("a tensor is a view of a storage, and has as many strides as dimensions")
+    np.broadcast_to(0.0, shape)     # raises ValueError for a shape that no array can have
     return SavedTensor(storage, dtype, require_count(offset), shape, strides)
 
 
@@ -183,22 +196,37 @@ def latin(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-@dataclass(frozen=True)
-class Dtype:
-    """What stands for torch.float32, and the others."""
+class Ignored:
+    """An object that is no tensor, such as a run's options: nothing of it is kept, and nothing called."""
 
-    of: Any
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
 
 
-ALLOWED: dict[tuple[str, str], Any] = {
+class Names(dict[tuple[str, str], Any]):
+    """What a file may name: tensors and containers, and of others' modules objects that are ignored."""
+
+    def __contains__(self, key: Any) -> bool:
+        root = key[0].partition(".")[0]
+        return super().__contains__(key) or root in OPTIONS or root not in {*sys.stdlib_module_names, *REFUSED}
+
+    def __missing__(self, key: tuple[str, str]) -> Any:
+        return Ignored
+
+
+OPTIONS = ("argparse", "enum", "pathlib", "datetime", "_io")
+REFUSED = ("torch", "__builtin__")      # tensors of other kinds must not be lost silently
+
+ALLOWED = Names({
     ("collections", "OrderedDict"): OrderedDict, ("_codecs", "encode"): latin,
     **{(module, "set"): set for module in ("builtins", "__builtin__")},
     ("torch", "Size"): tuple, ("torch", "device"): lambda *words: ":".join(map(str, words)),
-    **{("torch", f"{name}Storage"): StorageType(dtype) for name, dtype in STORAGES.items()},
-    **{(module, "UntypedStorage"): StorageType(None) for module in ("torch", "torch.storage")},
+    **{("torch", f"{name}Storage"): Dtype(dtype) for name, dtype in STORAGES.items()},
+    **{(module, "UntypedStorage"): Dtype(None) for module in ("torch", "torch.storage")},
     **{("torch", name): Dtype(dtype) for name, dtype in DTYPES.items()},
     ("torch._utils", "_rebuild_tensor"): rebuild_tensor, ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v3"): rebuild_tensor_with_dtype,
     ("torch._utils", "_rebuild_parameter"): rebuild_parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): rebuild_parameter_with_state,
-    ("torch.nn.parameter", "Parameter"): rebuild_parameter}
+    ("torch.nn.parameter", "Parameter"): rebuild_parameter})

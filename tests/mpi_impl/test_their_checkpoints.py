@@ -125,6 +125,69 @@ def test_a_tensor_is_compared_in_its_own_format(tmp_path):
         assert compared(a, b)[1] == differs, (name, off)
 
 
+# ---- two frameworks -------------------------------------------------------------------------------------------------
+
+H = "model.layers.{}."
+
+
+def llama():
+    """Return the weights of transformers' Llama: 4 heads of 8 rows in 2 groups."""
+    shapes = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32), "mlp.up_proj":
+              (48, 32), "self_attn.o_proj": (32, 32), "mlp.gate_proj": (48, 32), "mlp.down_proj": (32, 48)}
+    rng, names = np.random.default_rng(0), {"model.embed_tokens": (60, 32)}
+    names |= {f"{H.format(i)}{name}": shape for i in range(2) for name, shape in shapes.items()}
+    return {f"{name}.weight": rng.normal(size=shape).astype(np.float32) for name, shape in names.items()}
+
+
+def turned(w, heads):
+    """Bring rows into the order of interleaved rope, as torchtitan's _reverse_permute does."""
+    return w.reshape(heads, 2, -1, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+
+
+def titan(w, heads=(4, 2)):
+    names = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
+             "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+             "mlp.down_proj": "feed_forward.w2", "model.embed_tokens": "tok_embeddings", "model.layers": "layers"}
+    found = {}
+    for name, x in w.items():
+        x = turned(x, heads["k_proj" in name]) if re.search("[qk]_proj", name) and heads else x
+        for old, new in names.items():
+            name = name.replace(old, new)
+        found[name] = x
+    return found
+
+
+def megatron(w, grouped=True, rope=False, swapped=False, transposed=False):
+    """Return Megatron-core's weights as its DCP has them, all layers in one, with a padded vocabulary."""
+    found = {"embedding.word_embeddings.weight": np.pad(w["model.embed_tokens.weight"], ((0, 4), (0, 0)))}
+    layers = []
+    for i in range(2):
+        q, k, v, o, gate, up, down = (w[f"{H.format(i)}{name}.weight"] for name in (
+            *(f"self_attn.{x}_proj" for x in "qkvo"), *(f"mlp.{x}_proj" for x in ("gate", "up", "down"))))
+        q, k = (turned(q, 4), turned(k, 2)) if rope else (q, k)
+        parts = [x.reshape(2, -1, 32) for x in (q, k, v)]
+        layers.append((np.concatenate(parts, 1).reshape(-1, 32) if grouped else np.concatenate([q, k, v]),
+                       o.T if transposed else o, np.concatenate([up, gate] if swapped else [gate, up]), down))
+    names = "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"
+    return found | {f"decoder.layers.{name}.weight": np.stack(xs) for name, xs in zip(names, zip(*layers))}
+
+
+@pytest.mark.parametrize("convert, said", [
+    (titan, "with heads of 8 rows; torchtitan's q and k have theirs in the order of interleaved rope, which is right"),
+    (megatron, "A is of transformers and B of Megatron-core, with heads of 8 rows."),
+    (lambda w: titan(w, ()), "with its rows in the same order, but only torchtitan's rope is interleaved"),
+    (lambda w: megatron(w, grouped=False), "with q, k and v one after the other, but Megatron-core has them group by"),
+    (lambda w: megatron(w, rope=True), "in the order of interleaved rope, which Megatron-core does not use"),
+    (lambda w: megatron(w, swapped=True), "is A's model.layers.0.mlp.up_proj.weight, but should be A's"),
+    (lambda w: megatron(w, transposed=True), "is A's model.layers.0.self_attn.o_proj.weight, transposed")])
+def test_a_converter_is_right_or_named_for_what_it_does(tmp_path, convert, said):
+    w = llama()
+    for name, arrays in (("a", w), ("b", convert(w))):
+        save_file({key: np.ascontiguousarray(x) for key, x in arrays.items()}, tmp_path / f"{name}.safetensors")
+    text, differ = compared(*(str(tmp_path / f"{name}.safetensors") for name in "ab"))
+    assert differ == ("One of the two is wrong" in text) == ("A is of" not in text) and said in text, text
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -1,19 +1,27 @@
 """Files of torch.save, read without PyTorch: any view of any storage, and nothing else."""
+import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
+from argparse import Namespace
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
+from safetensors.numpy import save_file
 
 from mpi_impl.compare.their_runs import compared
 from mpi_impl.compare.their_runs.dims import parse
+from mpi_impl.compare.their_runs.sglang import INFO
 from mpi_impl.runtime.torch_files import STORAGES, opened_saved
 from reference.errors import UserError
 from tests.mpi_impl.test_their_runs import divided
-from tests.torch_saves import Attributed, save
+from tests.torch_saves import Attributed, Raw, save
 
 
 @st.composite
@@ -80,6 +88,21 @@ def test_what_is_no_such_file_is_refused_and_nothing_of_it_executed(tmp_path, mo
     assert not os.path.exists("harmed")
 
 
+class Options:
+    pass
+
+
+Options.__module__ = "megatron.training"
+
+
+def test_weights_are_read_beside_objects_of_other_programs(tmp_path):
+    """Megatron's torch.save has argparse.Namespace and states of random numbers, DeepSpeed's numbers of NumPy."""
+    modules = {"megatron": ModuleType("megatron"), "megatron.training": SimpleNamespace(Options=Options)}
+    with mock.patch.dict(sys.modules, modules):
+        path = save(tmp_path / "x.pt", {"args": Namespace(a=Options()), "lr": np.float64(1), "model": {"w": np.eye(2)}})
+    assert compared(path, path)[0].startswith("A and B agree: 1 tensors")
+
+
 def test_other_archives_are_refused(tmp_path):
     (tmp_path / "text").write_text("x" * 100)
     with zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -87,6 +110,56 @@ def test_other_archives_are_refused(tmp_path):
     for name, said in (("text", "no zip archive"), ("packed", "or is compressed"), ("nowhere", "nowhere")):
         with pytest.raises(UserError, match=said), opened_saved(str(tmp_path / name)):
             pass
+
+
+# ---- files that were made to do harm ---------------------------------------------------------------------------------
+
+COMPARED = """
+import resource, sys
+from mpi_impl.compare.their_runs import compared
+from reference.errors import UserError
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+for path in sys.argv[1:]:
+    try:
+        compared(path, path)
+    except UserError as error:
+        assert "Exception" not in str(error) and len(str(error).encode()) < 1000, error
+"""
+FILES = ["../x.safetensors", "/etc/passwd", "..", "a\0b", "x.pt", "link.safetensors", "there.safetensors"]
+TAGS = ["rank=0", "rank=x", "dump_index=0", "dump_index=x", "step=0", "curr_step=1", "name=y", "_name=y", "layer_id=x"]
+SIZES = st.sampled_from([-1, 0, 1, 2, 1000, 1 << 20, 1 << 40, 1 << 62, 1 << 70, None, "x"])
+
+
+def hostile(folder, draw):
+    """Write a tensor with drawn sizes, a dump of SGLang's with drawn tags, or a recording with drawn numbers."""
+    kind, sizes = draw(st.integers(0, 2)), draw(st.lists(SIZES, min_size=4, max_size=4))
+    if kind == 0:
+        shape = Raw("_rebuild_tensor_v2", np.ones(2, np.float32), 0, tuple(sizes[:2]), tuple(sizes[2:]))
+        return save(folder.with_suffix(".pt"), draw(st.sampled_from([shape, {sizes[0]: {"a": shape}}])))
+    folder.mkdir()
+    if kind == 1:
+        info = {"tp_rank": sizes[0], "tp_size": sizes[1], "cp_rank": 0, "cp_size": 1, sizes[2]: 1}
+        meta = draw(st.sampled_from([{"dims": "i[tp,cp:zigzag]", INFO[0]: info}, {"dims": sizes}, sizes]))
+        for tags in (["rank=0", "dump_index=0", "step=0", "name=y"], draw(st.lists(st.sampled_from(TAGS), max_size=6))):
+            save(folder / f"{'___'.join(tags)}.pt", {"value": np.ones(4), "meta": meta})
+        return str(folder)
+    save_file({"0": np.ones(4)}, folder / "there.safetensors")
+    (folder / "link.safetensors").symlink_to("/dev/zero")
+    about = {"shardlab_recorder": 1, "rank": 0, "ranks": sizes[0], "axes": {"tp": sizes[1:3]}}
+    line = {"step": 1, "phase": "forward", "name": "x", "call": 0, "key": "0", "dims": "i[tp:zigzag]",
+            "file": draw(st.sampled_from(FILES))}
+    (folder / "rank_00000.jsonl").write_text(f"{json.dumps(about)}\n{json.dumps(line)}\n")
+    return str(folder)
+
+
+@settings(max_examples=8, phases=[Phase.generate])
+@given(st.data())
+def test_a_hostile_file_is_compared_or_refused_within_bounded_memory(tmp_path_factory, data):
+    """Whatever sizes, numbers of ranks and names of files it has, what is said is a sentence."""
+    tmp = tmp_path_factory.mktemp("hostile")
+    paths = [hostile(tmp / str(i), data.draw) for i in range(40)]
+    subprocess.run([sys.executable, "-c", COMPARED, *paths], check=True)
 
 
 # ---- SGLang's dumps -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mpi_impl.compare.differences import TOLERANCE, Scale, magnitude
 from mpi_impl.compare.recording import TensorPart
 from mpi_impl.compare.report import agreement, first, table
 from mpi_impl.compare.their_runs.differences import NEGLIGIBLE, ROUNDING, Comparison, coarsest
+from mpi_impl.compare.their_runs.layouts import in_one_layout
 from mpi_impl.compare.their_runs.records import ReadValues, TheirKey, TheirRun, arrays_in, format_of, read_array
 from mpi_impl.runtime.files import LARGEST, is_there, path_inside
 from mpi_impl.runtime.formats import read_json
@@ -57,13 +58,29 @@ def is_checkpoint(path: str) -> bool:
 
 def compared(a: str, b: str) -> tuple[str, bool]:
     """Compare two checkpoints: what is to be said, and whether they differ. Raises UserError."""
-    comparison = CheckpointComparison(read(a), read(b))
-    found = comparison.findings()
+    runs = read(a), read(b)
+    pair = in_one_layout(*runs)
+    # The ranks of one framework's parts are named; GPT-2's matrices are turned, or not.
+    translated = pair and (pair.a.framework != pair.b.framework or pair.a.framework == "transformers' GPT-2"
+                           or not runs[0].parts.keys() & runs[1].parts.keys())
+    if pair and translated:
+        pair.find_heads()
+        runs = pair.a, pair.b
+    comparison = CheckpointComparison(*runs)
+    try:
+        found = comparison.findings()
+    except UserError:       # another shape
+        if pair and (why := pair.explanation()):
+            return f"A and B differ. {why}", True
+        raise
     if found.differences:
-        return "\n".join([*first(found, order="the order of the names"), "", *table(found.differences)]), True
+        why = pair.explanation() if pair else ""
+        return "\n".join([*first(found, order="the order of the names"), "", *table(found.differences),
+                          *(["", why] if why else [])]), True
     alone = f"; {found.alone:,} more are in one alone" if found.alone else ""
     formats = ", ".join(sorted({*comparison.a.formats.values(), *comparison.b.formats.values()}))
-    return agreement(found, "the checkpoints", f"{formats}{alone}"), False
+    said = agreement(found, "the checkpoints", f"{formats}{alone}")
+    return f"{said} {pair}" if translated else said, False
 
 
 def read(path: str) -> TheirRun:
@@ -159,6 +176,7 @@ def saved_tensors(path: str) -> Iterator[tuple[str, Parts, str]]:
     """Yield the tensors of a file of torch.save: the name, its one part, and the format."""
     with opened_saved(path) as saved:
         for name, tensor in named_tensors(path, saved.content).items():
+            saved.check(tensor)
             yield name, whole(tensor.shape, partial(read_saved, path, name)), format_of(np.dtype(tensor.dtype))
 
 

@@ -13,6 +13,7 @@ LAYER = r"(\d+)"
 FRAMEWORKS = {
     "Megatron-core": {
         "embedding.word_embeddings": "model.embed_tokens",
+        "embedding.position_embeddings": "model.embed_positions",
         f"decoder.layers.{LAYER}.input_layernorm": r"model.layers.\1.input_layernorm",
         f"decoder.layers.{LAYER}.self_attention.linear_proj": r"model.layers.\1.self_attn.o_proj",
         f"decoder.layers.{LAYER}.self_attention": r"model.layers.\1.self_attn",
@@ -39,6 +40,7 @@ FRAMEWORKS = {
         "output": "lm_head"},
     "transformers' GPT-2": {        # its matrices are [in, out], so the weights of linear layers have no row
         "transformer.wte": "model.embed_tokens",
+        "transformer.wpe": "model.embed_positions",
         rf"transformer.h.{LAYER}.ln_1": r"model.layers.\1.input_layernorm",
         rf"transformer.h.{LAYER}.attn": r"model.layers.\1.self_attn",
         rf"transformer.h.{LAYER}.ln_2": r"model.layers.\1.post_attention_layernorm",
@@ -47,14 +49,20 @@ FRAMEWORKS = {
         "transformer.ln_f": "model.norm"},
     "transformers": {"model.embed_tokens": "model.embed_tokens"},
 }
+QKV = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+# Weights that other frameworks have as one, or with their rows in another order. GPT-2's matrices are [in, out] in
+# transformers, but not in nanoGPT.
+FUSED = {"self_attention.linear_qkv": ("by group", QKV), "mlp.linear_fc1": ("", "mlp.gate_proj mlp.up_proj"),
+         "attention.wq": ("interleaved", "self_attn.q_proj"), "attention.wk": ("interleaved", "self_attn.k_proj"),
+         "attn.c_attn": ("", QKV), "attn.c_proj": ("", "self_attn.o_proj"), "mlp.c_fc": ("", "mlp.up_proj"),
+         "mlp.c_proj": ("", "mlp.down_proj")}
 ENDS = r"( input| output|\.weight|\.bias)"
 
 
 def framework_of(run: TheirRun) -> str | None:
     """Return the framework whose name the word table has in a run, if it is one of these."""
-    names = names_of(run)
     return next((framework for framework, table in FRAMEWORKS.items()
-                 if any(name.startswith(next(iter(table))) for name in names)), None)
+                 if any(name.startswith(next(iter(table))) for name in names_of(run))), None)
 
 
 def in_common_names(a: TheirRun, b: TheirRun) -> tuple[TheirRun, TheirRun]:
@@ -62,17 +70,21 @@ def in_common_names(a: TheirRun, b: TheirRun) -> tuple[TheirRun, TheirRun]:
     one, other = framework_of(a), framework_of(b)
     if one == other or one is None or other is None:
         return a, b
-    return renamed(a, FRAMEWORKS[one]), renamed(b, FRAMEWORKS[other])
+    return renamed(a, one), renamed(b, other)
 
 
-def renamed(run: TheirRun, table: dict[str, str]) -> TheirRun:
-    """Return a run with the names of the table."""
-    rows = [(re.compile(f"{name.replace('.', '[.]')}{ENDS}"), rf"{common}\{name.count('(') + 1}")
-            for name, common in table.items()]
+def common_name(name: str, framework: str) -> str:
+    """Translate the name of a tensor, or return it if it has no row."""
+    for theirs, common in FRAMEWORKS[framework].items():
+        if match := re.fullmatch(f"{theirs.replace('.', '[.]')}{ENDS}", name):
+            return match.expand(rf"{common}\{theirs.count('(') + 1}")
+    return name
 
+
+def renamed(run: TheirRun, framework: str) -> TheirRun:
+    """Return a run with the names that all frameworks have in common."""
     def common(key: TheirKey) -> TheirKey:
-        found = ((row.fullmatch(key.name), text) for row, text in rows)
-        return key._replace(name=next((match.expand(text) for match, text in found if match), key.name))
+        return key._replace(name=common_name(key.name, framework))
 
     def of(by_key: dict[TheirKey, Any]) -> dict[TheirKey, Any]:
         return {common(key): x for key, x in by_key.items()}

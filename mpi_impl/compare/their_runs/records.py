@@ -20,7 +20,8 @@ from reference.errors import UserError
 from reference.precision import FORMATS
 
 LINES = re.compile(r"rank_(\d{5})\.jsonl")
-LARGEST_LINES = 1 << 28
+FILE = re.compile(r"[^/\0]*\.safetensors|")
+LARGEST_LINES, MOST_RANKS = 1 << 28, 1 << 20
 STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}     # as safetensors calls them
 PHASES = ("batch", "parameters", "forward", "recompute", "backward", "gradients", "optimizer parameters")
 REVERSED = ("backward", "gradients")        # from the loss to the first layer
@@ -115,6 +116,11 @@ def read(folder: str) -> TheirRun:
 
 def placed(folder: str, lists: list[tuple[About, list[Line]]]) -> TheirRun:
     """Put the ranks' tensors into their places in whole ones. Raises UserError."""
+    for about, _ in lists:
+        for axis, (number, size) in about.axes.items():
+            if not 0 <= number < size <= MOST_RANKS:
+                raise UserError(f"{folder} gives rank {about.rank} a place along {axis} that no rank has: there are at "
+                                f"most {MOST_RANKS:,}, and they count from 0. Record it again.")
     arrays = {path: arrays_in(path) for path in sorted({path_of(folder, about, line)
                                                         for about, lines in lists for line in lines})}
     run = TheirRun(folder, in_order(lists), {}, {})
@@ -139,14 +145,19 @@ def read_list(path: str) -> tuple[About, list[Line]]:
         raise UserError(f"{path} is not what shardlab_recorder.py writes: {sentence(error)}.") from error
     if unknown := next((line.phase for line in lines if line.phase not in PHASES), None):
         raise UserError(f"{path} has the phase {unknown!r}, which shardlab_recorder.py does not write.")
+    for line in lines:
+        if not FILE.fullmatch(line.file) or os.path.islink(os.path.join(os.path.dirname(path), line.file)):
+            raise UserError(f"{path} names the file {line.file!r}, but values are in a safetensors file in the same "
+                            "folder. Record it again.")
     return about, lines
 
 
 def check_ranks(folder: str, abouts: list[About]) -> None:
     """Raise UserError unless there is a list of each rank."""
     there, ranks = {about.rank for about in abouts}, max(about.ranks for about in abouts)
-    if missing := sorted(set(range(ranks)) - there):
-        raise UserError(f"{folder} is of {ranks} ranks, but the list of rank {missing[0]} is not there. Record again, "
+    missing = next((rank for rank in range(ranks) if rank not in there), None)
+    if missing is not None:
+        raise UserError(f"{folder} is of {ranks} ranks, but the list of rank {missing} is not there. Record again, "
                         "with a recorder on every rank and one folder for all.")
 
 
@@ -216,12 +227,18 @@ def arrays_in(path: str) -> dict[str, Array]:
     """Return the arrays of a file, of which only the head is read. Raises UserError."""
     if path.endswith(".pt"):
         with opened_saved(path) as saved:
-            value = saved.content["value"]
+            saved.check(value := saved.content["value"])
             return {"value": Array(value.shape, format_of(np.dtype(value.dtype)))}
     with opened(path) as file:
         heads = {key: file.get_slice(key) for key in list(file.keys())}
-        return {key: Array(tuple(head.get_shape()), STORED.get(head.get_dtype(), "float64"))
-                for key, head in heads.items()}
+        arrays = {key: Array(tuple(head.get_shape()), STORED.get(head.get_dtype(), "float64"))
+                  for key, head in heads.items()}
+    for key, array in arrays.items():
+        try:
+            np.broadcast_to(0.0, array.shape)
+        except ValueError as error:
+            raise UserError(f"{path} has {key} in a shape that no array can have: {error}.") from error
+    return arrays
 
 
 def read_array(path: str, key: str, inside: tuple[slice, ...] = ()) -> Any:
@@ -232,7 +249,7 @@ def read_array(path: str, key: str, inside: tuple[slice, ...] = ()) -> Any:
     with opened(path) as file:
         try:
             return file.get_tensor(key)[inside]
-        except AttributeError as error:     # of 8 bits: safetensors looks for them in NumPy
+        except (AttributeError, SafetensorError) as error:      # of 8 bits or fewer, which NumPy does not have
             raise UserError(f"{path} has {key} in a format that is not read here: {error}.") from error
 
 

@@ -13,28 +13,28 @@ from mpi_impl.compare.their_runs.records import About, Line, TheirRun, placed
 from mpi_impl.runtime.torch_files import SavedTensor, opened_saved
 from reference.errors import UserError
 
-NAME = re.compile(r"(?=(?:.*___)?rank=\d{1,9}(?:___|\.pt$))(?=(?:.*___)?dump_index=\d{1,9}(?:___|\.pt$))"
-                  r"(?=(?:.*___)?(?:step|curr_step)=\d{1,9}(?:___|\.pt$))(?=(?:.*___)?name=).*\.pt")
+NUMBER = re.compile(r"\d{1,9}")
 INFO = ("megatron_parallel_info", "sglang_parallel_info")       # in `meta`
 LETTERS = "ijklmnop"
 
 
 def is_dump(folder: str) -> bool:
-    return os.path.isdir(folder) and any(map(NAME.fullmatch, os.listdir(folder)))
+    return os.path.isdir(folder) and any(map(tags_of, os.listdir(folder)))
 
 
 def read(folder: str) -> TheirRun:
     """Read the dumps of all ranks of the first replica. Raises UserError."""
     lists: dict[int, tuple[About, list[Line]]] = {}
     calls: dict[tuple, int] = defaultdict(int)
-    for name in sorted(filter(NAME.fullmatch, os.listdir(folder)), key=lambda name: int(tags_of(name)["dump_index"])):
-        path, tags = os.path.join(folder, name), tags_of(name)
+    names = filter(tags_of, os.listdir(folder))
+    for name, tags in sorted(((name, tags_of(name)) for name in names), key=lambda dump: int(dump[1]["dump_index"])):
+        path = os.path.join(folder, name)
         with opened_saved(path) as saved:
             value, meta = content_of(path, saved.content)
-        axes = axes_of(path, meta)
+        axes = axes_of(meta)
         if value is None or replica_of(meta, axes):
             continue        # a text or a list, or other samples
-        rank, step = int(tags["rank"]), int(tags["step"] if "step" in tags else tags["curr_step"])
+        rank, step = int(tags["rank"]), int(tags["step"])
         phase, tensor = phase_and_name(tags)
         call = calls[rank, step, phase, tensor]
         calls[rank, step, phase, tensor] += 1
@@ -46,8 +46,11 @@ def read(folder: str) -> TheirRun:
 
 
 def tags_of(name: str) -> dict[str, str]:
-    """Return the tags of a file's name."""
-    return {key: value for key, _, value in (tag.partition("=") for tag in name.removesuffix(".pt").split("___"))}
+    """Return the tags of a file's name, none if it is not a dump's."""
+    tags = {key: value for key, _, value in (tag.partition("=") for tag in name.removesuffix(".pt").split("___"))}
+    tags.setdefault("step", tags.get("curr_step", ""))
+    numbers = (tags.get(key, "") for key in ("rank", "dump_index", "step"))
+    return tags if name.endswith(".pt") and "name" in tags and all(map(NUMBER.fullmatch, numbers)) else {}
 
 
 def content_of(path: str, content: Any) -> tuple[SavedTensor | None, dict[str, Any]]:
@@ -58,16 +61,15 @@ def content_of(path: str, content: Any) -> tuple[SavedTensor | None, dict[str, A
     return content["value"] if isinstance(content["value"], SavedTensor) else None, meta
 
 
-def axes_of(path: str, meta: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def axes_of(meta: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the rank's number along each axis, and the axis's size."""
     info: dict[str, Any] = next((meta[name] for name in INFO if isinstance(meta.get(name), dict)), {})
     axes = {}
-    for name, number in info.items():
-        size = info.get(f"{name.removesuffix('_rank')}_size")
-        if name.endswith("_rank") and type(number) is int and type(size) is int:
-            if not 0 <= number < size:
-                raise UserError(f"{path} says that its rank is {number} of {size} along {name.removesuffix('_rank')}.")
-            axes[name.removesuffix("_rank")] = (number, size)
+    for name in (name for name in info if isinstance(name, str) and name.endswith("_rank")):
+        axis = name.removesuffix("_rank")
+        number, size = info[name], info.get(f"{axis}_size")
+        if type(number) is type(size) is int:
+            axes[axis] = (number, size)
     return axes
 
 
