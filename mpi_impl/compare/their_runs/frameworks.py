@@ -62,11 +62,12 @@ def in_common_names(a: TheirRun, b: TheirRun) -> tuple[TheirRun, TheirRun]:
     one, other = framework_of(a), framework_of(b)
     if one == other or one is None or other is None:
         return a, b
-    return renamed(a, FRAMEWORKS[one]), renamed(b, FRAMEWORKS[other])
+    return renamed(a, one), renamed(b, other)
 
 
-def renamed(run: TheirRun, table: dict[str, str]) -> TheirRun:
-    """Return a run with the names of the table."""
+def renamed(run: TheirRun, framework: str) -> TheirRun:
+    """Return a framework's run in common names. What its whole model returns, logits or a loss, is its own."""
+    table = {"root": f"root of {framework}", **FRAMEWORKS[framework]}
     rows = [(re.compile(f"{name.replace('.', '[.]')}{ENDS}"), rf"{common}\{name.count('(') + 1}")
             for name, common in table.items()]
 
