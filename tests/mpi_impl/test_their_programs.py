@@ -1,5 +1,6 @@
 """Programs of PyTorch, recorded as their users would: right ones agree however they are divided, and bugs are named."""
 import json
+import os
 import re
 import shutil
 import socket
@@ -70,6 +71,26 @@ def test_stages_of_a_pipeline_are_one_model(recorded):
     text, differ = compared(one, wrong)
     assert differ and "step 1, backward: gradient of head output" in text, text
     assert "B is 12 times A, everywhere" in text, text
+
+
+ACCUMULATED = {"right": "", "averaged_twice": "B is 0.5 times A, everywhere",
+               "reduced_too_early": "step 1, gradients: ", "targets_of_rank_0": "step 1, batch: targets"}
+NORM = "step 1, backward: gradient of final_norm output"
+PEERS = {"ours": ACCUMULATED, "nanoGPT": ACCUMULATED,
+         "picotron": ACCUMULATED | {"tp": "", "tp_input_gradient_not_summed": NORM}}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("program", PEERS)
+def test_programs_that_accumulate_gradients_are_right_or_their_bug_is_named(recorded, program):
+    """In float32. Before the first step rank 0 evaluates; one process has as many micro-steps as two ranks."""
+    variable = f"SHARDLAB_{program.upper()}"
+    if program in ("nanoGPT", "picotron") and not os.environ.get(variable):
+        pytest.skip(f"{variable} does not name a checkout of {program}")
+    one, two = (recorded(program, n, program="torch_peers.py") for n in (1, 2))
+    for way, said in PEERS[program].items():
+        text, differ = compared(f"{one}/right", f"{two}/{way}")
+        assert differ == bool(said) and (said in text if said else text.startswith("A and B agree")), (way, text)
 
 
 @pytest.mark.deep
