@@ -89,6 +89,7 @@ class Comparison:
 
     def pattern(self, one: TensorDifference) -> str:
         """Say what B is in terms of A: a multiple, or the same rows in another order. Return "" if it is neither."""
+        assert isinstance(one.key, TheirKey)
         a, b = self.names
         expected, others = self.holders(one.key)
         whole, other = (assemble(holders, one.shape)[0] for holders in (expected, others))
