@@ -1,8 +1,8 @@
 """A training program as PyTorch's users write them: torch_training.py RANK RANKS PORT WAY FOLDER [BUG].
 
 A transformer of two layers in float64, which returns its loss as those of transformers do, on gloo ranks that divide
-the samples (ddp, fsdp), the layers (tp), or both (fsdp_tp). The recorder is beside this file, as `shardlab recorder`
-prints it.
+the samples (ddp, fsdp), the layers (tp), or both (fsdp_tp); or a pipeline of PyTorch's, whose loss is the tokens' mean
+or, wrongly, their sum. The recorder is beside this file, as `shardlab recorder` prints it.
 """
 import os
 import sys
@@ -15,10 +15,12 @@ from shardlab_recorder import Recorder
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 H, HEADS, V, S, B = 16, 4, 32, 6, 4
 STEPS = 3       # one more than are recorded
+MICROBATCHES = 2
 
 
 class Block(nn.Module):
@@ -49,6 +51,20 @@ class GPT(nn.Module):
             x = layer(x)
         logits = self.head(self.norm(x))
         return {"loss": F.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
+
+
+class Stage(nn.Module):
+    """A rank's part of a model of two layers."""
+
+    def __init__(self, rank, ranks):
+        super().__init__()
+        word, layers, head = nn.Embedding(V, H), [Block(), Block()], nn.Linear(H, V)
+        self.word = word if rank == 0 else nn.Identity()
+        self.layers = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers) if i * ranks // 2 == rank})
+        self.head = head if rank == ranks - 1 else nn.Identity()
+
+    def forward(self, x):
+        return self.head(nn.Sequential(*self.layers.values())(self.word(x)))
 
 
 def divided(model, way, ranks, bug):
@@ -95,6 +111,36 @@ def train(rank, ranks, way, folder, bug):
         optimizer.zero_grad()
 
 
+def train_in_stages(rank, ranks, way, folder):
+    """Train a pipeline. A loss that is a sum over the tokens is hidden from the weights, by clipping."""
+    torch.manual_seed(0)
+    model = Stage(rank, ranks)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    recorder = Recorder(folder, model, optimizer, axes={"pp": (rank, ranks)})
+
+    def loss_of(logits, targets):
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=way)
+
+    if ranks > 1:
+        schedule = Schedule1F1B(PipelineStage(model, rank, ranks, torch.device("cpu")), MICROBATCHES, loss_of,
+                                scale_grads=False)
+    for _ in range(2):
+        text = torch.randint(V, (B, S + 1))
+        tokens, targets = text[:, :-1], text[:, 1:]
+        recorder.batch(tokens=tokens, targets=targets)
+        if ranks > 1:
+            schedule.step(*[tokens] * (rank == 0), **{"target": targets} if rank else {})
+        else:
+            for x, y in zip(tokens.chunk(MICROBATCHES), targets.chunk(MICROBATCHES)):
+                loss_of(model(x), y).backward()
+        norm = torch.stack([p.grad.square().sum() for p in model.parameters()]).sum()
+        dist.all_reduce(norm)
+        for p in model.parameters():
+            p.grad *= 1e-3 / norm.sqrt()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def main():
     rank, ranks, port, way, folder, *bug = sys.argv[1:]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, WORLD_SIZE=ranks)
@@ -102,7 +148,10 @@ def main():
     torch.set_default_dtype(torch.float64)
     if way != "alone":
         dist.init_process_group("gloo")
-    train(int(rank), int(ranks), way, folder, bug[0] if bug else "")
+    if way in ("mean", "sum"):
+        train_in_stages(int(rank), int(ranks), way, folder)
+    else:
+        train(int(rank), int(ranks), way, folder, bug[0] if bug else "")
     if way != "alone":
         dist.destroy_process_group()
 

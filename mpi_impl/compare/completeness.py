@@ -10,7 +10,8 @@ from reference.errors import UserError
 RECORD_AGAIN = "its recording is not complete, so agreement would say little. Record it again, to its end."
 
 
-def check_whole(a: Recording, b: Recording, names: tuple[str, str] = ("A", "B"), advice: str = RECORD_AGAIN) -> None:
+def check_whole(a: Recording, b: Recording, names: tuple[str, str] = ("A", "B"), advice: str = RECORD_AGAIN,
+                tensors: bool = True) -> None:
     """Raise UserError for iterations, tensors, or parts of a tensor that one of two recordings of a run lacks."""
     iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
     if iterations[0] != iterations[1]:
@@ -18,12 +19,17 @@ def check_whole(a: Recording, b: Recording, names: tuple[str, str] = ("A", "B"),
                         f"{format_iterations(iterations[1])}. "
                         "Record both to the same iteration.")
     for name, one, other in ((names[0], a, b), (names[1], b, a)):
-        for key in sorted(other.parts.keys() - one.parts.keys(), key=lambda key: key.order):
-            if not may_lack(one, key):
-                raise UserError(f"{name} lacks a tensor that the other run has, {key}: {advice}")
+        if tensors and (keys := lacking(one, other)):
+            raise UserError(f"{name} lacks a tensor that the other run has, {keys[0]}: {advice}")
         for key, parts in one.parts.items():
             if not covers(parts, whole_shape([*parts, *other.parts.get(key, [])])):
                 raise UserError(f"{name} lacks a part of {key}: {advice}")
+
+
+def lacking(one: Recording, other: Recording) -> list[Key]:
+    """Return the tensors of the other run that this one should have too, in order."""
+    return sorted((key for key in other.parts.keys() - one.parts.keys() if not may_lack(one, key)),
+                  key=lambda key: key.order)
 
 
 def may_lack(recording: Recording, key: Key) -> bool:

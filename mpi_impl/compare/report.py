@@ -1,6 +1,7 @@
 """The report of `compare`: the first tensor in which two recordings differ, and those after it."""
-from mpi_impl.compare.completeness import format_iterations
+from mpi_impl.compare.completeness import format_iterations, lacking
 from mpi_impl.compare.differences import Findings, TensorDifference
+from mpi_impl.compare.names import Key
 from mpi_impl.compare.recording import Recording
 from mpi_impl.runtime.tables import aligned
 
@@ -8,7 +9,12 @@ from mpi_impl.runtime.tables import aligned
 def report(found: Findings, a: Recording, b: Recording) -> str:
     formats = " and ".join(sorted({a.about.format, b.about.format}))
     if found.differences:
-        return "\n".join([*first(found), "", *table(found.differences)])
+        wrong = found.differences[0].key
+        assert isinstance(wrong, Key)
+        before = [f"  missing    {name} never computes {key}, which comes before it: what makes it does not run there"
+                  for name, one, other in (("A", a, b), ("B", b, a))
+                  for key in lacking(one, other)[:1] if key.order < wrong.order]
+        return "\n".join([*first(found), *before, "", *table(found.differences)])
     alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
     return agreement(found, format_iterations(sorted({key.iteration for key in a.parts})), f"{formats}{alone}")
 

@@ -9,6 +9,7 @@ import pytest
 
 from mpi_impl.compare.__main__ import main
 from mpi_impl.compare.differences import compare
+from mpi_impl.compare.report import report
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.schedules.actions import from_csv
@@ -16,7 +17,7 @@ from tests import zoo
 from tests.cases import Case, Plan
 from tests.deep import one_fast_of
 from tests.launching import command, launch
-from tests.planted import planted_run
+from tests.planted import Bug, planted_run
 from tests.program import pretrain
 from tests.recorded_runs import MODEL, case, record, written
 from tests.zoo.cases import MIDDLE
@@ -73,6 +74,15 @@ def test_without_the_bugs_there_is_nothing_to_find(ranks, one_rank):
     for n, of, plan, *others in dict.fromkeys(map(topology_of, FOUND)):
         found = compare(one_rank(of.model, plan.muon), record(ranks, n, of, plan, *others))
         assert not found.differences and found.worst.strain < 0.01 and found.compared > 800, found
+
+
+def test_a_sum_that_is_never_made_is_the_finding(ranks, one_rank):
+    """The MLP does not call f's backward, so there is no gradient of its input, nor of the norm's output before it."""
+    bug = Bug("mpi_impl.layers.mlp", "region.enter_backward(linear(dz, p.w_in.T), INPUT)", "linear(dz, p.w_in.T)")
+    a, b = one_rank(MODEL, None), record(ranks, 2, case(2), bug=bug)
+    text = report(compare(a, b), a, b)
+    assert "missing    B never computes iteration 1, backward: gradient of blocks.3.mlp.input, " in text, text
+    assert "the last of them is iteration 1, backward: gradient of blocks.3.mlp.pre_activation" in text, text
 
 
 def topology_of(name: str) -> tuple:

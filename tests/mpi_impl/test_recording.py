@@ -218,6 +218,7 @@ DROPPING = replace(MODEL, experts=ExpertsConfig(4, 2, moe_expert_capacity_factor
 @pytest.mark.parametrize("model, other, told", [
     (MODEL, dict(model=replace(MODEL, position_embedding_type="rope")), "position_embedding_type"),
     (MODEL, dict(seed=3), "the seed is 2 in A, but 3 in B"), (DROPPING, {}, ""),
+    (MODEL, dict(optimizer=replace(ABOUT.optimizer, muon_tp_mode="distributed")), ""),
     (DROPPING, dict(model=replace(DROPPING, experts=ExpertsConfig(4, 1, True))), "moe_router_topk is 2 in A, but 1"),
     (DROPPING, dict(parallel=ParallelConfig(context_parallel_size=2)), "--moe-expert-capacity-factor")])
 def test_other_runs_are_not_compared(model, other, told):

@@ -1,10 +1,6 @@
 """Recordings of other programs: divided here in every way that dims can say, put together again, and compared."""
 import json
 import re
-import shutil
-import socket
-import subprocess
-import sys
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -14,12 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
-from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
+from mpi_impl.compare.their_runs import are_recordings, compared
 from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.compare.their_runs.dims import parse, written
-from mpi_impl.compare.their_runs.frameworks import in_common_names
 from mpi_impl.compare.their_runs.records import About, Line, in_order, read
-from mpi_impl.compare.their_runs.replay import replay
 from reference.errors import UserError
 from reference.positions import take, zigzag
 
@@ -127,11 +121,16 @@ def test_what_rounding_explains_grows_with_the_root_of_the_layers_before(tmp_pat
     assert [compared(found[0], found[factor])[1] for factor in (0.99, 1.01)] == [False, True]
 
 
-def test_a_coarse_format_explains_what_comes_after_it_alone(tmp_path):
-    right = {(1, "forward", f"layers.{i} output"): np.ones(3, np.float32 if i == 1 else np.float64) for i in range(3)}
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_coarse_format_explains_what_comes_after_it_alone(tmp_path, inside):
+    """Whether the tensor is stored in it, or a module has computed in it."""
+    stored = np.float64 if inside else np.float32
+    right = {(1, "forward", f"layers.{i} output"): np.ones(3, stored if i == 1 else np.float64) for i in range(3)}
     a, *others = (write(tmp_path / f"wrong{wrong}", {
         key: (x + 1e-6 * (key[2] == f"layers.{wrong} output"), "i") for key, x in right.items()}, {})
         for wrong in (9, 0, 1, 2))
+    if inside:
+        edit(a, '"layers.1 output"', '"layers.1 output", "inside": "float32"', 0)
     assert [compared(a, b)[1] for b in others] == [True, False, False]
 
 
@@ -159,13 +158,15 @@ def test_frameworks_have_other_names_and_other_orders_of_dimensions(tmp_path, on
             x = x + 9 * (i == 3) * (framework == one != other)      # what has no row
             part = (x.swapaxes(0, 1), "s[cp:zigzag] b h") if turned else (x, "i[dp] j k")
             found[1, "forward", f"{module} output"] = part
+        logits = np.ones((2, 4, 5)) + (framework == one != other)
+        found[1, "forward", "root output"] = logits, "b s v"
         return write(folder, found, axes)
 
     a = recorded(tmp_path / "a", one, False, {"dp": 2})
     b = recorded(tmp_path / "b", other, True, {"cp": 2})
     text, differ = compared(a, b)
-    common = 5 if one == other else 4
-    assert not differ and f"{common} tensors" in text and ("; 2 more are in one alone" in text) == (one != other), text
+    common = 6 if one == other else 4
+    assert not differ and f"{common} tensors" in text and ("; 4 more are in one alone" in text) == (one != other), text
     text, differ = compared(a, recorded(tmp_path / "wrong", other, True, {"cp": 2}, wrong=1))
     name = NAMED[one if one == other else "transformers"][2]
     assert differ and f"step 1, forward: {name} output\n  where      ranks 0, 1 of B, layer 1" in text, text
@@ -310,6 +311,50 @@ def test_a_copy_that_drifts_is_named_though_two_runs_may_differ_more(tmp_path_fa
     assert differ and f"step 1, {phase}: w\n  where      rank {rank} of B" in text, text
 
 
+@given(st.sampled_from([-1, 0.5, 2, 12]), st.integers(0, 2), st.integers(0, 99))
+def test_a_multiple_and_another_order_are_called_so(tmp_path_factory, factor, axis, seed):
+    """Of the whole, which two ranks of B share, or of one rank's part; and nothing is said of noise."""
+    tmp, rng = tmp_path_factory.mktemp("patterns"), np.random.default_rng(seed)
+    whole, key = rng.normal(size=(4, 3, 5)), (1, "forward", "x output")
+    half = np.repeat([factor, 1], 2)[:, None, None]
+    a = write(tmp / "a", {key: (whole, "i j k")}, {})
+    for name, x, pattern in (
+            ("whole", factor * whole, f"B is {factor} times A, everywhere"),
+            ("half", half * whole, f"B is {factor} times A, on these ranks"),
+            ("order", np.roll(whole, 1, axis), f"B has the same rows in another order, along axis {axis}"),
+            ("noise", whole + rng.normal(size=whole.shape), None)):
+        text, differ = compared(a, write(tmp / name, {key: (x, "i[dp] j k")}, {"dp": 2}))
+        assert differ and re.findall("pattern +(.*)", text) == [pattern] * bool(pattern), text
+
+
+@given(st.floats(1e-9, 1e-6), st.integers(0, 99))
+def test_a_weight_may_be_off_by_its_last_digit_however_small_its_step(tmp_path_factory, step, seed):
+    tmp, w = tmp_path_factory.mktemp("steps"), np.random.default_rng(seed).normal(size=9).astype(np.float32)
+    a, near, far = (write(tmp / str(ulps), {
+        (1, "parameters", "w"): (w, "i"), (1, "gradients", "w"): (np.ones(9), "i"),
+        (1, "optimizer parameters", "w"): (w - np.float32(step) + ulps * np.spacing(abs(w).max()), "i")}, {})
+        for ulps in (0, 1, 9))
+    assert (compared(a, near)[1], compared(a, far)[1]) == (False, True)
+
+
+def test_a_loss_is_not_compared_with_logits(tmp_path):
+    """What a model returns first may be either."""
+    x = {(1, "forward", "x output"): (np.ones(2), "i")}
+    a, b = (write(tmp_path / str(y.ndim), x | {(1, "forward", "root output"): (y, " ".join("ij"[:y.ndim]))}, {})
+            for y in (np.ones(1), np.ones((2, 3))))
+    text, differ = compared(a, b)
+    assert not differ and "1 tensors of step 1 were compared, in float64; 1 more are in one alone" in text, text
+
+
+def test_another_number_of_micro_steps_is_called_so(tmp_path):
+    x, y = (1, "forward", "x output"), (1, "forward", "y output")
+    a = write(tmp_path / "a", {x: (np.ones((2, 3)), "i j"), y: (np.ones((2, 3)), "i j")}, {})
+    b = write(tmp_path / "b", {x: (np.ones((4, 3)), "i j")}, {})
+    edit(a, '"y output", "call": 0', '"x output", "call": 1', 0)
+    with pytest.raises(UserError, match="a step of A has 2 of them, one of B 1. Give both the same number of micro-"):
+        compared(a, b)
+
+
 def test_the_same_samples_in_another_order_are_called_so(tmp_path):
     tokens = np.arange(12.0).reshape(4, 3)
     a, b, c = (write(tmp_path / name, {(1, "batch", "tokens"): (x, "b s")}, {})
@@ -324,71 +369,3 @@ def test_weights_of_one_run_alone_are_named(tmp_path):
     b = write(tmp_path / "b", {(1, "forward", "x output"): (np.zeros(2), "i"), (1, "parameters", "x.weight"): one[
         1, "parameters", "x.weight"], (1, "parameters", "head.weight"): (np.ones(2), "i")}, {})
     assert "Weights that only one of the two has: head.weight." in compared(a, b)[0]
-
-
-# ---- PyTorch itself -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """Return a function that runs a program on ranks, tests/torch_training.py or another, and returns its recording."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
-    tmp = tmp_path_factory.mktemp("torch")
-    for path in (RECORDER, *Path(__file__).parents[1].glob("torch_*.py")):
-        shutil.copy(path, tmp)
-
-    def record(way, ranks, *bug, program="torch_training.py"):
-        folder, port = tmp / "-".join((program, way, str(ranks), *bug)), free_port()
-        if not folder.exists():
-            started = [subprocess.Popen([sys.executable, program, str(rank), str(ranks), port, way,
-                                         str(folder), *bug], cwd=tmp) for rank in range(ranks)]
-            assert [one.wait(200) for one in started] == [0] * ranks
-        return str(folder)
-
-    return record
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("way, ranks", [("ddp", 2), ("fsdp", 2), ("tp", 2), ("fsdp_tp", 4)])
-def test_pytorch_is_the_same_run_however_it_is_divided(recorded, way, ranks):
-    """Nothing is said of the places of the parts: the recorder takes them from the tensors."""
-    text, differ = compared(recorded("alone", 1), recorded(way, ranks))
-    assert not differ and re.match(r"A and B agree: 36\d tensors of steps 1 and 2 were compared", text), text
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("bug, way, said", [
-    ("same_samples", "ddp", ("A and B were given different batches", "step 1, batch: tokens")),
-    ("other_weights", "tp", ("A and B begin with different weights", "step 1, parameters: word.weight")),
-    ("loss_divided_twice", "ddp", ("step 1, backward: gradient of root output", "5.0e-01 of the largest")),
-    ("gradients_not_summed", "ddp", ("step 1, gradients: gradient of head.weight", "ranks 0, 1 of B")),
-    ("one_norm_off", "tp", ("step 1, forward: layers.1.norm_2 output", "rank 1 of B, layer 1"))])
-def test_a_bug_in_a_program_of_pytorch_is_named(recorded, bug, way, said):
-    text, differ = compared(recorded("alone", 1), recorded(way, 2, bug))
-    assert differ and all(one in text for one in said), text
-
-
-@pytest.mark.deep
-def test_megatron_core(recorded, tmp_path):
-    """Its loss is in float32, and the textbook agrees with it. The bug: a layer does not sum its input's gradient."""
-    pytest.importorskip("megatron.core", reason="Megatron-core is not installed: pip install megatron-core==0.16.1")
-    one, two, wrong = (recorded("tp", *run, program="torch_megatron.py")
-                       for run in ((1,), (2,), (2, "input_gradient_not_summed")))
-    text, differ = compared(one, two)
-    assert not differ and re.match(r"A and B agree: 41\d tensors of steps 1 and 2 were compared", text), text
-    text, differ = compared(one, wrong)
-    assert differ and "step 1, backward: gradient of decoder.layers.1.pre_mlp_layernorm output" in text, text
-    (tmp_path / "config.json").write_text(json.dumps({
-        "model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 4, "vocab_size": 32, "n_positions": 8,
-        "activation_function": "gelu", "tie_word_embeddings": False, "layer_norm_epsilon": 1e-5}))
-    for folder, is_right in ((one, True), (two, True), (wrong, False)):
-        recorded_run = read(folder)
-        both = in_common_names(replay(recorded_run, str(tmp_path)), recorded_run)
-        found = Comparison(*both, unseen="float32").findings()
-        assert (not found.differences) == is_right and found.compared > 20, found

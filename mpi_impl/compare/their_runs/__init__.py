@@ -21,12 +21,10 @@ RECORDER = Path(__file__).with_name("shardlab_recorder.py")
 
 # What is said first where the runs are not the same run from the start.
 NOT_THE_SAME = {"batch": "A and B were given different batches, so nothing else is expected to be equal: give both the "
-                         "same samples in each step, the global batch divided among the ranks of dp.",
+                         "same samples in each step. A rank's share is taken for a contiguous part of the global "
+                         "batch: give rank r batch.chunk(ranks)[r], not every ranks-th sample.",
                 "parameters": "A and B begin with different weights, so nothing else is expected to be equal: let both "
                               "load one checkpoint, or draw them before the model is divided."}
-
-SAME_ROWS = ("B was given the samples of A's batch in another order. A rank's share is taken for a contiguous part of "
-             "the global batch, rank 0's for the first: give rank r batch.chunk(ranks)[r], not every ranks-th sample.")
 
 READERS = ((records.is_recording, records.read), (sglang.is_dump, sglang.read))     # of other programs' runs
 
@@ -116,13 +114,12 @@ def describe(comparison: Comparison) -> tuple[str, bool]:
         formats = " and ".join(comparison.formats) or "whole numbers"
         inside = "" if comparison.unseen in ("float64", *comparison.formats) else f" with {comparison.unseen} inside"
         return agreement(found, format_iterations(comparison.steps, "step"), formats + inside + alone, runs), False
-    one = found.differences[0].key
+    one, pattern = found.differences[0].key, comparison.pattern(found.differences[0])
     notes = [NOT_THE_SAME[one.phase]] if one.iteration == comparison.a.first_step and one.phase in NOT_THE_SAME else []
-    if notes and one.phase == "batch" and comparison.same_rows():
-        notes = [SAME_ROWS]
     if weights := comparison.weights_alone():
         notes.append(f"Weights that only one of the two has: {weights}.")
-    return "\n\n".join([*notes, "\n".join([*first(found, runs), "", *table(found.differences)])]), True
+    lines = [*first(found, runs), *[f"  pattern    {pattern}"] * bool(pattern), "", *table(found.differences)]
+    return "\n\n".join([*notes, "\n".join(lines)]), True
 
 
 RUN = RecordingKind("a recording of another program", is_run, compare_runs)

@@ -31,8 +31,14 @@ MEASURED = 8        # layers, forward and backward, of the models whose rounding
 UNNAMED, BATCH_FIRST = ("i", "j", "k"), ("b", "s", "h")     # dimensions that nobody has named
 STATES = "parameters", "optimizer parameters"       # phases of weights
 WEIGHTS = "batch", *STATES                  # phases whose tensors are not computed layer after layer
+ALIKE = 1e-2        # of the largest element: how exact a multiple must be, and how far its factor from 1
 ROUNDING = 16       # epsilons of the largest gradient, below which a gradient is rounding
 MARGIN = 4          # epsilons of the largest gradient that one may be off by; and of the largest weight, for copies
+
+DIMS_OR_MODELS = ("the dims of one of the two are wrong, a rank computes it with a wrong shape, or the runs are of "
+                  "different models or batches. (Has each run told its recorder the batch, and its axes?)")
+MICRO_STEPS = ("a step of {0} has {2} of them, one of {1} {3}. Give both the same number of micro-steps (gradient "
+               "accumulation), and divide the samples of each among the ranks.")
 
 
 class Comparison:
@@ -41,14 +47,16 @@ class Comparison:
     def __init__(self, a: TheirRun, b: TheirRun, names: tuple[str, str] = ("A", "B"), unseen: str = "float64"):
         """Prepare to compare. `unseen` is the coarsest format inside of what is recorded."""
         self.a, self.b, self.names, self.unseen = a, b, names, unseen
-        self.common = a.parts.keys() & b.parts.keys()
+        self.common = {key for key in a.parts.keys() & b.parts.keys() if not key.name.startswith("root ")
+                       or len(a.dims.get(key, ())) == len(b.dims.get(key, ()))}      # a loss is not logits
 
     def findings(self) -> Findings:
         """Return the first differences. Raises UserError if the two have nothing in common."""
         if not self.common:
             raise UserError(unmatched(self.a, self.b))
         found = Findings()
-        found.alone = sum(key.iteration in self.steps for key in self.a.parts.keys() ^ self.b.parts.keys())
+        alone = (self.a.parts.keys() | self.b.parts.keys()) - self.common
+        found.alone = sum(key.iteration in self.steps for key in alone)
         for key in (key for key in self.a.order if key in self.common):
             found.compared += 1
             try:
@@ -79,13 +87,25 @@ class Comparison:
         more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
         return ", ".join(found[:3]) + more
 
-    def same_rows(self) -> bool:
-        """Report whether the first step's batches, [b, s], have the same rows, perhaps in another order."""
-        def rows(run: TheirRun, key: TheirKey) -> list[tuple]:
-            return sorted(map(tuple, whole_of("", run, key).tolist()))
-
-        keys = [key for key in self.common if key.phase == "batch" and key.iteration == self.a.first_step]
-        return all(len(self.a.dims[key]) == 2 and rows(self.a, key) == rows(self.b, key) for key in keys)
+    def pattern(self, one: TensorDifference) -> str:
+        """Say what B is in terms of A: a multiple, or the same rows in another order. Return "" if it is neither."""
+        assert isinstance(one.key, TheirKey)
+        a, b = self.names
+        expected, others = self.holders(one.key)
+        whole, other = (assemble(holders, one.shape)[0] for holders in (expected, others))
+        off, near = one.holders, min(one.allowed, ALIKE) * one.unit
+        x, y = (np.concatenate([values.ravel() for values in of]) for of in (
+            (whole[holder.box] for holder in off), (holder.values for holder in off)))
+        with np.errstate(invalid="ignore"):     # of infinities
+            factor = np.vdot(x, y) / (np.vdot(x, x) or 1)
+            if {holder.run for holder in off} == {b} and abs(factor - 1) > ALIKE and (
+                    abs(y - factor * x).max() <= near * abs(factor)):
+                return f"{b} is {factor:.4g} times {a}, {'everywhere' if len(off) == len(others) else 'on these ranks'}"
+            for axis in range(whole.ndim):
+                x, y = (sorted_rows(np.moveaxis(array, axis, 0)) for array in (whole, other))
+                if abs(x - y).max(initial=0) <= near:
+                    return f"{b} has the same rows in another order, along axis {axis}"
+        return ""
 
     # ---- one tensor ----
 
@@ -93,14 +113,13 @@ class Comparison:
         """Return the largest difference of a tensor's holders to A's whole; or of a run's copies of a weight, which are
         updated by the same gradient, so that even what rounding explains between two runs is a mistake between them.
         """
-        expected, others = (holders_of(name, run, key) for name, run in zip(self.names, (self.a, self.b)))
-        others = transposed(others, *(run.dims.get(key, ()) for run in (self.b, self.a)))
+        expected, others = self.holders(key)
         shapes = [whole_shape(holders) for holders in (expected, others)]
         if shapes[0] != shapes[1]:
             in_a, in_b = (f"{list(shape)} in {name}" for shape, name in zip(shapes, self.names))
-            raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: the dims of one of "
-                            "the two are wrong, a rank computes it with a wrong shape, or the runs are of different "
-                            "models or batches. (Has each run told its recorder the batch, and its axes?)")
+            calls = [sum(one._replace(call=key.call) == key for one in run.parts) for run in (self.a, self.b)]
+            why = DIMS_OR_MODELS if calls[0] == calls[1] else MICRO_STEPS.format(*self.names, *calls)
+            raise UserError(f"{key} is {in_a}, but {in_b}, when its ranks' parts are put together: {why}")
         whole, there = assemble(expected, shapes[0])
         counted = there & self.is_no_rounding(key, whole.shape)
         if key.phase in STATES:
@@ -112,6 +131,11 @@ class Comparison:
                     return drift
         return farthest(key, [*expected, *others], expected, whole, counted, self.scale(key, whole))
 
+    def holders(self, key: TheirKey) -> tuple[list[Holder], list[Holder]]:
+        """Return the holders in A and in B, with the dimensions in A's order. Raises UserError if parts are missing."""
+        expected, others = (holders_of(name, run, key) for name, run in zip(self.names, (self.a, self.b)))
+        return expected, transposed(others, *(run.dims.get(key, ()) for run in (self.b, self.a)))
+
     def scale(self, key: TheirKey, whole: Any) -> Scale:
         (form, depth), largest = self.roundings[key], magnitude(whole)
         tolerance, growth = TOLERANCE[form], sqrt((1 + depth) / (1 + MEASURED))
@@ -121,8 +145,9 @@ class Comparison:
         if key.phase == "optimizer parameters":
             before = key._replace(phase="parameters")
             moved = magnitude(whole - self.whole(before)) if before in self.a.parts else largest
-            rounding = 2 * FORMATS[self.a.format_of(key)].epsilon * largest
-            return Scale(max(moved, rounding), "the largest step of a weight", tolerance.weights)
+            rounding = 2 * FORMATS[coarsest(*(run.format_of(key) for run in (self.a, self.b)))].epsilon * largest
+            unit = max(moved, rounding)     # a step may be smaller than the last digit of a weight
+            return Scale(unit, "the largest step of a weight", tolerance.weights + (rounding / unit if unit else 0))
         if key.phase == "parameters" and key.iteration > self.a.first_step:
             return Scale(largest, "the largest element", tolerance.later)
         if key.phase == "gradients":
@@ -200,6 +225,12 @@ def holders_of(run: str, recording: TheirRun, key: TheirKey) -> list[Holder]:
     holders = [Holder(run, (part.rank,) if recording.has_ranks else (), part.box, recording.load(stored))
                for part, stored in held]
     return summed(run, parts, holders)
+
+
+def sorted_rows(x: Any) -> Any:
+    """Return the rows of x in an order that depends on them alone."""
+    rows = x.reshape(len(x), -1)
+    return rows[np.argsort(rows @ np.random.default_rng(0).normal(size=rows.shape[1]))]
 
 
 def transposed(holders: list[Holder], dims: tuple[str, ...], wanted: tuple[str, ...]) -> list[Holder]:

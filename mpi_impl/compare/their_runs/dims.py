@@ -132,7 +132,8 @@ def check_all_there(name: str, dim: Dim, sizes: Iterable[tuple[int, ...]], local
         if place not in set(sizes):
             where = ", ".join(f"{mod.axis} {number}" for mod, number in zip(dim.sharding, place))
             raise UserError(f"{name} lacks the part of the rank with {where} along its dimension {dim.name}: that "
-                            "rank's file is missing, or it has not recorded this tensor.")
+                            "rank's file is missing, or it has called this module less often, or not at all. (If the "
+                            'ranks are stages of a pipeline, tell the recorder: axes={"pp": (stage, stages)}.)')
 
 
 def zigzag_runs(name: str, dim: Dim, at: tuple[int, ...], one: Local,

@@ -82,9 +82,11 @@ def common_name(name: str, framework: str) -> str:
 
 
 def renamed(run: TheirRun, framework: str) -> TheirRun:
-    """Return a run with the names that all frameworks have in common."""
+    """Return a run with the names that all frameworks have in common. What its whole model returns, logits or a loss, is
+    its own.
+    """
     def common(key: TheirKey) -> TheirKey:
-        return key._replace(name=common_name(key.name, framework))
+        return key._replace(name=re.sub("^root ", f"root of {framework} ", common_name(key.name, framework)))
 
     def of(by_key: dict[TheirKey, Any]) -> dict[TheirKey, Any]:
         return {common(key): x for key, x in by_key.items()}

@@ -61,7 +61,7 @@ def page(comparison: Comparison, verdict: str) -> str:
 
 def rows_of(comparison: Comparison) -> Iterator[Compared]:
     for key in comparison.a.order:
-        if key in comparison.b.parts:
+        if key in comparison.common:
             try:
                 yield Compared(key, comparison.difference(key), "")
             except UserError as error:

@@ -69,6 +69,7 @@ class Line:
     key: str
     dims: str
     file: str = ""      # where that does not follow from the rank and the step
+    inside: str = ""    # the coarsest format in which a module has computed it
 
     @property
     def tensor(self) -> "TheirKey":
@@ -166,7 +167,8 @@ def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
     """Return the parts of a tensor with the places of their values, its format, and the names of its dimensions."""
     texts = {line.dims for _, line in held}
     if len(texts) > 1:
-        raise UserError(f"{folder}: the ranks say different dims of {key}: {' and '.join(sorted(texts))}.")
+        raise UserError(f"{folder}: the ranks say different dims of {key}: {' and '.join(sorted(texts))}. If they are "
+                        'the stages of a pipeline, tell the recorder: axes={"pp": (stage, stages)}, with other axes.')
     try:
         dims: tuple[Dim, ...] = parse(texts.pop())
     except ValueError as error:
@@ -179,7 +181,7 @@ def parts_of(folder: str, key: TheirKey, held: list[tuple[About, Line]],
         array = arrays[path][line.key]
         stored[about.rank] = path, line.key
         locals_.append(Local(about.rank, array.shape, about.axes))
-        formats.add(array.format)
+        formats |= {array.format, line.inside} & FORMATS.keys()
     dims = dims if locals_[0].shape else ()
     return ([(one.part, partial(read_array, *stored[one.part.rank], one.inside))
              for one in place(str(key), dims, locals_)],

@@ -17,18 +17,21 @@ DTensor, is. All else is whole and the same on all ranks, unless `dims` says oth
 
 A text names the dimensions, and in brackets the axes that divide them, the innermost last; with `cp:zigzag` a rank has
 chunks i and 2c - 1 - i of 2c, with `tp:partial` a part of a sum. `axes` has each axis's process group, or this rank's
-number and the size; without it, what DTensors' meshes do not name is "dp". The loss is the `mean` over a rank's own
-samples: activations' gradients and single numbers are divided by the sizes of dp, cp. Needs PyTorch 2.5, safetensors.
+number and the size; without it, what DTensors' meshes do not name is "dp"; a pipeline's stage is `axes["pp"]`. The loss
+is the `mean` over a rank's own samples: activations' gradients and single numbers are divided by the sizes of dp, cp.
+What runs without gradients, such as an evaluation, is not recorded. Needs PyTorch 2.5, safetensors.
 """
 import json
 import math
 import os
 import re
+import traceback
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 
 class Recorder:
@@ -40,34 +43,45 @@ class Recorder:
                      for name, one in ({"dp": (self.rank, self.ranks)} if axes is None else axes).items()}
         self.dims = {re.compile(key): text for key, text in (dims or {}).items()}
         self.step, self.steps, self.mean, self.samples, self.by_meshes = 1, steps, mean, {0}, axes is None
-        self.lines, self.tensors, self.calls = [], {}, {}
+        self.lines, self.tensors, self.calls, self.formats, self.silent = [], {}, {}, Formats(), False
         os.makedirs(folder, exist_ok=True)
         self.path = os.path.join(folder, f"rank_{self.rank:05}")
         self.parameters = {plain(name): p for name, p in model.named_parameters()}
         for name, module in {plain(name) or "root": module for name, module in model.named_modules()}.items():
-            self.hook(module, name)         # of a wrapper and what is in it, the latter
+            if not isinstance(module, torch.nn.Identity):       # which stands for what another stage has
+                self.hook(module, name)     # of a wrapper and what is in it, the latter
         optimizer.register_step_pre_hook(lambda *_: self.see_weights("gradients", "parameters"))
         optimizer.register_step_post_hook(lambda *_: (self.see_weights("optimizer parameters"), self.end_step()))
 
     def hook(self, module, name):
         def before(module, args, kwargs):
+            if not self.formats.inside:     # of any module
+                self.silent = is_trial()
+                self.formats.__enter__()
+            self.formats.inside.append(torch.float64)
             self.see(phase_now(), f"{name} input", first_tensor((*args, *kwargs.values())), module)
 
         def after(module, args, output):
-            y, phase = first_tensor(output), phase_now()
-            call = self.see(phase, f"{name} output", y, module)
+            y, phase, inside = first_tensor(output), phase_now(), self.formats.inside.pop()
+            call = self.see(phase, f"{name} output", y, module, inside=inside)
             if call is not None and phase == "forward" and y.requires_grad:
                 y.register_hook(lambda dy: (self.see("backward", f"{name} output", dy, module, call), None)[1])
+            if self.formats.inside:
+                self.formats.note(inside)
+            else:
+                self.formats.__exit__(None, None, None)
+                self.silent = False
 
         module.register_forward_pre_hook(before, with_kwargs=True)
-        module.register_forward_hook(after)
+        module.register_forward_hook(after, always_call=True)       # also where a recomputation stops early
 
     def batch(self, **tensors):
         """Record a step's batch. Call it before the forward."""
+        tensors = {name: x for name, x in tensors.items() if isinstance(x, torch.Tensor) and x.dim()}
+        for x in sorted(tensors.values(), key=lambda x: x.dim() == 1)[:1]:      # targets may be [b * s]
+            self.samples = {x.shape[0], x.shape[:2].numel()}
         for name, x in tensors.items():
-            if isinstance(x, torch.Tensor) and x.dim():
-                self.samples = {x.shape[0], x.shape[:2].numel()}
-                self.see("batch", name, x)
+            self.see("batch", name, x)
 
     def see_weights(self, *phases):
         """Record the gradients or the weights as they are now."""
@@ -76,10 +90,14 @@ class Recorder:
                 main = getattr(p, "main_grad", None)        # Megatron's
                 self.see(phase, name, p if phase != "gradients" else p.grad if main is None else main)
 
-    def see(self, phase, name, x, module=None, call=None):
-        """Copy a tensor, if there is one; return which call of its module this is, or None after the last step."""
-        if x is None or self.step > self.steps:
+    def see(self, phase, name, x, module=None, call=None, inside=None):
+        """Copy a tensor, if there is one; return which call of its module this is, or None if it is not recorded."""
+        stage, stages = self.axes.get("pp", (0, 1))
+        border = name == "root input" and stage > 0 or name == "root output" and stage < stages - 1     # of two stages
+        if x is None or self.step > self.steps or self.silent or border:
             return None
+        if name == "root input" and x.dim():
+            self.samples |= {x.shape[0], x.shape[:2].numel()}       # a pipeline's microbatch
         call = self.calls.get((phase, name), -1) + 1 if call is None else call
         dims, key = self.dims_of(phase, name, x, module), str(len(self.lines))
         x = (x.to_local() if isinstance(x, DTensor) else x).detach().to("cpu", copy=True).contiguous()
@@ -87,7 +105,8 @@ class Recorder:
         x = x / means if phase == "backward" or dims.startswith("loss") else x
         self.tensors[key] = torch.atleast_1d(x) if dims else x
         self.calls[phase, name] = call
-        self.lines.append({"step": self.step, "phase": phase, "name": name, "call": call, "key": key, "dims": dims})
+        self.lines.append({"step": self.step, "phase": phase, "name": name, "call": call, "key": key, "dims": dims,
+                           "inside": str(inside or "").removeprefix("torch.")})
         return call
 
     def dims_of(self, phase, name, x, module):
@@ -132,6 +151,30 @@ class Recorder:
                 file.writelines(json.dumps(line) + "\n" for line in [about] * (self.step == 1) + self.lines)
             save_file(self.tensors, f"{self.path}_{self.step}.safetensors")
         self.step, self.lines, self.tensors, self.calls = self.step + 1, [], {}, {}
+
+
+class Formats(TorchFunctionMode):
+    """The coarsest format in which each of the modules at work has computed, the innermost last."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        y = function(*args, **(kwargs or {}))
+        if isinstance(y, torch.Tensor) and self.inside and y.is_floating_point():
+            self.note(y.dtype)
+        return y
+
+    def note(self, dtype):
+        self.inside[-1] = max(self.inside[-1], dtype, key=lambda one: torch.finfo(one).eps)
+
+
+def is_trial():
+    """Report whether what runs now leads to no update: without gradients, or to find a pipeline stage's shapes."""
+    return not torch.is_grad_enabled() or any(
+        frame.f_code.co_name.endswith("_inference") and "pipelining" in frame.f_code.co_filename
+        for frame, _ in traceback.walk_stack(None))
 
 
 def phase_now():
