@@ -1,4 +1,5 @@
 """The benchmarks: profiles from measurements, and that what is measured can run."""
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -13,8 +14,10 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Passes
 from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
+from tests.launching import environment
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
 calibrate, fusion, launches, machine, overlap_ranks, starting, steps = map(import_module, (
     "calibrate", "fusion", "launches", "machine", "contenders.overlap_ranks", "starting", "steps"))
 
@@ -108,3 +111,33 @@ def test_a_layer_more_is_as_many_launches_and_bytes_as_the_page_says():
     assert f"A layer is {two.calls.total() - one.calls.total()} launches." in page
     gelu = [launches.count(work._replace(b=b)).bytes["our kernels", "activation.gelu"] for b in (1, 2)]
     assert gelu == [2 * 256 * (2 * 32 * b + 1) for b in (1, 2)]         # x and y in 16 bits, and the bias
+
+
+# ---- programs -------------------------------------------------------------------------------------------------------
+
+
+SMALLEST = {        # programs on one process or two ranks, their options, and the packages that they need
+    "calibrate": "--ranks 2", "checkpoints": "--turns 1", "formats": "--seeds 1 --iters 2", "fusion": "",
+    "cpu_step": "h128:2 --turns 1 --seconds 0.1 --without compiled JAX bfloat16", "launches": "--layers 1",
+    "generation": "1:1 --prompt 2 --new 2 --turns 1", "measured_scaling": "--turns 1 --steps 1", "optimizers": "",
+    "overlap": "--turns 1", "predict": "--turns 1 --steps 1", "preparation": "--turns 1 --copies 1",
+    "starting": "--turns 1", "their_bugs": "--only nothing", "where_time_goes": "h128:2", "cuda_step": "--help",
+    "registers": "--help"}
+NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "datasketch", "their_bugs": "torch"}
+ON_RANKS = {"checkpoints", "optimizers"}
+
+
+def test_the_table_of_programs_is_complete():
+    programs = {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
+    assert programs == SMALLEST.keys()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", SMALLEST)
+def test_each_program_runs_to_its_end(name, tmp_path):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    launcher = ["-m", "mpi_impl.launch", "-n", "2"] if name in ON_RANKS else []
+    done = subprocess.run([sys.executable, *launcher, BENCHMARKS / f"{name}.py", *SMALLEST[name].split()], cwd=tmp_path,
+                          env=environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout, done.stderr

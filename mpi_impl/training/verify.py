@@ -13,10 +13,10 @@ that they have a small gradient; they are left out there, too.) Elsewhere the sa
 float32 the weights are a coarse check: float64 is the strict one.
 
 How far rounding grows depends on the step: at a high rate a right run exceeds any tolerance. So where a step exceeds
-it, the textbook tells how far its own outcome moves if every weight is off by one rounding, and ranks may differ by some
-times that. In other formats than float64 the ranks and the textbook first repeat the step in float64, from the ranks'
-weights and moments: if they differ there, the ranks compute another model. (With experts float64 alone is judged, since
-rounding can send a token to another expert.)
+it, the textbook measures how far its own results move if every weight is off by one rounding, and ranks may differ by
+some times that. In other formats than float64 the ranks and the textbook first repeat the step in float64, from the
+ranks' weights and moments: if they differ there, the ranks compute another model. (With experts float64 alone is
+judged, since rounding can send a token to another expert.)
 
 Why the textbook then takes over the ranks' weights: every step is proven from the same weights, so the whole run is.
 Left alone the two would part, and nothing would be wrong: training at a high rate is chaotic, and has been seen to
@@ -135,8 +135,8 @@ class Verifier:
         found = self.world.broadcast_object(lambda: self.compare(batch, result, grads, params),
                                             "the textbook's step")
         if not all(map(isfinite, found)):
-            raise UserError(f"--verify: iteration {self.trainer.iteration} cannot be compared, for the run has diverged. "
-                            "Try a smaller --lr.")
+            raise UserError(f"--verify: iteration {self.trainer.iteration} cannot be compared, for the run has "
+                            "diverged. Try a smaller --lr.")
         return found
 
     def require_rounding(self, batch, found: StepDifference, rate: float) -> None:
@@ -157,7 +157,7 @@ class Verifier:
 
         def effect() -> StepDifference:
             runs = [in_format(self.earlier, main.name, epsilon) for epsilon in (0, main.epsilon, -main.epsilon)]
-            whole, *moved = (Outcome(*run.step(batch), run.params) for run in runs)
+            whole, *moved = (step_of(run, batch) for run in runs)
             found = StepDifference(*map(max, *(verifier.apart(one, whole, rate) for one in moved)))
             found = found._replace(loss=max(found.loss, found.gradient / 10))       # one number can be right by chance
             return StepDifference(*(value * form.epsilon / main.epsilon for value in found))
@@ -185,8 +185,8 @@ class Verifier:
         """Raise UserError if a difference exceeds both the tolerance and what rounding explains."""
         allowed = StepDifference(*map(max, TOLERANCE[self.precision.compute], (MARGIN * value for value in rounding)))
         for name in exceeded(found, allowed):
-            raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} and that of one process differ "
-                            f"by {getattr(found, name):.1e}, but {getattr(allowed, name):.0e} is allowed in "
+            raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} and that of one process "
+                            f"differ by {getattr(found, name):.1e}, but {getattr(allowed, name):.0e} is allowed in "
                             f"{self.precision.compute}. {verdict}")
 
     def of_all_ranks(self, flat, reason: str):
@@ -199,7 +199,7 @@ class Verifier:
 
     def compare(self, batch, result: StepResult, grads, params) -> StepDifference:
         """Compare on rank 0: grads and params are all ranks' flat buffers, [ranks, size]; every replica must agree."""
-        self.expected = Outcome(*self.textbook.step(batch, result.skipped), tree_map(np.copy, self.textbook.params))
+        self.expected = step_of(self.textbook, batch, result.skipped)
         replicas = [Outcome(result.loss, result.grad_norm, *trees)
                     for trees in zip(self.whole(grads), self.whole(params), strict=True)]
         tree_map(assign, self.textbook.params, replicas[0].params)
@@ -233,6 +233,12 @@ class Verifier:
 def exceeded(found: StepDifference, allowed: StepDifference) -> list[str]:
     """Return the names of differences that are larger than allowed."""
     return [name for name in found._fields if not getattr(found, name) <= getattr(allowed, name)]
+
+
+def step_of(textbook: training.Trainer, batch, skipped: bool = False) -> Outcome:
+    """Let the textbook do a step, and return copies of the results."""
+    loss, norm, grads = textbook.step(batch, skipped)
+    return Outcome(loss, norm, grads, tree_map(np.copy, textbook.params))
 
 
 def in_format(textbook: training.Trainer, form: str, epsilon: float = 0) -> training.Trainer:

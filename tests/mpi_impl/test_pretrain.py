@@ -102,11 +102,13 @@ def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wr
         ranks.run(8, planted_run, Bug(module, right, wrong), pretrain, options)
 
 
-CHAOTIC = f"{T2} --lr-warmup-iters 0 --lr-decay-style constant --hidden-dropout 0 --attention-dropout 0 --verify --eval-iters 0"
+CHAOTIC = f"""{T2} --lr-warmup-iters 0 --lr-decay-style constant --hidden-dropout 0 --attention-dropout 0 --eval-iters 0
+    --verify"""
 
 
-@pytest.mark.parametrize("options", ["--dtype float32 --lr 3", "--dtype float64 --lr 30", "--dtype float32 --bf16 --lr 30",
-                                     "--dtype float32 --lr 3 --optimizer muon"])
+@pytest.mark.parametrize("options", [
+    "--dtype float32 --lr 3", "--dtype float64 --lr 30", "--dtype float32 --bf16 --lr 30",
+    "--dtype float32 --lr 3 --optimizer muon"])
 def test_verify_accepts_rounding_that_a_high_rate_magnifies(ranks, corpus, capfd, options):
     """Differences exceed the tolerance of each format, and the ranks compute the same model."""
     train(ranks, 4, [*SMALL, *corpus, *CHAOTIC.split(), *options.split()])

@@ -82,8 +82,8 @@ def common_name(name: str, framework: str) -> str:
 
 
 def renamed(run: TheirRun, framework: str) -> TheirRun:
-    """Return a run with the names that all frameworks have in common. What its whole model returns, logits or a loss, is
-    its own.
+    """Return a run with the names that all frameworks have in common. Its whole model's output, logits or a loss, keeps
+    a name of its own.
     """
     def common(key: TheirKey) -> TheirKey:
         return key._replace(name=re.sub("^root ", f"root of {framework} ", common_name(key.name, framework)))
