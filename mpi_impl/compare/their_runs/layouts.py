@@ -4,7 +4,9 @@ Megatron-core has q, k and v in one tensor, group by group, gate and up in one, 
 layers of a DCP in one tensor. GPT-2 has q, k and v one after the other. torchtitan's rope is interleaved: it turns rows
 2i and 2i + 1 of a head, where the others turn rows i and i + d/2.
 """
+import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from mpi_impl.compare.recording import TensorPart, whole_shape
 from mpi_impl.compare.their_runs.differences import whole_of
 from mpi_impl.compare.their_runs.frameworks import FRAMEWORKS, FUSED, common_name
 from mpi_impl.compare.their_runs.records import TheirKey, TheirRun
+from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError
 
 LAYERS = re.compile(r"decoder[.]layers[.](?!\d)")
@@ -145,11 +148,12 @@ class Pair:
                     run.place(key, shape)
 
     def find_heads(self) -> None:
-        """Find the rows of a head: the number by which most of the first layer's weights are the same."""
+        """Find the rows of a head: in a config.json, or the number by which most of the first layer's weights agree."""
         keys = [key for key in self.common if key.name.endswith((*ROTATED, "self_attn.v_proj.weight"))][:3]
         rows = min((self.a.weights[key.name].shape()[0] for key in keys), default=0)
         orders = {run.weights[key.name].order for run in (self.a, self.b) for key in keys}
-        self.sizes = [d for d in range(4, rows // (1 + ("by group" in orders)) + 1, 2) if rows % d == 0]
+        known = head_size(self.a.folder) or head_size(self.b.folder)
+        self.sizes = [known] if known else [d for d in range(4, rows + 1, 2) if rows % d == 0]
         if any(orders):
             self.a.d = self.b.d = max(self.sizes or [rows], key=lambda d: sum(
                 same(self.a.value(key, d=d), self.b.value(key, d=d)) for key in keys))
@@ -177,8 +181,7 @@ class Pair:
         if same(x.T, y):
             return f"{its}, transposed"
         if "by group" in orders and same(*(run.value(key, "") for run in both)):
-            return (f"{its} with q, k and v one after the other, but Megatron-core has them group by group, if there "
-                    "are several")
+            return f"{its} with q, k and v one after the other, but Megatron-core has them group by group"
         if key.name.endswith(ROTATED):
             if orders[0] != orders[1] and same(*(run.value(key, order.replace("interleaved", ""))
                                                for run, order in zip(both, orders))):
@@ -192,6 +195,16 @@ class Pair:
         others = (other for other in self.common if other.layer == key.layer is not None and y.ndim == 2)
         return next((f"A's {self.a.stored(other)}, but should be {its}" for other in others
                      if same(self.a.value(other), y)), "")
+
+
+def head_size(checkpoint: str) -> int | None:
+    """Return the rows of a head by the config.json next to a checkpoint's files, if there is one."""
+    path = os.path.join(checkpoint if os.path.isdir(checkpoint) else os.path.dirname(checkpoint), "config.json")
+    config = defaultdict(int, read_json(path, Object) if os.path.exists(path) else {})
+    with suppress(TypeError, ZeroDivisionError):
+        heads = config["num_attention_heads"] or config["n_head"]
+        return int(config["head_dim"] or (config["hidden_size"] or config["n_embd"]) // heads) or None
+    return None
 
 
 def interleaved(x: Any, d: int) -> Any:
