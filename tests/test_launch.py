@@ -266,7 +266,8 @@ def test_the_last_time_limit_of_a_command_line_counts():
 
 
 INTERRUPTED = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)    # as in the foreground
 class Hook:
     def find_spec(self, name, *_):
         if name == "mpi_impl.launch.entry":
