@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from mpi_impl.hang import logs
 from mpi_impl.hang.dumps import read_all
 from mpi_impl.hang.waits import Job, report
 from reference.errors import UserError
@@ -342,3 +343,43 @@ def test_a_damaged_dump_is_a_sentence_or_a_report(tmp_path_factory, data):
         assert report(Job(read_all([str(folder)])))
     except UserError as error:
         assert "rank_0" in str(error)
+
+
+# ---- the lines of a watchdog ----------------------------------------------------------------------------------------
+
+
+def watchdog(rank: int, number: int, call: str, group: str | None = "0(default_pg)", version: str = "2.5") -> str:
+    """Return the lines of a rank, as versions of PyTorch write them. A group of None is not the first of 2.4's."""
+    old, place = version == "2.0", f"PG {1 if group is None else 0}" if version == "2.4" else f"PG ID 7 PG GUID {group}"
+    begin = "[E ProcessGroupNCCL.cpp:828]" if old else f"[rank{rank}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616]"
+    timeout = (f"{begin} [Rank {rank if old else 0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
+               f"{number}, OpType={call}, Timeout(ms)=600000) ran for 600020 milliseconds before timing out.")
+    return timeout if old else (f"{timeout}\n{begin} [{place} Rank 0] Exception (either an error or timeout) detected "
+                                f"by watchdog at work: {number}, last enqueued NCCL work: 999, last completed NCCL "
+                                "work: 1.")
+
+
+SUM, GATHER = "ALLREDUCE, NumelIn=8, NumelOut=8", "ALLGATHER, NumelIn={}, NumelOut=16"
+
+
+@pytest.mark.parametrize("lines, said", [
+    ([watchdog(rank, 14, SUM) for rank in (0, 2, 3)], "ranks 0, 2 and 3 waited too long in call 14, ALLREDUCE"),
+    ([watchdog(0, 14, SUM), watchdog(1, 14, GATHER.format(8))], "They have made different calls as number 14"),
+    ([watchdog(0, 14, SUM), watchdog(1, 14, SUM.replace("8", "9"))], "They have made different calls as number 14"),
+    ([watchdog(0, 15, SUM), watchdog(1, 14, SUM)], "beyond call 14, in which rank 1 waited"),
+    ([watchdog(0, 15, SUM), watchdog(0, 14, SUM), watchdog(1, 14, SUM)], "ranks 0 and 1 waited too long in call 14"),
+    ([watchdog(0, 14, GATHER.format(8)), watchdog(1, 14, GATHER.format(9))], None),
+    ([watchdog(0, 14, "SEND"), watchdog(1, 14, "RECV")], None),
+    ([watchdog(0, 14, SUM, "3(tp)"), watchdog(1, 15, SUM, "4(tp)")], None),
+    ([watchdog(0, 14, SUM, None, "2.4"), watchdog(1, 15, SUM, None, "2.4")], None),
+    ([watchdog(0, 14, SUM, version="2.4"), watchdog(1, 15, SUM, version="2.4")], "beyond call 14, in which rank 0"),
+    ([watchdog(5, 14, SUM, version="2.0")], "In a group that the lines do not name rank 5 waited too long in call 14")])
+def test_the_lines_of_a_watchdog_are_put_together(tmp_path, lines, said):
+    """Among the lines of a program, in one file or several. Nobody is accused of sizes that may differ, of messages, or
+    of calls in other groups.
+    """
+    paths = [tmp_path / f"rank{i % 2}.out" for i in range(len(lines))]
+    for path, text in zip(paths, lines):
+        path.write_text((path.read_text() if path.exists() else "loss 2.5\n") + text + "\n")
+    text = logs.report(logs.timeouts_in(list(map(str, dict.fromkeys(paths)))))
+    assert said in text if said else "different" not in text and "beyond" not in text, text

@@ -7,10 +7,14 @@ It reads the dumps of PyTorch's flight recorder, pickles or JSON, without PyTorc
 them. In each group it names the first collective that the ranks have called differently. For each rank it says where it
 waits and for whom, and follows that to a rank that waits for nobody, or to ranks that wait for one another in a circle.
 
+Without dumps, the lines of PyTorch's watchdog tell less: `shardlab hang slurm-*.out` says which rank waited in which
+call, and which have not made the same ones.
+
 The exit status is 1 if anybody waits or ranks disagree, and 0 if all has ended.
 """
 import sys
 
+from mpi_impl.hang import logs
 from mpi_impl.hang.dumps import read_all
 from mpi_impl.hang.waits import Job, report
 from mpi_impl.launch.entry import ArgumentParser, run_alone
@@ -18,10 +22,14 @@ from mpi_impl.launch.entry import ArgumentParser, run_alone
 
 def main() -> None:
     parser = ArgumentParser(prog="shardlab hang", description="Say who did not come to which collective, from dumps of "
-                            "PyTorch's flight recorder.")
+                            "PyTorch's flight recorder, or from logs.")
     parser.add_argument("dumps", nargs="+", metavar="DUMPS", help="a folder with the dumps of a job, or the dumps, "
-                        "whose names end in their ranks")
-    job = Job(read_all(parser.parse_args().dumps))
+                        "whose names end in their ranks; or files with the lines of PyTorch's watchdog")
+    paths = parser.parse_args().dumps
+    if timeouts := logs.timeouts_in(paths):
+        print(logs.report(timeouts))
+        sys.exit(1)
+    job = Job(read_all(paths))
     print(report(job))
     sys.exit(int(bool(job.waits or job.disagreements)))
 

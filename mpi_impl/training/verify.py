@@ -199,11 +199,11 @@ class Verifier:
 
     def compare(self, batch, result: StepResult, grads, params) -> StepDifference:
         """Compare on rank 0: grads and params are all ranks' flat buffers, [ranks, size]; every replica must agree."""
-        self.expected = step_of(self.textbook, batch, result.skipped)
+        expected = step_of(self.textbook, batch, result.skipped)
         replicas = [Outcome(result.loss, result.grad_norm, *trees)
                     for trees in zip(self.whole(grads), self.whole(params), strict=True)]
         tree_map(assign, self.textbook.params, replicas[0].params)
-        return StepDifference(*map(worst, zip(*(self.apart(replica, self.expected, result.learning_rate)
+        return StepDifference(*map(worst, zip(*(self.apart(replica, expected, result.learning_rate)
                                                 for replica in replicas))))
 
     def apart(self, outcome: Outcome, expected: Outcome, rate: float) -> StepDifference:
