@@ -18,7 +18,7 @@ start()                                 # before its name is asked for, which on
 MPI = implementation(mpi_vendor())      # whose tests these are
 # Open MPI's, on which rank ended a job, and how; or on a socket that is closed already.
 LAUNCHERS_WORDS = re.compile(r"^-{74}\n.*?^-{74}\n|^\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH [^\n]*\n", re.M | re.S)
-SOON = 80  # seconds: far more than any of these jobs needs, far less than a job that hangs
+SOON = 30  # seconds: far more than any of these jobs needs, far less than a job that hangs
 
 PREAMBLE = """\
 import os, signal, sys, time

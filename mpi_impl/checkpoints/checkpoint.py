@@ -84,16 +84,16 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     files.
     """
     rank, states = trainer.topology.world.rank, trainer.state.optimizer_states
+    saved = {state: boxes_to_save(trainer, state) for state in states}
 
     def write(state: str) -> tuple[str, FileSeal]:
-        pieces, boxes = boxes_to_save(trainer, state)
+        pieces, boxes = saved[state]
         name, shapes = file_of(state, rank), {key_of(tensor, box): shape_of(box) for tensor, box in boxes}
         elements = (finite(trainer, state, *elements) for elements in states[state].on_host(pieces))
         return name, on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes, elements)
 
     with ThreadPoolExecutor() as threads:
-        return boxes_to_save(trainer, "parameters")[1], dict(threads.map(
-            write, [state for state in states if boxes_to_save(trainer, state)[1]]))
+        return saved["parameters"][1], dict(threads.map(write, [state for state in states if saved[state][1]]))
 
 
 def boxes_to_save(trainer: Trainer, state: str) -> tuple[list[Piece], list[tuple[str, Box]]]:

@@ -9,7 +9,7 @@ from tests.spy import SpyArray
 
 CUDA = "SHARDLAB_TEST_CUDA"                 # in the environment, so that ranks know it, too
 REAL = os.environ.get(CUDA) == "1"          # (conftest.py)
-LIMIT = 80.0    # seconds of a run on ranks: CuPy compiles each of its kernels on first use, and emulation is slow
+LIMIT = 80.0 if REAL else 30.0              # seconds of a run on ranks: CuPy compiles each of its kernels on first use
 needs_somewhere = pytest.mark.skipif(not REAL and emulated.COMPILER is None,
                                      reason="no C++ compiler, to emulate a GPU with")
 needs_a_gpu = pytest.mark.skipif(not REAL, reason="needs a GPU: ./run.sh test-cuda")

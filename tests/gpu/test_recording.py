@@ -37,32 +37,33 @@ def test_replayed_steps_equal_others(ranks, choices, recompute, precision, shape
     length = 128 if device.REAL and precision.half else 6       # what cuDNN can repeat (mpi_impl/programs/arguments.py)
     model = ModelConfig(2, 16, 2, 11, length, make_vocab_size_divisible_by=4, hidden_dropout=0.0, attention_dropout=0.0,
                         **choices)
-    ranks.run(1, replayed_equals_played, model, recompute, precision, shapes, seed, timeout=device.LIMIT)
+    (results, weights, *others), (again, their_weights, *others_again) = (
+        ranks.run(1, played, model, recompute, precision, shapes, seed, replayed, timeout=device.LIMIT)[0]
+        for replayed in (False, True))
+    for name, bounds, mine, theirs in (
+            ("norm, rate, scale", LOSSES, [step[1:4] for step in results], [step[1:4] for step in again]),
+            ("loss", LOSSES, [step.losses for step in results], [step.losses for step in again]),
+            ("weights", WEIGHTS, weights.astype(float), their_weights.astype(float))):
+        bound = bounds.get(precision.compute, 0)
+        np.testing.assert_allclose(theirs, mine, bound, bound, err_msg=name)
+    assert others == others_again, "replays count other messages, or other caches"
 
 
-def replayed_equals_played(group, model, recompute: Recompute, precision, shapes, seed):
+def played(group, model, recompute: Recompute, precision, shapes, seed, replayed):
+    """Train, and return the results of the steps, the weights, the ledger and the peaks."""
     with device.gpu(group.rank) as put:
-        random, found = np.random.default_rng(seed), []
+        random = np.random.default_rng(seed)
         drawn = [[random.integers(model.vocab_size, size=(2, b, model.max_position_embeddings)) for _ in range(m)]
                  for m, b, _ in shapes]
-        for replayed in (False, True):
-            topology = connect(group, ParallelConfig(recompute=recompute))
-            ledger = topology.world.ledger
-            ledger.totals.clear()
-            trainer = Trainer(ModelState(model, topology, seed, precision, put(np.empty(0))),
-                              OptimizerConfig(1e-2, STEPS), replayed)
-            results = [trainer.step([GPTBatch(*map(put, tokens)) for tokens in microbatches],
-                                    m * b + more) for microbatches, (m, b, more) in zip(drawn, shapes)]
-            assert (trainer.replays is not None and trainer.replays.recording is not None) == replayed
-            found.append((results, trainer.state.parameters.own.flat.get(), dict(ledger.totals), trainer.peaks))
-        (results, weights, *others), (again, their_weights, *others_again) = found
-        for name, bounds, mine, theirs in (
-                ("norm, rate, scale", LOSSES, [step[1:4] for step in results], [step[1:4] for step in again]),
-                ("loss", LOSSES, [step.losses for step in results], [step.losses for step in again]),
-                ("weights", WEIGHTS, weights.astype(float), their_weights.astype(float))):
-            bound = bounds.get(precision.compute, 0)
-            np.testing.assert_allclose(theirs, mine, bound, bound, err_msg=name)
-        assert others == others_again, "replays count other messages, or other caches"
+        topology = connect(group, ParallelConfig(recompute=recompute))
+        ledger = topology.world.ledger
+        ledger.totals.clear()
+        trainer = Trainer(ModelState(model, topology, seed, precision, put(np.empty(0))), OptimizerConfig(1e-2, STEPS),
+                          replayed)
+        results = [trainer.step([GPTBatch(*map(put, tokens)) for tokens in microbatches], m * b + more)
+                   for microbatches, (m, b, more) in zip(drawn, shapes)]
+        assert (trainer.replays is not None and trainer.replays.recording is not None) == replayed
+        return results, trainer.state.parameters.own.flat.get(), dict(ledger.totals), trainer.peaks
 
 
 def test_what_cannot_be_recorded_is_an_error(ranks):
