@@ -184,8 +184,8 @@ NUMBERED = re.compile(r"(\d+)(?:\.(?:json|pickle|pkl))?$")
 def rank_of(path: str) -> int:
     found = NUMBERED.search(os.path.basename(path))
     if not found:
-        raise UserError(f"{path} does not say whose dump it is: its name must end in the rank, as that of "
-                        "comm_lib_trace_rank_0 does.")
+        raise UserError(f"{path} has no line of PyTorch's watchdog, and does not say whose dump it is: its name must "
+                        "end in the rank, as that of comm_lib_trace_rank_0 does.")
     return int(found[1])
 
 
