@@ -2,6 +2,7 @@
 import gc
 import os
 import sys
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from zlib import crc32
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import tests.one_thread  # noqa: F401
+from mpi_impl.kernels.fused import core
 from mpi_impl.launch.pool import Pool
 from mpi_impl.runtime.mpis import YIELDING
 from tests.small_pools import SmallPools
@@ -41,6 +43,13 @@ def pytest_configure(config):
     os.environ.update(YIELDING | os.environ)
     # Of nbformat's dependencies, this one takes a second to build grammars of web addresses, which nobody checks here.
     sys.modules.setdefault("rfc3987_syntax", None)
+
+
+def pytest_sessionstart(session):
+    """Compile the kernels of all formats, which takes a minute once on a machine: no test's limit counts it."""
+    if not hasattr(session.config, "workerinput"):
+        with ThreadPool(os.cpu_count()) as threads:
+            threads.map(core.works, ("float64", "float32", *core.HALVES))
 
 
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
