@@ -90,7 +90,7 @@ def train(program, rank, ranks, folder, way):
             text = torch.randint(V, (B, S + 1))
             tokens, targets = (x.chunk(parts)[rank % parts].contiguous() for x in (text[:, :-1], text[:, 1:]))
             if way == "targets_of_rank_0":
-                targets = text[:, 1:].chunk(parts)[0]
+                targets = text[:, 1:].chunk(parts)[0].contiguous()
             recorder.batch(tokens=tokens, targets=targets.flatten())
             model.require_backward_grad_sync = micro == (0 if way == "reduced_too_early" else MICRO_STEPS - 1)
             (loss_of(tokens, targets) / MICRO_STEPS / (ranks if way == "averaged_twice" else 1)).backward()

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from mpi_impl.compare.__main__ import main
+from mpi_impl.compare.completeness import check_whole
 from mpi_impl.compare.differences import compare
 from mpi_impl.compare.report import report
 from reference.config import Recompute
@@ -77,12 +78,17 @@ def test_without_the_bugs_there_is_nothing_to_find(ranks, one_rank):
 
 
 def test_a_sum_that_is_never_made_is_the_finding(ranks, one_rank):
-    """The MLP does not call f's backward, so there is no gradient of its input, nor of the norm's output before it."""
+    """The MLP does not call f's backward, so there is no gradient of its input, nor of the norm's output before it. Its
+    recording is complete nevertheless, unless it is asked for every tensor.
+    """
     bug = Bug("mpi_impl.layers.mlp", "region.enter_backward(linear(dz, p.w_in.T), INPUT)", "linear(dz, p.w_in.T)")
     a, b = one_rank(MODEL, None), record(ranks, 2, case(2), bug=bug)
     text = report(compare(a, b), a, b)
     assert "missing    B never computes iteration 1, backward: gradient of blocks.3.mlp.input, " in text, text
     assert "the last of them is iteration 1, backward: gradient of blocks.3.mlp.pre_activation" in text, text
+    check_whole(a, b, tensors=False)
+    with pytest.raises(UserError, match="B lacks a tensor"):
+        check_whole(a, b)
 
 
 def topology_of(name: str) -> tuple:

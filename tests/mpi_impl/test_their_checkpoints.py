@@ -192,6 +192,13 @@ def test_a_converter_is_right_or_named_for_what_it_does(tmp_path, convert, said)
         known.unlink(missing_ok=True)
 
 
+def test_it_is_also_named_if_it_is_a_that_is_wrong(tmp_path):
+    for name, arrays in (("a", megatron(llama(), rope=True)), ("b", llama())):
+        save_file({key: np.ascontiguousarray(x) for key, x in arrays.items()}, tmp_path / f"{name}.safetensors")
+    text, _ = compared(*(str(tmp_path / f"{name}.safetensors") for name in "ab"))
+    assert "whose rows are in the order of interleaved rope, in that of transformers. One of the two is wrong" in text
+
+
 def test_one_group_of_keys_and_values_is_in_both_orders(tmp_path):
     """So nobody is accused whose head size is not known."""
     w = {name: x[:8] if re.search("[kv]_proj", name) else x for name, x in llama().items()}
