@@ -29,7 +29,7 @@ FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock", "requ
 WITHHELD = "docs/bug_zoo.md"                     # lab 7 asks students to find such bugs
 LINK = re.compile(r"!?\[([^]]*)\]\(([^)#\s]+)[^)]*\)")
 SETTINGS = "notebooks/.jupyter"
-SOURCES = {".py", ".cpp", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js"}     # of the packages
+SOURCES = {".py", ".cpp", ".cu", ".cuh", ".h", ".toml", ".html", ".css", ".js", ".typed"}     # of the packages
 COMMANDS = {"demo", "notebook", "setup", "help"}    # of run.sh
 FUNCTIONS = {"check", "check_cuda", "lock", "added", "pin"}   # of run.sh, which other commands need
 

@@ -9,5 +9,4 @@ encoded_corpus.py    all chunks in their order
 near_duplicates.py   detection of documents that repeat an earlier one
 dropped.py           dropped documents, and the reasons
 workers.py           processes
-progress.py          their progress
 """

@@ -29,6 +29,7 @@ from typing import Any, TextIO, TypedDict
 
 import numpy as np
 import tokenizers
+from tqdm import tqdm
 
 from mpi_impl.data.corpus import BAD_KINDS
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
@@ -38,7 +39,6 @@ from mpi_impl.data.prepare.encoded_chunk import ChunkReport, encode_chunk, read_
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
 from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
-from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.prepare.workers import map_in_order
 from mpi_impl.data.tokenizer_choice import TRAINED, report_shortage
 from mpi_impl.launch.option_fields import filled
@@ -54,6 +54,7 @@ CHUNK = 1 << 20         # bytes at least,
 CHUNKS = 1000           # and no more of them than this, or a few
 TRAINED_ON = 10**9      # bytes: on a larger corpus a tokenizer is trained on evenly spread chunks of about this size
 
+SECONDS = 0.2, 30.0     # between two reports of progress, on a terminal and elsewhere
 
 def main(argv: list[str] | None = None) -> None:
     launched = launched_rank_and_size()
@@ -181,11 +182,11 @@ class Preparation:
     def texts(self, what: str) -> Iterator[str]:
         """Yield the texts that a tokenizer is trained on."""
         plan = self.plan[:: -(-self.size // TRAINED_ON) or 1]
-        with Progress(what, sum(map(size_of, plan))) as bar:
+        with bar_of(what, sum(map(size_of, plan))) as bar:
             for chunk in plan:
                 for part in chunk:
                     yield from (document.text for document in documents(part) if document.text)
-                bar.advance(size_of(chunk))
+                bar.update(size_of(chunk))
 
     def encode(self) -> list[int]:
         """Encode the chunks that are not done, and return their numbers."""
@@ -193,13 +194,13 @@ class Preparation:
         made = map_in_order(encode_chunk, min(self.args.workers, max(1, len(missing))),
                             [chunk_folder(self.work, number) for number in missing],
                             [self.plan[number] for number in missing], [self.recipe] * len(missing))
-        with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
+        with bar_of("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
             waited = set(missing)
             for number, chunk in enumerate(self.plan):
                 report = next(made) if number in waited else self.read_finished(number)
                 assert report is not None
                 self.add(report)
-                bar.advance(size_of(chunk) if number in waited else 0)
+                bar.update(size_of(chunk) if number in waited else 0)
         return missing
 
     def read_finished(self, number: int) -> ChunkReport | None:
@@ -228,15 +229,15 @@ class Preparation:
             self.publish("tokenizer.json", lambda file: file.write(trained.read_text("utf-8")))
         vocab_size = self.tokenizer.vocab_size
         size = sum(report.tokens for report in self.corpus.reports) * token_dtype(vocab_size).itemsize
-        with Progress("writing", size) as bar:
+        with bar_of("writing", size) as bar:
             write_indexed(self.prefix, self.left(kept, bar), vocab_size)
 
-    def left(self, kept: np.ndarray, bar: Progress) -> Iterator[list[np.ndarray]]:
+    def left(self, kept: np.ndarray, bar: tqdm) -> Iterator[list[np.ndarray]]:
         """Yield the encoded documents that are kept."""
         for document, keep in zip(self.corpus.documents(), kept, strict=True):
             if keep:
                 yield document
-            bar.advance(sum(sequence.nbytes for sequence in document))
+            bar.update(sum(sequence.nbytes for sequence in document))
 
     def publish(self, suffix: str, write: Callable[[TextIO], object]) -> None:
         """Write a file next to the tokens, which appears when it is complete."""
@@ -264,3 +265,9 @@ class Preparation:
 def size_of(chunk: list[Part]) -> int:
     """Return the size of a chunk in bytes."""
     return sum(part.size for part in chunk)
+
+
+def bar_of(what: str, size: int) -> tqdm:
+    """Return a bar of the progress of work on so many bytes."""
+    pause = SECONDS[0 if sys.stdout.isatty() else 1]
+    return tqdm(desc=what, total=size, unit="B", unit_scale=True, leave=False, file=sys.stdout, mininterval=pause)

@@ -1,10 +1,8 @@
-"""Work on many cores, and the reports of its progress."""
-import io
+"""Work on many cores."""
 import os
 
 import pytest
 
-from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.prepare.workers import map_in_order
 from reference.errors import UserError
 
@@ -30,12 +28,3 @@ def test_results_come_in_order_and_so_does_an_error(workers):
 def test_a_worker_that_is_ended_from_outside_is_reported():
     with pytest.raises(UserError, match="--workers than 2"):
         list(map_in_order(failing, 2, [4], [9]))
-
-
-def test_there_may_be_nothing_to_do():
-    """The bar of a preparation whose chunks are all done says 100 %."""
-    out = io.StringIO()
-    out.isatty = lambda: True
-    with Progress("encoding", 0, out) as bar:
-        bar.advance(0)
-    assert "100%" in out.getvalue()
