@@ -9,8 +9,8 @@ from tests.launching import ROOT
 
 # Modules that serve notebooks, and so need what only the extras `notebook` and `course` bring.
 OF_NOTEBOOKS = {"mpi_impl.notebook", *(f"course.grading.{name}" for name in (
-    "bundle", "canvas", "classroom50", "expected", "gradescope", "lab_source", "model_answers", "nbgrader_checks",
-    "release", "search", "submission"))}
+    "bundle", "canvas", "class_table", "classroom50", "expected", "gradescope", "lab_source", "model_answers",
+    "nbgrader_checks", "release", "search", "submission"))}
 OF_OTHERS = {"mpi_impl.compare.their_runs.shardlab_recorder"}       # for programs that have PyTorch
 
 IMPORT_ALL = """\

@@ -107,6 +107,22 @@ def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "",
             raise CheckFailed(f"{who}{what} is not right. {problem}{format_hint(hint)}")
 
 
+def expect_near(found: Sequence, expected: Sequence, what: str) -> None:
+    """Check that every rank's array resembles the expected one: the cosine of the two is above 0.8.
+
+    A check of cost asks no more of the values, since a mistake in them has cost its points in another check; but what
+    a rank sends counts only if the result comes of it. Raises CheckFailed.
+    """
+    for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        problem = difference(mine, np.asarray(right), np.inf)
+        if not problem and np.size(right):
+            x, y = np.ravel(mine).astype(float), np.ravel(right)
+            problem = "" if x @ y > 0.8 * np.sqrt(x @ x) * np.sqrt(y @ y) else "It is far from the right result."
+        if problem:
+            raise CheckFailed(f"rank {rank} of {len(expected)}: {what} is not right, so its cost does not count. "
+                              f"{problem}")
+
+
 def expect_values(results: Sequence, names: Sequence[str]) -> list[list]:
     """Check that every rank returned one value for each name. Return a list of the ranks' values for each name."""
     for rank, result in enumerate(results):

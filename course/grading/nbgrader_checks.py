@@ -4,13 +4,17 @@
 nothing else of it, into the instructor's notebook, and writes each check's message below it. A check without an error
 gives its points.
 """
+import html
 import os
+import re
 import stat
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from nbconvert.exporters import NotebookExporter
+from latex2mathml.converter import convert
+from nbconvert.exporters import HTMLExporter, NotebookExporter
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, ClearHiddenTests, LimitOutput,
                                     NbGraderPreprocessor, SaveAutoGrades)
@@ -18,12 +22,14 @@ from nbgrader.utils import compute_checksum, parse_utc
 
 from course.grading.answers import MAGIC, about, name_of
 from course.grading.draws import SEED_FILE, read_seed
-from course.grading.grade import Mark
+from course.grading.grade import Mark, title
 from course.grading.hunts import FILE, hunted_by
 from course.grading.submission import Unreadable, find_notebook, grade_file, read, read_file
 from course.grading.writing import STUB, is_writing, quote, texts_of
 
 # The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
+FORMULA = re.compile(r"(\$\$?)(.+?)\1", re.DOTALL)
+CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
 CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)?\.ipynb$"
 
 
@@ -32,6 +38,7 @@ def configure(c) -> None:
     CourseDirectory.get_existing_timestamp = timestamp_of       # nbgrader's own ends with the first that is no time
     c.CourseDirectory.course_id = "shardlab"
     c.FileNameCollectorPlugin.named_regexp = CANVAS_FILE
+    c.GenerateFeedback.exporter_class = FeedbackExporter
     c.Autograde.pre_convert_hook = select_lab
     c.Autograde.exporter_class = LabExporter
     c.Autograde.autograde_preprocessors = [RunChecks, LimitOutput, SaveAutoGrades, AssignLatePenalties,
@@ -108,6 +115,27 @@ class RunChecks(NbGraderPreprocessor):
             listed = "\n".join(f"- {escape(remark)}" for remark in graded.remarks)
             nb.cells.insert(0, nbformat.v4.new_markdown_cell(listed))
         return nb, resources
+
+
+class FeedbackExporter(HTMLExporter):
+    """An exporter of feedback that lists checks by their titles, and whose formulas need no network."""
+
+    def from_notebook_node(self, nb, resources=None, **options):
+        """Export a graded notebook, in which nbgrader lists every check as "Test cell"."""
+        nb = deepcopy(nb)
+        for cell in nb.cells:
+            if cell.cell_type == "markdown" and not is_writing(cell):       # what a student wrote stays as it is
+                cell.source = "".join(part if i % 2 else FORMULA.sub(as_mathml, part)
+                                      for i, part in enumerate(CODE.split(cell.source)))
+        page, resources = super().from_notebook_node(nb, resources, **options)
+        titles = (title(cell.source) for cell in nb.cells
+                  if about(cell).get("grade") and not about(cell).get("solution"))
+        return re.sub(r"(?<=>)Test cell(?=</a>)", lambda _: html.escape(next(titles)), page), resources
+
+
+def as_mathml(formula: re.Match) -> str:
+    """Convert a formula of TeX, which a browser then shows by itself."""
+    return convert(formula[2], display="block" if formula[1] == "$$" else "inline")
 
 
 def read_source(coursedir, lab: dict):

@@ -7,7 +7,8 @@
 # lab you shard that one, for any number of heads, any inner size and any number of ranks, with one sum forward and one
 # backward; write *f* and *g*; and count what is sent.
 #
-# **You need**: walkthroughs 1 to 4. **Time**: about five hours. **Points**: 60, and 10 for words.
+# **You need**: walkthroughs *Splitting matrices* to *Attention heads*. **Time**: about five hours. **Points**: 60, and
+# 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -48,8 +49,8 @@ from course.grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from course.grading import (check_data, each, expect_dicts, expect_equal, expect_sent, expect_values, passed, run,
-                            stored)
+from course.grading import (check_data, each, expect_dicts, expect_equal, expect_near, expect_sent, expect_values,
+                            passed, run, stored)
 
 whole_inside, whole_block = (stored("lab2_parallel_block", name) for name in ("whole_inside", "whole_block"))
 
@@ -67,8 +68,9 @@ def layer(random, h, a, F):
 def shards_of(p, n):
     """Return every rank's shard, if n divides a and F. (The checks that give the points have one for any n.)"""
     h, width = len(p["W_in"]), (p["W_in"].shape[1] - len(p["W_out"])) // 2
-    qkv, up = p["W_in"][:, :3 * width].reshape(h, 3, n, -1), p["W_in"][:, 3 * width:].reshape(h, n, -1)
-    o, down = p["W_out"][:width].reshape(n, -1, h), p["W_out"][width:].reshape(n, -1, h)
+    mine, columns = width // n, (len(p["W_out"]) - width) // n          # of a rank: a_r d and F_r
+    qkv, up = p["W_in"][:, :3 * width].reshape(h, 3, n, mine), p["W_in"][:, 3 * width:].reshape(h, n, columns)
+    o, down = p["W_out"][:width].reshape(n, mine, h), p["W_out"][width:].reshape(n, columns, h)
     return [{**p, "W_in": np.hstack([qkv[:, :, rank].reshape(h, -1), up[:, rank]]),
              "W_out": np.vstack([o[rank], down[rank]])} for rank in range(n)]
 
@@ -379,9 +381,9 @@ def check_inside(rank, n, a, F):
                  "Q, K, V, U from left to right. The bias and x are not added here, and n is normalized already.")
 
 
-for rank, n in ((0, 2), (3, 4)):
-    check_inside(rank, n, a=4, F=8)
-passed("inside on ranks of 2 and 4")
+for rank, n, a, F in ((0, 2, 4, 8), (3, 4, 4, 8), (1, 2, 0, 8), (1, 2, 4, 0)):
+    check_inside(rank, n, a, F)
+passed("inside on ranks of 2 and 4, one without heads, and one without columns")
 ### BEGIN HIDDEN TESTS
 for rank, n, a, F in ((0, 1, 3, 5), (0, 3, 4, 8), (2, 3, 4, 8), (2, 4, 2, 9), (4, 5, 3, 4)):
     check_inside(rank, n, a, F)
@@ -400,9 +402,9 @@ def check_inside_backward(rank, n, a, F, *size):
     expect_equal(found, [dx], f"dn of rank {rank} of {n}", "n went into Q, K, V and U.")
 
 
-for rank, n in ((0, 2), (3, 4)):
-    check_inside_backward(rank, n, a=4, F=8)
-passed("inside_backward on ranks of 2 and 4")
+for rank, n, a, F in ((0, 2, 4, 8), (3, 4, 4, 8), (1, 2, 0, 8), (1, 2, 4, 0)):
+    check_inside_backward(rank, n, a, F)
+passed("inside_backward on ranks of 2 and 4, one without heads, and one without columns")
 ### BEGIN HIDDEN TESTS
 for rank, n, a, F in ((0, 1, 3, 5), (2, 3, 4, 8), (2, 4, 2, 9), (4, 5, 3, 4)):
     check_inside_backward(rank, n, a, F)
@@ -479,11 +481,9 @@ def block_on_ranks(n, b, s, h, a, F):
 
 
 def check_block_forward(n, b, s, h, a, F):
-    """Check the forward. Return its outcome, and a function that runs the backward."""
-    forward, (ys, y), backward = block_on_ranks(n, b, s, h, a, F)
+    _, (ys, y), _ = block_on_ranks(n, b, s, h, a, F)
     expect_equal(ys, [y] * n, "y",
                  "which terms are partial sums, and which are not? x and bias must be in the sum once.")
-    return forward, backward
 
 
 for n in (2, 4):
@@ -497,13 +497,11 @@ for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
 # %% check="check_block_backward" points=7
 # The layer on ranks, backward: dX and the gradients of every shard are those of the whole layer
 def check_block_backward(run_backward):
-    """Check the backward. Return its outcome."""
     backward, grads, dx = run_backward()
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_dicts(mine, grads, "the gradient",
                  "the norm and the bias are outside the region: what is identical on all ranks there, and complete?")
     expect_equal(dxs, [dx] * len(dxs), "dx", "every rank has a part of dn; and x has gone past the region, too.")
-    return backward
 
 
 for n in (2, 4):
@@ -518,8 +516,11 @@ for n, a, F in ((1, 2, 3), (8, 3, 13), (5, 4, 3)):
 # The layer on ranks: one all-reduce of b s h elements forward, and one backward
 def check_block_cost(n, b, s, h, a, F):
     enough = 2 * b * s * h * (n - 1) // n
-    forward, run_backward = check_block_forward(n, b, s, h, a, F)
-    for way, outcome in (("forward", forward), ("backward", check_block_backward(run_backward))):
+    forward, (ys, y), run_backward = block_on_ranks(n, b, s, h, a, F)
+    backward, _, dx = run_backward()
+    expect_near(ys, [y] * n, "y")
+    expect_near(expect_values(backward.results, ("dx", "gradients"))[0], [dx] * n, "dx")
+    for way, outcome in (("forward", forward), ("backward", backward)):
         expect_sent(outcome, enough, enough, f"the {way} (one all-reduce of b s h = {b * s * h})",
                     "what can be added up on the rank before the ranks add up?")
 

@@ -7,7 +7,7 @@
 # has only its own shard, with four numbers sent per position, for logits of any size; its backward, which sends
 # nothing; and the other parts of a training step around it.
 #
-# **You need**: walkthrough 5. **Time**: about five hours. **Points**: 60, and 10 for words.
+# **You need**: walkthrough *Embedding and loss*. **Time**: about five hours. **Points**: 60, and 10 for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
@@ -49,7 +49,8 @@ from course.grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from course.grading import check_data, count_kept, each, expect, expect_equal, expect_sent, expect_values, passed, run
+from course.grading import (check_data, count_kept, each, expect, expect_equal, expect_near, expect_sent, expect_values,
+                            passed, run)
 
 IGNORED = -100
 
@@ -232,12 +233,10 @@ def run_loss(P, V, n, eps, zeta, scale=1.0):
 
 
 def check_loss(P, V, n, eps=0.1, zeta=0.01, scale=1.0):
-    """Check the loss. Return the results of run_loss."""
-    outcome, caches, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
+    outcome, _, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
     expect_equal(outcome.results, [whole_loss(logits, targets, V, eps, zeta, dloss)[0]] * n, "the loss",
                  "try it with eps = 0 and zeta = 0 first. The mean is over all V tokens, not the rank's; a target "
                  "is on one rank only; and -100 is no token.")
-    return outcome, caches, (logits, targets, dloss)
 
 
 for n in (2, 4):
@@ -260,7 +259,8 @@ for P, V, n, eps, scale in ((67, 61, 4, 0.1, 1.0), (13, 9, 4, 0.0, 1e4), (3, 3, 
 # %% check="check_cost" points=6
 # The loss: four numbers per token are sent, and one array of logits is kept
 def check_cost(V, n):
-    outcome, caches, (logits, targets, _) = check_loss(V, V, n)
+    outcome, caches, (logits, targets, dloss) = run_loss(V, V, n, eps=0.1, zeta=0.01)
+    expect_near(outcome.results, [whole_loss(logits, targets, V, 0.1, 0.01, dloss)[0]] * n, "the loss")
     expect_reduced(outcome, 2 * (targets != IGNORED).sum(), 4 * targets.size, "a rank needs no other's logits, but a "
                    "few sums over them. Terms of one sum can be added up before they are sent.")
     for rank, (cache, part) in enumerate(zip(caches, logits_by_rank(logits, n)[0])):

@@ -7,8 +7,8 @@
 # write 1F1B with a number of forwards ahead that you choose, find out how many are needed and how fast a pipeline can
 # be within a given memory, interleave, and finally play schedules on real ranks without a deadlock.
 #
-# **You need**: walkthroughs 1 and 9 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
-# **Points**: 60, and 10 for words.
+# **You need**: walkthroughs *Splitting matrices* and *Pipelines*, and lab 1's `send` and `receive`.
+# **Time**: about six hours. **Points**: 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
@@ -201,11 +201,10 @@ check_distribute([3, 1, 1, 1, 1, 5], 2)
 check_distribute([1, 1, 1, 1, 9, 2, 2, 2, 2, 1], 4)
 passed("layers distributed over 2 and 4 stages")
 ### BEGIN HIDDEN TESTS
-check_distribute([5], 1)
-check_distribute([1, 2, 3, 4, 5], 5)
-check_distribute([9, 1, 1, 9, 1, 1, 1, 9, 4], 3)
-check_distribute(check_data("distribute").integers(1, 30, 11).tolist(), 5)
-check_distribute([0.5, 0.25, 4.0, 0.125, 3.5, 1.5], 3)
+random = check_data("distribute")
+for layers, p, some in ((1, 1, range(1, 30)), (5, 5, range(1, 30)), (11, 5, range(1, 30)), (9, 3, [1, 1, 9]),
+                        (6, 3, [0.125, 0.25, 0.5, 1.5])):
+    check_distribute(random.choice(some, layers).tolist(), p)
 check_distribute([1] * 20 + [4] * 10 + [1] * 10, 8, best=10)
 ### END HIDDEN TESTS
 
@@ -283,11 +282,11 @@ check_one_f_one_b(4, 8, [6, 3, 2, 2])
 check_makespan(4, 8, 1, 2)
 passed("1F1B on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_one_f_one_b(1, 3, [1])
-check_one_f_one_b(3, 2, [5, 3, 1])
-check_one_f_one_b(5, 7, [9, 7, 7, 2, 1])
-check_makespan(8, 5, 3, 5)
-check_makespan(1, 4, 1, 1)
+random = check_data("one_f_one_b")
+for p, m in ((1, 3), (3, 2), (5, 7)):
+    check_one_f_one_b(p, m, sorted(random.integers(1, 10, p).tolist(), reverse=True))
+for p in 8, 1:
+    check_makespan(p, *random.integers(1, 8, 3).tolist())
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -362,12 +361,10 @@ check_smallest_in_flight([6, 3, 9, 3], 2, 9)
 check_smallest_in_flight([6, 3, 9, 3], 2, 30)
 passed("in flight on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_smallest_in_flight([7], 5, 7)
-check_smallest_in_flight([5, 5, 5], 0, 7.5)
-check_smallest_in_flight([1, 2], 7, 17 / 7)
-check_smallest_in_flight([2, 9, 2, 2, 8], 11, 9)
-check_smallest_in_flight([1, 1, 1, 1, 1, 1, 1, 10], 3, 10)
-check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
+random = check_data("smallest_in_flight")
+for p, costs in ((1, [7]), (3, [5]), (2, [1, 2]), (5, [2, 8, 9]), (8, [1, 1, 1, 10]), (8, [1, 8])):
+    costs = random.choice(costs, p).tolist()
+    check_smallest_in_flight(costs, int(random.integers(12)), max(costs) * float(random.choice([1, 1.5, 17 / 14])))
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -422,11 +419,9 @@ check_fastest([6, 3, 9, 3], 2, [4, 3, 2, 1])
 check_fastest([6, 3, 9, 3], 2, [4, 4, 4, 4])
 passed("the smallest period on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_fastest([5], 3, [4])
-check_fastest([5, 1, 7], 6, [3, 6, 2])
-check_fastest([2, 2, 2], 7, [1, 5, 5])
-check_fastest([1, 2], 7, [7, 2])
-check_fastest([3, 2, 5, 4, 1], 1, [3, 3, 2, 3, 1])
+random = check_data("fastest")
+for p, most in ((1, 5), (3, 6), (3, 6), (2, 7), (5, 3)):
+    check_fastest(random.integers(1, 8, p).tolist(), int(random.integers(8)), random.integers(1, most + 1, p).tolist())
 check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5)
 ### END HIDDEN TESTS
 
@@ -497,8 +492,9 @@ check_interleaved(4, 8, 2)
 check_interleaved(2, 3, 2)
 passed("interleaving on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for p, m, v in ((1, 3, 2), (3, 4, 2), (5, 3, 3), (3, 9, 1), (8, 9, 2)):
-    check_interleaved(p, m, v)
+random = check_data("interleaved")
+for p, v in ((1, 2), (3, 2), (5, 3), (3, 1), (8, 2)):
+    check_interleaved(p, int(random.integers(2, 12)), v)
 ### END HIDDEN TESTS
 
 # %% check="check_interleaved_time" points=6
@@ -517,8 +513,10 @@ check_interleaved_time(4, 8, 2, 1, 2)
 check_interleaved_time(4, 6, 2, 1, 2)
 passed("the bubble on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for case in ((1, 3, 3, 1, 1), (3, 4, 2, 1, 2), (3, 7, 3, 2, 3), (5, 3, 2, 1, 1), (8, 17, 2, 1, 3)):
-    check_interleaved_time(*case)
+random = check_data("interleaved_time")
+for p, v in ((1, 3), (3, 2), (3, 3), (5, 2), (8, 2)):
+    forward = int(random.integers(1, 4))
+    check_interleaved_time(p, int(random.integers(2, 18)), v, forward, forward * int(random.integers(1, 4)))
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -687,8 +685,8 @@ check_play(2, 3, schedule=TWO)
 check_play(4, 4)
 passed("schedules of one stage on each of 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for p, m in ((1, 2), (3, 5), (5, 4), (8, 3)):
-    check_play(p, m)
+for p in 1, 3, 5, 8:
+    check_play(p, int(check_data(f"play on {p}").integers(2, 6)))
 ### END HIDDEN TESTS
 
 # %% check="check_play_interleaved" points=4
@@ -696,8 +694,8 @@ for p, m in ((1, 2), (3, 5), (5, 4), (8, 3)):
 check_play(2, 4, v=2)
 passed("two stages on each of 2 ranks")
 ### BEGIN HIDDEN TESTS
-for p, m, v in ((1, 2, 3), (3, 4, 2), (5, 3, 2)):
-    check_play(p, m, v)
+for p, v in ((1, 3), (3, 2), (5, 2)):
+    check_play(p, int(check_data(f"play interleaved on {p}").integers(2, 5)), v)
 ### END HIDDEN TESTS
 
 # %% [markdown]

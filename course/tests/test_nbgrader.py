@@ -13,6 +13,7 @@ from traitlets.config import PyFileConfigLoader
 
 from course.grading import nbgrader_checks
 from course.grading.answers import answers_of
+from course.grading.class_table import read_scores, read_titles, table
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.hunts import FILE as HUNTS_FILE, HUNTED
 from course.grading.lab_source import labs
@@ -124,6 +125,24 @@ def test_each_has_the_points_that_he_or_she_should(grades):
 }.items())
 def test_feedback_says_why(course, student, words):
     assert words in feedback(course, student)
+
+
+def test_the_table_of_a_class_has_every_score_and_counts_who_passed_each_check(course, grades):
+    scores, titles = read_scores(course / "gradebook.db", LAB1), read_titles(course / "source" / LAB1 / FILE)
+    assert {student: sum(one.points for one in mine.values()) for student, mine in scores.items()} == grades
+    text = table(scores, titles)
+    for student, points in grades.items():
+        assert re.search(rf"^{student} .* {points:g}$", text, re.MULTILINE)
+    for name, title in titles.items():
+        passed = sum(mine[name].points == mine[name].of for mine in scores.values())
+        assert re.search(rf"^ *\d+  {re.escape(title)} .* {passed} of {len(scores)} ", text, re.MULTILINE)
+
+
+def test_feedback_lists_checks_by_their_titles_and_needs_no_network_for_formulas(course):
+    page = (course / "feedback" / "bob" / LAB1 / f"{LAB1}.html").read_text()
+    assert ">Test cell<" not in page and page.count("All-gather: ") >= 1 and "<math " in page
+    text = re.sub(r"<(script|style|pre|code)\b.*?</\1>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\$[^$\n]*\\[a-z]+", text), "a formula in TeX"
 
 
 def test_feedback_has_no_hidden_test(course):

@@ -21,7 +21,8 @@ def signed(number: int) -> str:
 def draw(random: Generator) -> dict[str, str]:
     """Draw a variant."""
     further, first, step = int(random.integers(1, 7)), int(random.integers(5)), int(random.choice((1, -1)))
-    order = f"[(rank + {first} {signed(step)} * i) % n for i in range(n)]"
+    start = f"rank + {first}" if first else "rank"
+    order = f"[({start} {'+' if step > 0 else '-'} i) % n for i in range(n)]"
     return (passed_on(random) | gathered(random, first, step, order) | scattered(random, further)
             | reduced(random, order, further) | in_order(random))
 
