@@ -1,5 +1,6 @@
 """The cheat sheet: each formula is what its function of reference/ computes, and all of it prints on two pages."""
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ from reference.schedules import generators, simulate
 from tests.browser import open_browser
 
 SHEET = Path(__file__).parents[1] / "cheat_sheet.html"
-FUNCTIONS: dict = {}
+FUNCTIONS: dict = {"replace": replace}
 for module in (kv_cache, precision, ring, bubbles, flops, hardware, memory, parameters, volumes, model_states,
                generators, simulate):
     FUNCTIONS |= vars(module)
@@ -33,7 +34,8 @@ def as_python(formula: str) -> str:
 def test_a_formula_is_what_its_function_computes(function, formula, seed):
     random = Random(seed)
     values = {letter: random.randint(2, 9) for letter in "bsvLVNnΨwgKdBCTPXαβτFI"}
-    values |= {"t": 4, "a": 8, "h": 8 * random.randint(1, 9), "p": 5, "m": random.randint(40, 60), "r": 2, "W": 1.5}
+    values |= {"t": 4, "a": 8, "h": 8 * random.randint(1, 9), "p": 5, "m": random.randint(40, 60), "r": 2, "W": 1.5,
+               "k": random.choice((4, 8))}
     values["c"] = ModelConfig(values["L"], values["h"], values["a"], values["V"], values["s"])
     assert eval(as_python(formula), values) == pytest.approx(eval(function, FUNCTIONS | values), rel=2e-3)
 

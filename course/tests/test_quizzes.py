@@ -29,6 +29,7 @@ from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 ENTRIES = {quiz: tomllib.loads((FOLDER / f"{quiz}.toml").read_text()) for quiz in QUIZZES}
 EXAM = ENTRIES["exam"]
+WALKTHROUGHS = re.findall(r"\| \[(.+?)\]", (FOLDER.parents[1] / "notebooks/README.md").read_text())
 SIZES = {"prerequisites": 12, "concepts": 25, "exam": 30}
 
 
@@ -45,8 +46,19 @@ def test_a_quiz_has_its_number_of_questions_each_with_all_that_it_needs(quiz):
             reasons = list(about["wrong"].values())
             assert len(set(reasons)) == 3 and about["right"] not in about["wrong"] and all(map(str.strip, reasons))
         assert "$" not in str(about), "Canvas and Moodle would read formulas in TeX differently"
-        number = re.fullmatch(r"walkthrough (\d+)", about["see"])
-        assert quiz == "prerequisites" or 1 <= int(number[1]) <= 22
+        named = re.fullmatch(r'the walkthrough "(.+)"', about["see"])
+        assert named[1] in WALKTHROUGHS if named else quiz == "prerequisites"
+
+
+def test_the_longest_choice_of_the_inventory_is_right_no_more_often_than_by_chance():
+    longest = [len(about["right"]) > max(map(len, about["wrong"])) for about in ENTRIES["concepts"].values()]
+    assert sum(longest) <= len(longest) / 4
+
+
+def test_the_inventory_names_nothing_that_the_course_names():
+    named = re.compile(r"all-reduce|reduce-scatter|all-gather|KV cache|1F1B|GPipe|ZeRO|\bring\b")
+    for about in ENTRIES["concepts"].values():
+        assert not named.search(" ".join([about["stem"], about["right"], *about["wrong"]])), about["stem"]
 
 
 def test_a_variant_is_the_same_each_time_and_another_one_has_other_numbers():
