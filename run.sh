@@ -187,13 +187,16 @@ except UserError as error: sys.exit(f"error: there is nothing to test on. {error
 
 # JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
 # It begins in notebooks/, where links to the rest of the repository lead to its files.
-# The settings in notebooks/.jupyter hide what readers do not need: news, nbgrader's panels, jupytext's menu.
+# The settings in notebooks/.jupyter hide what readers do not need: news, nbgrader's panels, jupytext's menu, when a file
+# was modified, for which a name would be cut; and they show pages as they read, not their source.
 notebook() {
+    local first=notebooks/README.md
     echo "Opening JupyterLab in notebooks/, where walkthroughs are numbered. Ctrl-C ends it."
     cd "$root"
+    [ -f $first ] || first=notebooks        # students have a page of their own above it
     export JUPYTER_CONFIG_PATH="$root/notebooks/.jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
     PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root" \
-        --LabApp.default_url=/lab/tree/notebooks "$@"
+        --LabApp.default_url="/lab/tree/$first" "$@"
 }
 
 # Writes the locks of all purposes from the newest versions that suit all of them. Each names the one before it, and

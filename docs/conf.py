@@ -27,9 +27,10 @@ highlight_language = "text"     # what programs print, unless a fence names a la
 html_theme, html_title = "furo", "Shardlab"
 mathjax = Path(*find_spec("sphinx-mathjax-offline").submodule_search_locations, "static", "mathjax", "tex-svg.js")
 html_static_path, html_css_files = [str(ROOT / "docs" / "_static"), str(mathjax)], ["site.css"]
-html_js_files = ["bug_zoo.js", "search_from_disk.js", "accessible.js"]
+html_js_files = ["bug_zoo.js", "search.js", "accessible.js"]
 html_theme_options = {"top_of_page_buttons": ["edit"]}      # where the repository's address is known
-html_search_scorer = str(ROOT / "docs" / "scorer.js")
+scorer = ROOT / "docs" / "_build" / "scorer.js"      # tools/build_site.py writes it
+html_search_scorer = str(scorer) if scorer.exists() else ""
 mathjax_path = mathjax.name     # one file, with its fonts: no network is needed
 html_favicon = str(ROOT / "docs" / "_static" / "shardlab.svg")
 html_copy_source = False
@@ -70,7 +71,8 @@ def leave_builtins(app, document) -> None:
 def link_to_edit(app, page, template, context, doctree) -> None:
     """Let a page link to its source on GitHub, in html_context's repository; those that are made from code do not."""
     name = {"index": "README"}.get(page, page)
-    source = next((file for file in (f"{name}.md", f"{name}.py") if (ROOT / file).exists()), None)
+    walkthrough = f"{name}.py".replace("notebooks/", "notebooks/sources/")
+    source = next((file for file in (f"{name}.md", f"{name}.py", walkthrough) if (ROOT / file).exists()), None)
     if source and context.get("repository"):
         context["theme_source_edit_link"] = f"https://github.com/{context['repository']}/edit/HEAD/{source}"
 

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import jupytext
-import nbformat
 import pytest
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.figure import Figure
@@ -15,11 +14,11 @@ from mpi_impl.notebook.pictures.charts import draw_bars
 from mpi_impl.notebook.sliders.schedules import explore_schedules
 from tests.browser import DESK, built_site, open_browser, serve
 from tests.launching import ROOT
+from tools.notebooks import read_stored, sources
 
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("course/**/*.md"), ROOT / "notebooks/README.md",
                 ROOT / "benchmarks/README.md"} - {ROOT / "CHANGELOG.md", ROOT / "docs/index.md"})
-NOTEBOOKS = sorted({*ROOT.glob("notebooks/[0-9]*.py"), *ROOT.glob("course/labs/lab*.py")})
-STORED = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
+NOTEBOOKS = sorted({*sources([]), *ROOT.glob("course/labs/lab*.py")})
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 EMPTY_WORDS = {"here", "this", "link", "click here", "more", "read more", "it", "there", "see"}
 WORDS = 4       # of a picture's text, at least
@@ -48,11 +47,11 @@ def test_a_page_has_its_headings_in_order_and_words_for_its_links_and_pictures(p
     assert all(len(words.split()) >= WORDS for words in re.findall(r"!\[([^\]]*)\]\(", text))
 
 
-@pytest.mark.parametrize("path", STORED, ids=name_of)
-def test_every_picture_of_a_stored_walkthrough_says_what_it_shows(path):
+@pytest.mark.parametrize("name", [source.stem for source in sources([])])
+def test_every_picture_of_a_stored_walkthrough_says_what_it_shows(name):
     """In the place where nbconvert, and tools/build_site.py, look for it."""
     told = [output.metadata.get("image/png", {}).get("alt", "")
-            for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", ())
+            for cell in read_stored(name).cells for output in cell.get("outputs", ())
             if "image/png" in output.get("data", {})]
     assert all(len(words.split()) >= WORDS for words in told)
     assert len(set(told)) == len(told), "two pictures with one text"
@@ -177,6 +176,6 @@ def test_the_moving_picture_stands_still_where_motion_is_unwelcome_or_stopped(br
         page = browser.new_page(reduced_motion=motion)
         page.goto(address)
         shown = page.locator(".moving").evaluate("one => getComputedStyle(one).display !== 'none'")
-        ahead = page.locator(".ahead").evaluate("one => getComputedStyle(one).opacity")
+        ahead = page.locator(".ahead rect").first.evaluate("one => getComputedStyle(one).opacity")
         assert shown == moves and (ahead == "1") == (not moves)
         page.close()

@@ -75,7 +75,7 @@ def test_every_lab_and_deck_has_a_page_in_a_list_with_its_slides_and_minutes(tmp
 
 SOURCES = {"index.md": "# README\n\n```{toctree}\nnotebooks/10_zero\ndocs/memory\napi/index\n```",
                 "notebooks/10_zero.md": "# ZeRO", "docs/memory.md": "# Memory", "api/index.md": "# Made from code"}
-EDITED = {"index": "README.md", "notebooks/10_zero": "notebooks/10_zero.py", "docs/memory": "docs/memory.md",
+EDITED = {"index": "README.md", "notebooks/10_zero": "notebooks/sources/10_zero.py", "docs/memory": "docs/memory.md",
           "api/index": None}
 
 
@@ -181,6 +181,21 @@ def test_the_zoo_is_folded_and_its_filters_find_bugs(browser, address):
         found = sum(words.lower() in " ".join(row).lower() and bool(re.fullmatch(mark, row[column])) for row in cells)
         assert rows.filter(visible=True).count() == found > 0
         assert page.locator("form.zoo output").text_content() == f"{found} bugs"
+    page.close()
+
+
+@pytest.mark.parametrize("words, expected", [
+    ("my loss differs", "docs/finding_out_why"), ("hang NCCL", "docs/their_runs"),
+    ("loss is NaN", "docs/finding_out_why"), ("rank died", "notebooks/22_failure"),
+    ("schedule deadlocks", "notebooks/09_pipelines")])
+@pytest.mark.deep
+def test_a_question_leads_to_the_page_that_answers_it(browser, built, words, expected):
+    page = browser.new_page()
+    page.goto(f"{built.as_uri()}/search.html?q={words}")
+    page.wait_for_selector("#search-results li a")
+    page.wait_for_load_state("networkidle")
+    assert expected in page.locator("#search-results li a").first.get_attribute("href")
+    assert "Show code cell" not in page.locator("#search-results").inner_text()
     page.close()
 
 

@@ -1,13 +1,13 @@
 """The slides of the course: their minutes, their numbers, and in a browser that nothing is cut off."""
 import re
 
-import jupytext
 import pytest
 
 pytest.importorskip("sphinx_revealjs", reason="the tools of slides are not installed: pip install '.[docs]'")
 
 from tests.browser import complaints_of, open_browser  # noqa: E402
 from tests.notebooks.test_numbers_said import NO_CLAIMS, numbers, output_text  # noqa: E402
+from tools.notebooks import SOURCES, from_source  # noqa: E402
 from tools.slides import (SOURCE, between, build, decks, faults_of, find_cell, path_of, print_pdfs,  # noqa: E402
                           slides_of, source_of, walkthroughs_of)
 
@@ -44,8 +44,9 @@ def test_a_number_on_a_slide_stands_in_a_walkthrough_or_is_computed(deck):
         exec(line, namespace)
         known |= numbers(line.replace("_", ""))
     for name in walkthroughs_of(deck):
-        path = path_of(name).with_suffix(".py")
-        code = "\n".join(cell.source for cell in jupytext.read(path).cells if cell.cell_type == "code")
+        path = path_of(name)
+        cells = from_source(SOURCES / f"{path.stem}.py").cells
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
         known |= numbers(code.replace("_", "")) | numbers(output_text(path.stem))
     for pattern in [r"^%.*?$", *NO_CLAIMS, r"\bunits? \d+", r"^# \d+"]:
         text = re.sub(pattern, " ", text, flags=re.DOTALL | re.MULTILINE | re.IGNORECASE)

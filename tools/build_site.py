@@ -1,11 +1,11 @@
 """Build the site: `python tools/build_site.py`, which is `./run.sh docs`.
 
-Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx makes
-docs/_build/html of them, offline, with the slides; walkthroughs are shown as they are stored. Only the demo is run, for
-a few iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). The pages of
-the playground (tools/playground.py) are added to Sphinx's. A warning of Sphinx is an error, and so is an internal link
-or a picture of a finished page that leads nowhere. In a clone from GitHub, pages have links to edit them, and notebooks
-to open them elsewhere.
+Pages are gathered in docs/_build/source, each at its place in the repository, so that relative links hold. Sphinx
+makes docs/_build/html of them, offline, with the slides; walkthroughs are shown with their answers. Only the demo is
+run, for a few iterations, since its page is on the front page, and so are five pairs of runs (docs/two_runs.md). The
+pages of the playground (tools/playground.py) are added to Sphinx's. A warning of Sphinx is an error, and so is an
+internal link or a picture of a finished page that leads nowhere. In a clone from GitHub, pages have links to edit
+them, and notebooks to open them elsewhere.
 """
 import ast
 import json
@@ -31,6 +31,7 @@ from course.grading.release import without_secrets  # noqa: E402
 from mpi_impl.shardlab import RESULTS  # noqa: E402
 from tools import playground, slides  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
+from tools.notebooks import read_stored  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
 PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md",
@@ -68,7 +69,7 @@ yours](README.md).
 {rows}
 """
 ARTICLE = re.compile(r'<article role="main"[^>]*>(.*)</article>', re.DOTALL)
-NO_TEXT = re.compile(r'<(script|style)\b.*?</\1>|<a class="headerlink".*?</a>|<(?!/?section)[^>]*>', re.DOTALL)
+NO_TEXT = re.compile(r'<(script|style|summary)\b.*?</\1>|<a class="headerlink".*?</a>|<(?!/?section)[^>]*>', re.DOTALL)
 LONGEST = 50_000            # characters of a page that a search from disk shows pieces of
 DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Picture|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -86,6 +87,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     place = repository()
     Site(source, place).gather()
+    write_scorer(BUILD / "scorer.js")
     (html / SHEET).parent.mkdir(parents=True)
     shutil.copy2(ROOT / SHEET, html / SHEET)
     (html / REPORT).write_text(report_of_demo(BUILD / "demo").read_text() + AT_THE_STEP)
@@ -131,6 +133,19 @@ def write_pairs(folder: Path) -> None:
         sys.exit(f"error: the pairs of runs have no pages. Recording them said:\n{run.stderr}")
 
 
+QUESTION = re.compile(r"^- \*\*(.+?)\*\* (.+?)\n(?=- |\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def write_scorer(path: Path) -> None:
+    """Write what orders the results of a search: docs/scorer.js, and each question with the page that answers it."""
+    asked = []
+    for question, answer in QUESTION.findall((ROOT / "docs/questions.md").read_text()):
+        page = re.search(r"\]\(([\w./]+)\.(?:md|ipynb)", answer)
+        if page:
+            asked.append([" ".join(question.split()), posixpath.normpath(posixpath.join("docs", page[1]))])
+    path.write_text(f"const QUESTIONS = {json.dumps(asked)};\n{(ROOT / 'docs/scorer.js').read_text()}")
+
+
 def write_texts(html: Path) -> None:
     """Write the pages' texts as a script, for excerpts of a search from disk, where a browser fetches no page."""
     names = json.loads(re.search(r'"docnames":(\[.*?\])', (html / "searchindex.js").read_text())[1])
@@ -159,7 +174,7 @@ class Site:
                 text = outline(ROOT / page) if ROOT / page in slides.decks() else (ROOT / page).read_text()
                 self.write(page, self.linked(text, page))
             elif (ROOT / page).exists():
-                self.write_notebook(page, self.with_badges(nbformat.read(ROOT / page, as_version=4), page))
+                self.write_notebook(page, self.with_badges(read_stored(Path(page).stem), page))
         for source in labs():
             lab = f"{source.stem}.ipynb"
             notebook = self.with_badges(without_secrets(notebook_of(source)), f"{RELEASED}/{source.stem}/{lab}")
@@ -240,7 +255,8 @@ class Site:
 
         if place == "README.md":
             return relative("index.md")
-        for one in place, f"{place}/README.md", f"{place.removesuffix('.py')}.ipynb":
+        notebook = f"{place.removesuffix('.py').replace('/sources/', '/')}.ipynb"
+        for one in place, f"{place}/README.md", notebook:
             if one in self.pages:
                 return relative(one)
         if place == PAIRS and anchor:

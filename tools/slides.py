@@ -17,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.cmd.build import build_main
@@ -29,6 +28,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tools.chromium import find_chromium  # noqa: E402
+from tools.notebooks import read_stored  # noqa: E402
 
 SOURCE = ROOT / "course" / "slides"
 NOTE = re.compile(r"^:::\{say\} (\d+)\n.+?^:::$", re.MULTILINE | re.DOTALL)
@@ -139,7 +139,7 @@ def print_pdfs(folder: Path, browser) -> None:
 @cache
 def walkthrough(name: str):
     """Return the stored notebook of this name."""
-    return nbformat.read(path_of(name), as_version=4)
+    return read_stored(path_of(name).stem)
 
 
 def path_of(name: str) -> Path:

@@ -22,7 +22,7 @@ from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.files import read_text, reading, write_whole
 from reference.errors import UserError
 
-WALKTHROUGHS = LABS.parents[1] / "notebooks"
+WALKTHROUGHS = LABS.parents[1] / "notebooks" / "sources"
 SEALED = LABS / "answers.sealed"
 VARIABLE = "SHARDLAB_ANSWERS_PASSPHRASE"
 CIPHER = ["openssl", "enc", "-aes-256-cbc", "-pbkdf2", "-iter", "600000", "-md", "sha256", "-a",
@@ -42,8 +42,8 @@ class OpenQuestion(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Return a digest of the wording, which does not change when walkthroughs get other numbers."""
-        wording = re.sub(r"\b([Ww]alkthroughs?|[Ll]abs?) \d+|\b\d\d_", r"\1", self.text)
+        """Return a digest of the wording, which does not change when walkthroughs get other names or numbers."""
+        wording = re.sub(r"\b([Ww]alkthroughs?|[Ll]abs?) (?:\d+|\*[^*]+\*)|\b\d\d_", r"\1", self.text)
         return hashlib.sha256(wording.encode()).hexdigest()[:20]
 
 

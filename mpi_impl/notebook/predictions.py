@@ -3,8 +3,7 @@
     guess = ...                                                  # bytes: write your number in place of the dots
     reveal(guess, ledger.elements(), "numbers that a rank sends")
 
-On the site, outputs between the two are folded (their cells have the tag `hide-output`), so that it is a prediction
-there, too.
+Outputs between the two are not stored, and on the site they are folded (their cells have the tag `hide-output`).
 """
 from math import inf
 from numbers import Real
@@ -13,13 +12,16 @@ from types import EllipsisType
 from reference.errors import UserError
 
 
-def reveal(guess: float | EllipsisType, measured: float, what: str) -> None:
-    """Print what was measured, and beside it the reader's guess, unless it is still `...`."""
-    print(compare(guess, measured, what))
+def reveal(guess: float | EllipsisType, measured: float, what: str, index: bool = False) -> None:
+    """Print what was measured, and next to it the reader's guess, unless it is still `...`."""
+    print(compare(guess, measured, what, index))
 
 
-def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
-    """Return a line with the measured number and the guess. Raise UserError for a guess that is not a number."""
+def compare(guess: float | EllipsisType, measured: float, what: str, index: bool = False) -> str:
+    """Return a line with the measured number, the guess, and their ratio, unless they are indexes.
+
+    Raises UserError for a guess that is not a number.
+    """
     line = f"measured: {shown(measured)} {what}"
     if guess is ...:
         return line
@@ -28,7 +30,7 @@ def compare(guess: float | EllipsisType, measured: float, what: str) -> str:
                         "dots.")
     if guess == measured:
         return f"{line}; predicted: exactly that"
-    ratio = f", {guess / measured:.2g} times as much" if measured else ""
+    ratio = f", {guess / measured:.2g} times as much" if measured and not index else ""
     return f"{line}; predicted: {shown(guess)}{ratio}"
 
 

@@ -164,7 +164,7 @@ print("the same?", np.allclose(sum(sums), right))
 # **all-reduce**. Megatron-LM ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3) is built on this.
 #
 # What does each way send? With $b$ texts of $s$ tokens, an all-reduce of $N$ numbers over $t$ ranks in a ring costs
-# each rank $2N(t-1)/t$ (walkthrough 2 and lab 1 say why):
+# each rank $2N(t-1)/t$ (walkthrough *f and g* and lab 1 say why):
 #
 # **Predict.** For the 8.3-billion-parameter model of the paper, $b = 8$, $s = 1024$, $h = 3072$, with 2 bytes for a
 # number, on 8 ranks. How many MB does each rank send for $Y$, and so for the right way?
@@ -199,7 +199,7 @@ from reference.layers import mlp
 print(inspect.getsource(mlp.sharded_mlp_forward))
 
 # %% [markdown]
-# There `region.enter` is called *f* and `region.leave` is *g*; `g` is our sum. Walkthrough 2 is about the two.
+# There `region.enter` is called *f* and `region.leave` is *g*; `g` is our sum. Walkthrough *f and g* is about the two.
 #
 # ## On real ranks
 #

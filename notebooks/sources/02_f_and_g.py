@@ -1,15 +1,17 @@
 # %% [markdown]
 # # 2. f and g, and why they are adjoint
 #
-# In [walkthrough 1](01_splitting_matrices.ipynb) an MLP was split over $t$ ranks, and there was one sum over the ranks,
-# at its end. That was the forward pass. Training also has a backward pass, which computes how each number should have
-# been different. It also needs a sum, at the *other* end, and if you forget it, you get no error, only wrong gradients.
+# In [walkthrough *Splitting matrices*](01_splitting_matrices.ipynb) an MLP was split over $t$ ranks, and there was one
+# sum over the ranks, at its end. That was the forward pass. Training also has a backward pass, which computes how each
+# number should have been different. It also needs a sum, at the *other* end, and if you forget it, you get no error,
+# only wrong gradients.
 #
 # **You will** write the two operators of Megatron-LM, *f* and *g*, as matrices and see that each is the other's
 # transpose; check a sharded MLP against numerical gradients; leave a sum out, or do it twice, and see what happens;
 # take an all-reduce apart into the steps of a ring; and find the same two matrices again in sequence parallelism.
 #
-# **You need** walkthrough 1 (rank, shard, partial sum, all-reduce) and the chain rule. About 50 minutes.
+# **You need** walkthrough *Splitting matrices* (rank, shard, partial sum, all-reduce) and the chain rule. About 50
+# minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -133,9 +135,9 @@ reveal(guess, backward[0][0] / 1.0, "times dy, on each rank")
 # ## Compared with numerical gradients
 #
 # A *numerical* gradient needs no backward at all: move one number up a little and down a little, and see by how much
-# the loss changes. It is slow, but it decides who is right. Here is the MLP of walkthrough 1 with the biases, from
-# `reference/layers/mlp.py`, on four ranks. The loss is $\langle dY, Y \rangle$ with a random $dY$, so $dY$ *is* its
-# gradient with respect to $Y$. (Random, because with ones many a wrong backward looks right.)
+# the loss changes. It is slow, but it decides who is right. Here is the MLP of walkthrough *Splitting matrices* with
+# the biases, from `reference/layers/mlp.py`, on four ranks. The loss is $\langle dY, Y \rangle$ with a random $dY$, so
+# $dY$ *is* its gradient with respect to $Y$. (Random, because with ones many a wrong backward looks right.)
 
 # %%
 from reference.config import ModelConfig
@@ -222,7 +224,8 @@ for name, grads in weights.items():
 # ## Eight layers deep
 #
 # So let there be something below: eight blocks of a transformer, each with attention and an MLP, each with its own f,
-# and around both a residual sum and a layer norm (walkthrough 6). What are the gradients of each layer's $A$ now?
+# and around both a residual sum and a layer norm (walkthrough *A block on real ranks*). What are the gradients of each
+# layer's $A$ now?
 
 # %%
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
@@ -282,7 +285,8 @@ for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.item
 # ## On real ranks
 #
 # `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and asks for the reason. Its
-# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 9 explains why not directly).
+# backward adds the weights' gradients to `grads`, through a `sink`: a function that decides when the product `x.T @ dy`
+# is computed. Here that is at once; a pipeline may postpone it until its rank would wait.
 
 # %%
 from mpi_impl.layers import mlp as on_ranks

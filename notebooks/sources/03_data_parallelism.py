@@ -110,14 +110,13 @@ print("by the global count: the same?", apart(summed(right), one_process) < 1e-1
 print(f"by its own count: off by {apart(summed(wrong), one_process):.0%} of the largest element")
 
 # %% [markdown]
-# **Predict.** In the wrong way, as many tokens of replicas 0 to 2 as how many count as much as the one token of
-# replica 3?
+# **Predict.** Done wrong, how many tokens of replica 0 together weigh as much as the only token of replica 3?
 
 # %%
 guess = ...                # tokens
 
 # %% tags=["hide-output"]
-reveal(guess, wrong[3, 0] / wrong[0, 0], "tokens count as much as the one of replica 3")
+reveal(guess, wrong[3, 0] / wrong[0, 0], "tokens weigh as much as the one of replica 3")
 draw_bars({"each token, anywhere": {"by the global count": 100 * right[0, 0]},
            "each token of replicas 0 to 2": {"each by its own count": 100 * wrong[0, 0]},
            "the one token of replica 3": {"each by its own count": 100 * wrong[3, 0]}},
@@ -186,7 +185,7 @@ print(f"sample {mine.start}, gradient begins {flat[:4].round(4)}")
 
 # %% [markdown]
 # **Predict.** The buffer has 2,000 numbers of 8 bytes. How many bytes does each of the four ranks send, if they add up
-# their gradients in a ring (walkthrough 2)?
+# their gradients in a ring (walkthrough *f and g*)?
 
 # %%
 guess = ...                # bytes
@@ -281,21 +280,19 @@ draw_curves({"one process": losses, "four ranks": mean["with_sum"], "without the
 
 # %% [markdown]
 # The two curves lie on one another. The third is a run whose gradients nobody adds up: no error, and a loss
-# that falls. What is wrong is not in the loss: they have become four models, each trained on a
-# quarter of the data.
+# that falls. What is wrong is not in the loss.
 #
-# **Predict.** After 30 steps with the sum, how many of the four ranks' copies are different from one another, in any
-# bit? (1: all are the same.)
+# **Predict.** Without the sum, how many different models do the four ranks have after 30 steps? (1: all weights are the
+# same, in every bit.)
 
 # %%
-guess = ...                # different copies
+guess = ...                # different models
 
 # %% tags=["hide-output"]
 copies = {name: len({one[1].tobytes() for one in ranks[name]}) for name in ("with_sum", "without_sum")}
 largest = [abs(one[1] - ranks["without_sum"][0][1]).max() for one in ranks["without_sum"]]
-print(f"without the sum: {copies['without_sum']} different copies;",
-      f"weights differ from rank 0's by up to {max(largest):.2f}")
-reveal(guess, copies["with_sum"], "different copies")
+print(f"with the sum: {copies['with_sum']}; without it, weights differ from rank 0's by up to {max(largest):.2f}")
+reveal(guess, copies["without_sum"], "different models without the sum")
 
 # %% [markdown]
 # Not even a last digit differs, because every rank gets the sum that was made in the same order. It is worth a test in
@@ -309,7 +306,8 @@ reveal(guess, copies["with_sum"], "different copies")
 #   averages is wrong as soon as the replicas' weights differ.
 # - Gradients are stored in one flat buffer, last layer first, and sent in buckets, while the backward still computes.
 # - A rank sends $2\,\Psi\,\frac{d-1}{d}$ numbers in a step, for any number of samples.
-# - Every rank holds all parameters, gradients and moments. That wastes memory, and walkthrough 10 removes the waste.
+# - Every rank holds all parameters, gradients and moments. That wastes memory, and walkthrough *ZeRO* removes the
+#   waste.
 #
 # ## Try it
 #

@@ -47,8 +47,8 @@ random = np.random.default_rng(3)
 # $$\mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt{d}}\right) V$$
 #
 # In a GPT a position may look only at itself and at those before it. A layer has $a$ heads side by side, each with its
-# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 3 it
-# is the number of replicas: the papers use the letter for both.)
+# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough *Data
+# parallelism* it is the number of replicas: the papers use the letter for both.)
 #
 # ## Four heads, made by hand
 #
@@ -115,8 +115,8 @@ draw_patterns(cache.core.probs[0], owners, text, titles)
 # Here is the cost of other ways to shard attention.
 #
 # **Across a head.** Rank 0 has the first half of each query and key, rank 1 the second. A score is a sum over the $d$
-# numbers, so each rank has a partial sum of it. And softmax is not linear (the rule of walkthrough 1): the scores must
-# be added up first, $s^2$ of them for each head and text.
+# numbers, so each rank has a partial sum of it. And softmax is not linear (the rule of walkthrough *Splitting
+# matrices*): the scores must be added up first, $s^2$ of them for each head and text.
 
 # %%
 from reference.ops import softmax
@@ -150,9 +150,10 @@ draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()
           "MB that each of 8 ranks sends in the forward of attention", unit=" MB")
 
 # %% [markdown]
-# Splitting by positions sends as much as by heads, but a rank then holds all weights of the layer. (For very long texts
-# it is done nevertheless. It is called context parallelism, and walkthrough 15 shows it.) By heads, a rank holds $1/t$
-# of the weights. Of what grows with $s^2$, the shares $[b, a, s, s]$, it holds $1/t$ either way.
+# Splitting by positions sends as much as by heads (and less if several queries share a key), but a rank then holds all
+# weights of the layer. (For very long texts it is done nevertheless. It is called context parallelism, and walkthrough
+# *Long sequences* shows it.) By heads, a rank holds $1/t$ of the weights. Of what grows with $s^2$, the shares $[b, a,
+# s, s]$, it holds $1/t$ either way.
 #
 # ## The trap: how Q, K and V are stored
 #

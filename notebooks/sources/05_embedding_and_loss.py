@@ -138,8 +138,8 @@ assert gpt2.make_vocab_size_divisible_by == 128 and round(gpt2.vocab_size, -4) =
 #
 # To use $E$ once more, rather than a second table, is called *tying*; GPT-2 does it. It saves $V h$ parameters, and for
 # us it means that the sharding is given. $E$ split by rows is $E^T$ split by columns. So this product is split by
-# columns (walkthrough 1): each rank computes the logits of its own tokens, and nothing is sent. Before it comes f,
-# because every rank uses all of $X$.
+# columns (walkthrough *Splitting matrices*): each rank computes the logits of its own tokens, and nothing is sent.
+# Before it comes f, because every rank uses all of $X$.
 
 # %%
 draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + -V % t, t), "=",
@@ -148,7 +148,7 @@ draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + 
 # %% [markdown]
 # Which part of $E$'s gradient is on which rank? Tokens that were looked up get a part from the embedding. All tokens
 # get a part from the logits. Both are computed on the rank that has the row, so they are just added up, and nothing is
-# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 9.)
+# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough *Pipelines*.)
 #
 # Our model has no layers in between, so $X$ is the embedding itself. And the padding?
 

@@ -9,7 +9,8 @@
 # backward, and get the same numbers as in one process; count what the ranks send, and compare it with the formula of
 # the papers; and see what becomes of a block without norm and residual.
 #
-# **You need** walkthroughs 1 to 4: shards, an all-reduce, *f* and *g*, heads. About 30 minutes.
+# **You need** walkthroughs *Splitting matrices* to *Attention heads*: shards, an all-reduce, *f* and *g*, heads. About
+# 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -123,9 +124,10 @@ ranks["x"], ranks["dy"] = x, dy
 print(inspect.getsource(shard), inspect.getsource(through), sep="\n")
 
 # %% [markdown]
-# A *sink* receives the weight gradients of a backward; the immediate one adds them immediately (walkthrough 9 has
-# another). The machine's `block_forward` is that of the textbook, except for `region`, which contains *f* and *g*. Here
-# it runs, with dropout on:
+# A *sink* receives $x$ and $dy$, whose product is a weight's gradient. The immediate one adds it at once; that of a
+# pipeline may keep both, and multiply them when its rank would wait (*W*, in walkthrough *Pipelines*). The machine's
+# `block_forward` is that of the textbook, except for `region`, which contains *f* and *g*. Here it runs, with dropout
+# on:
 
 # %%
 # %%ranks 4
@@ -221,12 +223,19 @@ print(f"{t} ranks compute what one does:", np.allclose(slides_block(x, [weights]
 
 # %% [markdown]
 # The root first. A score adds up $H$ products, so it varies by $\sqrt{H}$, and $\sqrt{D}$ divides by too much:
-# attention becomes flatter ([walkthrough 4](04_attention_heads.ipynb) has the picture). Then the depth. Without a
-# residual, all that a block passes on is a mixture of positions. We compare it with the project's block, with weights
-# of a similar size.
-#
-# **Predict.** Random weights, in a stack of blocks as on the slides. After how many blocks do the positions of a text
-# differ by less than a millionth of their size?
+# attention becomes flatter ([walkthrough *Attention heads*](04_attention_heads.ipynb) has the picture). Then the depth.
+# Without a residual, all that a block passes on is a mixture of positions. We stack blocks as on the slides, with
+# random weights:
+
+# %%
+y, differ = x, []
+for _ in range(24):
+    y = slides_block(y, [draw_weights()])
+    differ.append(y.std(1).mean() / y.std())
+print(f"positions differ by {differ[0]:.2f} of their size after one block, and by {differ[1]:.5f} after two")
+
+# %% [markdown]
+# **Predict.** After how many blocks do they differ by less than a millionth of their size?
 
 # %%
 guess = ...                # blocks
@@ -236,11 +245,9 @@ q, k = (x @ w[:, :H] for w in weights[:2])                                      
 flat, usual = (softmax(q @ k.swapaxes(1, 2) / root).max(-1).mean() for root in (D**0.5, H**0.5))
 print(f"the largest of {s} shares: {flat:.2f} with the root of D, {usual:.2f} with the root of H")
 
-y, z, differ = x, x, []
+z = x               # through the project's block, with weights of a similar size
 for layer in range(24):
-    y = slides_block(y, [draw_weights()])
     z = textbook.block_forward(z, initialize(tensors, layer, "float64"), c)[0]
-    differ.append(y.std(1).mean() / y.std())
 print(f"after 24 blocks: size {y.std():.0e}, and {z.std():.1f} of the project's;",
       f"positions differ by {differ[-1]:.0e} of it, and by {z.std(1).mean() / z.std():.1f}")
 reveal(guess, 1 + sum(share > 1e-6 for share in differ), "blocks")

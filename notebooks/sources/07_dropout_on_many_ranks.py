@@ -20,7 +20,7 @@ from mpi_impl.notebook.pictures.masks import Drawn, draw_masks
 from mpi_impl.notebook.predictions import reveal
 
 # %% [markdown]
-# ## The block of walkthrough 6
+# ## The block of walkthrough *A block on real ranks*
 #
 # The same sizes, the same weights, and four ranks, each with its shard. `through` runs it forward and backward:
 

@@ -24,7 +24,7 @@ from mpi_impl.notebook.predictions import reveal
 from reference.config import ModelConfig, ParallelConfig
 
 # %% [markdown]
-# ## The block of walkthrough 6
+# ## The block of walkthrough *A block on real ranks*
 #
 # The same sizes, the same weights, one process that says what is right, and four ranks, each with its shard. `through`
 # runs it forward and backward:

@@ -10,7 +10,8 @@
 # with four of them; compare their timeline with a prediction; and make a plan that hangs, and find out why before it
 # runs.
 #
-# **You need** walkthrough 1, and that training goes forward through the layers and then backward. About 60 minutes.
+# **You need** walkthrough *Splitting matrices*, and that training goes forward through the layers and then backward.
+# About 60 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -41,18 +42,13 @@ p, m = 4, 8
 draw_schedules({"all samples together": make("gpipe", p, 1)})
 
 # %% [markdown]
-# Hatched areas are idle time. One rank works at a time, and four devices are as slow as one. (The *bubble fraction*
-# above it is the ratio of idle time to working time; we come to it. The *makespan* is the total time.) The remedy:
-# divide the samples of a step into $m$ *microbatches*. While rank 1 works on the first one, rank 0 takes the second.
-
-# %%
-draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
-
-# %% [markdown]
-# That is GPipe. A forward of one microbatch, which is the unit of time here, is an eighth of what it was above. So:
+# Hatched areas are idle time. One rank works at a time, and four devices are as slow as one. (The *makespan* above it
+# is the total time; the unit is a stage's forward. The *bubble fraction* compares idle time with working time, on the
+# rank that works longest; we come to it.) The remedy: divide the samples of a step into $m$ *microbatches*. While rank
+# 1 works on the first one, rank 0 takes the second. That is GPipe.
 #
-# **Predict.** All samples together take 12, and 3 if nobody ever waited. How long do the 8 microbatches take, in the
-# same unit?
+# **Predict.** All samples together take 12, and 3 if nobody ever waited. How long do 8 microbatches take? (A forward of
+# a microbatch takes an eighth.)
 
 # %%
 guess = ...                # time units
@@ -61,6 +57,8 @@ guess = ...                # time units
 print(f"all samples together: {play(make('gpipe', p, 1)).makespan:g}; {m} microbatches: "
       f"{play(make('gpipe', p, m)).makespan / m:g}; if nobody ever waited: {play(make('gpipe', p, 1)).work:g}")
 reveal(guess, play(make("gpipe", p, m)).makespan / m, "is the time of 8 microbatches")
+print(f"The picture's unit is a microbatch's forward: {play(make('gpipe', p, m)).makespan:g} of it.")
+draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
 
 # %% [markdown]
 # The remaining idle time is where the pipeline fills and where it drains. It is called the *bubble*.
@@ -202,7 +200,8 @@ twice = lower(make("interleaved", p, m, v=2))
 reveal(guess, sum(isinstance(step, Send) for steps in twice for step in steps), "messages with v = 2")
 
 # %% [markdown]
-# The price is $v$ times the messages, and more activations in flight than with 1F1B. Messages are cheap here. With $L$
+# The price: more activations in flight than with 1F1B, and more messages. A microbatch crosses $vp - 1$ edges between
+# stages instead of $p - 1$, so their number grows by $(vp - 1)/(p - 1)$. Messages are cheap here. With $L$
 # layers on $p$ stages, compare what a rank sends for one microbatch, to the next stage, and to its tensor-parallel
 # neighbours:
 
@@ -321,10 +320,29 @@ for name, found in ranks["losses"][0].items():
 # run, we give it a fixed time for every action instead.
 #
 # Suppose that every action takes 1, but the last stage takes 1.5, since it also computes the logits. A message takes
-# 0.2. What would you expect?
+# 0.2.
+#
+# **Predict.** With 8 microbatches the step takes 36.2 if all stages take 1, and 52.7 if all take 1.5. How long if
+# only the last takes 1.5?
 
 # %%
+guess = ...                # time units
+
+# %% tags=["hide-output"]
 times = Times(forward=[1, 1, 1, 1.5], input_gradient=[1, 1, 1, 1.5], weight_gradient=[1, 1, 1, 1.5], communication=0.2)
+slow = {"all take 1": Times(communication=0.2), "the last takes 1.5": times,
+        "all take 1.5": Times(1.5, 1.5, 1.5, communication=0.2)}
+for k in (8, 64):
+    print(f"m = {k:2}: makespan", {what: round(simulate(make("1f1b", p, k), one).makespan, 1)
+                                   for what, one in slow.items()})
+ends = [simulate(make("1f1b", p, 8), one).makespan for one in slow.values()]
+assert np.allclose([ends[0], ends[2]], [36.2, 52.7])
+reveal(guess, ends[1], "is the makespan with one slow stage")
+
+# %% [markdown]
+# With more microbatches, one slow stage becomes nearly as bad as four. So says the simulator. And the ranks?
+
+# %%
 ranks["times"] = times
 
 # %%
@@ -351,27 +369,9 @@ timelines_figure([Panel("predicted, with equal stages, and messages that take no
 
 # %% [markdown]
 # Every rank did every action when the simulator said. Yet nobody told the ranks *when*: only in which order, and what
-# each action takes. And the picture answers the question: once it has begun, rank 3 works without a break, and the
-# other three wait for it in every turn. With more microbatches, one slow stage becomes nearly as bad as four:
-#
-# **Predict.** With 8 microbatches the step takes 36.2 if all stages take 1, and 52.7 if all take 1.5. How long if
-# only the last takes 1.5?
-
-# %%
-guess = ...                # time units
-
-# %% tags=["hide-output"]
-slow = {"all take 1": Times(communication=0.2), "the last takes 1.5": times,
-        "all take 1.5": Times(1.5, 1.5, 1.5, communication=0.2)}
-for k in (8, 64):
-    print(f"m = {k:2}: makespan", {what: round(simulate(make("1f1b", p, k), one).makespan, 1)
-                                   for what, one in slow.items()})
-ends = [simulate(make("1f1b", p, 8), one).makespan for one in slow.values()]
-assert np.allclose([ends[0], ends[2]], [36.2, 52.7])
-reveal(guess, ends[1], "is the makespan with one slow stage")
-
-# %% [markdown]
-# That is why layers are distributed so that all stages take the same time.
+# each action takes. Once it has begun, rank 3 works without a break, and the other three wait for it in every turn.
+# (The bubble fraction is that of rank 3, which works longest. The others idle for longer.) That is why layers are
+# distributed so that all stages take the same time.
 #
 # To see such a picture with times that were not made up, train with `--trace DIR --trace-clock virtual` (see
 # `docs/pipelines.md`).
@@ -564,7 +564,7 @@ reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h
 
 # %% [markdown]
 # Between stages $1/t$ of the bytes, and the same loss. With GPT-3's $t = 8$ the 101 MB above become an eighth for each
-# rank. That is why interleaved schedules, which send $v$ times as often, pay off at all between servers. (With
+# rank. That is why interleaved schedules, which send more often, pay off at all between servers. (With
 # sequence parallelism each rank has only its positions anyway, and nothing is left to scatter.)
 #
 # Next: [10. ZeRO](10_zero.ipynb). The demo for this walkthrough:

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10. ZeRO: sharding what is replicated
 #
-# Data parallelism (walkthrough 3) wastes memory: every rank holds the same parameters, gradients and optimizer states.
-# ZeRO removes that waste, one of the three after the other.
+# Data parallelism wastes memory: every rank holds the same parameters, gradients and
+# optimizer states. ZeRO removes that waste, one of the three after the other.
 #
 # **You will** give each rank a part of the flat buffer; take an all-reduce apart; train with ZeRO's stages, 0 to 3, on
 # real ranks, counting what each rank holds and sends; and meet an optimizer that cannot be sharded anywhere.
@@ -30,9 +30,10 @@ params = initialize(gpt_tensors(model), SEED, "float64")
 # %% [markdown]
 # ## A part for each rank
 #
-# Walkthrough 3 stored gradients in a flat buffer, in buckets that are sent as one message each. For ZeRO each bucket
-# is also divided into equal parts, one for each replica, without regard to tensors: rank $i$ *owns* the $i$-th part
-# of each bucket. Above are the tensors, alternately dark and light (units in blue and sand); below are their owners:
+# Walkthrough *Data parallelism* stored gradients in a flat buffer, in buckets that are sent as one message each. For
+# ZeRO each bucket is also divided into equal parts, one for each replica, without regard to tensors: rank $i$ *owns*
+# the $i$-th part of each bucket. Above are the tensors, alternately dark and light (units in blue and sand); below are
+# their owners:
 
 # %%
 layout = Layout(gpt_tensors(model), bucket_size=900, parts=4)
@@ -139,8 +140,8 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 # three blocks, with one sample each: the textbook has taken this step, and after each event we have compared every
 # element of every rank with one process. A column is a rank. In it are three kinds of arrays, as wide as their elements
 # have bytes: a parameter and its gradient take 2 each, in 16 bits; the optimizer states take 12, in 32 bits: two
-# moments, and a more exact copy of the parameter (walkthrough 11 says why). A row is a *unit*, a block or a table, and
-# has a quarter for each rank. So what is not grey is memory:
+# moments, and a more exact copy of the parameter (walkthrough *Precision* says why). A row is a *unit*, a block or a
+# table, and has a quarter for each rank. So what is not grey is memory:
 
 # %%
 from mpi_impl.notebook.sliders import play_zero
@@ -154,7 +155,9 @@ play_zero(stage=1)
 # - Stage 3: a unit's parameters are whole while it computes, forward and again backward. There is no all-gather at the
 #   end: the next step's forward does it.
 #
-# **Predict.** At stage 0 a rank holds 43,136 bytes all the time. How many does it hold at stage 3, at most?
+# **Predict.** At stage 0 a rank holds 43,136 bytes all the time. How many does it hold at stage 3, at most? (The
+# largest unit is a block, with 872 parameters, and one array of one unit is whole at a time: its parameters or its
+# gradients.)
 
 # %%
 guess = ...                # bytes
@@ -164,6 +167,7 @@ from mpi_impl.notebook.sliders.zero import play_step
 
 helds = [held for _, held, _, _ in play_step(3)]
 print(f"between the events: {min(helds):,.0f} bytes, a quarter: {min(helds) == 43_136 / 4}")
+assert max(helds) == min(helds) + 2 * 872 * 3 / 4
 reveal(guess, max(helds), "bytes that a rank holds at stage 3, at most")
 
 # %% [markdown]
@@ -418,7 +422,7 @@ for stage in range(2):
 #
 # - An all-reduce is a reduce-scatter and an all-gather. Stage 1 lets the optimizer work between the two, for free.
 # - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
-#   (walkthrough 9): stage 1 suits it best.
+#   (walkthrough *Pipelines*): stage 1 suits it best.
 # - No stage changes what is computed: same losses, same weights.
 # - How an optimizer can be sharded depends on what its update needs to see: Adam's an element, Muon's a matrix.
 #

@@ -2,7 +2,7 @@
 # # 11. Precision: training in 16 bits
 #
 # A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
-# several times as fast; a CPU's core twice as fast, if it has instructions for that ([what that wins, and
+# several times as fast; so does a CPU's core, if it has instructions for that ([what that wins, and
 # where](../docs/precision.md)). So large models compute in 16 bits. But not everything can be done in 16 bits, and
 # where it cannot, it fails quietly: no error, only a model that learns less, or nothing.
 #
@@ -10,8 +10,8 @@
 # loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real
 # ranks.
 #
-# **You need** walkthrough 1, and from walkthroughs 3 and 10 what replicas, gradients and the optimizer are. About 55
-# minutes.
+# **You need** walkthrough *Splitting matrices*, and from walkthroughs *Data parallelism* and *ZeRO* what replicas,
+# gradients and the optimizer are. About 55 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -263,31 +263,36 @@ from reference.costs.published import PTD_P
 
 assert any((run.billions, run.B) == ("145.6", 2304) for run in PTD_P)
 gradients = np.concatenate(ranks["gradients"]) * (8 * 8) / 2**22
-draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
+small = abs(gradients[gradients != 0])
+print("a quarter, half and three quarters of them are below",
+      *(f"2^{np.log2(np.quantile(small, share)):.1f}" for share in (0.25, 0.5, 0.75)))
 
 # %% [markdown]
-# Above: in float16 as they are, most of them become 0. (The first dashed line is the smallest number of float16, and
-# numbers larger than half of it are rounded up to it. Up to the second line digits are missing. The third is 65,504.)
+# The smallest number of float16 is $2^{-24}$, and numbers larger than half of it are rounded up to it.
 #
-# The remedy is to **multiply the loss by a scale** before the backward pass (section 3.2 of the paper). By the chain
-# rule all gradients are multiplied by it. They move into the middle of float16's range, and the optimizer divides by it
-# again, in float32. Below: if the scale is too large, they become infinite. (In bfloat16 none of this happens: it has
-# the range of float32.)
-#
-# If the scale is a power of 2, it changes only exponents, and no digit:
-#
-# **Predict.** Without a scale, which share of these gradients becomes 0 in float16?
+# **Predict.** Which share of these gradients becomes 0 in float16?
 
 # %%
 guess = ...                # as a share: 0.5 is half of them
 
 # %% tags=["hide-output"]
-small = gradients[gradients > 0]
 for scale in 1.0, 2.0**20:
     back = rounded(small * scale, float16) / scale
     print(f"scale {scale:9,.0f}: {np.mean(back == 0):4.0%} are 0;",
           f"the errors add up to {np.abs(back - small).sum() / small.sum():.0%} of the gradients")
 reveal(guess, np.mean(rounded(small, float16) == 0), "of the gradients become 0")
+draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
+
+# %% [markdown]
+# In the first panel they are as they are. (The first dashed line is the smallest number of float16. Up to the second
+# line digits are missing. The third is 65,504.)
+#
+# The remedy is to **multiply the loss by a scale** before the backward pass (section 3.2 of the paper). By the chain
+# rule all gradients are multiplied by it. They move into the middle of float16's range, and the optimizer divides by it
+# again, in float32: the second panel. If the scale is too large, they become infinite: the third. (In bfloat16 none of
+# this happens: it has the range of float32.)
+#
+# If the scale is a power of 2, it changes only exponents, and no digit:
 
 # %%
 print("bfloat16, the same bits with a scale of 2^20 and without:",
@@ -327,9 +332,9 @@ draw_scale(scales, skipped, float16.largest / largest, "it comes down by trying,
 #
 # ## An overflow on one rank
 #
-# Now four ranks in a pipeline, a layer on each (walkthrough 9). Gradients go from rank 3 back to rank 0, and here they
-# grow on the way. We begin with a scale that is too large, halve it at each overflow, and ask each rank: are *your*
-# gradients finite? And what did the step do?
+# Now four ranks in a pipeline, a layer on each (walkthrough *Pipelines*). Gradients go from rank 3 back to rank 0, and
+# here they grow on the way. We begin with a scale that is too large, halve it at each overflow, and ask each rank: are
+# *your* gradients finite? And what did the step do?
 
 # %%
 # %%ranks 4
@@ -457,7 +462,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # ## What does it save?
 #
 # Not the memory of the model's states! Bytes for each parameter, as `Precision` counts them; the paper of ZeRO
-# has gradients of 2 bytes, which is what walkthrough 10 counted with:
+# has gradients of 2 bytes, which is what walkthrough *ZeRO* counted with:
 
 # %%
 from mpi_impl.report.charts import MEMORY

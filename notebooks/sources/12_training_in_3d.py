@@ -9,7 +9,7 @@
 # **You will** see which rank sends to which; train one small GPT on 8 real ranks in six ways, and get the same loss
 # curve six times; see what makes that possible; plant a bug that raises no error, and find it from the outside.
 #
-# **You need** the ideas of walkthroughs 2, 9 and 10, but none of their code. About 45 minutes.
+# **You need** the ideas of walkthroughs *f and g*, *Pipelines* and *ZeRO*, but none of their code. About 45 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -122,7 +122,7 @@ def train(t, p, d, b=1, zero=0, kind=Group):
 
 # %% [markdown]
 # The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
-# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 10); and everything together. The microbatch
+# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough *ZeRO*); and everything together. The microbatch
 # size $b$ varies too, and with it the number of microbatches in a step.
 
 # %%
@@ -168,7 +168,7 @@ for name, curve in losses.items():
 
 # %% [markdown]
 # They are not similar, but **the same curve**. Only rounding differs, because sums are taken in another order. That
-# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 11).
+# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough *Precision*).
 #
 # This is worth more than it seems. If a run on 8 ranks is the run on one process, then any difference is a bug, however
 # small, and nobody has to judge whether a curve "looks right".
@@ -319,7 +319,7 @@ figure
 # - **Tensor** parallelism sends activations, for every microbatch and layer. That grows with the batch.
 # - **Data** parallelism sends gradients, once per step, for any size of the batch. Here the batch is tiny, so it looks
 #   expensive; in real training it is the opposite. ZeRO-3 also sends parameters, for every microbatch.
-# - **Pipelines** send least. But their ranks wait for one another (walkthrough 9), which no ledger shows.
+# - **Pipelines** send least. But their ranks wait for one another (walkthrough *Pipelines*), which no ledger shows.
 #
 # With the sizes of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
 #

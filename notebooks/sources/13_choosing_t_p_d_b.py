@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 13. Choosing t, p, d and b
 #
-# You have a model, a batch and some number of GPUs. Walkthrough 12 showed that every kind of parallelism computes the
-# same. So the choice is free, and two questions decide it: does it fit, and how long does a step take?
+# You have a model, a batch and some number of GPUs. Walkthrough *Training in 3D* showed that every kind of parallelism
+# computes the same. So the choice is free, and two questions decide it: does it fit, and how long does a step take?
 #
 # **You will** see what fits; see where the three rules of [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # come from; recompute the tables of two papers; work out how many days GPT-3 takes; and, at the end, move sliders until
 # a plan fits.
 #
-# **You need** the terms of walkthroughs 9 and 10 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin
-# by comparing it with real ranks. About 60 minutes.
+# **You need** the terms of walkthroughs *Pipelines* and *ZeRO* (microbatch, bubble, ZeRO). Most of this is arithmetic,
+# but we begin by comparing it with real ranks. About 60 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
 # microbatch, $B$ in a step, so $m = B / (b d)$ microbatches; $s$ tokens in a sample, $h$ columns, $a$ heads, $L$
@@ -120,8 +120,8 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 #
 # The same model, 64 GPUs, a batch of 128, $b = 1$. Every $t$ and $p$ leaves $d = 64/(t p)$ replicas, and each of them
 # $m = 128/d$ microbatches. The map shows how much the fullest rank holds and how long it waits (the bubble, as a
-# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 8), which saves 38 % of
-# the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
+# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough *Sequence parallelism*),
+# which saves 38 % of the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
 model = MODELS["39.1B"]
@@ -170,11 +170,8 @@ def rows(B):
 
 draw_bars(rows(32), "seconds a step, estimated", "B = 32", unit=" s")
 
-# %%
-draw_bars(rows(128), "seconds a step, estimated", "B = 128", unit=" s")
-
 # %% [markdown]
-# **Predict.** Which $t$ is the fastest with a batch of 128?
+# **Predict.** With a batch of 128 there are four times as many microbatches. Which $t$ is the fastest then?
 
 # %%
 guess = ...                # t
@@ -186,7 +183,8 @@ for B in (32, 128):
     reached = utilization(iteration_flops(wide, B, 2048, "full"), total[best], 64, A100_PEAK)
     print(f"B = {B:3}: the fastest is {best}, at {reached:.0%} of the GPUs' peak")
 fastest = min((2, 4, 8, 16, 32), key=lambda t: sum(estimate(t, 64 // t, 128).values()))
-reveal(guess, fastest, "is the fastest t for B = 128")
+reveal(guess, fastest, "is the fastest t for B = 128", index=True)
+draw_bars(rows(128), "seconds a step, estimated", "B = 128", unit=" s")
 
 # %% [markdown]
 # With a smaller $t$ the pipeline is long, and idles because it has too few microbatches. With a larger one the messages

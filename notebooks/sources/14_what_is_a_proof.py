@@ -9,7 +9,8 @@
 # meet; write numbers without rounding in twenty lines; prove a split for *every* activation function, known or unknown;
 # and prove a whole layer, forward and backward, on real ranks, with the chance that the proof is wrong.
 #
-# **You need** walkthroughs 1 and 6, polynomials from school, and remainders: 17 modulo 5 is 2. About 60 minutes.
+# **You need** walkthroughs *Splitting matrices* and *A block on real ranks*, polynomials from school, and remainders:
+# 17 modulo 5 is 2. About 60 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -33,8 +34,8 @@ random = np.random.default_rng(11)
 # %% [markdown]
 # ## Equal to 1e-11
 #
-# The MLP of walkthrough 1, whole and on four ranks (in one process, with lists). `bug` multiplies the bias that each
-# rank adds after the sum. With 1 there is no bug:
+# The MLP of walkthrough *Splitting matrices*, whole and on four ranks (in one process, with lists). `bug` multiplies
+# the bias that each rank adds after the sum. With 1 there is no bug:
 
 # %%
 mlp = mlp_tensors(c)
@@ -259,7 +260,8 @@ assert (0.1).as_integer_ratio() == (3602879701896397, 2**55)
 # **random function**: for each new argument it rolls dice; for an argument that it has seen it returns the same as
 # then. A hash function does that without remembering anything, and so it does the same on every rank:
 #
-# **Predict.** The result has 48 elements. In how many will rows first, the trap of walkthrough 1, differ?
+# **Predict.** The result has 48 elements. In how many will rows first, the trap of walkthrough *Splitting matrices*,
+# differ?
 
 # %%
 guess = ...                # elements
@@ -285,7 +287,7 @@ reveal(guess, (rows_first != right).sum(), "of 48 elements differ with rows firs
 # invent next week included. Why is that allowed? The values of $f$ at different arguments are independent random
 # numbers, so they are nothing but *more variables* of our polynomial. If two computations ask for $f$ of the same
 # formula, they get the same variable. If they ask for it of different formulas, they get different ones, and the
-# results differ. That is how the trap of walkthrough 1, rows first, was caught.
+# results differ. That is how the trap of walkthrough *Splitting matrices*, rows first, was caught.
 #
 # ## Softmax in tiles, and one law
 #
@@ -477,8 +479,8 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # A good proof says what it does not say.
 #
 # - **Rounding.** The formulas are equal; the floats are not. Whether float16 overflows, whether a small update is lost
-#   (walkthrough 11), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with floats
-#   remain.
+#   (walkthrough *Precision*), whether a sum loses its digits: nothing of this exists modulo $P$. So the tests with
+#   floats remain.
 # - **Other shapes.** This was $h = 8$ on 4 ranks. The tests of this project draw many shapes and topologies, but not
 #   all, and certainly not $h = 12{,}288$.
 # - **Branches that were not taken.** ReLU, a maximum, the clipping of gradients: a comparison has an outcome, by the
@@ -559,7 +561,8 @@ draw_differences({name: (difference, differ > 0) for name, (difference, differ) 
 # </details>
 #
 # 5. Prove sequence parallelism: on the ranks use `SequenceParallelRegion(group)`, and positions `x[:, rank:rank + 1]`
-#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough 8 has the answer.)
+#    and `dy[:, rank:rank + 1]`. Which gradients differ, and why is that right? (Walkthrough *Sequence parallelism* has
+#    the answer.)
 #
 # <details><summary>Answer</summary>
 #

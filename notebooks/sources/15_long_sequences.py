@@ -9,7 +9,7 @@
 # ranks; send keys around a ring of real ranks; compare three ways to do it; and see what else goes wrong when nobody
 # has the whole text, above all the loss.
 #
-# **You need** walkthroughs 2 and 4. About 30 minutes.
+# **You need** walkthroughs *f and g* and *Attention heads*. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

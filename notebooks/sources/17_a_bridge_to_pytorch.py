@@ -54,7 +54,7 @@ print(f"all-reduce of 1, 2, 4 and 8: torch {by_gloo.item():g}, ours {by_mpi[0]:g
 # ## f and g, once more
 #
 # PyTorch computes backwards by itself, from what it knows of each operation. Of ours it must be told. An
-# `autograd.Function` is a pair of a forward and a backward, and these are the pairs of walkthrough 2:
+# `autograd.Function` is a pair of a forward and a backward, and these are the pairs of walkthrough *f and g*:
 
 # %%
 # %%ranks 4
@@ -150,8 +150,8 @@ ours = group.ledger.calls(operation="all_reduce"), group.ledger.elements(operati
 # ## An all-reduce whose backward is an all-reduce
 #
 # `torch.distributed.nn` has an all-reduce that knows a backward of its own. It is tempting to use it for g. Its authors
-# take each rank's result for an array of its own, with a loss of its own (walkthrough 2 has this map, f after g). Our
-# ranks all hold the same $y$ and compute one loss.
+# take each rank's result for an array of its own, with a loss of its own (walkthrough *f and g* has this map, f after
+# g). Our ranks all hold the same $y$ and compute one loss.
 #
 # **Predict.** With it in place of g, on four ranks, by what factor are the gradients too large?
 
@@ -248,9 +248,9 @@ print("as many, and of as many elements, as in our ledger:",
 #
 # ## Buckets that leave early
 #
-# In data parallelism `DistributedDataParallel` does what our `Gradients` does (walkthrough 3): buckets, last layer
-# first, each of which leaves when it is complete. Three equal layers, of $512 \cdot 512 + 512$ numbers of 4 bytes each,
-# which is a little more than 1 MiB. A bucket shall have 1 MiB.
+# In data parallelism `DistributedDataParallel` does what our `Gradients` does (walkthrough *Data parallelism*):
+# buckets, last layer first, each of which leaves when it is complete. Three equal layers, of $512 \cdot 512 + 512$
+# numbers of 4 bytes each, which is a little more than 1 MiB. A bucket shall have 1 MiB.
 #
 # **Predict.** How many all-reduces are there in a backward?
 

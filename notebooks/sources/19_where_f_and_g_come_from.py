@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 19. Where f and g come from
 #
-# *f* and *g* were put into the MLP by hand, in walkthrough 2, by people who knew where. Then sequence parallelism put
-# two other operators there, attention got a pair of its own, the loss three sums, and each came with a proof. Could
-# nobody have told us where they belong? The matrix product could.
+# *f* and *g* were put into the MLP by hand, in walkthrough *f and g*, by people who knew where. Then sequence
+# parallelism put two other operators there, attention got a pair of its own, the loss three sums, and each came with a
+# proof. Could nobody have told us where they belong? The matrix product could.
 #
 # **You will** write an MLP once, with no ranks in it, and derive f and g, with their backwards, from a single line that
 # says what is sharded; derive sequence parallelism, replicas and a sharded loss from other lines; meet the four types
 # that decide it, and be refused by them; run a derived program on real ranks; find Megatron's layout by a search; prove
 # 81 layouts at once; and plant a bug that no type can see.
 #
-# **You need** walkthroughs 2, 5 and 8, and 14 for the proof. About 50 minutes.
+# **You need** walkthroughs *f and g*, *Embedding and loss* and *Sequence parallelism*, and *What is a proof?* for the
+# proof. About 50 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -169,7 +170,7 @@ for kind in INVARIANT, REPLICATED, PARTIAL, "i":
 #   is replicated.
 #
 # So types come in pairs. The gradient of an array has the *dual* type: replicated and partial are each other's dual, as
-# copying and adding up are each other's transpose (walkthrough 2), and the other two are their own.
+# copying and adding up are each other's transpose (walkthrough *f and g*), and the other two are their own.
 #
 # Now everything is said. From one type to another there are twelve ways (and from one cut to another a thirteenth), and
 # the backward of each needs no thought: the gradient goes from the dual of the second type to the dual of the first,
@@ -181,7 +182,7 @@ draw_changes()
 # %% [markdown]
 # f is the way from invariant to replicated. Its backward goes from partial to invariant: a sum, which is g. And g's
 # backward is f. Look for the other pairs! The all-gather and the reduce-scatter of sequence parallelism are in the last
-# two rows, and so is the all-to-all of walkthrough 15, as *exchange*.
+# two rows, and so is the all-to-all of walkthrough *Long sequences*, as *exchange*.
 #
 # ## Three rules
 #
@@ -195,8 +196,8 @@ draw_changes()
 # - Any other **function** may not be partial, and needs whole the axis along which it works.
 #
 # Were these rules thought of, or measured? Both. `tests/reference/test_named_types.py` tries *all* combinations of
-# types on exact numbers (walkthrough 14): where a rule gives a type, the result and all gradients are right with this
-# type and with no other, and where it refuses, no type is right.
+# types on exact numbers (walkthrough *What is a proof?*): where a rule gives a type, the result and all gradients are
+# right with this type and with no other, and where it refuses, no type is right.
 #
 # ## To be refused
 #
@@ -222,8 +223,8 @@ def refused(write):
 refused(lambda: strictly(f=False))
 
 # %% [markdown]
-# This is `Dropped` of walkthrough 2, the bug that raised no error and left norms as they were. It needs no run to be
-# found. The bias before g, so that each rank adds it once:
+# This is `Dropped` of walkthrough *f and g*, the bug that raised no error and left norms as they were. It needs no run
+# to be found. The bias before g, so that each rank adds it once:
 
 # %%
 p, y, w = strictly(g=False)
@@ -277,8 +278,8 @@ show(by_positions.messages)
 reveal(guess, sent(by_positions.messages) / sent(mesh.messages), "times as much")
 
 # %% [markdown]
-# The same, and the bias. (Walkthrough 8 gathers $x$ again in the backward, to keep less of it. The derived program
-# keeps what it has gathered. It saves no memory.)
+# The same, and the bias. (Walkthrough *Sequence parallelism* gathers $x$ again in the backward, to keep less of it. The
+# derived program keeps what it has gathered. It saves no memory.)
 #
 # ## Replicas, and two directions
 #
@@ -288,8 +289,8 @@ reveal(guess, sent(by_positions.messages) / sent(mesh.messages), "times as much"
 print(write(layers.mlp, MLP, {"b": "d"}, {"d": 2})[0])
 
 # %% [markdown]
-# The all-reduce of gradients, one for each weight. (By hand one packs them into a bucket, walkthrough 3.) With both
-# directions, types are found on each by itself:
+# The all-reduce of gradients, one for each weight. (By hand one packs them into a bucket, walkthrough *Data
+# parallelism*.) With both directions, types are found on each by itself:
 
 # %%
 print(write(layers.mlp, MLP, {"f": "t", "b": "d"}, {"t": 2, "d": 2})[0])
@@ -309,7 +310,7 @@ print("positions:", write(layers.attention, ATTENTION, {"s": "c"}, {"c": 2}, pas
 # %% [markdown]
 # (`past` is the mask, a constant, so nothing is sent for it.) In the second program keys and values are gathered,
 # `function [b s g d]`, and their gradients scattered. That is context parallelism as Llama 3 was trained with. A
-# *ring* that never holds all keys (walkthrough 15) is not found. Why not? We come to it now.
+# *ring* that never holds all keys (walkthrough *Long sequences*) is not found. Why not? We come to it now.
 #
 # ## Three numbers instead of V
 #
@@ -342,8 +343,8 @@ show(in_steps)
 reveal(guess, sum(elements for *_, elements in in_steps) / (sizes["b"] * sizes["s"]), "numbers for each position")
 
 # %% [markdown]
-# That is walkthrough 5's cross-entropy: a maximum and two sums. Now somebody tidies up, and writes the loss as *one*
-# function along $V$, as every library has it:
+# That is walkthrough *Embedding and loss*'s cross-entropy: a maximum and two sums. Now somebody tidies up, and writes
+# the loss as *one* function along $V$, as every library has it:
 
 # %%
 def cross_entropy(logits, targets):
@@ -376,8 +377,8 @@ assert in_one[0][3] == 8 * sum(elements for *_, elements in in_steps)
 # the function needs all of V. It takes a *law* to do better: a maximum of maxima is the maximum, a sum of sums is the
 # sum. Whoever wrote `layers.loss` knew this law, and wrote the function as pieces, for each of which there is a rule.
 # Derivation does not replace an idea. It spares you the work of carrying an idea through all layouts, forward and
-# backward. The ring of walkthrough 15 has a law, too: a softmax can be corrected when a larger number comes. It is in
-# no rule here, so it is not found.
+# backward. The ring of walkthrough *Long sequences* has a law, too: a softmax can be corrected when a larger number
+# comes. It is in no rule here, so it is not found.
 #
 # ## One all-reduce less
 #
@@ -478,7 +479,7 @@ print("the same y, dx and gradient of A:", np.allclose(y, derived["y"]), np.allc
 # If a layout is a line, we can try all of them. A block has the axes b, s, h, f and g. Each is sharded over 4 ranks or
 # not. Only b and s not both: activations have both axes, and can be cut along one of them only. For each layout
 # we write the program, play it, and count what a rank sends in a step, the numbers of its weights, and those of
-# its activations: all arrays of the program. (Recompute, walkthrough 8, would keep fewer.)
+# its activations: all arrays of the program. (Recompute, walkthrough *Sequence parallelism*, would keep fewer.)
 
 # %%
 t, found = 4, {}
@@ -539,8 +540,8 @@ assert found["sfg"] == found["bfg"]
 # ## Proved
 #
 # Rules can be wrong. But the claim is a simple one: *any layout computes the same formulas*, forward and backward.
-# Walkthrough 14 has the means to prove it. Here is the textbook's MLP, without names, on exact random numbers, and all
-# layouts of b, s, h and f on a mesh of two directions with two ranks each:
+# Walkthrough *What is a proof?* has the means to prove it. Here is the textbook's MLP, without names, on exact random
+# numbers, and all layouts of b, s, h and f on a mesh of two directions with two ranks each:
 
 # %%
 from reference.config import ModelConfig
@@ -644,9 +645,9 @@ assert right == 27 + 18
 # <details><summary>Answer</summary>
 #
 # Those that go from a type to its dual: partial to replicated (an all-reduce both ways), replicated to partial (nothing
-# but zeros, both ways), and from one cut to another, which is an all-to-all back. The first is the map of walkthrough 2
-# that made gradients three times as large: right between a partial and a replicated array, wrong where the loss counts
-# once.
+# but zeros, both ways), and from one cut to another, which is an all-to-all back. The first is the map of walkthrough
+# *f and g* that made gradients three times as large: right between a partial and a replicated array, wrong where the
+# loss counts once.
 #
 # </details>
 #
@@ -657,7 +658,7 @@ assert right == 27 + 18
 #
 # Now the *first* product is along the sharded axis, and its result $[b, s, f]$ is partial. GeLU needs it whole, so it
 # is added up, and its gradient too: two all-reduces as before, of arrays that are four times as large. It is the wrong
-# split of walkthrough 1. But the program does not call it wrong. It only tells you what it costs.
+# split of walkthrough *Splitting matrices*. But the program does not call it wrong. It only tells you what it costs.
 #
 # </details>
 #
@@ -699,8 +700,8 @@ assert right == 27 + 18
 # </details>
 #
 # 6. Harder. `layers.loss` subtracts the largest logit, for which one number a position is sent. Write a loss that does
-#    not, and compare it with `layers.loss`: first on floats, then on exact numbers (walkthrough 14), by `numbers`. What
-#    do you find, and who is right?
+#    not, and compare it with `layers.loss`: first on floats, then on exact numbers (walkthrough *What is a proof?*), by
+#    `numbers`. What do you find, and who is right?
 #
 # <details><summary>Answer</summary>
 #

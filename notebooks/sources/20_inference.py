@@ -38,7 +38,8 @@ prompt, count = [3, 1, 4, 1], 100
 # To choose the next token, a GPT needs the hidden state of the *last* position. In the simplest program, every token is
 # a forward of the whole text so far. But a position attends only to itself and to earlier ones. So what was computed
 # for these is the same as before: a longer text does not change it. And a new position needs only two things of an
-# earlier one, in each layer: its key and its value (walkthrough 4). Keep them, and a new token costs one position.
+# earlier one, in each layer: its key and its value (walkthrough *Attention heads*). Keep them, and a new token costs
+# one position.
 #
 # Here are both programs, which always take the likeliest token. The model has not learned anything, which does not
 # matter.
@@ -147,10 +148,8 @@ draw_bars({f"g = {c.num_query_groups}": {"cache": 4096 * position_bytes(c) / 1e9
 # A device computes so many FLOPs in the time in which it reads a byte; with less intensity, it waits for memory.
 
 # %%
-from mpi_impl.plan.profiles import load
-
-a100 = load("dgx-a100")
-print(f"an A100 computes {a100.peak / 1e12:g} TFLOP/s and reads {a100.bandwidth / 1e12:g} TB/s")
+peak, bandwidth = 312e12, 2.039e12      # FLOP/s and bytes a second: an A100 of 80 GB, by its data sheet
+print(f"an A100 computes {peak / 1e12:g} TFLOP/s and reads {bandwidth / 1e12:g} TB/s")
 
 # %% [markdown]
 # **Predict.** How many tokens must a step have at least, so that the A100 does not wait for weights?
@@ -165,10 +164,10 @@ weights = parameters(llama)
 
 def share_of_peak(texts, read):
     """Return the share of the peak that decode reaches, if each text reads so many bytes of cache."""
-    computing, reading = 2 * weights * texts / a100.peak, (2 * weights + texts * read) / a100.bandwidth
+    computing, reading = 2 * weights * texts / peak, (2 * weights + texts * read) / bandwidth
     return computing / max(computing, reading)
 
-reveal(guess, a100.peak / a100.bandwidth, "tokens")
+reveal(guess, peak / bandwidth, "tokens")
 batch = [2**i for i in range(11)]
 draw_curves({name: [share_of_peak(texts, read) for texts in batch] for name, read in {
     "weights alone": 0, "and 4,096 cached positions, g = 8": 4096 * position_bytes(llama),
@@ -185,7 +184,8 @@ draw_curves({name: [share_of_peak(texts, read) for texts in batch] for name, rea
 # Tensor parallelism needs nothing new. A rank computes queries, keys and values of its own heads, so it keeps the
 # cache of these heads, $1/t$ of all. Nothing of the cache is ever sent. What is sent, as in training, is g: one
 # all-reduce behind attention and one behind the MLP, of the *new* positions alone. The embedding, sharded by
-# vocabulary, has one too. Two texts are generated on four ranks. First the prefill, then one decode step:
+# vocabulary, has one too; and the logits, sharded in the same way, are gathered to choose a token. Two texts are
+# generated on four ranks. First the prefill, then one decode step:
 #
 # **Predict.** How many elements go into all-reduces in the decode step of two texts, with $L = 2$ and $h = 32$?
 

@@ -9,7 +9,8 @@
 # through servers on real ranks, and count what leaves a server; see which products of a transformer can never be fast;
 # and compute MFU and HFU of published runs.
 #
-# **You need** walkthroughs 1 (products on ranks), 2 (the ring) and 3 (replicas, buckets). About 30 minutes.
+# **You need** walkthroughs *Splitting matrices* (products on ranks), 2 (the ring) and 3 (replicas, buckets). About 30
+# minutes.
 #
 # Our machine is a DGX A100: servers of 8 GPUs, in which [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # trained. Its file, `mpi_impl/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
@@ -64,14 +65,14 @@ half = adapter.latency * adapter.bandwidth
 reveal(guess, half, "bytes, or alpha beta: both terms are equal")
 
 # %% [markdown]
-# $\alpha \beta$ is the one number to know of a link. Gradients travel in buckets (walkthrough 3), and a ring sends a
-# bucket in $d$ pieces: each *piece* should be well above $\alpha \beta$. Pieces of a tenth of it would reach an
-# eleventh of the bandwidth.
+# $\alpha \beta$ is the one number to know of a link. Gradients travel in buckets (walkthrough *Data parallelism*), and
+# a ring sends a bucket in $d$ pieces: each *piece* should be well above $\alpha \beta$. Pieces of a tenth of it would
+# reach an eleventh of the bandwidth.
 #
 # ## From messages to collectives
 #
-# A ring's all-reduce (walkthrough 2) has $2(d-1)$ steps, in each of which a rank sends $n/d$ bytes. A *tree* adds up
-# from pairs to fours to eights, and sends the sum back the same way: $2 \log_2 d$ steps, of the whole array.
+# A ring's all-reduce (walkthrough *f and g*) has $2(d-1)$ steps, in each of which a rank sends $n/d$ bytes. A *tree*
+# adds up from pairs to fours to eights, and sends the sum back the same way: $2 \log_2 d$ steps, of the whole array.
 #
 # $$T_\text{ring} = 2(d-1)\left(\alpha + \frac{n}{d \beta}\right), \qquad
 # T_\text{tree} = 2 \log_2 d \left(\alpha + \frac{n}{\beta}\right)$$
@@ -243,7 +244,8 @@ reveal(guess, 100 * mfu, "% MFU")
 # %% [markdown]
 # Both are useful. HFU says how busy the products keep the GPUs. MFU says how fast the model is trained, and only
 # MFU compares two runs. An example: the same models on the same machines, once with full recompute, and once with
-# selective recompute and sequence parallelism (walkthrough 8), by the seconds of Korthikanti et al., table 5:
+# selective recompute and sequence parallelism (walkthrough *Sequence parallelism*), by the seconds of Korthikanti et
+# al., table 5:
 
 # %%
 print("billions  recompute   seconds   HFU    MFU")
@@ -260,10 +262,10 @@ for run in KORTHIKANTI:
 #
 # ## What overlap hides
 #
-# Messages need not be added to computing: gradients can travel while the backward goes on (walkthrough 10). How much
-# can that hide? A roofline answers, with a server's network as the link. A GPU with $\Psi$ parameters computes
-# $2\Psi$ FLOPs a token forward and $4\Psi$ backward; its gradients have $2\Psi$ bytes in 16 bits, of which a ring sends
-# nearly twice as many. There are eight rings, through all eight adapters of a server.
+# Messages need not be added to computing: gradients can travel while the backward goes on (walkthrough *Data
+# parallelism*). How much can that hide? A roofline answers, with a server's network as the link. A GPU with $\Psi$
+# parameters computes $2\Psi$ FLOPs a token forward and $4\Psi$ backward; its gradients have $2\Psi$ bytes in 16 bits,
+# of which a ring sends nearly twice as many. There are eight rings, through all eight adapters of a server.
 #
 # **Predict.** From how many tokens a GPU on can the backward, at the A100's peak, hide all that? ($\Psi$ cancels.)
 

@@ -78,7 +78,7 @@ from mpi_impl.checkpoints import checkpoint
 from mpi_impl.launch.entry import run
 from mpi_impl.training.trainer import Trainer
 
-fate = sys.argv.pop(1)      # such as `step 4 2`: when it calls this function, after this iteration, on this rank
+fate = sys.argv.pop(1)      # such as `step 4 0`: when it calls this function, after this iteration, on this rank
 
 def deadly(function):
     def call(trainer, *args):
@@ -112,11 +112,12 @@ def curve(name):
     return [json.loads(line)["lm_loss"] for line in (folder / name).read_text().splitlines()]
 
 # %% [markdown]
-# First the unbroken run. Then the same one, in which rank 2 dies when it begins iteration 5:
+# First the unbroken run. Then the same one, in which rank 0 dies when it begins iteration 5. It is the one that
+# writes the losses, so it has written four:
 
 # %%
 job(4, f"{T2P2} --save {folder}/unbroken --metrics-file {folder}/unbroken.json")
-job(4, f"{T2P2} --metrics-file {folder}/broken.json", "step 4 2")
+job(4, f"{T2P2} --metrics-file {folder}/broken.json", "step 4 0")
 print(len(curve("broken.json")), "iterations are done; the last checkpoint:", read_manifest(saved).iteration)
 
 # %% [markdown]
@@ -166,7 +167,8 @@ without = {what: first + train({key: state[key] for key in STATE if key != name}
 for what, losses in without.items():
     off = np.abs(np.subtract(losses, unbroken))
     print(f"without {what:<38} first wrong loss in step {1 + np.argmax(off > 0):2}, off by at most {off.max():.3f}")
-reveal(guess, 1 + np.argmax(np.not_equal(without[STATE["m"]], unbroken)), "is the first step with another loss")
+reveal(guess, 1 + np.argmax(np.not_equal(without[STATE["m"]], unbroken)), "is the first step with another loss",
+       index=True)
 
 # %%
 shown = [STATE[name] for name in ("m", "updates", "batches")]
@@ -178,9 +180,9 @@ draw_curves({"unbroken": unbroken} | {f"without {what}": without[what] for what 
 # proves nothing either: all of these fall. Compare numbers, over several steps.
 #
 # Gradients are *not* on the list: between two steps nobody needs them. Random numbers need only a counter here, since a
-# dropout mask is a function of (seed, step, place), as in walkthrough 12. A program that draws one random number after
-# another must save the state of its generator on every rank, and on another number of ranks these states are worth
-# nothing.
+# dropout mask is a function of (seed, step, place), as in walkthrough *Training in 3D*. A program that draws one random
+# number after another must save the state of its generator on every rank, and on another number of ranks these states
+# are worth nothing.
 #
 # ## A checkpoint that is not finished
 #
@@ -216,7 +218,7 @@ for name in ("blocks.0.mlp.w_in", "blocks.0.mlp.b_out"):
 # %% [markdown]
 # (Each box is mapped to the rank that has saved it. A matrix that two tensor-parallel ranks shard is in two boxes. A
 # bias that both hold is saved by one of them.) So three ranks can finish what four have begun, as a pipeline of three
-# stages. And four replicas can, with ZeRO-3 (walkthrough 10), of which each holds a fourth of everything:
+# stages. And four replicas can, with ZeRO-3 (walkthrough *ZeRO*), of which each holds a fourth of everything:
 
 # %%
 curves = {"unbroken": curve("unbroken.json")[3:]}
@@ -227,9 +229,9 @@ print("all losses as in the unbroken run, to 1e-12:", np.ptp(list(curves.values(
 draw_curves(curves, "iteration", "loss", "resumed after iteration 3", range(4, 10))
 
 # %% [markdown]
-# It is the same curve, since nothing in it depends on the number of ranks (walkthrough 12), and since a replica takes
-# more microbatches if there are fewer: the *global* batch stays the same. If the batch shrinks with the ranks, it is
-# another run.
+# It is the same curve, since nothing in it depends on the number of ranks (walkthrough *Training in 3D*), and since a
+# replica takes more microbatches if there are fewer: the *global* batch stays the same. If the batch shrinks with the
+# ranks, it is another run.
 #
 # **Predict.** How large is a checkpoint? When our four ranks saved, each held its shards, two of them had copies of the
 # biases that are added after a sum, and both stages had the table of tokens. How many numbers are in all files
@@ -314,8 +316,8 @@ draw_curves({f"saves of {C} minutes, restarts of {R}": [goodput((120 * C * M)**0
 # - A step needs all ranks, so failures add up: a job on $n$ devices fails $n$ times as often as one device.
 # - A rank that dies must end the job, and so must one that is silent for too long. A job that hangs costs more than one
 #   that ends.
-# - A checkpoint has the parameters, the moments, and the counters that decide the learning rate, the random numbers and
-#   the data. A right first loss does not show that all of it is there.
+# - A checkpoint has the parameters, the moments, the loss scale if there is one (float16), and the counters that decide
+#   the learning rate, the random numbers and the data. A right first loss does not show that all of it is there.
 # - Write aside, then rename: what has the final name is complete.
 # - Save tensors, not ranks: then any topology can resume, and with the same global batch it is the same run.
 # - Save every $\sqrt{2CM}$. The loss is $\sqrt{2C/M} + R/M$: to halve the first term, make saves four times as cheap.

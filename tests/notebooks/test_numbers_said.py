@@ -7,18 +7,17 @@ from functools import cache
 from math import comb, erfc, exp, sqrt
 
 import jupytext
-import nbformat
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tools.notebooks import FOLDER, text_of
+from tools.notebooks import SOURCES, read_stored, sources, text_of
 
 
 def output_text(name: str) -> str:
     """Return the text of all outputs of the stored notebook's cells."""
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    return "\n".join(text_of(output) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+    return "\n".join(text_of(output) for cell in read_stored(name).cells if cell.cell_type == "code"
+                     for output in cell.outputs)
 
 
 def test_a_sum_before_gelu_is_of_x_a_and_after_b_it_is_of_y():
@@ -41,7 +40,7 @@ def test_the_updates_that_bfloat16_loses_are_those_of_weights_whose_neighbours_a
 
 
 def test_different_cubics_agree_less_often_than_somebody_wins_five_jackpots():
-    assert f"1 / {comb(49, 6):_}" in (FOLDER / "14_what_is_a_proof.py").read_text()
+    assert f"1 / {comb(49, 6):_}" in (SOURCES / "14_what_is_a_proof.py").read_text()
     assert comb(49, 6)**-6 < 3 / (2**127 - 1) < comb(49, 6)**-5
 
 
@@ -76,7 +75,7 @@ def test_the_roofline_is_reached_or_missed_as_a_count_of_messages_bytes_and_flop
 def goodput():
     """Return the function of the walkthrough."""
     names = {"np": np}
-    cells = jupytext.read(FOLDER / "22_failure_and_restart.py").cells
+    cells = jupytext.read(SOURCES / "22_failure_and_restart.py").cells
     exec(next(cell.source for cell in cells if cell.source.startswith("def goodput")), names)
     return names["goodput"]
 
@@ -100,7 +99,7 @@ OF_OTHERS = {"08_sequence_parallelism": {"2.7"},                                
              "22_failure_and_restart": {"90"}}                                   # Dubey et al. 2024, section 3.3.4
 NO_CLAIMS = [r"```.*?```", r"`[^`]*`", r"\$\$.*?\$\$", r"\$[^$]*\$",          # code, formulas
              r"\[[^\]]*\]\([^)]*\)", r"et al\.\s+\d+",                        # links and papers
-             r"\b(?:16|32) bits", r"About \d+\s+minutes",                       # formats, times to read
+             r"\b(?:16|32) bits", r"About\s+\d+\s+minutes",                       # formats, times to read
              r"^#+ \d+\.", r"^\d+\. ", r"## Try it.*",                          # headings, lists, questions
              r"\b(?:walkthrough|lab|section|equation|figure|table|takeaway|rule|stage|rank|head|replica|position|layer)"
              r"s?\s+\d+(?:,? (?:and |to )?\d+)*"]                               # names of things
@@ -111,7 +110,7 @@ def numbers(text: str) -> set[str]:
     return {number.rstrip(",").replace(",", "") for number in NUMBER.findall(text)}
 
 
-@pytest.mark.parametrize("source", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sources([]), ids=lambda path: path.stem)
 def test_a_number_in_prose_stands_in_a_cell_or_in_its_output(source):
     """All that are larger than 10. What a cell does not take as given it asserts, or it shows it."""
     cells = jupytext.read(source).cells

@@ -6,18 +6,16 @@ import pytest
 
 from mpi_impl.notebook.predictions import compare
 from reference.errors import UserError
-from tools.notebooks import FOLDER
-
-FOLDED = "hide-output"      # MyST-NB's tag: the site shows the output when it is asked for
+from tools.notebooks import ANSWER, sources
 
 
 def is_guess(source: str) -> bool:
     return source.startswith("guess = ...")
 
 
-@pytest.mark.parametrize("source", sorted(FOLDER.glob("[0-9]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sources([]), ids=lambda path: path.stem)
 def test_a_number_is_asked_for_before_it_is_shown(source):
-    """Each walkthrough asks, twice or more; from the guess to what was measured, outputs are folded on the site."""
+    """Each walkthrough asks, twice or more; from the guess to what was measured, outputs are answers."""
     cells = jupytext.read(source).cells
     guesses = [i for i, cell in enumerate(cells) if is_guess(cell.source)]
     assert len(guesses) >= 2
@@ -26,7 +24,7 @@ def test_a_number_is_asked_for_before_it_is_shown(source):
         shown = next(j for j in range(i + 1, len(cells)) if "reveal(guess, " in cells[j].source)
         code = [cell for cell in cells[i + 1:shown + 1] if cell.cell_type == "code"]
         assert not any(is_guess(cell.source) for cell in code)
-        assert all(FOLDED in cell.metadata.get("tags", []) for cell in code)
+        assert all(ANSWER in cell.metadata.get("tags", []) for cell in code)
 
 
 @pytest.mark.parametrize("guess, measured, line", [
@@ -35,6 +33,10 @@ def test_a_number_is_asked_for_before_it_is_shown(source):
     (nan, 0, "measured: 0 bytes; predicted: nan")])
 def test_a_guess_stands_beside_what_was_measured(guess, measured, line):
     assert compare(guess, measured, "bytes") == line
+
+
+def test_indexes_have_no_ratio():
+    assert compare(9, 10, "is the step", index=True) == "measured: 10 is the step; predicted: 9"
 
 
 @pytest.mark.parametrize("guess", ["12", True])
