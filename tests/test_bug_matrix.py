@@ -83,4 +83,8 @@ def test_the_readme_counts_the_bugs_that_were_reported():
     found, readme = results.read(), (page.PAGE.parents[1] / "README.md").read_text()
     real = page.judged(found, page.is_reported)
     assert all(page.sees(found, entry, *page.NAMES) for entry in real)
-    assert f"- **All {len(real)}** bugs that somebody has reported" in readme
+    runs, said = [entry for entry in real if page.trained(found, entry)], " ".join(readme.split())
+    compare, verify, curve = (page.count(found, runs, way) for way in ("compare", "verify", "loss curve"))
+    assert f"We planted {len(real)} bugs that people reported" in said
+    assert f"comes across {len(runs)}." in said
+    assert f"names {compare}, and `--verify` {verify}; the loss curve shows {curve}." in said

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.notebooks import SOURCES
 from tools.reading import GUIDE, ROW, definitions, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
@@ -28,15 +29,35 @@ def test_what_a_page_names_and_links_exists(name):
         if target.suffix == ".py":      # GitHub's anchor of a line
             assert int(anchor.removeprefix("L")) <= len(target.read_text().splitlines())
             continue
-        prefix, text = ("# ", target.with_suffix(".py")) if target.suffix == ".ipynb" else ("", target)
+        prefix, text = ("# ", SOURCES / f"{target.stem}.py") if target.suffix == ".ipynb" else ("", target)
         headings = re.findall(rf"^{prefix}#+ (.*)$", text.read_text(), re.MULTILINE)
         assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_is_short_and_links_every_page():
-    linked = set(re.findall(r"\]\((docs/\w+\.md)", README))
-    assert {name for name in PAGES if name.startswith("docs/")} - {"docs/index.md"} == linked
-    assert len(README.splitlines()) <= 160
+def test_the_list_of_pages_has_every_page():
+    linked = {f"docs/{page}" for page in re.findall(r"\]\((\w+\.md)", TEXTS["docs/pages.md"])}
+    assert {name for name in PAGES if name.startswith("docs/")} - {"docs/index.md", "docs/pages.md"} == linked
+
+
+def test_the_readme_is_short_has_few_links_and_its_code_fits_on_githubs_page():
+    assert len(README.splitlines()) <= 140 and README.count("](") <= 35
+    code = re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert max(map(len, "".join(code).splitlines())) <= 98      # in a column of 838 pixels
+
+
+TITLES = re.findall(r"^\| \d+ \| \[(.+?)\]", TEXTS["notebooks/README.md"], re.MULTILINE)
+WRITTEN = TEXTS | {str(path.relative_to(ROOT)): path.read_text()
+                   for pattern in ("notebooks/sources/*.py", "course/labs/*.py", "course/slides/*.md")
+                   for path in sorted(ROOT.glob(pattern))}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_walkthrough_is_referred_to_by_its_name(name):
+    """Not by its number: so it can move."""
+    text = re.sub(r"\n(?:# )? *", " ", WRITTEN[name])
+    assert not re.search(r"\bwalkthroughs? \d", text, re.IGNORECASE)
+    for names in re.findall(r"\bwalkthroughs? ((?:\*[^*]+\*(?:, | and | to )?)+)", text, re.IGNORECASE):
+        assert {*re.findall(r"\*([^*]+)\*", names)} <= {*TITLES}
 
 
 ASKED = re.compile(r"^- \*\*(.+?[?.])\*\* (.+?)\n(?=- |\n|\Z)", re.MULTILINE | re.DOTALL)

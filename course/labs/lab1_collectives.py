@@ -5,7 +5,8 @@
 # collectives on which all of distributed training rests, all-gather, reduce-scatter and all-reduce, so that no rank
 # sends more than necessary; and then one that the libraries do not have.
 #
-# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60, and 10 for words.
+# **You need**: Python, NumPy, and walkthroughs *Splitting matrices* and *f and g*. **Time**: about five hours.
+# **Points**: 60, and 10 for words.
 #
 # ## How this lab works
 #

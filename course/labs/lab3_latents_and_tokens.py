@@ -7,8 +7,9 @@
 # the middle of what is sharded, and their gradients must be added up. With *sequence parallelism* each rank has some of
 # the positions only, so the norm's gradients must be added up, too. And the vocabulary does not divide.
 #
-# **You need**: labs 1 and 2, walkthroughs 1 to 5, and for the fourth task what walkthrough 8 says about sequence
-# parallelism. **Time**: about six hours. **Points**: 60, and 10 for words.
+# **You need**: labs 1 and 2, walkthroughs *Splitting matrices* to *Embedding and loss*, and for the fourth task what
+# walkthrough *Sequence parallelism* says about sequence parallelism. **Time**: about six hours. **Points**: 60, and 10
+# for words.
 #
 # Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
 # checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,

@@ -7,7 +7,8 @@
 # are uneven, and nothing divides by the number of ranks. At the end you read a checkpoint that another number of ranks
 # has written.
 #
-# **You need**: lab 1, and walkthroughs 3 and 10 (ZeRO). **Time**: about five hours. **Points**: 60, and 10 for words.
+# **You need**: lab 1, and walkthroughs *Data parallelism* and *ZeRO*. **Time**: about five hours. **Points**:
+# 60, and 10 for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other

@@ -6,9 +6,9 @@
 # people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it. Then you hunt three
 # bugs in the real program, drawn for you alone, by what they have left behind in a run.
 #
-# **You need**: walkthroughs 1 to 8 and 10, labs 1 to 4, and half an hour for the
-# [tour of the trainer](../../docs/tour_of_the_trainer.md). **Time**: about seven hours.
-# **Points**: 60, and 10 for words.
+# **You need**: walkthroughs *Splitting matrices* to *Sequence parallelism* and *ZeRO*, labs 1 to 4, and half an hour
+# for the [tour of the trainer](../../docs/tour_of_the_trainer.md). **Time**: about seven hours. **Points**: 60, and 10
+# for words.
 #
 # As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
 # give the points try more than you see. `group` has `all_reduce(x)` (and `all_reduce(x, op="max")`),

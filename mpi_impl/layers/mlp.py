@@ -11,8 +11,8 @@ INPUT, OUTPUT = Reason("mlp", "input"), Reason("mlp", "output")
 def mlp_forward(x, p: MLP, c, region, context=TRAINING):
     """Map x [b, s, h] to y [b, s, h], both outside the region. c is the ModelConfig."""
     entered = region.enter(x, INPUT)                         # f
-    a, act_cache = activated_linear(entered, p.w_in, p.b_in, c.activation)   # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
-    y = region.leave(linear(a, p.w_out), OUTPUT)             # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
+    a, act_cache = activated_linear(entered, p.w_in, p.b_in, c.activation)   # -> [b, s, 4h/t]
+    y = region.leave(linear(a, p.w_out), OUTPUT)             # g of a sum over 4h/t -> [b, s, h]
     add_to(y, p.b_out)                                       # the bias once, after the sum
     return y, MLPCache(region.keep(x, entered), act_cache, a)
 
