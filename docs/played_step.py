@@ -14,6 +14,7 @@ from pathlib import Path
 
 WIDTH, LEFT, RIGHT, TOP, LANE, GAP = 830, 128, 14, 106, 26, 26
 SECONDS, HELD = 14, 0.85        # of a round; the share of it in which the step is played, and not held at its end
+FLIGHT, TRACE = 0.03, 0.12      # of the step: how long a message is seen to travel, and its path after it
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f; }
 .title { font-size: 15px; font-weight: 600; }
@@ -23,6 +24,7 @@ text.name { fill: #fff; text-anchor: middle; font-size: 11px; }
 .lane { fill: #e6e8eb; }
 .now { stroke: #24292f; stroke-width: 2; }
 .ahead { opacity: 0.2; }
+.names .name { fill: #57606a; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; }
   .pale { fill: #9da7b1; }
@@ -30,12 +32,15 @@ text.name { fill: #fff; text-anchor: middle; font-size: 11px; }
   .lane { fill: #2b3036; }
   .now { stroke: #e6edf3; }
   .ahead { opacity: 0.35; }
+  .names .name { fill: #9da7b1; }
 }
 #still:target ~ .moving { display: none; }
 #still:target ~ .ahead { opacity: 1; }
+#still:target ~ .names .name { fill: #fff; }
 @media (prefers-reduced-motion: reduce) {
   .moving { display: none; }
   .ahead { opacity: 1; }
+  .names .name { fill: #fff; }
 }
 """
 
@@ -58,38 +63,50 @@ def picture(data: dict) -> Iterator[str]:
     yield (f'<text class="pale" x="14" y="46">{run["t"]} shards of every layer × {run["p"]} pipeline stages × '
            f'{run["d"]} replicas; {run["step"]["microbatches of a replica"]} microbatches, in the order 1F1B</text>')
     yield from legend(70, colors)
+    titles = []
     for rank, (place, top) in enumerate(zip(data["topology"], tops)):
         if stages.index(place["pipeline"]) == rank:
             layers = " and ".join(map(str, chain(*place["stages"].values())))
-            yield f'<text x="{LEFT}" y="{top - 4}">stage {place["pipeline"]} of the pipeline: layers {layers}</text>'
+            titles.append(f'<text x="{LEFT}" y="{top - 4}">stage {place["pipeline"]} of the pipeline: layers '
+                          f'{layers}</text>')
         yield f'<text class="pale" x="14" y="{top + 17}">rank {rank}, replica {place["data"]}</text>'
         yield f'<rect class="lane" x="{LEFT}" y="{top + 2}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 4}"/>'
-    boxes = list(actions(data["player"], tops, colors))
+    boxes, names, passed = zip(*actions(data["player"], tops, colors))
     yield f'<g class="ahead">{"".join(boxes)}</g>'
     yield (f'<clipPath id="past"><rect x="{LEFT}" y="0" height="{bottom}" width="0">'
            f'{animate("width", (0, 0), (1, WIDTH - LEFT - RIGHT))}</rect></clipPath>')
     yield f'<g class="moving"><g clip-path="url(#past)">{"".join(boxes)}</g>'
-    yield from messages(data["player"], tops, colors["communication"])
     yield (f'<line class="now" y1="{TOP - 4}" y2="{bottom + 4}" x1="0" x2="0">'
-           f'{animate("x1", (0, LEFT), (1, WIDTH - RIGHT))}{animate("x2", (0, LEFT), (1, WIDTH - RIGHT))}</line></g>')
-    yield "</svg>"
+           f'{animate("x1", (0, LEFT), (1, WIDTH - RIGHT))}{animate("x2", (0, LEFT), (1, WIDTH - RIGHT))}</line>')
+    yield from messages(data["player"], tops, colors["communication"])
+    yield "</g>"
+    yield f'<g class="names">{"".join(names)}</g><g class="moving">{"".join(passed)}</g>'    # nothing cuts the letters
+    yield f'{"".join(titles)}</svg>'
 
 
-def actions(player: dict, tops: list[int], colors: dict[str, str]) -> Iterator[str]:
+def actions(player: dict, tops: list[int], colors: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the box of each action, its name, and its name when the line has passed it."""
     for rank, top in zip(player["ranks"], tops):
         for name, begin, end in rank["actions"]:
             x, width = place_of(begin, player), place_of(end, player) - place_of(begin, player)
             kind, microbatch = re.fullmatch(r"\d+([A-Z])(\d+)", name).groups()
-            yield (f'<rect x="{x:.1f}" y="{top + 2}" width="{max(width - 1, 1):.1f}" height="{LANE - 4}" rx="2" '
-                   f'fill="{colors[kind]}"/><text class="name" x="{x + width / 2:.1f}" y="{top + 17}">'
-                   f'{kind}{microbatch}</text>')
+            box = (f'<rect x="{x:.1f}" y="{top + 2}" width="{max(width - 1, 1):.1f}" height="{LANE - 4}" rx="2" '
+                   f'fill="{colors[kind]}"/>')
+            text = f'<text class="name" x="{x + width / 2:.1f}" y="{top + 17}">{kind}{microbatch}'
+            half = (begin + end) / 2 / player["end"]
+            shown = animate("opacity", (0, 0), (half, 0), (half, 1), (1, 1))
+            yield box, f"{text}</text>", f"{text}{shown}</text>"
 
 
 def messages(player: dict, tops: list[int], color: str) -> Iterator[str]:
-    """Draw a dot for each message, which goes from its sender to its receiver, slowly enough for an eye."""
+    """Draw a dot for each message, which goes to its receiver slowly enough for an eye, and its path."""
     for source, target, _, sent, _, received in player["messages"]:
-        begin, end = sent / player["end"], max(received, sent + 0.02 * player["end"]) / player["end"]
+        begin, end = sent / player["end"], max(received / player["end"], min(sent / player["end"] + FLIGHT, 1))
         x, y = [place_of(time * player["end"], player) for time in (begin, end)], [tops[source], tops[target]]
+        gone = min(end + TRACE, 1)
+        yield (f'<line x1="{x[0]:.1f}" y1="{y[0] + LANE / 2}" x2="{x[1]:.1f}" y2="{y[1] + LANE / 2}" stroke="{color}" '
+               f'stroke-width="2" opacity="0">'
+               + animate("opacity", (0, 0), (begin, 0), (begin, 0.8), (end, 0.8), (gone, 0), (1, 0)) + "</line>")
         yield (f'<circle r="4.5" fill="{color}" stroke="#fff" opacity="0">'
                + animate("opacity", (0, 0), (begin, 0), (begin, 1), (end, 1), (end, 0), (1, 0))
                + animate("cx", (0, x[0]), (begin, x[0]), (end, x[1]), (1, x[1]))

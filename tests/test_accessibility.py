@@ -175,7 +175,7 @@ def test_the_moving_picture_stands_still_where_motion_is_unwelcome_or_stopped(br
                                    (f"{picture}#still", "no-preference", False)):
         page = browser.new_page(reduced_motion=motion)
         page.goto(address)
-        shown = page.locator(".moving").evaluate("one => getComputedStyle(one).display !== 'none'")
-        ahead = page.locator(".ahead rect").first.evaluate("one => getComputedStyle(one).opacity")
+        shown = page.locator(".moving").first.evaluate("one => getComputedStyle(one).display !== 'none'")
+        ahead = page.locator(".ahead").evaluate("one => getComputedStyle(one).opacity")
         assert shown == moves and (ahead == "1") == (not moves)
         page.close()

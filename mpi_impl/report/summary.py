@@ -40,11 +40,13 @@ def traffic_line(lines: Sequence[Line], p: int) -> SummaryLine:
     for line in lines:
         sums[line.entry.group] += ring_bytes(line.entry, line.total)
     sent = ", ".join(f"{group} {bytes_of(size)}" for group, size in sums.items() if size) or "nothing"
-    predicted = [line for line in lines if line.predicted is not None]        # sampling, for one, is not predicted
+    predicted = [line for line in lines if line.predicted is not None]
+    others = dict.fromkeys(line.entry.phase for line in lines if line.predicted is None)       # such as sampling
+    more = f" ({len(lines) - len(predicted)} more have none: {', '.join(others)})" if others else ""
     wrong = [f"{line.entry.phase} {line.entry.reason}" for line in predicted if not line.as_predicted]
     verdict = f"NOT as predicted: {', '.join(wrong)}" if wrong else f"= the prediction, all {len(predicted)} lines"
     who = "rank 0" if p == 1 else f"a pipeline of {p} ranks"
-    return SummaryLine("traffic", f"{who} sent: {sent}; {verdict}", not wrong)
+    return SummaryLine("traffic", f"{who} sent: {sent}; {verdict}{more}", not wrong)
 
 
 def memory_line(memory: Sequence[RankMemory]) -> SummaryLine:
