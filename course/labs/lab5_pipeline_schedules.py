@@ -362,9 +362,12 @@ check_smallest_in_flight([6, 3, 9, 3], 2, 30)
 passed("in flight on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 random = check_data("smallest_in_flight")
-for p, costs in ((1, [7]), (3, [5]), (2, [1, 2]), (5, [2, 8, 9]), (8, [1, 1, 1, 10]), (8, [1, 8])):
+for p, costs in ((1, [7]), (3, [5]), (5, [2, 8, 9]), (8, [1, 1, 1, 10]), (8, [1, 8])):
     costs = random.choice(costs, p).tolist()
     check_smallest_in_flight(costs, int(random.integers(12)), max(costs) * float(random.choice([1, 1.5, 17 / 14])))
+trips = [(w, period_of([1, 2], w, [1, 1]), k) for w in range(1, 40) for k in range(2, 12)]
+odd = [(w, trip / k) for w, trip, k in trips if trip / k >= 2 and trip / (trip / k) > k]       # by rounding
+check_smallest_in_flight([1, 2], *odd[random.integers(len(odd))])
 ### END HIDDEN TESTS
 
 # %% [markdown]

@@ -29,8 +29,6 @@ MISTAKES[LAB1] = {
         "all_reduce_in_order", "group.receive(before) + x ",
         "group.receive(before) * 1.0000000000000003 + x ", "in_order in_order_cost", "order"),
 }
-BLOCK_FORWARD = "block_forward block_cost"
-BLOCK_BACKWARD = "block_backward block_cost"
 MISTAKES[LAB2] = {
     "splits Q, K, V and U as one matrix": (
         "shard", "np.hstack([*(mine(one, 1, d) for one in (Q, K, V)), mine(U, 1)])", 'mine(whole["W_in"], 1)',
@@ -48,13 +46,13 @@ MISTAKES[LAB2] = {
         "inside", "(2 * np.maximum(u, 0))", "(u > 0)", "inside_backward",
         "line by line"),
     "every rank adds x and the bias": (
-        "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', BLOCK_FORWARD,
+        "block", 'x + g(group, partial) + shard["bias"]', 'g(group, x + partial + shard["bias"])', "block_forward",
         "in the sum once"),
     "the norm's backward before the sum": (
         "block", 'norm_backward(f_backward(group, dn), shard["gain"], unit)\n    return dy + dx',
-        'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', BLOCK_BACKWARD,
+        'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', "block_backward",
         "the gradient of 'gain' is not right"),
-    "no gradient past the region": ("block", "return dy + dx", "return dx", BLOCK_BACKWARD, "gone past the region"),
+    "no gradient past the region": ("block", "return dy + dx", "return dx", "block_backward", "gone past the region"),
     "a rank without heads and columns stays away (hidden)": (
         "block", "    partial, kept",
         '    if not shard["W_out"].size:\n        return x + shard["bias"], (n, unit, [])\n    partial, kept',
@@ -118,7 +116,7 @@ MISTAKES[LAB3] = {
         'summed["C"] = grads["C"]\n    return dy + dx, {**grads, **summed}', SEQUENCE_BACKWARD,
         "all heads that read it"),
 }
-LOSS = "loss extreme cost"
+LOSS = "loss extreme"
 MISTAKES[LAB4] = {
     "every rank subtracts its own maximum": (
         "log_sum_exp", 'group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")',
