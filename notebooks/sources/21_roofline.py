@@ -98,10 +98,10 @@ draw_curves({"ring": adapter.seconds("all_reduce", d, n), "tree": tree(n)}, "byt
             "all-reduce on 64 ranks", n, "xy")
 
 # %% [markdown]
-# For small arrays only steps count, $d - 1$ against $\log_2 d$. For large ones only bytes count, and the tree is a little
-# more than $\log_2 d$ times as slow. (A tree that sends an array in pieces, one behind the other, loses less.) Setting both
-# formulas equal gives the crossing. Libraries therefore choose by size: with another size of buckets, the same program
-# may add up in another order.
+# For small arrays only steps count, $d - 1$ against $\log_2 d$. For large ones only bytes count, and the tree is a
+# little more than $\log_2 d$ times as slow. (A tree that sends an array in pieces, one behind the other, loses less.)
+# Setting both formulas equal gives the crossing. Libraries therefore choose by size: with another size of buckets,
+# the same program may add up in another order.
 #
 # ## A server's links
 #
