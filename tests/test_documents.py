@@ -55,7 +55,8 @@ WRITTEN = TEXTS | {str(path.relative_to(ROOT)): path.read_text()
 def test_a_walkthrough_is_referred_to_by_its_name(name):
     """Not by its number: so it can move."""
     text = re.sub(r"\n(?:# )? *", " ", WRITTEN[name])
-    assert not re.search(r"\bwalkthroughs? \d", text, re.IGNORECASE)
+    assert not re.search(r"\bwalkthroughs? \d|\[\d+\]\([\w./]*\d\d_\w+\.ipynb", text, re.IGNORECASE)
+    assert not re.search(r"\bwalkthroughs [^.]*?(?:, | and )\d+ \(", text, re.IGNORECASE), "some by name, others not"
     for names in re.findall(r"\bwalkthroughs? ((?:\*[^*]+\*(?:, | and | to )?)+)", text, re.IGNORECASE):
         assert {*re.findall(r"\*([^*]+)\*", names)} <= {*TITLES}
 

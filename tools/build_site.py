@@ -70,6 +70,7 @@ yours](README.md).
 """
 ARTICLE = re.compile(r'<article role="main"[^>]*>(.*)</article>', re.DOTALL)
 NO_TEXT = re.compile(r'<(script|style|summary)\b.*?</\1>|<a class="headerlink".*?</a>|<(?!/?section)[^>]*>', re.DOTALL)
+QUESTION = re.compile(r"^- \*\*(.+?)\*\* (.+?)\n(?=- |\n|\Z)", re.MULTILINE | re.DOTALL)
 LONGEST = 50_000            # characters of a page that a search from disk shows pieces of
 DRAWS = re.compile(r"\b(draw_\w+|timelines_figure|Picture|figure|axes)\b")     # in a statement that draws
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -131,9 +132,6 @@ def write_pairs(folder: Path) -> None:
                          capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"error: the pairs of runs have no pages. Recording them said:\n{run.stderr}")
-
-
-QUESTION = re.compile(r"^- \*\*(.+?)\*\* (.+?)\n(?=- |\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def write_scorer(path: Path) -> None:

@@ -19,7 +19,7 @@ from reference.errors import UserError
 
 
 class Score(NamedTuple):
-    """What a student got for a check or a text."""
+    """A student's points for a check or a text."""
 
     points: float
     of: float
@@ -48,13 +48,13 @@ def read_scores(database: Path, lab: str) -> Class:
         known = {assignment.name for assignment in gradebook.assignments}
         if lab not in known:
             raise UserError(f"The course has no lab {lab!r}, but {', '.join(sorted(known))}.")
-        found = {submission.student.id: {grade.name: Score(float(grade.score), float(grade.max_score),
-                                                           bool(grade.needs_manual_grade))
-                                         for notebook in submission.notebooks for grade in notebook.grades}
-                 for submission in gradebook.assignment_submissions(lab)}
-    if not found:
+        scores = {submission.student.id: {grade.name: Score(float(grade.score), float(grade.max_score),
+                                                            bool(grade.needs_manual_grade))
+                                          for notebook in submission.notebooks for grade in notebook.grades}
+                  for submission in gradebook.assignment_submissions(lab)}
+    if not scores:
         raise UserError(f"Nobody's {lab} has been graded yet: nbgrader autograde {lab} does it.")
-    return found
+    return scores
 
 
 def read_titles(notebook: Path) -> dict[str, str]:
@@ -73,12 +73,13 @@ def table(scores: Class, titles: dict[str, str]) -> str:
         rows.append([student, *(shown(mine[name]) for name in numbers), f"{total:g}"])
     checks = [["", "check", "points", "passed by", "mean"]]
     for name, number in numbers.items():
-        found = [mine[name] for mine in scores.values()]
-        passed, mean = (sum(one.points == one.of for one in found), sum(one.points for one in found) / len(found))
-        checks.append([number, titles[name], f"{found[0].of:g}", f"{passed} of {len(found)}", f"{mean:.1f}"])
-    waiting = sum(one.waits for mine in scores.values() for one in mine.values())
-    said = f"\n\n?: {waiting} texts have not been read by a person." if waiting else ""
-    return f"{aligned(rows)}\n\n{aligned(checks, left=(1,))}{said}"
+        column = [mine[name] for mine in scores.values()]
+        passed = sum(score.points == score.of for score in column)
+        mean = sum(score.points for score in column) / len(column)
+        checks.append([number, titles[name], f"{column[0].of:g}", f"{passed} of {len(column)}", f"{mean:.1f}"])
+    waiting = sum(score.waits for mine in scores.values() for score in mine.values())
+    footnote = f"\n\n? no person has graded this text yet ({waiting} in all)" if waiting else ""
+    return f"{aligned(rows)}\n\n{aligned(checks, left=(1,))}{footnote}"
 
 
 def shown(score: Score) -> str:

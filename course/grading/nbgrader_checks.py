@@ -27,9 +27,9 @@ from course.grading.hunts import FILE, hunted_by
 from course.grading.submission import Unreadable, find_notebook, grade_file, read, read_file
 from course.grading.writing import STUB, is_writing, quote, texts_of
 
-# The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
 FORMULA = re.compile(r"(\$\$?)(.+?)\1", re.DOTALL)
 CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
+# The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
 CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)?\.ipynb$"
 
 

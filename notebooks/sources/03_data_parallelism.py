@@ -9,9 +9,9 @@
 # that raises no error; see how gradients are stored in memory, and sent; train on four real ranks, and see their loss
 # fall on the curve of one process; and leave the sum out, and see that the loss falls all the same.
 #
-# **You need** walkthroughs [1](01_splitting_matrices.ipynb) (rank, partial sum, all-reduce) and
-# [2](02_f_and_g.ipynb) (its cost), and an idea of how a network is trained. The model is a small GPT, which this
-# walkthrough uses as a function with parameters: what is inside comes in the next ones. About 30 minutes.
+# **You need** walkthroughs [*Splitting matrices*](01_splitting_matrices.ipynb) (rank, partial sum, all-reduce) and
+# [*f and g*](02_f_and_g.ipynb) (its cost), and an idea of how a network is trained. The model is a small GPT, which
+# this walkthrough uses as a function with parameters: what is inside comes in the next ones. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

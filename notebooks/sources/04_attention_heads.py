@@ -9,8 +9,8 @@
 # matrix of queries, keys and values in the right and in the wrong way; see what the square root in the formula is for,
 # and why it belongs to the head; and do it all on real ranks, forward and backward.
 #
-# **You need** walkthroughs [1](01_splitting_matrices.ipynb) (columns, then rows) and [2](02_f_and_g.ipynb) (f and g).
-# About 40 minutes.
+# **You need** walkthroughs [*Splitting matrices*](01_splitting_matrices.ipynb) (columns, then rows) and [*f and
+# g*](02_f_and_g.ipynb). About 40 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

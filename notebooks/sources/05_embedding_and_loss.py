@@ -10,7 +10,8 @@
 # not do; compute the loss from sharded logits with three small sums; see three ways to get it wrong; and count the
 # bytes for models of real size.
 #
-# **You need** walkthroughs [1](01_splitting_matrices.ipynb) and [2](02_f_and_g.ipynb). About 40 minutes.
+# **You need** walkthroughs [*Splitting matrices*](01_splitting_matrices.ipynb) and [*f and g*](02_f_and_g.ipynb).
+# About 40 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -9,7 +9,7 @@
 # rank a seed of its own, and see one model become four; and let all ranks draw from the same numbers, which is wrong in
 # another way.
 #
-# **You need** walkthrough [6](06_a_block_on_real_ranks.ipynb): a block on real ranks. About 25 minutes.
+# **You need** walkthrough [*A block on real ranks*](06_a_block_on_real_ranks.ipynb). About 25 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -9,8 +9,8 @@
 # see which gradients are partial sums then, and what is sent; count what a rank keeps, byte by byte; and drop what can
 # be computed again (recompute), dropout included.
 #
-# **You need** walkthroughs [6](06_a_block_on_real_ranks.ipynb) (a block on real ranks) and
-# [7](07_dropout_on_many_ranks.ipynb) (masks as functions). About 30 minutes.
+# **You need** walkthroughs [*A block on real ranks*](06_a_block_on_real_ranks.ipynb) and
+# [*Dropout on many ranks*](07_dropout_on_many_ranks.ipynb) (masks as functions). About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -7,8 +7,8 @@
 # **You will** give each rank a part of the flat buffer; take an all-reduce apart; train with ZeRO's stages, 0 to 3, on
 # real ranks, counting what each rank holds and sends; and meet an optimizer that cannot be sharded anywhere.
 #
-# **You need** walkthrough [3](03_data_parallelism.ipynb): replicas, gradients in a flat buffer and its buckets. About
-# 45 minutes.
+# **You need** walkthrough [*Data parallelism*](03_data_parallelism.ipynb): replicas, gradients in a flat buffer and
+# its buckets. About 45 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -8,7 +8,7 @@
 # find out whose gradients are whole already; see a loss that depends on the number of ranks, and one that does not; and
 # see why a capacity makes another run of every topology.
 #
-# **You need** walkthroughs *f and g* and 3 (replicas). About 30 minutes.
+# **You need** walkthroughs *f and g* and *Data parallelism* (replicas). About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

@@ -10,8 +10,8 @@
 # our ledger in it; see buckets leave while a backward is still at work; and train one model with PyTorch's FSDP and
 # with ours.
 #
-# **You need** walkthroughs [2](02_f_and_g.ipynb) (f and g) and [3](03_data_parallelism.ipynb) (buckets), and
-# PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
+# **You need** walkthroughs [*f and g*](02_f_and_g.ipynb) and [*Data parallelism*](03_data_parallelism.ipynb)
+# (buckets), and PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

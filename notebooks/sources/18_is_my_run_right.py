@@ -7,7 +7,7 @@
 # **You will** divide a small model of PyTorch's by hand, with a mistake that many have made; see how little of it the
 # loss shows; record two runs, and let `shardlab compare` name the place; and mend it.
 #
-# **You need** walkthrough [2](02_f_and_g.ipynb) (f and g), and PyTorch, on any computer: no GPU. About 20 minutes. The
+# **You need** walkthrough [*f and g*](02_f_and_g.ipynb), and PyTorch, on any computer: no GPU. About 20 minutes. The
 # page [Is my run right?](../docs/their_runs.md) has the rest: FSDP, Megatron-core, transformers, checkpoints, jobs that
 # hang.
 

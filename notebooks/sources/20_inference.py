@@ -10,8 +10,8 @@
 # generate on four ranks and count their messages; and schedule requests in static and in continuous batches, whose
 # texts you then compare.
 #
-# **You need** walkthroughs [1](01_splitting_matrices.ipynb), [2](02_f_and_g.ipynb) and
-# [4](04_attention_heads.ipynb). About 30 minutes.
+# **You need** walkthroughs [*Splitting matrices*](01_splitting_matrices.ipynb), [*f and g*](02_f_and_g.ipynb) and
+# [*Attention heads*](04_attention_heads.ipynb). About 30 minutes.
 
 # %%
 # %load_ext mpi_impl.notebook

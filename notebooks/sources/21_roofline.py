@@ -9,8 +9,8 @@
 # through servers on real ranks, and count what leaves a server; see which products of a transformer can never be fast;
 # and compute MFU and HFU of published runs.
 #
-# **You need** walkthroughs *Splitting matrices* (products on ranks), 2 (the ring) and 3 (replicas, buckets). About 30
-# minutes.
+# **You need** walkthroughs *Splitting matrices* (products on ranks), *f and g* (the ring) and *Data parallelism*
+# (replicas, buckets). About 30 minutes.
 #
 # Our machine is a DGX A100: servers of 8 GPUs, in which [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
 # trained. Its file, `mpi_impl/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
@@ -321,5 +321,6 @@ reveal(guess, ridge, "tokens, the ridge of the network")
 # 4. One colleague reports an HFU of 60 % with full recompute, another an MFU of 47 % for the same model and GPUs. Whose
 #    run trains faster?
 #
-# Next: [22. When a rank dies](22_failure_and_restart.ipynb). Walkthrough [13](13_choosing_t_p_d_b.ipynb) uses these
-# bounds to choose $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for you.
+# Next: [22. When a rank dies](22_failure_and_restart.ipynb). Walkthrough [*Choosing t, p, d and
+# b*](13_choosing_t_p_d_b.ipynb) uses these bounds to choose $t$, $p$ and $d$; `.venv/bin/shardlab plan` does it for
+# you.

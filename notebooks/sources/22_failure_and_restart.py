@@ -7,7 +7,7 @@
 # **You will** kill a rank of a real run, twice, and finish the run on the ranks that are left, with the curve of a run
 # that nothing has happened to; find out what a checkpoint must contain by leaving it out; and derive how often to save.
 #
-# **You need** walkthroughs [10](10_zero.ipynb) (ZeRO) and [12](12_training_in_3d.ipynb) (t, p and
+# **You need** walkthroughs [*ZeRO*](10_zero.ipynb) and [*Training in 3D*](12_training_in_3d.ipynb) (t, p and
 # d). About 30 minutes.
 
 # %%
