@@ -115,7 +115,7 @@ def expect_near(found: Sequence, expected: Sequence, what: str) -> None:
     """
     for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
         problem = difference(mine, np.asarray(right), np.inf)
-        if not problem and np.size(right):
+        if not problem and np.any(right):       # zeros resemble nothing
             x, y = np.ravel(mine).astype(float), np.ravel(right)
             problem = "" if x @ y > 0.8 * np.sqrt(x @ x) * np.sqrt(y @ y) else "It is far from the right result."
         if problem:

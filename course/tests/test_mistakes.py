@@ -53,6 +53,8 @@ MISTAKES[LAB2] = {
         'norm_backward(dn, shard["gain"], unit)\n    return dy + f_backward(group, dx)', "block_backward",
         "the gradient of 'gain' is not right"),
     "no gradient past the region": ("block", "return dy + dx", "return dx", "block_backward", "gone past the region"),
+    "sends what is needed, and returns something else": (
+        "block", "return dy + dx", "return 0 * (dy + dx)", "block_backward block_cost", "far from the right result"),
     "a rank without heads and columns stays away (hidden)": (
         "block", "    partial, kept",
         '    if not shard["W_out"].size:\n        return x + shard["bias"], (n, unit, [])\n    partial, kept',
@@ -137,6 +139,9 @@ MISTAKES[LAB4] = {
     "ignored tokens have a loss": (
         "loss_forward", "np.where(counts, lse - picked + zeta * lse * lse, 0.0)", "lse - picked + zeta * lse * lse",
         LOSS, "-100 is no token"),
+    "sends what is needed, and returns something else": (
+        "loss_forward", "np.where(counts, lse - picked + zeta * lse * lse, 0.0)", "0 * lse", f"{LOSS} cost",
+        "far from the right result"),
     "no gradient of the z-loss": (
         "loss_forward", " * (1 + 2 * zeta * lse)[..., None]", "", "backward", "in every term"),
     "the mean of the ranks' means": (

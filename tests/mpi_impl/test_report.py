@@ -18,6 +18,7 @@ from mpi_impl.report.metrics import Metrics
 from mpi_impl.report.page.played_step import played_step
 from mpi_impl.report.page.report import MOST_LOSSES, ReportedRun, losses, page
 from mpi_impl.report.page.senders import destinations, sent_by_all
+from mpi_impl.report.summary import traffic_line
 from mpi_impl.report.timelines.timelines import slices_of
 from mpi_impl.report.traffic import compare, report, summary
 from mpi_impl.training.trainer import StepResult
@@ -124,6 +125,16 @@ def test_a_message_follows_the_schedule():
     assert destinations(v, 8, 0) == {"activation": {1: 1.0}, "gradient": {1: 1.0}}      # the last stage is here, too
     ledgers[1].record("send", "pipeline", 4, "activation", 10, np.float32)
     assert [(one.to, one.bytes) for one in sent_by_all(ledgers, v, 8)] == [(2, 20), (0, 20)]
+
+
+def test_the_summary_counts_what_is_predicted_and_names_what_is_not():
+    ledger, predicted = Ledger(), Ledger()
+    for one in ledger, predicted:
+        one.record("all_reduce", "tensor", 2, "mlp output", 8, np.float32)
+    with ledger.phase("sampling"):
+        ledger.record("all_gather", "tensor", 2, "logits", 4, np.float32)
+    line = traffic_line(compare(ledger, predicted.totals), 1)
+    assert line.as_predicted and line.text.endswith("= the prediction, all 1 lines (1 more have none: sampling)")
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------
