@@ -165,7 +165,7 @@ def posted_are_the_textbooks(group, way: str, posts: list[tuple[str, bool]], len
     parts = list(map(slice, [0, *ends.tolist()], [*ends.tolist(), n * length]))
     sizes = [part.stop - part.start for part in parts] if uneven else None
     drawn = np.random.default_rng(seed).integers(-1000, 1000, (len(posts), n, n * length))   # they add up exactly
-    everyone = as_exact(drawn.astype(float)) if form == "exact" else drawn.astype(form)
+    everyone = as_exact(drawn.astype(float)) if form == "exact" else drawn.astype(dtype_of(form))
     buffer = wrap(everyone[:, rank].copy())
     with travelling(group, way) as group:
         for i, (operation, in_place) in enumerate(posts):

@@ -7,6 +7,7 @@ who forgets a wait on either side, lets go of the memory too early or changes it
 Ranks are real, and what they say to one another goes by MPI.
 """
 import itertools
+import os
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -38,15 +39,17 @@ class FakeCuda:
     class CUDARuntimeError(Exception):
         pass
 
-    def __init__(self, gpus: int = 1, nccl: bool = True, free: int = 10**12):
-        """Imitate a machine with this many GPUs."""
-        self.gpus, self.free, self.used, self.pool = gpus, free, None, 0
+    def __init__(self, gpus: int = 1, nccl: int = 22907, free: int = 10**12, multiprocessors: int = 132,
+                 mps: bool | None = False):
+        """Imitate a machine with this many GPUs, and NCCL of this version, 0 for none. CUDA may not know about MPS."""
+        self.gpus, self.free, self.used, self.pool = gpus, free, 0, 0
+        self.multiprocessors, self.mps = multiprocessors, mps
         self.streams: dict[int, FakeStream] = {}
         self.current = FakeStream(self, is_current=True)
         self.cuda = SimpleNamespace(
             runtime=self, Device=self.device, Stream=lambda non_blocking: FakeStream(self),
             Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=pinned_memory,
-            nccl=FakeNccl(self) if nccl else SimpleNamespace(available=False))
+            nccl=FakeNccl(self, nccl) if nccl else SimpleNamespace(available=False))
 
     def device(self, i):
         return SimpleNamespace(use=lambda: setattr(self, "used", i))
@@ -65,7 +68,12 @@ class FakeCuda:
         return self.gpus
 
     def getDeviceProperties(self, i):
-        return {"name": b"A GPU"}
+        return {"name": b"A GPU", "multiProcessorCount": self.multiprocessors}
+
+    def deviceGetAttribute(self, attribute, i):
+        if self.mps is None:
+            raise self.CUDARuntimeError("cudaErrorInvalidValue: invalid argument")
+        return int(self.mps and attribute == 133)
 
     def deviceGetPCIBusId(self, i):
         return f"0000:{i:02d}:00.0"
@@ -86,7 +94,8 @@ def fake_cuda(**machine):
 @contextmanager
 def on_gpus(group, way: str):
     """Let the group's arrays on a device go one of three ways, in `with on_gpus(group, way) as cupy:`."""
-    with fake_cuda() as cupy, mock.patch.object(pinned, "PIECE", 64):
+    with fake_cuda(gpus=group.size) as cupy, mock.patch.object(pinned, "PIECE", 64):
+        cupy.used = group.rank
         group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
                                          "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
         group.transports.mpi.comm = CudaAwareOpenMPI(group.comm)
@@ -144,6 +153,9 @@ class FakeStream:
         if self.is_current:
             event.synchronize()
 
+    def is_capturing(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         for call in list(self.waiting):
             call.end()
@@ -177,17 +189,29 @@ class FakeNccl:
 
     available = True
 
-    def __init__(self, cupy: FakeCuda):
-        self.cupy, self.made = cupy, itertools.count()
+    def __init__(self, cupy: FakeCuda, version: int):
+        self.cupy, self.version, self.made = cupy, version, itertools.count()
         self.alive = self.begun = 0     # communicators: those that are there, and all that have been
         self.posted = False             # whether anything has begun on a second stream
         for name, code in (CODES | OPS).items():
             setattr(self, f"NCCL_{name}", code)
 
+    def get_version(self) -> int:
+        return self.version
+
     def groupStart(self) -> None:
         """Let the calls that follow go as one. Here they go one by one."""
 
     groupEnd = groupStart
+
+    def share(self, ranks: int) -> None:
+        """Refuse a GPU that this many ranks share, as NCCL does; where it would let them wait for ever, fail, too."""
+        if ranks == 1:
+            return
+        if self.version < 23000 or os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            raise RuntimeError("NCCL_ERROR_INVALID_USAGE: Duplicate GPU detected")
+        calls = ranks * 2       # one on each stream of a rank
+        assert calls * int(os.environ["NCCL_MAX_CTAS"]) < self.cupy.multiprocessors, "kernels wait for room on the GPU"
 
     def get_unique_id(self) -> bytes:
         """Return an id that says which rank to ask, and for which communicator."""
@@ -204,14 +228,15 @@ class FakeCommunicator:
         assert len(commId) == 128 and 0 <= rank < ndev
         assert not nccl.posted, "a communicator needs a device on which no call waits for other ranks"
         world, (host, tag) = MPI.COMM_WORLD, np.frombuffer(commId[:16], np.int64).tolist()
-        world.send((rank, world.rank), host, tag)
+        world.send((rank, (world.rank, nccl.cupy.used)), host, tag)
         if world.rank == host:
             assert rank == 0, "the first rank makes the id"
             found = dict(world.recv(tag=tag) for _ in range(ndev))
             members = [found[i] for i in range(ndev)]       # each number once
-            for member in members:
+            for member, _ in members:
                 world.send(members, member, tag + 5000)
-        members = world.recv(source=host, tag=tag + 5000)
+        members, gpus = zip(*world.recv(source=host, tag=tag + 5000))
+        nccl.share(max(map(gpus.count, gpus)))
         self.comm = world.Create_group(world.group.Incl(members), tag)
         self.nccl, self.rank, self.size = nccl, rank, ndev
         nccl.begun += 1

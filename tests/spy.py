@@ -467,8 +467,8 @@ def to_spy(value):
 
 
 def to_host(x):
-    """Copy a spy to the host; return an array of the host as it is."""
-    return x.get() if isinstance(x, SpyArray) else x
+    """Copy an array of a device, or a spy, to the host; return an array of the host as it is."""
+    return x.get() if hasattr(x, "get") else x
 
 
 def kind(value):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mpi_library import library, reads_devices
 from mpi_impl.comm.transports import BACKENDS
-from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.nccl import NCCL, SHARES_GPUS, blocks_of_a_call, most_ranks
 from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
 from mpi_impl.comm.watchdog import listed
 from mpi_impl.runtime.advice import typed
@@ -16,6 +16,7 @@ from reference.errors import UserError
 from reference.params import HOST
 
 WITHOUT = "or leave --device out, to compute on CPU cores."
+MPS_ENABLED = 133       # cudaDevAttrMpsEnabled
 UNFORCED = "or leave --distributed-backend out, and what is there is used."
 
 
@@ -41,8 +42,10 @@ class RankDevice(NamedTuple):
 
     gpu: str                # its address
     name: str               # its model
-    nccl: bool              # whether CuPy has NCCL
+    nccl: int               # the version of CuPy's NCCL, as 23007 for 2.30.7; 0 if there is none
     mpi: bool               # whether MPI is CUDA-aware
+    multiprocessors: int
+    mps: bool               # whether ranks that share it compute at the same time, by NVIDIA's Multi-Process Service
 
 
 def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
@@ -57,9 +60,9 @@ def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
     gpus = ranks.collect_objects(gpus_here, "which GPUs there are")
     index = local % len(gpus[ranks.rank])
     gpu, model = gpus[ranks.rank][index]
-    devices = ranks.allgather_objects(RankDevice(gpu, model, has_nccl(), reads_devices()))
-    backend = backend_of(devices, backend)
     import cupy
+    devices = ranks.allgather_objects(RankDevice(gpu, model, nccl_version(), reads_devices(), *sharing_of(index)))
+    backend = backend_of(devices, backend)
     cupy.cuda.Device(index).use()
     free, _ = cupy.cuda.runtime.memGetInfo()
     names = {device.gpu: device.name for device in devices}
@@ -99,12 +102,24 @@ def machine_id() -> str:
         return socket.gethostname()
 
 
-def has_nccl() -> bool:
-    """Report whether CuPy has NCCL. Without it CuPy warns on every rank, in many lines; the run says it in one."""
+def nccl_version() -> int:
+    """Return the version of CuPy's NCCL, or 0. Without it CuPy warns on every rank, in many lines; the run says it in
+    one.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from cupy.cuda import nccl
-    return nccl.available
+    return nccl.get_version() if nccl.available else 0
+
+
+def sharing_of(index: int) -> tuple[int, bool]:
+    """Return how many multiprocessors a GPU has, and whether MPS lets its ranks compute at the same time."""
+    from cupy.cuda import runtime
+    try:
+        mps = bool(runtime.deviceGetAttribute(MPS_ENABLED, index))
+    except runtime.CUDARuntimeError:        # of a CUDA that does not know the question
+        mps = False
+    return runtime.getDeviceProperties(index)["multiProcessorCount"], mps
 
 
 # ---- how their arrays get from GPU to GPU ---------------------------------------------------------------------------
@@ -114,24 +129,49 @@ def backend_of(devices: Sequence[RankDevice], asked: str | None) -> str:
     """Return one of BACKENDS, the same on all ranks. Raise UserError if the one that is asked for cannot be used."""
     problems = {"nccl": without_nccl(devices), "mpi": without_mpi(devices), "staged": ""}
     if asked is None:
-        return next(name for name in BACKENDS if not problems[name])
+        shared = len(sharers(devices)) > 1      # where NCCL is slower than anything else
+        return next(name for name in BACKENDS if not problems[name] and not (shared and name == "nccl"))
     if problems[asked]:
         raise UserError(f"--distributed-backend is {asked}, {problems[asked]}, {UNFORCED}")
     return asked
 
 
+def sharers(devices: Sequence[RankDevice]) -> list[int]:
+    """Return the ranks on the GPU that most ranks share."""
+    together: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        together.setdefault(device.gpu, []).append(rank)
+    return max(together.values(), key=len)
+
+
 def without_nccl(devices: Sequence[RankDevice]) -> str:
     """Return why NCCL cannot be used, and what would help; "" if it can."""
-    for device in devices:
-        sharing = [rank for rank, other in enumerate(devices) if other.gpu == device.gpu]
-        if len(sharing) > 1:
-            return (f"which needs a GPU for each rank, but {listed(sharing)} share one. Start a rank for each of the "
-                    f"{counted(devices)}")
     lacking = [rank for rank, device in enumerate(devices) if not device.nccl]
     if lacking:
         return (f"but CuPy finds no NCCL on {listed(lacking)}. Install it into this environment, as in "
                 f"`{typed('pip')} install nvidia-nccl-cu12` (or nvidia-nccl-cu13, whichever CUDA CuPy was made for)")
+    shared = sharers(devices)
+    if len(shared) == 1:
+        return ""
+    where, oldest = f"{listed(shared)} share one", min(device.nccl for device in devices)
+    if oldest < SHARES_GPUS:
+        return (f"which needs a GPU for each rank, but {where}: from 2.30 on it allows that, and this is "
+                f"{dotted(oldest)}. Install a newer one, as in `{typed('pip')} install -U 'nvidia-nccl-cu12>=2.30'` "
+                f"(or nvidia-nccl-cu13), start a rank for each of the {counted(devices)}")
+    if not blocks_for(devices, shared):
+        return (f"whose calls wait on the GPU for those of other ranks, but {where}, and it has room for those of "
+                f"{most_ranks(devices[shared[0]].multiprocessors)}. Start fewer ranks")
     return ""
+
+
+def blocks_for(devices: Sequence[RankDevice], shared: Sequence[int]) -> int:
+    """Return the thread blocks that a collective may take, the same on all ranks, where these share a GPU."""
+    return blocks_of_a_call(min(device.multiprocessors for device in devices), len(shared))
+
+
+def dotted(version: int) -> str:
+    """Return NCCL's version as people write it: 2.30.7 for 23007."""
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}"
 
 
 def without_mpi(devices: Sequence[RankDevice]) -> str:
@@ -143,17 +183,29 @@ def without_mpi(devices: Sequence[RankDevice]) -> str:
 
 def path_of(devices: Sequence[RankDevice], backend: str) -> DevicePath:
     """Return the path of this rank's arrays, once it has chosen its GPU. With NCCL, MPI's path is there, too."""
-    direct = backend != "staged" and not without_mpi(devices)
-    return DevicePath(None if direct else PinnedStaging(), NCCL() if backend == "nccl" else None)
+    direct, shared = backend != "staged" and not without_mpi(devices), sharers(devices)
+    nccl = NCCL(blocks_for(devices, shared) if len(shared) > 1 else None) if backend == "nccl" else None
+    return DevicePath(None if direct else PinnedStaging(), nccl)
 
 
 def describe(devices: Sequence[RankDevice], backend: str) -> str:
     """Describe the devices of all ranks, and the path of their arrays."""
     gpus, names = counted(devices), sorted({device.name for device in devices})
-    shared = f", which {len(devices)} ranks share" if len(devices) > len({device.gpu for device in devices}) else ""
+    is_shared = len(sharers(devices)) > 1
+    shared = f", which {len(devices)} ranks share" if is_shared else ""
     by_mpi = "through pinned host memory" if backend == "staged" or without_mpi(devices) else "by MPI, from GPU to GPU"
     ways = f"; collectives go by NCCL, messages {by_mpi}" if backend == "nccl" else f"; messages go {by_mpi}"
-    return f"computing on {gpus} ({', '.join(names)}){shared}{ways if len(devices) > 1 else ''}"
+    trial = f".\n{tried_out(devices)}" if is_shared and backend == "nccl" else ""
+    return f"computing on {gpus} ({', '.join(names)}){shared}{ways if len(devices) > 1 else ''}{trial}"
+
+
+def tried_out(devices: Sequence[RankDevice]) -> str:
+    """Say what NCCL between ranks that share a GPU shows."""
+    turns = "" if all(device.mps for device in devices) else (
+        " Without MPS the ranks take turns on the GPU, and each call waits for everybody's turn: right, but slow. "
+        "`shardlab run --mps` lets them compute at the same time")
+    return ("NCCL lets ranks share a GPU to be tried out: which calls are made, in which order, and what they compute "
+            f"is as on several GPUs; how long they take is not.{turns}")
 
 
 def counted(devices: Sequence[RankDevice]) -> str:

@@ -109,8 +109,9 @@ class DeviceOptions:
         "cpu", "where ranks compute: each on a CPU core, or on the CUDA GPU of its number on its machine, which some "
         "share if there are more ranks; cuda needs CuPy", choices=("cpu", "cuda"))
     distributed_backend: str | None = option_field(
-        None, "how arrays get from GPU to GPU: collectives by NCCL, if every rank has a GPU of its own; by MPI from "
-        "GPU to GPU, if it is CUDA-aware; or staged through host memory (default: the first that is possible)",
+        None, "how arrays get from GPU to GPU: collectives by NCCL, if every rank has a GPU of its own, or, to try it "
+        "out, if ranks share one and NCCL is 2.30 or newer; by MPI from GPU to GPU, if it is CUDA-aware; or staged "
+        "through host memory (default: the first that is possible, but NCCL only where no GPU is shared)",
         choices=BACKENDS)
 
 

@@ -1,5 +1,6 @@
 """The ranks' devices: which GPU each rank gets, the error where there is none, and a whole run on a device."""
 import ctypes
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +41,9 @@ def gpu_of(group, count):
         return cupy.used, device.description, tuple(map(type, device.path))
 
 
-def devices(*gpus, nccl=True, mpi=False):
-    return [RankDevice(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
+def devices(*gpus, nccl=True, mpi=False, version=22907, multiprocessors=132, mps=True):
+    return [RankDevice(gpu, "A100" if gpu.startswith("two") else "H100", version if nccl else 0, mpi, multiprocessors,
+                       mps) for gpu in gpus]
 
 
 @pytest.mark.parametrize("nccl, mpi, asked, chosen", [
@@ -59,8 +61,10 @@ def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_f
 
 
 @pytest.mark.parametrize("asked, machine, said", [
-    ("nccl", {"gpus": 2}, "ranks 0 and 2 share one"),
-    ("nccl", {"gpus": 4, "nccl": False}, "no NCCL on ranks 0, 1 and 2"),
+    ("nccl", {"gpus": 2}, "ranks 0 and 2 share one: from 2.30 on it allows that, and this is 2.29.7"),
+    ("nccl", {"gpus": 1, "nccl": 23007, "multiprocessors": 8}, "ranks 0, 1 and 2 share one, and it has room for those "
+                                                               "of 2. Start fewer ranks"),
+    ("nccl", {"gpus": 4, "nccl": 0}, "no NCCL on ranks 0, 1 and 2"),
     ("mpi", {"gpus": 4}, f"{library()} is not CUDA-aware")])
 def test_a_way_that_is_not_there_is_refused_by_all_ranks(ranks, asked, machine, said):
     assert f"--distributed-backend is {asked}" in (found := ranks.run(3, refusal, device_on, asked, machine)[0])
@@ -70,6 +74,31 @@ def test_a_way_that_is_not_there_is_refused_by_all_ranks(ranks, asked, machine, 
 def device_on(group, asked, machine):
     with fake_cuda(**machine):
         device_of("cuda", group, asked)
+
+
+@pytest.mark.parametrize("n, gpus, mps, blocks, turns", [
+    (2, 1, True, 8, False), (8, 1, False, 4, True), (3, 2, True, 8, False), (4, 1, None, 8, True)])
+def test_ranks_share_a_gpu_with_a_new_nccl_that_is_told_to(ranks, n, gpus, mps, blocks, turns):
+    """And only if it is asked for; what the user has set stays. Each call then has the textbook's result."""
+    for blocks_set in (None, "1"):
+        found = ranks.run(n, sum_on_shared_gpus, gpus, mps, blocks_set)
+        assert {(total, set_to) for total, set_to, _ in found} == {(n * (n - 1) / 2, blocks_set or str(blocks))}
+        sentence, = {sentence for *_, sentence in found}
+        assert f"which {n} ranks share; collectives go by NCCL" in sentence and "how long they take is not" in sentence
+        assert ("--mps" in sentence) == turns
+
+
+def sum_on_shared_gpus(group, gpus, mps, blocks_set):
+    told = {} if blocks_set is None else {"NCCL_MAX_CTAS": blocks_set}
+    with mock.patch.dict(os.environ, told), fake_cuda(gpus=gpus, nccl=23007, mps=mps):
+        assert device_of("cuda", group).path.nccl is None, "nobody has asked for it"
+        device = device_of("cuda", group, "nccl")
+        group.instruments.device_path = device.path
+        total = group.all_reduce(SpyArray(np.full(3, float(group.rank))), "test").get()
+        for transport in group.transports.on_device:
+            transport.free()
+        del group.transports.on_device
+        return total[0], os.environ["NCCL_MAX_CTAS"], device.description
 
 
 @pytest.mark.parametrize("functions, aware", [
@@ -145,8 +174,9 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 
 def pretrain_on_spies(group, options):
-    with mock.patch.object(program, "device_of", on_spies), fake_cuda() as cupy, \
+    with mock.patch.object(program, "device_of", on_spies), fake_cuda(gpus=group.size) as cupy, \
             mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
+        cupy.used = group.rank
         pretrain(group, options)
         assert (cupy.cuda.nccl.begun > 0) == ("nccl" in options)
 

@@ -1,4 +1,4 @@
-"""Collectives of arrays on devices by NCCL, if each rank has a GPU of its own. The only file that calls NCCL.
+"""Collectives of arrays on devices by NCCL. The only file that calls NCCL.
 
 NCCL does not know the host: a call puts work on a stream, and returns. The work begins when everything before it on
 that stream is done, so code that stays on one stream need not wait for anything. *Posted* collectives go on a second
@@ -9,6 +9,9 @@ Two collectives, of two groups, may then be on a device at the same time. NCCL p
 there side by side, as Megatron's do, too, and wants all ranks to launch them in the same order, as they do here.
 
 NCCL adds up 16-bit floats in their own format: rounded at every hop from rank to rank, not once.
+
+From 2.30 on it lets ranks share a GPU, if it is told to. A call's kernel holds its thread blocks until the other ranks'
+kernels have come. If those found no room on the same GPU, all would wait for ever, so each gets few.
 """
 import os
 from functools import cached_property
@@ -20,14 +23,37 @@ from mpi_impl.comm.transports.buffers import copy_back, join_pieces, room_for_pi
 from mpi_impl.comm.transports.transport import Collectives, PostedCollectives, Request
 from mpi_impl.runtime.arrays import contiguous
 
+SHARES_GPUS = 23000     # the first version that lets ranks share one, 2.30.0
+AT_ONCE = 2             # calls of a rank that may be on the GPU at the same time: one on each stream
+MOST_BLOCKS = 8         # of a call, which two ranks could otherwise share among 16
+
+
+def blocks_of_a_call(multiprocessors: int, ranks: int) -> int:
+    """Return the thread blocks that a call may take where this many ranks share a GPU: those of all calls that may be
+    there together have half of it. 0 says that these are too many ranks.
+    """
+    return min(MOST_BLOCKS, multiprocessors // (2 * AT_ONCE * ranks))
+
+
+def most_ranks(multiprocessors: int) -> int:
+    """Return how many ranks can share a GPU."""
+    return multiprocessors // (2 * AT_ONCE)
+
 
 class NCCL:
     """The library, for a rank that has chosen its GPU, and the stream for posted collectives of all its groups."""
 
-    def __init__(self):
+    def __init__(self, blocks: int | None = None):
+        """Load the library. `blocks` are the thread blocks of a call where ranks share a GPU, else None.
+
+        NCCL reads its settings when it makes the first communicator. What the user has set stays.
+        """
         import cupy
         from cupy.cuda import nccl
-        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")      # connect all ranks when a communicator is made
+        settings = {"NCCL_RUNTIME_CONNECT": "0"}                # connect all ranks when a communicator is made
+        if blocks is not None:
+            settings |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": str(blocks), "NCCL_NVLS_ENABLE": "0"}
+        os.environ.update(settings | os.environ)
         self.cuda: Any = cupy.cuda
         self.library: Any = nccl
         self.side = cupy.cuda.Stream(non_blocking=True)
@@ -93,7 +119,9 @@ class NcclTransport(Collectives, PostedCollectives):
         else:
             begin(x, out, side)
         end = self.nccl.mark(side)
-        return Request(lambda: end.done, lambda: self._current().wait_event(end), None, x)    # the device waits, not we
+        recorded = self._current().is_capturing()               # and then nothing runs, nor may it be asked about
+        # The device waits, not we.
+        return Request(lambda: not recorded and end.done, lambda: self._current().wait_event(end), None, x)
 
     # ---- NCCL's own calls: addresses, elements, codes ----
 
