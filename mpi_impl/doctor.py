@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from mpi_impl.launch import mps
 from mpi_impl.launch.begin import ROOT
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
@@ -41,8 +42,10 @@ ABILITIES = {
     "device_memory": "arrays on GPUs go through the host, unless NCCL moves them",
 }
 
+SHARING_NCCL = 23000        # the first version in which ranks can share a GPU, 2.30
 SECONDS = 60                # for one question
 SECONDS_TO_COMPILE = 240
+SHARING = 8                 # ranks of the example that shares a GPU
 WIDTH = 110
 PIP = f"{typed('pip')} install"
 INSTALL = "In a clone of the project, ./run.sh setup test makes an environment that has it all; elsewhere, "
@@ -53,12 +56,13 @@ class Fact(NamedTuple):
 
     state: str          # "ok", "no" (and training works without), or "FAULT"
     sentence: str
-    advice: str = ""
+    advice: str = ""    # then lines for a shell, if any
 
     def __str__(self) -> str:
-        text = f"{self.sentence} {self.advice}".strip()
-        return textwrap.fill(text, WIDTH, initial_indent=f"  {self.state:7}", subsequent_indent=" " * 9,
-                             break_long_words=False, break_on_hyphens=False)
+        advice, *commands = self.advice.split("\n")
+        text = textwrap.fill(f"{self.sentence} {advice}".strip(), WIDTH, initial_indent=f"  {self.state:7}",
+                             subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False)
+        return "\n".join([text, *(" " * 13 + command for command in commands)])
 
 
 class Reply(NamedTuple):
@@ -107,6 +111,7 @@ def facts() -> Iterator[Fact]:
     yield compiler()
     yield gpu()
     yield cupy()
+    yield sharing()
     yield notebooks()
 
 
@@ -175,10 +180,11 @@ def print_kernels() -> None:
 
 
 def print_cupy() -> None:
-    """Print CuPy's version, the number of GPUs that it finds, and whether it has NCCL."""
+    """Print CuPy's version, the number of GPUs that it finds, and NCCL's version as one number; 0 without it."""
     import cupy
     from cupy.cuda import nccl
-    print(cupy.__version__, cupy.cuda.runtime.getDeviceCount() if cupy.is_available() else 0, int(nccl.available))
+    print(cupy.__version__, cupy.cuda.runtime.getDeviceCount() if cupy.is_available() else 0,
+          nccl.get_version() if nccl.available else 0)
 
 
 # ---- what training needs --------------------------------------------------------------------------------------------
@@ -315,6 +321,25 @@ def cupy() -> Fact:
                              "from one to the other, which is slower.",
                        f"{PIP} nvidia-nccl-cu12, or nvidia-nccl-cu13.")
     return Fact("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
+
+
+def sharing() -> Fact:
+    """Find out whether ranks can share a GPU with NCCL, and whether MPS makes that quick."""
+    reply = ask_python(print_cupy) if is_installed("cupy") else Reply(1, "")
+    _, count, nccl = reply.text.split()[-3:] if reply.status == 0 else ("", "0", "0")
+    version = f"{int(nccl) // 10_000}.{int(nccl) // 100 % 100}"
+    if "0" in (count, nccl):
+        return Fact("no", "Ranks cannot share a GPU with NCCL: that needs a GPU, CuPy, and NCCL 2.30 or newer.")
+    if int(nccl) < SHARING_NCCL:
+        return Fact("no", f"Ranks cannot share a GPU with NCCL {version}: that needs 2.30 or newer.",
+                    f'{PIP} -U "nvidia-nccl-cu13>=2.30", or nvidia-nccl-cu12, whichever CUDA CuPy was made for.')
+    if not mps.find_program():
+        return Fact("no", f"Ranks can share a GPU with NCCL {version}, but take turns on it, which is slow, since "
+                          f"MPS's {mps.PROGRAM} is not there.", mps.WHERE_FROM)
+    run = f"{typed('shardlab')} run --mps -n {SHARING} pretrain_gpt ... --device cuda --distributed-backend nccl"
+    return Fact("ok", f"Ranks can share a GPU with NCCL {version}, and with MPS compute at the same time: `{run}`.",
+                "\n".join(["Instead of --mps, a shell can start a daemon of its own, and end it:",
+                           *mps.own_daemon(SHARING)]))
 
 
 def notebooks() -> Fact:

@@ -17,7 +17,7 @@ from mpi_impl import doctor, shardlab
 from mpi_impl.demos import DEMOS
 from mpi_impl.evaluate import options as evaluation
 from mpi_impl.generate.options import GenerationOptions
-from mpi_impl.launch import launcher
+from mpi_impl.launch import launcher, mps
 from mpi_impl.launch.completion import declared_options
 from mpi_impl.launch.option_fields import add_options
 from mpi_impl.programs.arguments import parse
@@ -360,20 +360,48 @@ def test_shared_memory_that_cannot_be_written_is_named():
 
 
 CUPY = {"__init__": "__version__ = '14.2.0'\nis_available = lambda: True\nfrom cupy import cuda",
-        "cuda": "from types import SimpleNamespace as S\nruntime, nccl = S(getDeviceCount=lambda: 2), S(available={})"}
+        "cuda": "from types import SimpleNamespace as S\nruntime, nccl = S(getDeviceCount=lambda: 2), S(\n"
+                "    available={0}, get_version=lambda: {0})"}
 
 
-@pytest.mark.parametrize("nccl, state, text", [(True, "ok", "can use GPUs (2 of them), and has NCCL"),
-                                               (False, "no", "finds no NCCL")])
-def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, state, text):
+def install_cupy(folder: Path, nccl: int) -> None:
+    """Write a CuPy that finds two GPUs and this version of NCCL; 0: none."""
+    (folder / "cupy").mkdir(exist_ok=True)
     for name, source in CUPY.items():
-        (tmp_path / "cupy").mkdir(exist_ok=True)
-        (tmp_path / "cupy" / f"{name}.py").write_text(source.format(nccl))
+        (folder / "cupy" / f"{name}.py").write_text(source.format(nccl))
+
+
+@pytest.mark.parametrize("nccl, state, text", [(22809, "ok", "can use GPUs (2 of them), and has NCCL"),
+                                               (0, "no", "finds no NCCL")])
+def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, state, text):
+    install_cupy(tmp_path, nccl)
     monkeypatch.syspath_prepend(tmp_path)
     write_script(machine / "nvidia-smi", "echo 'NVIDIA H100, 81559 MiB'")
     assert doctor.gpu() == ("ok", "NVIDIA's driver finds NVIDIA H100, 81559 MiB.", "")
     found = doctor.cupy()
     assert found.state == state and text in found.sentence
+
+
+@pytest.mark.parametrize("nccl, with_mps, state, texts", [
+    (None, True, "no", ["cannot share a GPU with NCCL: that needs a GPU, CuPy"]),
+    (0, True, "no", ["cannot share a GPU with NCCL: that needs a GPU, CuPy"]),
+    (22907, True, "no", ["with NCCL 2.29: that needs 2.30", '-U "nvidia-nccl-cu13>=2.30", or nvidia-nccl-cu12']),
+    (23003, False, "no", ["can share a GPU with NCCL 2.30, but take turns", f"{mps.PROGRAM} is not there. It comes"]),
+    (23003, True, "ok", ["can share a GPU with NCCL 2.30", "run --mps -n 8", "--distributed-backend nccl`",
+                         "\n             export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=12; nvidia-cuda-mps-control -d\n",
+                         "\n             echo quit | nvidia-cuda-mps-control"])])
+def test_ranks_that_could_share_a_gpu_are_told_how(machine, tmp_path, monkeypatch, nccl, with_mps, state, texts):
+    """CuPy may be missing (None), as may a new NCCL, or MPS."""
+    monkeypatch.setattr(mps, "FOLDERS", ())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor, "is_installed", lambda module: nccl is not None)
+    if nccl is not None:
+        install_cupy(tmp_path, nccl)
+    if with_mps:
+        write_script(machine / mps.PROGRAM, "exit 0")
+    fact = doctor.sharing()
+    assert fact.state == state
+    assert all(text in str(fact) or text in f"{fact.sentence} {fact.advice}" for text in texts), fact
 
 
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():

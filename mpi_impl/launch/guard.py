@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,20 +24,26 @@ from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_me
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+JOB_FOLDER = "SHARDLAB_JOB_FOLDER"  # a variable of the guard: the path of a folder that it may make
+MPS = b"nvidia-cuda-mps\n"      # MPS's daemon and servers by name, of which Linux keeps 15 characters
 MOST_FILES = 1 << 16        # that a process of the job may have open: mpiexec may need 4 for each host
 
 
 def run_guarded(work: Callable[[], object]) -> int:
     """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent.
 
+    The guard may make a folder, at the path in JOB_FOLDER; this process removes it, even if the guard is killed. The
+    folder is in /tmp, since a socket's path has at most 108 bytes, and TMPDIR may be long.
+
     A signal that this process ignores from its start stays ignored: shells have their background jobs ignore SIGINT,
     and nohup SIGHUP. SIGTERM ends such a job.
     """
-    parent = os.getpid()
+    parent, folder = os.getpid(), f"/tmp/shardlab-{os.urandom(8).hex()}"
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # whoever has started this may ignore it, and no child's status
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # is kept then; until the handlers of these are set
     guard = os.fork()
     if guard == 0:
+        os.environ[JOB_FOLDER] = folder
         be_guard(work, parent)
     with leaving_nothing():
         for number in ENDS:
@@ -44,6 +51,7 @@ def run_guarded(work: Callable[[], object]) -> int:
                 signal.signal(number, lambda number, _: os.kill(guard, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    shutil.rmtree(folder, ignore_errors=True)
     if status < 0:
         say(f"error: the process that guards the job died by signal {-status}, and the job ended with it.")
     return status if status >= 0 else 128 - status
@@ -98,6 +106,13 @@ def children(parent: int) -> set[int]:
     return {pid for pid, its_parent, state in processes() if its_parent == parent and state not in "ZX"}   # not dead
 
 
+def is_mps(pid: int) -> bool:
+    """Report whether a process is MPS's daemon (mps.py), or a server of it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
+        return file.read() == MPS
+    return False
+
+
 def stopped_below(ancestor: int) -> set[int]:
     """Return the descendants of a process that a signal has stopped."""
     table, below = list(processes()), {ancestor}
@@ -139,7 +154,8 @@ class Losses:
 
     def found(self) -> bool:
         """Report whether there is one, and was at the last look, too: a job that ends looks like this for a moment."""
-        present, orphans = children(self.launcher), children(os.getpid()) - {self.launcher}
+        present = children(self.launcher)
+        orphans = {pid for pid in children(os.getpid()) - {self.launcher} if not is_mps(pid)}
         self.seen |= present
         before, self.suspected = self.suspected, bool(orphans) and (not present or present < self.seen)
         return before and self.suspected
@@ -173,6 +189,12 @@ def allow_files() -> None:
     if 0 <= soft < (more := min(hard, MOST_FILES)):
         with contextlib.suppress(OSError, ValueError):      # macOS allows less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+
+
+def exit_on_signals() -> None:
+    """Have SIGTERM and SIGHUP raise SystemExit, so that this process cleans up before it ends."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def end_with_parent() -> None:

@@ -4,6 +4,7 @@
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
     python -m mpi_impl.launch -n 8 --hostfile hosts ...      # on several hosts: hostfile.py has its lines
     python -m mpi_impl.launch -n 8 --max-restarts 3 ...      # start it again if it fails: restarts.py
+    python -m mpi_impl.launch -n 8 --mps ...                 # let ranks share a GPU: mps.py
 
 Each MPI, and Slurm, starts ranks by another command with other rules, and the launcher of one with the library of
 another quietly gives n worlds of one rank. This program asks mpi4py which library it uses, finds the launcher that
@@ -35,9 +36,10 @@ from typing import Any
 from mpi_impl.launch import begin
 from mpi_impl.launch.batch import nodes_of_slurm, out_of_reach, suits_srun
 from mpi_impl.launch.entry import ASKED_SIZE, LAST_RESORT, ArgumentParser, say
-from mpi_impl.launch.guard import Losses, Stops, end_with_parent, leaving_nothing, wait
+from mpi_impl.launch.guard import Losses, Stops, end_with_parent, exit_on_signals, leaving_nothing, wait
 from mpi_impl.launch.hostfile import SSH_OPTIONS, Host, check_reachable, fill_hosts, format_for, read_hosts
 from mpi_impl.launch.lifelines import Lifelines
+from mpi_impl.launch.mps import check_mps, mps_daemon
 from mpi_impl.launch.output import Output, say_lost
 from mpi_impl.launch.reports import Reports
 from mpi_impl.launch.restarts import RESTARTS, run_with_restarts
@@ -81,7 +83,10 @@ def run_once(options: argparse.Namespace, vendor: str, began: float, ranks: int,
     """
     hosts = fill_hosts(hosts, ranks, options.hostfile)
     environment = launch_environment(vendor, ranks, bool(hosts)) | {RESTARTS: str(options.max_restarts)}
-    with leaving_nothing(), machinefile(vendor, hosts) as where:
+    # Each start has a daemon of its own: one whose client has died may be wedged.
+    daemon: Any = mps_daemon(ranks) if options.mps else contextlib.nullcontext({})
+    with leaving_nothing(), daemon as settings, machinefile(vendor, hosts) as where:
+        environment |= settings
         command = [*launcher(vendor, ranks, where), *(export_arguments(vendor, environment) if hosts else [])]
         return supervise([*command, *rank_command(options)], environment, options.timeout, began, limit_of(options))
 
@@ -138,6 +143,8 @@ def add_launch_options(parser: argparse.ArgumentParser, ranks: int | None = None
                         "`node1 slots=4` or `node1:4`")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start a job that fails again, at "
                         "most N times, on the hosts that are left: a training run resumes from its last checkpoint")
+    parser.add_argument("--mps", action="store_true", help="let ranks that share a GPU of this machine compute on it "
+                        "at the same time: NVIDIA's MPS runs as long as the job")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -149,6 +156,8 @@ def check_options(options: argparse.Namespace) -> None:
     if options.max_restarts < 0:
         raise UserError(f"--max-restarts is {options.max_restarts}, but a job starts again 0 times or more.")
     check_program(options.module, options.script, is_own(options))
+    if options.mps:
+        check_mps(options.n, options.hostfile)
 
 
 def check_ranks(n: int, several_hosts: bool) -> None:
@@ -294,8 +303,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     start could not help. The time limit counts from when the job `began`, or from now; `limit` is the time
     for which a process may be stopped.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    exit_on_signals()
     lifelines = Lifelines() if os.path.basename(command[0]) == "srun" else None
     reports = Reports()
     told = reports.settings | (lifelines.settings if lifelines else {})
