@@ -32,7 +32,8 @@ def in_one_process(x, dy):
 
 def shard(group: Group):
     """Return this rank's weights, which are drawn without the whole."""
-    return initialize_shard(TENSORS, seed=1, dtype=np.float64, t=group.size, rank=group.rank)
+    return initialize_shard(TENSORS, seed=1, dtype=np.float64, t=group.size, rank=group.rank,
+                            like=group.instruments.like)
 
 
 def through(region: TensorParallelRegion, p, x, dy, dropout=DROPOUT):

@@ -47,14 +47,16 @@ def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig,
     """Make a trainer, for the duration of the `with` block."""
     topology = connect(world, parallel)
     try:
-        yield Trainer(ModelState(model, topology, SEED, FLOAT64), optimizer)
+        yield Trainer(ModelState(model, topology, SEED, FLOAT64, world.instruments.like), optimizer)
     finally:
         disconnect(topology)
 
 
 def apart(ranks: Group, trace: bool = False) -> Group:
     """Return the same ranks with a ledger of their own, and a trace."""
-    return Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=trace)))
+    device = ranks.instruments
+    return Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=trace), like=device.like,
+                                                     device_path=device.device_path))
 
 
 def textbook_of(model: ModelConfig, optimizer: OptimizerConfig = OPTIMIZER) -> training.Trainer:
@@ -73,6 +75,7 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
     """Return this replica's microbatches of b samples."""
     replica, d = trainer.topology.place.data, trainer.topology.data.size
     mine = [samples_of(replica, k, d, b) for k in range(number_of_microbatches(len(tokens), b, d))]
+    tokens, targets = (np.asarray(x, like=trainer.state.device_prototype) for x in (tokens, targets))
     return [GPTBatch(tokens[samples], targets[samples]) for samples in mine]
 
 

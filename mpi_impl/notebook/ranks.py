@@ -13,6 +13,9 @@ A cell can use `group`, `rank`, `size` and `np`. Variables that it sets are avai
 new in each cell, with a ledger of its own, so make objects that hold it, such as a region, in each cell. The ranks'
 output is shown in rank order, and identical output once. If a rank raises, its traceback is shown, and where the other
 ranks wait. A cell that hangs ends after its time limit; its ranks are ended, and their variables are lost.
+
+With `%%ranks 4 --device cuda` the cell's arrays are on GPUs, `np` is CuPy, and collectives go by NCCL; ranks may share
+one GPU (docs/gpus.md). After the cell its variables are on the host again.
 """
 import argparse
 import io
@@ -133,22 +136,24 @@ class RanksMagic(Magics):
 
     @cell_magic("ranks")    # type: ignore[arg-type]
     def run(self, line: str, cell: str) -> None:
-        """Run this cell on N ranks, each a process of its own: %%ranks N [--timeout SECONDS]."""
-        n, limit = parse_line(line)
+        """Run this cell on N ranks, each a process of its own: %%ranks N [--timeout SECONDS] [--device cuda]."""
+        n, limit, device = parse_line(line)
         here = RunningCell.of(self.shell, "%%ranks")
         title = f"In [{here.number}]"
         source = "\n" * here.lines_before + cell       # empty lines in place of the magic: line numbers are right
         check_syntax(source, title)
         self.ranks.last = min(n, self.ranks.size)
-        self.ranks.run(n, limit, run_cell, source, title)
+        self.ranks.run(n, limit, run_cell, source, title, device)
 
 
-def parse_line(line: str) -> tuple[int, float]:
-    """Parse '8 --timeout 5' to (8, 5.0). Raises CellFailed."""
+def parse_line(line: str) -> tuple[int, float, str]:
+    """Parse '8 --timeout 5' to (8, 5.0, "cpu"). Raises CellFailed."""
     parser = OptionParser(prog="%%ranks", exit_on_error=False, add_help=False)
     parser.add_argument("n", type=int)
     parser.add_argument("--timeout", type=float, default=TIME_LIMIT)
-    usage = "Write `%%ranks 4` for four ranks, or `%%ranks 4 --timeout 5` for a time limit of five seconds."
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    usage = ("Write `%%ranks 4` for four ranks, or `%%ranks 4 --timeout 5` for a time limit of five seconds; with "
+             "`--device cuda` arrays are on GPUs.")
     try:
         options, unknown = parser.parse_known_args(shlex.split(line))
     except (argparse.ArgumentError, ValueError, SystemExit):
@@ -157,7 +162,7 @@ def parse_line(line: str) -> tuple[int, float]:
         raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}")
     if options.timeout > LONGEST:
         raise CellFailed(f"%%ranks cannot wait for {options.timeout:g} seconds: the limit is a day. {usage}")
-    return options.n, options.timeout
+    return options.n, options.timeout, options.device
 
 
 def check_syntax(cell: str, title: str) -> None:

@@ -22,7 +22,7 @@ class Program(ABC):
         """Find the device on which this rank computes, and the path on which its arrays get to other ranks."""
         self.args, self.world, self.first = args, ranks, ranks.rank == 0
         self.device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.device_path = self.device.path
+        ranks.instruments.like, ranks.instruments.device_path = self.device.like, self.device.path
         ranks.instruments.hosts = ranks.hosts()
         self.at_the_end = ExitStack()
 

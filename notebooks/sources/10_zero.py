@@ -227,8 +227,7 @@ figure
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import OPTIMIZER, global_batch, share_of, training_on
+from mpi_impl.demos.tiny_gpt import OPTIMIZER, apart, global_batch, share_of, training_on
 from mpi_impl.demos.zero import sent
 from reference.config import ParallelConfig
 from reference.params import leaves
@@ -236,8 +235,7 @@ from reference.params import leaves
 def train(stage, m=1, layers=2, steps=8, optimizer=OPTIMIZER):
     parallel = ParallelConfig(data_parallel_size=size, zero_stage=stage, ddp_bucket_size=900,
                               whole_matrices=optimizer.muon)
-    apart = Group(group.comm, group.name, Instruments())               # with a ledger of its own
-    with training_on(apart, tiny_gpt(layers), parallel, optimizer) as trainer:
+    with training_on(apart(group), tiny_gpt(layers), parallel, optimizer) as trainer:      # with a ledger of its own
         losses = []
         for step in range(steps):
             tokens, targets = global_batch(step, m * size)
@@ -248,7 +246,7 @@ def train(stage, m=1, layers=2, steps=8, optimizer=OPTIMIZER):
 
 stages = [train(stage) for stage in range(4)]
 for stage, found in enumerate(stages):
-    print(f"stage {stage}: losses {np.round(found['losses'], 3)}")
+    print(f"stage {stage}: losses {np.round(np.array(found['losses']), 3)}")
 
 # %% [markdown]
 # The same losses on all ranks, at all stages. And in one process, from the textbook? And are the weights the same?

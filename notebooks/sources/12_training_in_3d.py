@@ -109,14 +109,14 @@ ranks["model"], ranks["BATCH"], ranks["STEPS"] = model, BATCH, STEPS
 
 # %%
 # %%ranks 8
-from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import global_batch, share_of, training_on
+from mpi_impl.comm.group import Group
+from mpi_impl.demos.tiny_gpt import apart, global_batch, share_of, training_on
 from mpi_impl.report.traffic import pipeline_ledger
 from reference.config import ParallelConfig
 
 def train(t, p, d, b=1, zero=0, kind=Group):
-    apart = kind(group.comm, "world", Instruments())        # with a ledger of its own
-    with training_on(apart, model, ParallelConfig(t, p, d, zero_stage=zero)) as trainer:
+    world = kind(group.comm, "world", apart(group).instruments)     # with a ledger of its own
+    with training_on(world, model, ParallelConfig(t, p, d, zero_stage=zero)) as trainer:
         steps = [trainer.step(share_of(trainer, *global_batch(step, BATCH), b), BATCH) for step in range(STEPS)]
         return steps, pipeline_ledger(trainer.topology), trainer.state.layout.size
 

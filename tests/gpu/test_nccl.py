@@ -22,7 +22,7 @@ from tests.spy import SpyArray
 from tests.strategies import Case, cases
 from tests.test_spy_layers import SMALL
 
-RANKS = [2, 4, 8]
+RANKS, LIMIT = [2, 4, 8], min(40.0, device.LIMIT)
 SIZES = [(1, 1, 1), (3, 2, 0), (0, 2, 1)] + [(70, 50, 0)] * device.REAL      # rows, columns, and the axis of a gather
 POSTS = [("all_reduce", False), ("all_gather", True), ("reduce_scatter", True), ("all_gather", False),
          ("reduce_scatter", False), ("all_reduce", False)]
@@ -59,7 +59,7 @@ def test_collectives(ranks, n, form):
     """Every call of NCCL, of whole arrays, columns and transposed ones, empty ones included."""
     calls = [(form, sizes, layout, 1, seed) for seed, sizes in enumerate(SIZES)
              for layout in ("whole", "columns", "transposed")]
-    ranks.run(n, check, collectives_are_the_textbooks, calls, timeout=device.LIMIT)
+    ranks.run(n, check, collectives_are_the_textbooks, calls, timeout=LIMIT)
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -69,7 +69,7 @@ def test_posted_collectives(ranks, n, form):
     posts = [post for post in POSTS if form in WIDE or post[0] == "all_gather"]
     calls = [(posts, length, form, seed, uneven) for seed, length in enumerate((1, 7, 5000))
              for uneven in (False, True)]
-    ranks.run(n, check, posted_are_the_textbooks, calls, timeout=device.LIMIT)
+    ranks.run(n, check, posted_are_the_textbooks, calls, timeout=LIMIT)
 
 
 def in_a_layer(group, theorem, *arguments) -> None:
@@ -80,7 +80,7 @@ def in_a_layer(group, theorem, *arguments) -> None:
 @settings(max_examples=4)
 @given(cases(sizes=st.integers(2, 4)), st.booleans())
 def test_column_parallel(ranks, case, gather_output):
-    ranks.run(case.t, in_a_layer, theorems.column_parallel_equals_whole, case, gather_output, timeout=device.LIMIT)
+    ranks.run(case.t, in_a_layer, theorems.column_parallel_equals_whole, case, gather_output, timeout=LIMIT)
 
 
 @pytest.mark.parametrize("theorem", [theorems.row_parallel_equals_whole, theorems.block_equals_whole,
@@ -90,7 +90,7 @@ def test_column_parallel(ranks, case, gather_output):
 @given(case=st.one_of(SMALL))
 def test_layers(ranks, theorem, case):
     """f and g forward and backward, with sequence parallelism or without."""
-    ranks.run(case.t, in_a_layer, theorem, case, timeout=device.LIMIT)
+    ranks.run(case.t, in_a_layer, theorem, case, timeout=LIMIT)
 
 
 @pytest.mark.parametrize("t, p, d, stage", [(2, 1, 2, 0), (2, 1, 2, 1), (1, 1, 4, 2), (2, 1, 2, 3), (2, 2, 2, 1)])
@@ -100,7 +100,7 @@ def test_training(ranks, t, p, d, stage):
                 sequence_parallel=t > 1)
     plan = training_theorems.Plan(p, bucket_size=200, zero_stage=stage)
     ranks.run(t * p * d, in_a_layer, training_theorems.training_equals_one_process, case, 2, 2, 0.05, plan,
-              timeout=device.LIMIT)
+              timeout=LIMIT)
 
 
 # ---- on a GPU alone -------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_training(ranks, t, p, d, stage):
 @device.needs_a_gpu
 def test_a_posted_sum_runs_beside_a_kernel(ranks):
     """The sum ends before products that were launched after it was posted, and began before they ended."""
-    answers = ranks.run(2, sum_beside_products, timeout=device.LIMIT)
+    answers = ranks.run(2, sum_beside_products, timeout=LIMIT)
     print(answers)
     for before_products_end, products in answers:
         assert 0 < before_products_end < products, "the sum waited for the products"
@@ -142,7 +142,7 @@ def sum_beside_products(group):
 @pytest.mark.parametrize("n", [2, 4])
 def test_collectives_are_recorded(ranks, n):
     """Blocking and posted ones are part of a CUDA graph, and sum what is there when it is replayed."""
-    ranks.run(n, record_sums, timeout=device.LIMIT)
+    ranks.run(n, record_sums, timeout=LIMIT)
 
 
 def record_sums(group):
@@ -173,7 +173,7 @@ def sums(group, x, y):
 @pytest.mark.parametrize("t, d, form", [(2, 1, "float32"), (1, 2, "float32"), (2, 2, "float32"), (2, 2, "bfloat16")])
 def test_steps_with_messages_are_replayed(ranks, t, d, form):
     """Losses, norms and weights are those of steps without recordings, within what the order of sums changes."""
-    plain, replayed = (ranks.run(t * d, steps, t, form, again, timeout=device.LIMIT)[0] for again in (False, True))
+    plain, replayed = (ranks.run(t * d, steps, t, form, again, timeout=LIMIT)[0] for again in (False, True))
     bound = 0.02 if form == "bfloat16" else 1e-3
     for mine, theirs in zip(replayed, plain, strict=True):
         np.testing.assert_allclose(mine, theirs, bound, bound)

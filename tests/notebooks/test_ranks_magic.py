@@ -7,7 +7,12 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.demos import one_block
+from mpi_impl.notebook import cell
 from mpi_impl.notebook.ranks import CellFailed, Ranks, lead, parse_line, show
+from tests.fake_cuda import fake_cuda
+from tests.spy import SpyArray
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,43 @@ def test_what_a_cell_binds_is_there_for_the_next_one_on_each_rank_apart(shell):
     assert error is None and text.splitlines() == [f"rank {i} | {i} 3 [6. 6.]" for i in range(3)]
     run(shell, "%%ranks 3\ny = x + 1")
     np.testing.assert_array_equal(shell.ev("ranks['y']"), [[1, 1], [2, 2], [3, 3]])
+
+
+def test_on_gpus_a_cell_computes_with_their_arrays(ranks):
+    """Before and after it they are on the host; collectives go by NCCL, and their results are those on cores."""
+    found = ranks.run(2, cells_on_gpus)
+    for own, given, y, dx in found:
+        assert own == given == [1.0, 1.0, 1.0]
+        whole_y, whole_dx, _ = one_block.in_one_process(*one_block.inputs())
+        assert type(y) is type(dx) is np.ndarray
+        assert one_block.off(y, whole_y) < 1e-12 and one_block.off(dx, whole_dx) < 1e-12
+
+
+def cells_on_gpus(group):
+    """Return what two cells have computed: a sum, and a block of the walkthroughs."""
+    cell.set_variable(group, "given", {"x": [np.full(3, float(group.rank))]})
+    cell.run_cell(group, "from mpi_impl.demos.one_block import inputs\nx, dy = inputs()", "In [1]")
+    with fake_cuda(gpus=1, nccl=23007) as cupy:
+        cell.run_cell(group, SUM, "In [2]", "cuda")
+        assert cell.NAMES["library"] is cupy and cell.NAMES["kind"] is SpyArray and cell.NAMES["np"] is np
+        block = Group(group.comm, "world", Instruments())
+        cell.run_cell(block, BLOCK, "In [3]", "cuda")
+        assert cupy.cuda.nccl.begun == 2 and cupy.cuda.nccl.alive == 0
+        assert block.ledger.calls(operation="all_reduce") == 4
+    names = cell.NAMES
+    return names["own"].tolist(), names["given"]["x"][0].tolist(), names["y"], names["dx"]
+
+
+SUM = """
+own, = given["x"]
+group.all_reduce(own, "sum")
+kind, library = type(own), np
+"""
+BLOCK = """
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.demos.one_block import shard, through
+y, cache, dx, grads = through(TensorParallelRegion(group), shard(group), x, dy)
+"""
 
 
 def test_a_value_travels_the_other_way(shell):
@@ -129,4 +171,4 @@ def test_identical_output_is_shown_once_and_with_the_numbers_of_its_ranks(capsys
     assert capsys.readouterr().out.splitlines() == ["ranks 0, 2 | a", "           | b", "    rank 1 | c"]
     assert [lead(ranks, 8) for ranks in ([3], [0, 1, 2, 5], list(range(8)))] == ["rank 3", "ranks 0-2, 5",
                                                                                    "all 8 ranks"]
-    assert lead([0], 1) == "rank 0" and parse_line("4 --timeout 2.5") == (4, 2.5)
+    assert lead([0], 1) == "rank 0" and parse_line("4 --timeout 2.5") == (4, 2.5, "cpu")

@@ -18,6 +18,8 @@ import numpy as np
 from mpi_impl.runtime.arrays import counter_of, is_half
 from reference.ops import CoreInputs, Keys, Queries
 
+BLOCK = 128     # tokens, in cuDNN's backward
+
 
 class FlashCache(NamedTuple):
     """The arrays that the backward needs."""
@@ -75,13 +77,23 @@ def attention_core_backward(dcontext, cache: FlashCache):
     """Return dq, dk and dv, or None if cuDNN has a forward for this, and no backward."""
     q, k, v, causal, lengths, context, stats = cache
     dq, dk, dv = empty_together(q, k, v)
+    seen = whole_lengths(q) if lengths is None and q.shape[1] % BLOCK else lengths
     if not run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
-                                "dv": dv}, stats, causal, lengths):
+                                "dv": dv}, stats, causal, seen):
         return None
     if lengths is not None:
         clear_padding(dk, lengths)
         clear_padding(dv, lengths)
     return dq, dk, dv
+
+
+def whole_lengths(q):
+    """Return the lengths, int64 [b], of samples without padding.
+
+    Where blocks do not divide them, cuDNN's backward reads lengths; if it gets none, from memory that is gone when a
+    CUDA graph repeats it.
+    """
+    return np.full_like(q, q.shape[1], shape=q.shape[0], dtype=np.int64)
 
 
 def empty_together(q, k, v):
