@@ -237,9 +237,8 @@ def check_graph(args, world_size: int, architecture: str) -> None:
         return
     for found, problem in (
             (args.device == "cpu", "--device is cpu. Leave it out, or add --device cuda."),
-            (world_size > 1 and (args.pipeline_model_parallel_size > 1 or args.context_parallel_size > 1),
-             "messages of a pipeline, or of a ring of keys, are not recorded. Leave it out, or divide the ranks among "
-             "tensor and data parallelism alone."),
+            (world_size > 1,
+             f"this run has {world_size} ranks, and messages are not recorded. Leave it out, or start one rank."),
             (args.hidden_dropout or args.attention_dropout,
              "dropout draws another mask in each step. Leave it out, or add --hidden-dropout 0 --attention-dropout 0."),
             (architecture == "bert", "a BERT's losses are divided by another number in each step. Leave it out."),

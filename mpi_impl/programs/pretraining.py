@@ -64,13 +64,6 @@ class Pretraining(Program):
         settings = settings_of(given, OPTIONS[cls.architecture], world().size, cls.architecture)
         run_program(partial(cls, settings), settings.args)
 
-    def check_recordable(self) -> None:
-        """Raise UserError for a step with messages that a CUDA graph cannot repeat."""
-        if self.args.cuda_graph_impl != "none" and self.world.size > 1 and self.device.path.nccl is None:
-            raise UserError(f"--cuda-graph-impl is {self.args.cuda_graph_impl}, which repeats what NCCL sends, but the "
-                            f"{self.world.size} ranks of this run have another path. Add --distributed-backend nccl, "
-                            "leave it out, or start one rank.")
-
     @abstractmethod
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
         """Open the samples of an indexed data set. Raises UserError if there are none."""
@@ -85,7 +78,6 @@ class Pretraining(Program):
     def __init__(self, settings: PretrainingSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
-        self.check_recordable()
         self.loaded = ranks.broadcast_object(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # on rank 0 also the tokenizer's and the data's fingerprints

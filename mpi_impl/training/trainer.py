@@ -47,7 +47,7 @@ class Trainer:
     """Steps that move one rank's ModelState, and evaluations of it. All ranks call its methods together."""
 
     def __init__(self, state: ModelState, optimizer: OptimizerConfig, replayed: bool = False):
-        """With `replayed` steps on a GPU are recorded, and replayed. Nothing is dropped, and messages are NCCL's."""
+        """With `replayed` steps on a GPU are recorded, and replayed. Nothing is dropped, and no message is MPI's."""
         self.state, self.topology, self.ledger = state, state.topology, state.topology.world.ledger
         assert optimizer.muon == state.topology.config.whole_matrices, "the layout is another optimizer's"
         of = state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted

@@ -77,7 +77,6 @@ theorems "theorems, $daemon" 150 tests/gpu/test_nccl.py
 for precision in "--dtype float32" "--bf16" "--dtype float32 --zero-stage 2 --tensor-model-parallel-size 1"; do
     try "verified run $precision, $daemon" 45 bash -c "run 4 --tensor-model-parallel-size 2 --sequence-parallel --verify $precision"
 done
-try "by a CUDA graph, $daemon" 45 bash -c "run 4 --tensor-model-parallel-size 2 --bf16 --cuda-graph-impl full_iteration --log-throughput"
 try "eight ranks, $daemon" 60 bash -c "run 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --verify --bf16"
 if [ -n "$control" ]; then
     try "MPS says" 10 bash -c "tail -n 20 $work/logs/*.log"

@@ -190,8 +190,7 @@ REFUSED = {       # on 8 ranks
     "--pipeline-schedule zbh1": "Did you mean zb-h1?", "--pipeline-schedule forward-only": "'forward-only' (choose",
     # ranks
     "--distributed-backend nccl": "add --device cuda", "--distributed-backend gloo": "'gloo' (choose from",
-    "--cuda-graph-impl local": "'local' (choose from", GRAPH: "--device is cpu",
-    f"{P4} {GRAPH} --device cuda": "messages of a pipeline",
+    "--cuda-graph-impl local": "'local' (choose from", GRAPH: "--device is cpu", f"{GRAPH} --device cuda": "8 ranks",
     **{f"--distributed-timeout-minutes {minutes}": "must be at least 0.01" for minutes in ("-1", "1e5")},
 }
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpi_impl.kernels.cuda.recording import Recording
 from mpi_impl.runtime.arrays import counter_of, is_half
 from reference.ops import CoreInputs, Keys, Queries
 
@@ -77,7 +78,7 @@ def attention_core_backward(dcontext, cache: FlashCache):
     """Return dq, dk and dv, or None if cuDNN has a forward for this, and no backward."""
     q, k, v, causal, lengths, context, stats = cache
     dq, dk, dv = empty_together(q, k, v)
-    seen = whole_lengths(q) if lengths is None and q.shape[1] % BLOCK else lengths
+    seen = whole_lengths(q) if lengths is None and Recording.under_way and q.shape[1] % BLOCK else lengths
     if not run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
                                 "dv": dv}, stats, causal, seen):
         return None

@@ -3,14 +3,16 @@
 Python takes some 50 microseconds to launch a kernel. Small kernels are over sooner, so that the GPU waits. A recording
 of a thousand of them is launched in one call.
 """
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 
 class Recording:
     """The kernels of one call of a function. They work on the same arrays again, with the same numbers."""
+
+    under_way = False       # whether what is launched is to be repeated
 
     def __init__(self, function: Callable[[], Any]):
         """Run the function, and then let it launch the same again without running it; `result` is what it returns, and
@@ -25,7 +27,7 @@ class Recording:
         before, stream = cupy.cuda.get_current_stream(), stream_for_recordings(cupy.cuda.Device().id)
         self.memory = cupy.cuda.MemoryPool()
         before.synchronize()
-        with stream, cupy.cuda.using_allocator(self.memory.malloc):
+        with stream, cupy.cuda.using_allocator(self.memory.malloc), recording():
             function()
             stream.synchronize()
             stream.begin_capture()
@@ -41,6 +43,16 @@ class Recording:
         """Run the kernels on the current stream, and return the result."""
         self.graph.launch()
         return self.result
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Say so, as long as a recording is made."""
+    Recording.under_way = True
+    try:
+        yield
+    finally:
+        Recording.under_way = False
 
 
 @cache
