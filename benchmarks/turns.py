@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
+from typing import IO
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}     # of every contender's processes
@@ -29,8 +30,11 @@ STEPS_LIMIT = 600.0             # and until a turn must be over; the first one c
 class Contender:
     """A program with some processes, all of which call `serve`."""
 
-    def __init__(self, name: str, commands: Sequence[Sequence[str]], environment: Mapping[str, str], processes: int):
-        """Start `commands`: one launcher for all processes, or one command for each of them."""
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], environment: Mapping[str, str], processes: int,
+                 limit: float = START_LIMIT, log: IO[str] | None = None):
+        """Start `commands`: one launcher for all processes, or one command for each of them. All of them must be there
+        after `limit` seconds. A `log` receives all that they print.
+        """
         self.name, self.folder = name, tempfile.TemporaryDirectory()
         path = str(Path(self.folder.name, "socket"))
         with socket.socket(socket.AF_UNIX) as listener:
@@ -38,43 +42,54 @@ class Contender:
             listener.listen(processes)
             listener.settimeout(1.0)
             variables = {**os.environ, **ENVIRONMENT, **environment, PLACE: path}
-            self.started = [subprocess.Popen(command, env={**variables, PROCESS: str(i)})
+            self.started = [subprocess.Popen(command, env={**variables, PROCESS: str(i)}, stdout=log, stderr=log)
                             for i, command in enumerate(commands)]
             self.connections: list[socket.socket] = []
-            deadline = time.monotonic() + START_LIMIT
+            deadline = time.monotonic() + limit
             while len(self.connections) < processes:
                 try:
                     self.connections.append(listener.accept()[0])
                 except TimeoutError:
-                    self.check_start(deadline)
+                    self.check_start(deadline, limit)
 
-    def check_start(self, deadline: float) -> None:
+    def check_start(self, deadline: float, limit: float) -> None:
         """Raise SystemExit if a process has died, or the time is up."""
         died = any(process.poll() is not None for process in self.started)
         if died or time.monotonic() > deadline:
-            self.close()
+            self.stop()
             raise SystemExit(f"error: {self.name} did not start: " + (
-                "a process of it has died." if died else f"not all of it was there after {START_LIMIT:g} s."))
+                "a process of it has died." if died else f"not all of it was there after {limit:g} s."))
 
-    def turn(self, steps: int) -> list[float]:
-        """Let all processes take this many steps. Return the seconds of each, of the slowest process."""
+    def turn(self, steps: int, limit: float = STEPS_LIMIT) -> list[float]:
+        """Let all processes take this many steps. Return the seconds of each, of the slowest process. Raise SystemExit
+        if that takes more than `limit` seconds.
+        """
         for connection in self.connections:
             connection.sendall(struct.pack("!i", steps))
-        found = [self.answer(connection) for connection in self.connections]
+        found = [self.answer(connection, limit) for connection in self.connections]
         return [max(times) for times in zip(*found, strict=True)]
 
-    def answer(self, connection: socket.socket) -> list[float]:
-        connection.settimeout(STEPS_LIMIT)
+    def answer(self, connection: socket.socket, limit: float) -> list[float]:
+        connection.settimeout(limit)
         data = b""
         while not data.endswith(b"\n"):
             try:
                 part = connection.recv(1 << 16)
             except TimeoutError:
-                raise SystemExit(f"error: {self.name} has not ended its turn in {STEPS_LIMIT:g} s.") from None
+                raise SystemExit(f"error: {self.name} has not ended its turn in {limit:g} s.") from None
             if not part:
                 raise SystemExit(f"error: a process of {self.name} has died.")
             data += part
         return json.loads(data)
+
+    def stop(self, grace: float = 0.0) -> None:
+        """End all processes, whatever they do; those that end by themselves have `grace` seconds."""
+        for process in self.started:
+            try:
+                process.wait(grace)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self.close()
 
     def close(self) -> None:
         for connection in self.connections:
@@ -84,6 +99,7 @@ class Contender:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
         self.folder.cleanup()
 
 

@@ -1,6 +1,10 @@
 """The benchmarks: profiles from measurements, and that what is measured can run."""
+import json
 import subprocess
 import sys
+import time
+from argparse import Namespace
+from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +22,9 @@ from tests.launching import environment
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
-calibrate, fusion, launches, machine, overlap_ranks, starting, steps = map(import_module, (
-    "calibrate", "fusion", "launches", "machine", "contenders.overlap_ranks", "starting", "steps"))
+calibrate, cuda_step, fusion, gpu_rounds, launches, machine, overlap_ranks, starting, steps = map(import_module, (
+    "calibrate", "cuda_step", "fusion", "gpu_rounds", "launches", "machine", "contenders.overlap_ranks", "starting",
+    "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -101,6 +106,29 @@ def test_variants_that_are_timed_against_one_another_compute_the_same(name):
         others = [other if name.startswith("scores") else other.swapaxes(0, 1)]
     for other in others:
         assert np.allclose(other, first, rtol=1e-4, atol=1e-4)
+
+
+def test_a_contender_that_fails_loses_only_its_own_rounds(tmp_path, monkeypatch):
+    """One does not start, and one ends in its first step. The others' turns are in the file, and in the table."""
+    broken = {"graph": "raise ValueError('no start')",
+              "compiled": "from turns import serve\ndef step(): raise ValueError('no step')\nserve(step)"}
+    works = {label: broken.get(key, "from turns import serve\nserve(lambda: None)")
+             for key, (label, *_) in gpu_rounds.WAYS.items()}
+    monkeypatch.setattr(gpu_rounds, "command_of", lambda way, work: [sys.executable, "-c", works[way.label]])
+    options = Namespace(rounds=2, seconds=1e-6, patience=60.0, json=str(tmp_path / "lines"))
+    rounds = gpu_rounds.Rounds("h256", cuda_step.GPU_WORKS["h256"], options, time.monotonic() + 60)
+    rounds.measure(["ours", "graph", "compiled", "eager", "tuned"], 3 * gpu_rounds.memory_of(rounds.work))
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert rounds.errors == {"graph": "ValueError: no start", "compiled": "ValueError: no step"}
+    assert Counter(line["contender"] for line in lines if "ms" in line) == {"ours": 4, "eager": 2, "tuned": 2}
+    assert not rounds.alive and "compiled: ValueError: no step\nours / best" in cuda_step.table(rounds, 1e12)
+
+
+def test_no_contender_starts_after_the_limit():
+    options = Namespace(rounds=2, seconds=1e-6, patience=60.0, json=None)
+    rounds = gpu_rounds.Rounds("h256", cuda_step.GPU_WORKS["h256"], options, time.monotonic())
+    rounds.measure(["ours", "eager"], 1e12)
+    assert rounds.times == rounds.errors == {}
 
 
 def test_a_layer_more_is_as_many_launches_and_bytes_as_the_page_says():

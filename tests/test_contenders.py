@@ -1,5 +1,6 @@
 """The models of other libraries in benchmarks/ are ours: the same loss from the same weights."""
 import sys
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -25,13 +26,14 @@ def contenders(monkeypatch):
     torch.set_default_dtype(torch.float64)
     yield import_module
     torch.set_default_dtype(torch.float32)
-    for name in {"works", "pytorch_gpt", "pytorch_bert", "jax_gpt", "shardlab_gpt", "cpu_times", "gpu_times",
-                 "turns"} & (set(sys.modules) - before):
+    for name in {"works", "models", "pytorch_gpt", "pytorch_gpu", "pytorch_experts", "pytorch_bert", "jax_gpt",
+                 "shardlab_gpt", "cpu_times", "gpu_times", "turns"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
 @pytest.mark.parametrize("name, kind, more", [("pytorch_gpt", "TorchGPT", {}),
                                               ("pytorch_gpt", "TorchGPT", {"g": 2}),
+                                              ("pytorch_gpt", "TorchGPT", {"g": 2, "E": 4}),
                                               ("pytorch_bert", "TorchBERT", {"bert": 1})])
 def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
     work = contenders("works").Work(h=32, L=2, a=4, s=6, b=2, V=128, **more)
@@ -48,6 +50,28 @@ def test_the_same_loss_from_the_same_weights(contenders, name, kind, more):
             parameter.copy_(torch.as_tensor(found[key]))
         loss = float(model(*map(torch.as_tensor, as_torch_batch(batch))))
     assert loss == pytest.approx(whole_loss(weights, config, batch), rel=1e-12)
+
+
+def curve(contenders, **choices) -> list[float]:
+    """Return the losses of a few steps of a Mixtral, as cuda_step.py's peer trains it, on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    work = contenders("works").Work(h=32, L=2, a=4, s=8, b=2, V=128, g=2, E=4)
+    choices = {"compile": None, "weights": "float32", **choices}
+    training = contenders("pytorch_gpu").Training(Namespace(work=work.argument, step_graph=True, **choices), "cpu")
+    return [float(training()) for _ in range(6)]
+
+
+@pytest.mark.parametrize("weights, tolerance", [("masters", 2e-3), ("bfloat16", 2e-2)])
+def test_formats_of_weights_have_the_same_losses(contenders, weights, tolerance):
+    losses = curve(contenders)
+    assert curve(contenders, weights=weights) == pytest.approx(losses, abs=tolerance) and losses[-1] < losses[0] - 0.02
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("weights", ["float32", "masters"])
+def test_compiled_steps_have_the_same_losses(contenders, weights):
+    eager = curve(contenders, weights=weights)
+    assert curve(contenders, weights=weights, compile="default") == pytest.approx(eager, abs=2e-3)
 
 
 def test_jax_has_the_same_loss_from_the_same_weights(contenders):
@@ -107,8 +131,12 @@ def as_torch(weights, work) -> dict[str, np.ndarray]:
         found[f"{at}out.weight"] = attention.w_out.T
         if work.g:
             qkv = np.concatenate([attention.w_q, *np.moveaxis(attention.w_kv, 1, 0)], 1)     # heads of Q, of K, of V
-            found |= {f"{at}qkv.weight": matrix(qkv), f"{at}w_in.weight": matrix(mlp.w_in),
-                      f"{at}w_out.weight": mlp.w_out.T}
+            found[f"{at}qkv.weight"] = matrix(qkv)
+            if work.E:
+                found |= {f"{at}experts.router": mlp.router, f"{at}experts.w_out": mlp.experts.w_out,
+                          f"{at}experts.w_in": mlp.experts.w_in.reshape(work.E, work.h, -1)}
+            else:
+                found |= {f"{at}w_in.weight": matrix(mlp.w_in), f"{at}w_out.weight": mlp.w_out.T}
         else:
             found |= {f"{at}qkv.weight": matrix(attention.w_qkv), f"{at}qkv.bias": attention.b_qkv.reshape(-1),
                       f"{at}out.bias": attention.b_out, f"{at}w_in.weight": mlp.w_in.T, f"{at}w_in.bias": mlp.b_in,

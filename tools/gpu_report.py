@@ -46,8 +46,9 @@ def main() -> int:
     os.environ |= {REPORT: str(path), UNTIL: str(until), "PYTHONPATH": str(ROOT)}     # CUDA_PYTHON may not know us
     append(path, ["-c", ABOUT], 60)
     tests = limited([*TESTS, "--cuda", "tests/gpu", "tests/test_spy.py", *sys.argv[1:]], until + 20 - time.monotonic())
-    peer = [] if limited(["-c", HAS_PEER], 60, stderr=subprocess.DEVNULL) == 0 else ["--no-peer"]
-    timings = append(path, ["benchmarks/cuda_step.py", *"--layers 8 --rounds 1 --steps 10".split(), *peer],
+    peers = ",compiled,eager" if limited(["-c", HAS_PEER], 60, stderr=subprocess.DEVNULL) == 0 else ""
+    timings = append(path, ["benchmarks/cuda_step.py", *"--layers 8 --rounds 1 --limit 110 --where --only".split(),
+                            f"ours,graph{peers}"],
                      begin + SECONDS - time.monotonic())
     print(f"The report is in {path}")
     return tests or timings

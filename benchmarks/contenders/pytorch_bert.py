@@ -6,7 +6,7 @@ that are padding are masked in `scaled_dot_product_attention`, and the head is c
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from pytorch_gpt import NONE, SIZE, Enter, TorchBlock, embed, loss_of_logits, main
+from pytorch_gpt import NONE, SIZE, TorchBlock, embed, enter, loss_of_logits, main
 from works import lengths_of
 
 
@@ -40,7 +40,7 @@ class TorchBERT(nn.Module):
         at = (targets == NONE).to(torch.int8).argsort(dim=1, stable=True)[:, :self.predicted]
         y = x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
         y = self.head_norm(F.gelu(self.dense(y), approximate="tanh"))
-        lm = loss_of_logits(F.linear(Enter.apply(y), self.word, self.bias), targets.gather(1, at))
+        lm = loss_of_logits(F.linear(enter(y), self.word, self.bias), targets.gather(1, at))
         return lm + F.cross_entropy(self.order(torch.tanh(self.pooler(x[:, 0]))), swapped)
 
 

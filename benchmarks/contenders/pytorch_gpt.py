@@ -1,13 +1,12 @@
-"""One rank of PyTorch's side of cpu_step.py and cuda_step.py: the same step, with fused attention and AdamW.
+"""One rank of PyTorch's side of cpu_step.py, and the model of cuda_step.py: with fused attention and AdamW.
 
-A work with `g` is a Llama; the BERT is in pytorch_bert.py.
+A work with `g` is a Llama; the BERT is in pytorch_bert.py, a Mixtral's experts are in pytorch_experts.py.
 
 With `--threads n` it is one process with n threads; with `--ddp` or `--fsdp2` ranks divide the samples. Written as
 PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
 AdamW, gloo between ranks; in a Llama gate and up in one product, keys and values repeated for the heads of their group
-as transformers does, and rope by halves. With `--compile`, `torch.compile` over the whole model, and with `--graph` in
-its mode for small ones, which replays CUDA graphs. With `--bf16`, and always with `--cuda`, on a GPU, products in
-bfloat16 by `torch.autocast`, weights and AdamW in float32.
+as transformers does (on a GPU the kernel repeats them), and rope by halves. With `--compile`, `torch.compile` over the
+whole model. With `--bf16` products in bfloat16 by `torch.autocast`, weights and AdamW in float32.
 """
 import os
 import sys
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from pytorch_experts import TorchExperts, widened
 from turns import PROCESS, serve
 from works import Work
 
@@ -57,6 +57,10 @@ class Leave(torch.autograd.Function):
         return dy
 
 
+def enter(x):
+    return Enter.apply(x) if SIZE > 1 else x
+
+
 class ParallelCrossEntropy(torch.autograd.Function):
     """The losses [b, s] of logits [b, s, V/t]; in place where autograd allows it."""
 
@@ -65,7 +69,7 @@ class ParallelCrossEntropy(torch.autograd.Function):
         ids = targets - RANK * logits.shape[-1]
         elsewhere = (ids < 0) | (ids >= logits.shape[-1])
         ids = ids.masked_fill(elsewhere, 0)[..., None]
-        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+        logits = widened(logits)
         logits = logits - all_reduce(logits.amax(-1), dist.ReduceOp.MAX)[..., None]
         picked = all_reduce(logits.gather(-1, ids)[..., 0].masked_fill(elsewhere, 0))
         probs = logits.exp_()
@@ -90,24 +94,31 @@ class TorchBlock(nn.Module):
         self.heads, self.groups, self.head_size = work.a // SIZE, (work.g or work.a) // SIZE, h // work.a
         self.norm_1, self.norm_2 = norm(h), norm(h)
         self.qkv = linear(h, (self.heads + 2 * self.groups) * self.head_size)
-        self.w_in = linear(h, (1 + self.gated) * work.f // SIZE)        # of a Llama gate and up
-        self.out, self.w_out = linear(h // SIZE, h), linear(work.f // SIZE, h)
+        self.out, self.experts = linear(h // SIZE, h), TorchExperts(work) if work.E else None
+        if not work.E:
+            self.w_in = linear(h, (1 + self.gated) * work.f // SIZE)    # of a Llama gate and up
+            self.w_out = linear(work.f // SIZE, h)
 
     def forward(self, x, seen=None, rope=None):
         """Map x [b, s, h] to y. A BERT's `seen`, bool [b, 1, 1, s], are the keys that are no padding."""
         b, s, _ = x.shape
-        qkv = self.qkv(Enter.apply(self.norm_1(x))).view(b, s, -1, self.head_size).transpose(1, 2)
+        qkv = self.qkv(enter(self.norm_1(x))).view(b, s, -1, self.head_size).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.groups, self.groups), 1)
         if rope:
             q, k = rotate(q, *rope), rotate(k, *rope)
+        if not x.is_cuda:
             k, v = (one.repeat_interleave(self.heads // self.groups, 1) for one in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None).transpose(1, 2).reshape(b, s, -1)
-        x = x + row_parallel(y, self.out)
-        y = self.w_in(Enter.apply(self.norm_2(x)))
+        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None, enable_gqa=k.shape[1] < q.shape[1])
+        x = x + row_parallel(y.transpose(1, 2).reshape(b, s, -1), self.out)
+        y = enter(self.norm_2(x))
+        return x + (self.experts(y) if self.experts else self.mlp(y))
+
+    def mlp(self, x):
+        y = self.w_in(x)
         if self.gated:
             gate, up = y.chunk(2, -1)
-            return x + row_parallel(F.silu(gate) * up, self.w_out)
-        return x + row_parallel(F.gelu(y, approximate="tanh"), self.w_out)
+            return row_parallel(F.silu(gate) * up, self.w_out)
+        return row_parallel(F.gelu(y, approximate="tanh"), self.w_out)
 
 
 def rope_of(s, size):
@@ -120,7 +131,7 @@ def rope_of(s, size):
 def rotate(x, cos, sin):
     """Rotate the pairs (i, i + size/2) of x [b, a, s, size]."""
     first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).type_as(x)
 
 
 def row_parallel(x, linear):
@@ -133,6 +144,8 @@ def row_parallel(x, linear):
 
 def embed(tokens, table):
     """Return the rows of a table [V/t, h] for tokens [b, s] -> [b, s, h]."""
+    if SIZE == 1:
+        return F.embedding(tokens, table)
     ids = tokens - RANK * len(table)
     elsewhere = (ids < 0) | (ids >= len(table))
     x = F.embedding(ids.masked_fill(elsewhere, 0), table).masked_fill(elsewhere[..., None], 0)
@@ -142,7 +155,7 @@ def embed(tokens, table):
 def loss_of_logits(logits, targets):
     """Return the mean loss of logits [b, s, V/t], over all targets but those that are NONE."""
     if SIZE == 1:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NONE)
+        return F.cross_entropy(widened(logits).flatten(0, 1), targets.flatten(), ignore_index=NONE)
     counted = targets != NONE
     return (ParallelCrossEntropy.apply(logits, targets) * counted).sum() / counted.sum()
 
@@ -170,7 +183,7 @@ class TorchGPT(nn.Module):
             x = x + self.position
         for block in self.blocks:
             x = block(x, rope=rope)
-        return loss_of_logits(F.linear(Enter.apply(self.norm(x)), self.head if self.llama else self.word), targets)
+        return loss_of_logits(F.linear(enter(self.norm(x)), self.head if self.llama else self.word), targets)
 
 
 def split_by_samples(model, halves):
@@ -190,24 +203,20 @@ def main(kind=TorchGPT):
     torch.set_num_threads(int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 1)
     if RANKS > 1:
         dist.init_process_group("gloo", rank=int(os.environ[PROCESS]))
-    device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
-    halves = device.type == "cuda" or "--bf16" in sys.argv
+    halves = "--bf16" in sys.argv
     torch.manual_seed(0)     # replicated parameters are then identical on every rank
-    model = split_by_samples(kind(work).to(device), halves)
+    model = split_by_samples(kind(work), halves)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    mode = "reduce-overhead" if "--graph" in sys.argv else "default"
-    loss_of = torch.compile(model, mode=mode) if "--compile" in sys.argv else model
+    loss_of = torch.compile(model) if "--compile" in sys.argv else model
     mine = work._replace(b=work.b // (RANKS if DATA else 1))
-    batch = [x.to(device) for x in kind.batch(mine, torch.Generator().manual_seed(0))]
+    batch = kind.batch(mine, torch.Generator().manual_seed(0))
 
     def step():
-        with torch.autocast(device.type, torch.bfloat16) if halves and "--fsdp2" not in sys.argv else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16) if halves and "--fsdp2" not in sys.argv else nullcontext():
             loss = loss_of(*batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
 
     serve(step)
     if RANKS > 1:

@@ -1,6 +1,6 @@
 """One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel model.
 
-Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0, and the number of identical microbatches of a step.
+Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0,0, and the number of identical microbatches of a step.
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. With
 `--data-parallel` ranks divide the samples instead, and with `--zero-stage-3`, too, all states. The step is in float32
 on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU, and with `--graph`, too, by a CUDA graph.
@@ -13,9 +13,9 @@ import sys
 import cpu_times
 import gpu_times
 import numpy as np
-from models import gpt
+from models import model_of
 from turns import serve
-from works import MASKED, Work, lengths_of
+from works import Work, lengths_of
 
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import world
@@ -25,17 +25,9 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch, GPTBatch
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
-
-
-def model_of(work: Work) -> ModelConfig:
-    """Return the GPT, the Llama, or the BERT of these sizes."""
-    llama = dict(position_embedding_type="rope", normalization="RMSNorm", swiglu=True, add_bias_linear=False,
-                 ffn_hidden_size=work.f, num_query_groups=work.g, untie_embeddings_and_output_weights=True)
-    bert = dict(architecture="bert", heads=("lm", "sop"), predicted_share=MASKED)
-    return gpt(work.L, work.h, work.a, work.V, work.s, **llama if work.g else bert if work.bert else {})
 
 
 def batch_of(work: Work) -> GPTBatch | BERTBatch:

@@ -51,10 +51,10 @@ def arrays_on_gpus(group: Group) -> Iterator[None]:
         NAMES.update(moved(NAMES, type(device.like), lambda x: x.get()), np=np)
 
 
-def moved(value: Any, kind: type, move: Callable) -> Any:
+def moved(value: Any, kind: Any, move: Callable) -> Any:
     """Return a value with each array of numbers of this kind moved, those in lists, tuples and dicts, too."""
-    if type(value) is kind and value.dtype.kind not in "OSU":
-        return move(value)
+    if type(value) is kind:
+        return value if value.dtype.kind in "OSU" else move(value)
     if isinstance(value, dict):
         return {key: moved(item, kind, move) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
