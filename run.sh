@@ -169,6 +169,7 @@ check() {
     "$venv/bin/python" -m isort --check-only --quiet . || { echo "Sort imports with .venv/bin/isort ." && status=1; }
     "$venv/bin/python" -m mypy || status=1
     "$venv/bin/lint-imports" --no-cache >"$venv/storeys.log" || { cat "$venv/storeys.log" && status=1; }
+    [ ! -e .git ] || "$venv/bin/python" -m tools.size >"$venv/size.log" || { cat "$venv/size.log" && status=1; }
     # Three files at a time, since many tests wait: long ones first, each with ranks of its own; a later -n in OPTIONS
     # has the last word.
     "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=1
