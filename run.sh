@@ -150,7 +150,7 @@ show_progress() {
 # The command that pip would make of [project.scripts]. Shells may ask it for completions (docs/command.md). Without -P
 # it would be that of a clone in the current folder.
 make_command() {
-    printf '#!/usr/bin/env bash\n# PYTHON_ARGCOMPLETE_OK\nexec %q -P -m mpi_impl.shardlab "$@"\n' "$venv/bin/python" \
+    printf '#!/usr/bin/env bash\n# PYTHON_ARGCOMPLETE_OK\nexec %q -P -m shardlab "$@"\n' "$venv/bin/python" \
         >"$venv/bin/shardlab"
     chmod +x "$venv/bin/shardlab"
 }
@@ -164,7 +164,7 @@ check() {
             export MYPY_CACHE_DIR=/dev/null RUFF_NO_CACHE=true PYTEST_ADDOPTS="-p no:cacheprovider"
         fi
     done
-    [ $mpi = mpich ] || "$venv/bin/python" -m mpi_impl.doctor || return 1      # which says what this MPI lacks
+    [ $mpi = mpich ] || "$venv/bin/python" -m shardlab.doctor || return 1      # which says what this MPI lacks
     "$venv/bin/python" -m ruff check || status=1
     "$venv/bin/python" -m isort --check-only --quiet . || { echo "Sort imports with .venv/bin/isort ." && status=1; }
     "$venv/bin/python" -m mypy || status=1

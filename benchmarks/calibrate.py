@@ -1,7 +1,7 @@
 """A measurement of this machine for the planner: of its matrix products, its other kernels, and its messages.
 
     .venv/bin/python benchmarks/calibrate.py --output machine.toml
-    .venv/bin/python -m mpi_impl.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
+    .venv/bin/python -m shardlab.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
 
 A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. The time of
 other kernels comes from whole forwards and backwards of a GPT in a dozen sizes: without the products and attention's
@@ -21,7 +21,6 @@ from machine import ShardSizes
 
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.pool import Pool
-from mpi_impl.plan.profiles import save
 from mpi_impl.runtime.files import check_writable
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
@@ -30,6 +29,7 @@ from reference.costs.hardware import Hardware, Link, Passes, size_of_product
 from reference.costs.parameters import parameters
 from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
+from shardlab.plan.profiles import save
 
 BYTES = 4           # of float32
 LIMIT = 600.0       # seconds that a measurement may take
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = calibrate(args.ranks)
     print(describe(found))
     save(found, args.output)
-    print(f"\nwritten to {args.output}: mpi_impl.plan and benchmarks/predict.py take it as --hardware")
+    print(f"\nwritten to {args.output}: shardlab.plan and benchmarks/predict.py take it as --hardware")
 
 
 def calibrate(ranks: int) -> Hardware:

@@ -57,7 +57,7 @@ def trained(seed: int, iterations: int, flags: list[str]) -> Curves:
     """Run the demo, and return its losses."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder, "metrics.jsonl")
-        output_of([sys.executable, "-m", "mpi_impl.shardlab", "demo", *RANKS, "--seed", str(seed), *flags,
+        output_of([sys.executable, "-m", "shardlab", "demo", *RANKS, "--seed", str(seed), *flags,
                    "--train-iters", str(iterations), "--eval-interval", str(iterations), "--sample-tokens", "0",
                    "--metrics-file", str(metrics), "--save", folder, "--ledger", f"{folder}/ledger.json",
                    "--plot", f"{folder}/loss.png", "--report", f"{folder}/report.html"])

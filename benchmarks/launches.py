@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/launches.py
 
-The step of cuda_step.py runs on arrays without data (mpi_impl/prediction), as CuPy's arrays would run it. An array of a
+The step of cuda_step.py runs on arrays without data (shardlab/predict), as CuPy's arrays would run it. An array of a
 launch counts once, also if a kernel reads and overwrites it, but twice if a product is added to it. `at least` is the
 time of these bytes at an H100's 3.35 TB/s. Of CuPy's own kernels the file is shown that asks for them.
 """
@@ -21,11 +21,11 @@ from mpi_impl.kernels import cuda, fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.layers import attention
-from mpi_impl.prediction.meta import MetaArray, is_meta
-from mpi_impl.prediction.meta_device import MetaDevice, path_of
-from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
 from reference.config import ParallelConfig
 from reference.precision import Precision
+from shardlab.predict.meta import MetaArray, is_meta
+from shardlab.predict.meta_device import MetaDevice, path_of
+from shardlab.predict.rank import ImaginedWorld, imagine_rank
 
 BANDWIDTH = 3.35e12         # bytes/s of an H100 SXM, by NVIDIA's data sheet
 

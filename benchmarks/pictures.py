@@ -5,8 +5,8 @@ from statistics import mean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import name_rows, one_panel
+from shardlab.report.charts import finish
+from shardlab.report.drawing import name_rows, one_panel
 
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 OVERLAPS = "gradients", "gradients, ZeRO-2", "gradients, ZeRO-3", "ZeRO-3's prefetch", "ring attention"

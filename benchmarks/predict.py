@@ -24,13 +24,13 @@ from steps import LIMIT, OPTIONS, measure
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.launch.pool import Pool
-from mpi_impl.plan.candidates import in_words
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan
 from reference.costs.step_time import step_time
+from shardlab.plan.candidates import in_words
 
 MODEL = gpt(L=8, h=256, a=8, V=2048, s=128)
 B = 16      # samples of a step

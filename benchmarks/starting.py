@@ -21,7 +21,7 @@ from mpi_impl.runtime.rank_environment import cores
 MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --vocab-size 1024
            --micro-batch-size 1 --train-iters 1""".split()
 RANKS = (1, 2, 8)
-LAUNCH, GPT, SHARDLAB = ["-m", "mpi_impl.launch", "-n"], ["-m", "mpi_impl.pretrain_gpt"], ["-m", "mpi_impl.shardlab"]
+LAUNCH, GPT, SHARDLAB = ["-m", "mpi_impl.launch", "-n"], ["-m", "mpi_impl.pretrain_gpt"], ["-m", "shardlab"]
 COMMANDS = {
     **{f"pretrain_gpt on {n} rank{'s' * (n > 1)}": [*LAUNCH, str(n), *GPT, *MODEL] for n in RANKS},
     "shardlab run -n 8 pretrain_gpt": [*SHARDLAB, "run", "-n", "8", "pretrain_gpt", *MODEL],

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from programs import head, parser_of, row
 from torch_bugs import BUGS, CLIP, CONTROLS, Layout, TorchBug
 
-from mpi_impl.compare.their_runs import RECORDER, read_run
-from mpi_impl.compare.their_runs.differences import Comparison
 from mpi_impl.launch.entry import run_alone
 from reference.errors import UserError
+from shardlab.compare.their_runs import RECORDER, read_run
+from shardlab.compare.their_runs.differences import Comparison
 
 PROGRAM = Path(__file__).parent / "contenders" / "parallel_gpt.py"
 SECONDS = 300       # after which ranks are taken for hanging

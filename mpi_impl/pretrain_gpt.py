@@ -1,12 +1,12 @@
 """Train a GPT: `mpirun -np 8 python -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 4 ...`."""
 from mpi_impl.launch.entry import run
-from mpi_impl.programs.options import parse_options
+from shardlab.programs.options import parse_options
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the program on all ranks of the world."""
     given = parse_options(argv, "gpt")
-    from mpi_impl.programs.gpt import PretrainingGPT  # all that computes, which --help does without
+    from shardlab.programs.gpt import PretrainingGPT  # all that computes, which --help does without
     PretrainingGPT.start(given)
 
 

@@ -1,8 +1,8 @@
 """The training program on ranks of the pool."""
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.bert import PretrainingBERT
-from mpi_impl.programs.gpt import PretrainingGPT
 from reference.errors import UserError
+from shardlab.programs.arguments import parse
+from shardlab.programs.bert import PretrainingBERT
+from shardlab.programs.gpt import PretrainingGPT
 
 
 def pretrain(group, options):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mpi_impl.shardlab import Module, program_of
+from shardlab.command import Module, program_of
 from tests.launching import ROOT
 
 TEXTS = ("README.md", "notebooks/README.md",
@@ -19,7 +19,7 @@ class Command(NamedTuple):
     """A line that starts a program of the project."""
 
     words: list[str]        # 'python' or 'mpiexec' first, wherever it stands
-    program: str            # 'mpi_impl.plan', ...
+    program: str            # 'shardlab.plan', ...
     ranks: int
     options: list[str]      # of the program
 
@@ -50,7 +50,7 @@ def parsed(line: str) -> Command:
     if words[0] == "shardlab":
         return named_in_short(words[1:])
     last = max(i for i, word in enumerate(words) if word == "-m")
-    if not words[last + 1].startswith(("mpi_impl.", "reference.")):     # as -m is an option of the program, too
+    if not words[last + 1].startswith(("mpi_impl.", "shardlab.", "reference.")):    # as -m is the program's option, too
         last = words.index("-m")
     ranks = re.search(r" -(?:n|np) (\d+) ", " ".join(words[:last + 1]))
     return Command(words, words[last + 1], int(ranks[1]) if ranks else 1, words[last + 2:])
@@ -58,7 +58,7 @@ def parsed(line: str) -> Command:
 
 def named_in_short(argv: list[str]) -> Command:
     """Return a command of `shardlab`, which says itself what it starts."""
-    program, words = program_of(argv), ["python", "-m", "mpi_impl.shardlab", *argv]
+    program, words = program_of(argv), ["python", "-m", "shardlab", *argv]
     if isinstance(program, Module):
         return Command(words, program.name, 1, program.argv)
     started, *options = program.module or program.script

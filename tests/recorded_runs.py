@@ -1,8 +1,6 @@
 """Runs that are recorded in memory: the same tiny training on any topology, with a bug planted in it or without."""
 import numpy as np
 
-from mpi_impl.compare.recorder import RecordedSteps, Recorder, facts_of
-from mpi_impl.compare.recording import Recording, TensorPart, in_memory
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
@@ -10,6 +8,8 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.precision import LossScaling, Precision
 from reference.schedules.actions import Schedule
+from shardlab.compare.recorder import RecordedSteps, Recorder, facts_of
+from shardlab.compare.recording import Recording, TensorPart, in_memory
 from tests.cases import Case
 from tests.planted import Bug, planted_run
 from tests.training_theorems import Plan, connected

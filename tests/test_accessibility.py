@@ -10,8 +10,8 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.figure import Figure
 
-from mpi_impl.notebook.pictures.charts import draw_bars
-from mpi_impl.notebook.sliders.schedules import explore_schedules
+from shardlab.notebook.pictures.charts import draw_bars
+from shardlab.notebook.sliders.schedules import explore_schedules
 from tests.browser import DESK, built_site, open_browser, serve
 from tests.launching import ROOT
 from tools.notebooks import read_stored, sources
@@ -66,7 +66,7 @@ def test_a_picture_brings_its_text_along():
     assert metadata["image/png"]["alt"] == ("Bars, GB: one rank 4.5 (weights 3, gradients 1.5); four ranks 0.75.")
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("mpi_impl/notebook/**/*.py")), ids=name_of)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("shardlab/notebook/**/*.py")), ids=name_of)
 def test_a_function_that_returns_a_picture_puts_it_into_words(path):
     for one in ast.walk(ast.parse(path.read_text())):
         if isinstance(one, ast.FunctionDef) and one.returns and ast.unparse(one.returns) == "Picture":

@@ -8,16 +8,16 @@ from tests.base_install import base_environment, lacking
 from tests.launching import ROOT
 
 # Modules that serve notebooks, and so need what only the extras `notebook` and `course` bring.
-OF_NOTEBOOKS = {"mpi_impl.notebook", *(f"course.grading.{name}" for name in (
+OF_NOTEBOOKS = {"shardlab.notebook", *(f"course.grading.{name}" for name in (
     "bundle", "canvas", "class_table", "classroom50", "expected", "gradescope", "lab_source", "model_answers",
     "nbgrader_checks", "release", "search", "submission"))}
-OF_OTHERS = {"mpi_impl.compare.their_runs.shardlab_recorder"}       # for programs that have PyTorch
+OF_OTHERS = {"shardlab.compare.their_runs.shardlab_recorder"}       # for programs that have PyTorch
 
 IMPORT_ALL = """\
 import importlib, pkgutil
-import course.grading, mpi_impl, reference
+import course.grading, mpi_impl, reference, shardlab
 failed = {}
-for package in (course.grading, mpi_impl, reference):
+for package in (course.grading, mpi_impl, reference, shardlab):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
         try:
             if not module.name.endswith("__main__"):
@@ -50,7 +50,7 @@ def test_what_a_base_install_lacks():
 def test_every_module_that_is_not_for_notebooks_can_be_imported(python):
     failed = eval(python("-c", IMPORT_ALL))
     assert set(failed) <= OF_NOTEBOOKS | OF_OTHERS, failed
-    assert "mpi_impl.notebook" in failed, "nothing was blocked"
+    assert "shardlab.notebook" in failed, "nothing was blocked"
 
 
 def test_a_run_draws_its_whole_pictures(python, tmp_path):

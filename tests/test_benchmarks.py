@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.plan.profiles import load
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Passes
 from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
+from shardlab.plan.profiles import load
 from tests.launching import environment
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

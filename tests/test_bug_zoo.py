@@ -98,7 +98,8 @@ def run_with(ranks, bug: Bug, theorem: Theorem, timeout=30.0) -> None:
 def test_every_entry_says_where_it_comes_from(entry):
     assert zoo.BY_NAME[entry.name] is entry and entry.kind in KINDS and entry.axis in AXES
     assert re.fullmatch(SOURCE, entry.source)
-    assert entry.bug.module.startswith(("mpi_impl.", "reference.") if entry.theorem.ranks else "reference.")
+    on_ranks = "mpi_impl.", "shardlab.", "reference."
+    assert entry.bug.module.startswith(on_ranks if entry.theorem.ranks else "reference.")
     assert (Path(__file__).parents[1] / entry.bug.file).is_file()
 
 

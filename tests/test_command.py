@@ -13,20 +13,20 @@ import pytest
 from argcomplete._check_module import find
 from packaging.requirements import Requirement
 
-from mpi_impl import doctor, shardlab
-from mpi_impl.demos import DEMOS
-from mpi_impl.evaluate import options as evaluation
-from mpi_impl.generate.options import GenerationOptions
 from mpi_impl.launch import launcher, mps
 from mpi_impl.launch.completion import declared_options
 from mpi_impl.launch.option_fields import add_options
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
-from mpi_impl.prove.options import KINDS
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.mpis import MPICH
-from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, program_of
 from reference.errors import UserError
+from shardlab import command as front_door, doctor
+from shardlab.command import COMMANDS, PROGRAMS, Module, program_of
+from shardlab.demos import DEMOS
+from shardlab.evaluate import options as evaluation
+from shardlab.generate.options import GenerationOptions
+from shardlab.programs.arguments import parse
+from shardlab.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from shardlab.prove.options import KINDS
 from tests.base_install import BLOCKER, base_environment
 from tests.deep import one_fast_of
 from tests.launching import MPI, ROOT, SOON, command, environment, write_program, write_script
@@ -45,10 +45,10 @@ def without(folder: Path, *modules: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("line, n, module", [
     ("run -n 8 pretrain_gpt --bf16 -n 7", 8, "mpi_impl.pretrain_gpt --bf16 -n 7"),
-    ("run -n 2 -m mpi_impl.demos.mlp --timeout 0", 2, "mpi_impl.demos.mlp --timeout 0"),
-    ("demos mlp -n 3 --hidden-size 12", 3, "mpi_impl.demos.mlp --hidden-size 12"),
-    ("generate --load F --greedy", 1, "mpi_impl.generate --load F --greedy"),
-    ("evaluate --task race -n 2 --load F", 2, "mpi_impl.evaluate --task race --load F"),
+    ("run -n 2 -m shardlab.demos.mlp --timeout 0", 2, "shardlab.demos.mlp --timeout 0"),
+    ("demos mlp -n 3 --hidden-size 12", 3, "shardlab.demos.mlp --hidden-size 12"),
+    ("generate --load F --greedy", 1, "shardlab.generate --load F --greedy"),
+    ("evaluate --task race -n 2 --load F", 2, "shardlab.evaluate --task race --load F"),
     ("microshard -n 8 --t 2", 8, "microshard --t 2"),
 ])
 def test_a_command_starts_a_program_on_ranks(line, n, module):
@@ -56,15 +56,15 @@ def test_a_command_starts_a_program_on_ranks(line, n, module):
     assert (program.n, program.module, program.script) == (n, module.split(), [])
 
 
-@pytest.mark.parametrize("line, name", [("plan --num-gpus 8", "mpi_impl.plan"), ("labs", "course.grading.release"),
-                                        ("demos", "mpi_impl.demos")])
+@pytest.mark.parametrize("line, name", [("plan --num-gpus 8", "shardlab.plan"), ("labs", "course.grading.release"),
+                                        ("demos", "shardlab.demos")])
 def test_a_command_runs_a_program_of_one_process(line, name):
     assert program_of(line.split()) == Module(name, line.split()[1:])
     assert importlib.util.find_spec(name) is not None
 
 
 @pytest.mark.parametrize("line, name, words", [
-    ("evaluate -n 2 --task race --help", "mpi_impl.evaluate", "--task race --help"),
+    ("evaluate -n 2 --task race --help", "shardlab.evaluate", "--task race --help"),
     ("run -n 8 pretrain_gpt -h", "mpi_impl.pretrain_gpt", "-h")])
 def test_the_help_of_a_program_starts_no_ranks(line, name, words):
     assert program_of(line.split()) == Module(name, words.split())
@@ -85,7 +85,7 @@ def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
     kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
     names = {name for kind in kinds for name in fields_of(kind)}
-    names |= {name for demo in DEMOS for name in declared_options(f"mpi_impl.demos.{demo}")}
+    names |= {name for demo in DEMOS for name in declared_options(f"shardlab.demos.{demo}")}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}
 
 
@@ -96,18 +96,29 @@ def test_the_demo_has_options_that_eight_ranks_take():
     assert "--hidden-size" not in (ROOT / "run.sh").read_text(), "The demo's options have one place."
 
 
-@pytest.mark.parametrize("options, kept", [
-    ("--nope 1", True), ("--hidden-size 127", True), ("-n 3", True), ("--load runs/demo", True), ("", False)])
-def test_only_a_demo_that_can_run_forgets_the_last_ones_checkpoint(options, kept, tmp_path, monkeypatch):
+@pytest.mark.parametrize("options, saves, kept", [
+    ("", True, False), ("", False, True), ("--load runs/demo", True, True), ("--nope 1", False, True)])
+def test_a_demo_that_saves_nothing_keeps_the_last_ones_checkpoint(options, saves, kept, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shardlab, "run_guarded", lambda work: 0)
+    old, new = (Path(front_door.RESULTS, f"iter_0000{step}") for step in (500, 100))
+    tracker = Path(front_door.RESULTS, front_door.TRACKER)
+
+    def demo(work):
+        assert old.exists() == ("--load" in options)
+        if saves:
+            new.mkdir(exist_ok="--load" in options)
+            tracker.write_text("100")
+        return 1 - saves
+
+    monkeypatch.setattr(front_door, "run_guarded", demo)
     monkeypatch.setenv("SHARDLAB_COMMAND", "")      # which act sets, and would leave behind
-    checkpoint, tracker = Path(shardlab.RESULTS, "iter_0000500"), Path(shardlab.RESULTS, shardlab.TRACKER)
-    checkpoint.mkdir(parents=True)
+    old.mkdir(parents=True)
     tracker.write_text("500")
-    with pytest.raises((UserError, SystemExit)):
-        shardlab.act(["demo", *options.split()])
-    assert (checkpoint.exists(), tracker.exists()) == (kept, kept)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            front_door.act(["demo", *options.split()])
+    assert old.exists() == kept and new.exists() == saves and tracker.read_text() == ("100" if saves else "500")
+    assert not (tmp_path / front_door.RESULTS / "last").exists()
 
 
 @pytest.mark.parametrize("line, sentence", [
@@ -124,7 +135,7 @@ def test_an_unknown_word_is_a_sentence_that_names_near_ones(line, sentence):
 @pytest.mark.parametrize("line, name", [
     ("demos mlp --nope", "shardlab demos mlp"), ("generate -n x", "shardlab generate")])
 def test_a_program_has_the_name_that_was_typed(line, name):
-    done = command("-m", "mpi_impl.shardlab", *line.split())
+    done = command("-m", "shardlab", *line.split())
     assert done.returncode == 2 and f"error: {name} " in done.stderr and "mpi_impl" not in done.stderr
 
 
@@ -143,7 +154,7 @@ def test_a_command_that_is_advised_can_be_typed_as_it_stands(folder, path, machi
 
 def test_what_pip_makes_is_this_command():
     module, _, function = PROJECT["scripts"]["shardlab"].partition(":")
-    assert getattr(importlib.import_module(module), function) is shardlab.main
+    assert getattr(importlib.import_module(module), function) is front_door.main
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +176,13 @@ def test_the_command_of_run_sh_starts_ranks_from_any_folder(installed, tmp_path)
 
 
 def test_a_package_that_is_missing_is_a_sentence(tmp_path):
-    done = command("-m", "mpi_impl.shardlab", "plan", "--help", env=without(tmp_path, "numpy"))
+    done = command("-m", "shardlab", "plan", "--help", env=without(tmp_path, "numpy"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "mpi_impl.plan needs the package numpy, which is not installed" in done.stderr
+    assert "shardlab.plan needs the package numpy, which is not installed" in done.stderr
 
 
 def test_ranks_without_mpi4py_are_a_sentence(tmp_path):
-    done = command("-m", "mpi_impl.shardlab", "demos", "mlp", env=without(tmp_path, "mpi4py"))
+    done = command("-m", "shardlab", "demos", "mlp", env=without(tmp_path, "mpi4py"))
     assert done.returncode == 2 and "Traceback" not in done.stderr and "has no mpi4py: start" in done.stderr
 
 
@@ -216,7 +227,7 @@ def completions(line: str, program: list[str], env: dict[str, str], folder: Path
 ])
 def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, tmp_path):
     env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
-    found = completions(line, [sys.executable, "-m", "mpi_impl.shardlab"], env, tmp_path)
+    found = completions(line, [sys.executable, "-m", "shardlab"], env, tmp_path)
     assert sorted(found) == sorted(some)
 
 
@@ -225,7 +236,7 @@ SPOILED = "raise SystemExit('this is not ours')"
 
 def test_ranks_are_of_this_clone_whatever_the_current_folder_holds(installed, tmp_path):
     """Another clone of it there, and files with the names of Python's own modules."""
-    for name in ("mpi_impl/__init__", "mpi_impl/shardlab", "reference/__init__", "microshard", "random", "numbers"):
+    for name in ("mpi_impl/__init__", "shardlab/command", "reference/__init__", "microshard", "random", "numbers"):
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(SPOILED)
@@ -251,7 +262,7 @@ def test_a_users_program_finds_what_python_lets_it_find(installed, tmp_path, pro
 
 
 def test_a_shell_gets_the_values_of_an_option(tmp_path):
-    program = [sys.executable, "-m", "mpi_impl.shardlab"]
+    program = [sys.executable, "-m", "shardlab"]
     found = completions("shardlab demo --pipeline-schedule zb", program, environment(), tmp_path)
     assert sorted(found) == ["zb-h1", "zb-h2", "zb-v"]
 
@@ -259,13 +270,13 @@ def test_a_shell_gets_the_values_of_an_option(tmp_path):
 def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):
     """A shell looks for the mark in a script's first kilobyte, or, for what pip makes, in its module's."""
     assert completions("shardlab la", [installed], environment(), tmp_path) == ["labs"]
-    for path in (installed, find("mpi_impl.shardlab", return_package=True)):
+    for path in (installed, find("shardlab")):
         assert "PYTHON_ARGCOMPLETE_OK" in Path(path).read_text()[:1024]
 
 
 def test_the_options_of_training_come_without_numpy_and_mpi(tmp_path):
     """No rank waits for another, and no library is imported that only a run needs."""
-    line = "-m mpi_impl.shardlab run -n 8 pretrain_gpt --help"
+    line = "-m shardlab run -n 8 pretrain_gpt --help"
     done = command(*line.split(), env=without(tmp_path, "numpy", "mpi4py", "tokenizers", "msgspec"))
     assert (done.returncode, done.stderr) == (0, "") and "--tensor-model-parallel-size" in done.stdout
 
@@ -294,7 +305,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_a_base_install_can_train(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "mpi_impl.shardlab", "doctor"], env=base_environment(tmp_path),
+    done = subprocess.run([sys.executable, "-m", "shardlab", "doctor"], env=base_environment(tmp_path),
                           capture_output=True, text=True, timeout=4 * SOON)
     assert done.returncode == 0 and done.stderr == "", done.stdout
     text = " ".join(done.stdout.split())
@@ -336,7 +347,7 @@ def in_shared_memory(options: str) -> list[str]:
     inside = f"mount -t tmpfs -o {options} none /dev/shm && exec {shlex.quote(sys.executable)} -c "
     if doctor.ask([*ask, f"{inside} ''"]).status != 0:
         pytest.skip("This needs the right to mount.")
-    program = "'from mpi_impl.doctor import *; print(shared_memory()); print(two_ranks())'"
+    program = "'from shardlab.doctor import *; print(shared_memory()); print(two_ranks())'"
     done = subprocess.run([*ask, inside + program], env=environment(), capture_output=True, text=True, timeout=120)
     return " ".join(done.stdout.split()).split(" FAULT " if MPI == MPICH else " ok ")
 
@@ -407,5 +418,5 @@ def test_ranks_that_could_share_a_gpu_are_told_how(machine, tmp_path, monkeypatc
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
     assert names == {*doctor.NEEDED, *doctor.USEFUL}
-    loaded = set(command("-c", "import mpi_impl.programs.gpt, sys; print(*sys.modules)").stdout.split())
+    loaded = set(command("-c", "import shardlab.programs.gpt, sys; print(*sys.modules)").stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)

@@ -37,7 +37,7 @@ def test_images_are_made_alike_and_name_what_the_project_has():
     assert set(re.findall(r"run\.sh setup (\w+)", DOCKERFILE)) <= PURPOSES.keys()
     assert set(re.search(r'"\.\[(.*)\]"', DOCKERFILE)[1].split(",")) <= PROJECT["optional-dependencies"].keys()
     files = re.findall(r"^    (\S+) /shardlab/(.*)$", DEFINITION, re.MULTILINE)
-    assert len(files) == 5 and all(name == place and (ROOT / name).exists() for name, place in files)
+    assert len(files) == 6 and all(name == place and (ROOT / name).exists() for name, place in files)
     assert re.findall(r"--target (\w+) -t shardlab:\1 ", PAGE) == TARGETS
 
 

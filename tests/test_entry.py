@@ -167,7 +167,7 @@ def test_a_rank_that_stops_before_or_after_the_work_ends_the_job(tmp_path, momen
 
 
 @pytest.mark.parametrize("program, closed, lines", [
-    ("mpi_impl.launch -n 1 -m mpi_impl.plan", ">&-", 1), ("mpi_impl.plan", ">&-", 1),
+    ("mpi_impl.launch -n 1 -m shardlab.plan", ">&-", 1), ("shardlab.plan", ">&-", 1),
     ("mpi_impl.pretrain_gpt", ">&- 2>&-", 0)])
 def test_a_program_that_cannot_print_does_not_begin(tmp_path, program, closed, lines):
     """It ends with a sentence where somebody can read it, before the work is done and lost."""
@@ -179,7 +179,7 @@ def test_a_program_that_cannot_print_does_not_begin(tmp_path, program, closed, l
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device here is always full")
 @pytest.mark.parametrize("program, unbuffered", [
-    ("mpi_impl.launch -n 2 -m mpi_impl.launch.first_sum", ""), ("reference.schedules", ""), ("mpi_impl.demos", "1")])
+    ("mpi_impl.launch -n 2 -m mpi_impl.launch.first_sum", ""), ("reference.schedules", ""), ("shardlab.demos", "1")])
 def test_output_that_cannot_be_printed_is_an_error_in_a_sentence(program, unbuffered):
     with open("/dev/full", "w") as full:
         job = subprocess.run([sys.executable, "-m", *program.split()], stdout=full, stderr=subprocess.PIPE, text=True,
@@ -192,7 +192,7 @@ def test_output_that_cannot_be_printed_is_an_error_in_a_sentence(program, unbuff
 @pytest.mark.parametrize("program", ["mpi_impl.launch", "mpi_impl.pretrain_gpt"])
 def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     (tmp_path / "gone").mkdir()
-    line = f'rmdir "$PWD"; exec {sys.executable} -m {program} -n 1 -m mpi_impl.plan'
+    line = f'rmdir "$PWD"; exec {sys.executable} -m {program} -n 1 -m shardlab.plan'
     job = subprocess.run(["bash", "-c", line], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=SOON,
                          env=environment())
     assert job.returncode == 2 and "Traceback" not in job.stderr
@@ -205,7 +205,7 @@ def test_pictures_do_not_depend_on_a_backend(tmp_path):
     nonsense = {"MPLBACKEND": "nonsense"}
     picture = "from matplotlib.figure import Figure\nFigure().savefig(f'{os.path.dirname(__file__)}/picture.png')"
     assert command(write_program(tmp_path, picture), env=nonsense).returncode == 0
-    job = command("-m", "mpi_impl.plot_schedule", "--output", tmp_path / "schedule.png", env=nonsense)
+    job = command("-m", "shardlab.plot_schedule", "--output", tmp_path / "schedule.png", env=nonsense)
     assert job.returncode == 0, job.stderr
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.hang import logs
-from mpi_impl.hang.dumps import read_all
-from mpi_impl.hang.waits import Job, report
 from reference.errors import UserError
+from shardlab.hang import logs
+from shardlab.hang.dumps import read_all
+from shardlab.hang.waits import Job, report
 
 # ---- jobs that are played until nothing moves -----------------------------------------------------------------------
 

@@ -276,7 +276,7 @@ sys.meta_path.insert(0, Hook())
 """
 
 
-@pytest.mark.parametrize("module", ["mpi_impl.launch", "mpi_impl.shardlab"])
+@pytest.mark.parametrize("module", ["mpi_impl.launch", "shardlab"])
 def test_an_interrupt_while_a_command_imports_is_a_line(tmp_path, module):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
     job = command("-m", module, "--help", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})

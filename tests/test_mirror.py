@@ -12,6 +12,7 @@ from mpi_impl.comm.group import Group
 from reference.comm import collectives
 
 MACHINE = Path(mpi_impl.__file__).parent
+BENCH = Path(__file__).parents[1] / "shardlab"
 TEXTBOOK = MACHINE.parent / "reference"
 FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
                  if (MACHINE / path.parent.name / "__init__.py").exists())
@@ -202,7 +203,7 @@ def test_twins_have_the_same_arguments_and_communication_beside(file):
 
 def test_every_file_of_the_textbook_has_a_twin_or_is_imported_by_the_machine():
     """The collectives' twins are the methods of a Group, but for those with a root, which the machine does not need."""
-    source = "\n".join(path.read_text() for path in MACHINE.rglob("*.py"))
+    source = "\n".join(path.read_text() for folder in (MACHINE, BENCH) for path in folder.rglob("*.py"))
     missing = {file for file in FILES if file not in TWINS and f"from reference.{file} import" not in source}
     assert missing == {"comm.collectives", *TEXTBOOK_ONLY}
     methods = {name for name, _ in inspect.getmembers(Group, inspect.isfunction)}

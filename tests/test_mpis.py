@@ -5,11 +5,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl import doctor
 from mpi_impl.comm import abilities
 from mpi_impl.comm.transports import shared_memory
 from mpi_impl.launch.trial import LACKING
 from mpi_impl.runtime.mpis import KNOWN, MPICH, implementation
+from shardlab import doctor
 from tests.launching import ROOT, launch, write_script
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from mpi_impl.launch.completion import declared_options
-from mpi_impl.shardlab import COMMANDS as TYPED, PROGRAMS
+from shardlab.command import COMMANDS as TYPED, PROGRAMS
 from tests.base_install import base_environment
 from tests.readme_commands import Command, commands, copy_as_cloned
 
 COMMANDS = commands()
 
-QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory",
+QUICK = ("reference.schedules", "shardlab.plot_schedule", "shardlab.demos", "shardlab.doctor", "shardlab.demos.memory",
          "reference.prove")
 
 BY_THEMSELVES = ("microshard", "microshard.py")      # programs with a parser of their own
@@ -26,36 +26,36 @@ MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "
 SHORT = {
     "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 2",
     "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 2",
-    "mpi_impl.generate": "",
-    "mpi_impl.prove": "--micro-batch-size 1 --global-batch-size 4",
-    "mpi_impl.plan": "",
-    "mpi_impl.score": "",
-    "mpi_impl.dry_run": "--rank 0 --global-batch-size 1536",
+    "shardlab.generate": "",
+    "shardlab.prove": "--micro-batch-size 1 --global-batch-size 4",
+    "shardlab.plan": "",
+    "shardlab.score": "",
+    "shardlab.dry_run": "--rank 0 --global-batch-size 1536",
     "mpi_impl.data.prepare": "--jaccard 0",         # near-duplicates need more than the base install
-    "mpi_impl.compare": MODEL,
-    "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
-    "mpi_impl.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
-    "mpi_impl.experiments.batch_size": "--batch-size 1 2 --seeds 1 --loss 9",
-    "mpi_impl.experiments.scaling_study": "",
-    "mpi_impl.experiments.shared_layers": "--num-layers 1 --seeds 1 --train-iters 1",
-    "mpi_impl.experiments.stale_weights": "--stages 2 --microbatches 4 --seeds 1 --lr 0.1",
-    "mpi_impl.experiments.prefetch": "--num-layers 2 --hidden-size 16 --steps 1 --message-time 1",
-    "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
-    "mpi_impl.demos.context_parallel": "",
-    "mpi_impl.demos.cross_entropy": "",
-    "mpi_impl.demos.experts": "",
-    "mpi_impl.demos.mlp": "",
-    "mpi_impl.demos.pipeline": "",
-    "mpi_impl.demos.stale_weights": "",
-    "mpi_impl.demos.zero": "",
-    "mpi_impl.demos.ring_attention": "",
-    "mpi_impl.demos.train": "--train-iters 2",
+    "shardlab.compare": MODEL,
+    "shardlab.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
+    "shardlab.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
+    "shardlab.experiments.batch_size": "--batch-size 1 2 --seeds 1 --loss 9",
+    "shardlab.experiments.scaling_study": "",
+    "shardlab.experiments.shared_layers": "--num-layers 1 --seeds 1 --train-iters 1",
+    "shardlab.experiments.stale_weights": "--stages 2 --microbatches 4 --seeds 1 --lr 0.1",
+    "shardlab.experiments.prefetch": "--num-layers 2 --hidden-size 16 --steps 1 --message-time 1",
+    "shardlab.demos.memory": "--num-layers 1 --train-iters 1",
+    "shardlab.demos.context_parallel": "",
+    "shardlab.demos.cross_entropy": "",
+    "shardlab.demos.experts": "",
+    "shardlab.demos.mlp": "",
+    "shardlab.demos.pipeline": "",
+    "shardlab.demos.stale_weights": "",
+    "shardlab.demos.zero": "",
+    "shardlab.demos.ring_attention": "",
+    "shardlab.demos.train": "--train-iters 2",
     "reference.prove": "--tensor-model-parallel-size 2",
     "benchmarks.fusion": "",
     **dict.fromkeys(BY_THEMSELVES, "--steps 1"),
     **dict.fromkeys(QUICK[:4], ""),
 }
-NOT_RUN = ("mpi_impl.evaluate", "tools.playground")     # they need what others publish
+NOT_RUN = ("shardlab.evaluate", "tools.playground")     # they need what others publish
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def clone(tmp_path):
     for name in ("texts", "submissions"):
         (folder / name).mkdir()
     for name in ("mine.toml", "submissions/mine.toml"):
-        shutil.copy(folder / "mpi_impl/score/entries/bubble_v.toml", folder / name)
+        shutil.copy(folder / "shardlab/score/entries/bubble_v.toml", folder / name)
     texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]
     (folder / "texts" / "a.txt").write_text("\n".join(texts[::2]))
     (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[1::2]))
@@ -77,7 +77,7 @@ def run(command: Command, clone: Path) -> str:
     places = {name: str(Path(sys.executable).parent / name) for name in ("python", "mpiexec")}
     words = [places.get(word, word) for word in command.words]
     short = shlex.split(SHORT[command.program])
-    if command.program == "mpi_impl.compare":       # its options are those of two runs
+    if command.program == "shardlab.compare":       # its options are those of two runs
         words[-2:] = [f"{one} {MODEL}" for one in words[-2:]]
     elif "--load" in words and "--save" in words:   # goes on with the run that an earlier command has saved
         words += [*short, "--train-iters", "3"]
@@ -118,6 +118,6 @@ def test_quick_commands_work_in_a_fresh_clone(clone):
 @pytest.mark.deep
 def test_all_commands_work_in_a_fresh_clone(clone):
     """They run in the order of the READMEs, but a command that loads a model comes after the one that saves it."""
-    in_order = sorted(COMMANDS, key=lambda command: command.program == "mpi_impl.generate")
+    in_order = sorted(COMMANDS, key=lambda command: command.program == "shardlab.generate")
     failed = [run(command, clone) for command in in_order if command.program not in NOT_RUN]
     assert not list(filter(None, failed))

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.score import bubble, memory, traffic
-from mpi_impl.score.__main__ import ENTRIES, TASKS, board, main, on_board, scored
-from mpi_impl.score.entry import Entry, read
 from reference.errors import UserError
 from reference.schedules.actions import Action, Schedule, needs, to_csv
 from reference.schedules.generators import zero_bubble_v
+from shardlab.score import bubble, memory, traffic
+from shardlab.score.__main__ import ENTRIES, TASKS, board, main, on_board, scored
+from shardlab.score.entry import Entry, read
 from tests.launching import ROOT
 from tests.planted import planted
 
@@ -115,7 +115,7 @@ def test_an_axis_that_changes_its_direction_is_gathered_first(small, monkeypatch
     monkeypatch.setattr(traffic, "SIZES", traffic.SIZES | dict(b=4, s=4, z=4))
     layout = {part: {"s": "v", "b": "u"} for part in traffic.PARTS} | {"mlp": {"s": "u", "b": "v"}}
     traffic.score(Entry("bytes", "me", layout=layout))
-    with planted("mpi_impl.score.traffic", "kind in wanted.values()", "False"):
+    with planted("shardlab.score.traffic", "kind in wanted.values()", "False"):
         assert "Not proved equal" in refusal("bytes", layout=layout)
 
 

@@ -141,7 +141,7 @@ def test_salloc_and_srun_start_ranks(cluster, tmp_path):
     Open MPI 4 ends ranks that cannot find one another before Shardlab can say why.
     """
     program = write_program(tmp_path, "if rank == 0: print(world().hosts().counted())")
-    shardlab = (sys.executable, "-m", "mpi_impl.shardlab", "run", "-n", 4)
+    shardlab = (sys.executable, "-m", "shardlab", "run", "-n", 4)
     assert HOSTS in cluster.run("salloc", *TWO_NODES, *shardlab, program).stdout
     refusal = f"this MPI needs `srun --mpi={MPI.srun}`"
     if library().startswith("Open MPI 4"):

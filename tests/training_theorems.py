@@ -13,9 +13,6 @@ from mpi_impl.parallel import passes
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.replicas import join_replicas
-from mpi_impl.prediction.predict import added, predict
-from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.prove.runs import start_ranks
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -32,6 +29,9 @@ from reference.schedules.actions import Schedule, Send, lower, needs, result as 
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
 from reference.training.random_start import start_textbook
+from shardlab.predict.predict import added, predict
+from shardlab.predict.rank import ImaginedWorld
+from shardlab.prove.runs import start_ranks
 from tests.cases import Case, Plan, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 

@@ -5,8 +5,9 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("reference", "mpi_impl", "course")
-TITLES = {"reference": "the textbook", "mpi_impl": "the machine", "course": "labs and their grading"}
+PACKAGES = ("reference", "mpi_impl", "shardlab", "course")
+TITLES = {"reference": "the textbook", "mpi_impl": "the machine", "shardlab": "the bench",
+          "course": "labs and their grading"}
 TWINS = {"reference": ("mpi_impl", "On ranks"), "mpi_impl": ("reference", "In the textbook")}
 PATH = re.compile(rf"\b(?:{'|'.join(PACKAGES)})/[\w/]+\.py\b")
 FIELD = re.compile(r"^    (\w+): [^#\n]*#\s*(.*)$", re.MULTILINE)

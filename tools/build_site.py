@@ -28,7 +28,7 @@ if str(ROOT) not in sys.path:
 
 from course.grading.lab_source import labs, notebook_of  # noqa: E402
 from course.grading.release import without_secrets  # noqa: E402
-from mpi_impl.shardlab import RESULTS  # noqa: E402
+from shardlab.command import RESULTS  # noqa: E402
 from tools import playground, slides  # noqa: E402
 from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_page_of  # noqa: E402
 from tools.notebooks import read_stored  # noqa: E402
@@ -119,7 +119,7 @@ def repository() -> str | None:
 def report_of_demo(folder: Path) -> Path:
     """Run the demo, and return the page that it writes."""
     folder.mkdir(exist_ok=True)
-    run = subprocess.run([sys.executable, "-m", "mpi_impl.shardlab", "demo", "--train-iters", str(ITERATIONS)],
+    run = subprocess.run([sys.executable, "-m", "shardlab", "demo", "--train-iters", str(ITERATIONS)],
                          cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     if run.returncode:
         sys.exit(f"error: the demo failed, so that the front page has no page of a run. It said:\n{run.stderr}")
@@ -229,7 +229,7 @@ class Site:
             return f"[{found[1]}]({url})" if url else found[1]
 
         def code(found: re.Match) -> str:
-            if "/" not in found[1]:     # a name with dots, as mpi_impl.compare: Sphinx looks it up
+            if "/" not in found[1]:     # a name with dots, as shardlab.compare: Sphinx looks it up
                 return f"{{py:obj}}`{found[1]}`" if "." in found[1] else found[0]
             place = found[1].rstrip("/")
             url = (ROOT / place).exists() and self.url(posixpath.relpath(place, posixpath.dirname(page) or "."), page)

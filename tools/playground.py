@@ -16,14 +16,14 @@ import sys
 import tarfile
 from pathlib import Path
 
-from mpi_impl.report.charts import COLORS, WORDS
 from reference.errors import UserError
 from reference.options import OptionParser
+from shardlab.report.charts import COLORS, WORDS
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path("docs", "playground")      # in the repository, and on the site
 SOURCE, BUILD = ROOT / PLACE, ROOT / "docs" / "_build"
-REPORT = ROOT / "mpi_impl" / "report" / "page"
+REPORT = ROOT / "shardlab" / "report" / "page"
 SHARED = "page.css", "elements.js"      # of the report's page, which these pages use, too
 PAGES = ("pipelines", "ranks", "mlp")
 COMPUTED = ("mlp",)         # of these, those that need no Python in the browser: first answers are all that they show

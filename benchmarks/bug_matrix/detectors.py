@@ -11,10 +11,10 @@ from benchmarks.bug_matrix.proofs import exact_theorem, float_theorem, prove
 from benchmarks.bug_matrix.runs import SAVED_AFTER, Accounts
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.comm.ledger import Total
-from mpi_impl.compare.differences import compare as compare_recordings
 from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel.model_state import Held
 from reference.errors import UserError
+from shardlab.compare.differences import compare as compare_recordings
 
 IN_TEXTBOOK = not_applicable("the bug is in the textbook, whose sharded layers are proven and not trained")
 NOT_CALLED = not_applicable("a GPT's or a BERT's training does not call the function")

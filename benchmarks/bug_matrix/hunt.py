@@ -19,10 +19,11 @@ from typing import NamedTuple
 from benchmarks.bug_matrix import results
 from benchmarks.bug_matrix.settings import BugSetting, setting_of
 from benchmarks.bug_matrix.verdict import SEEN
-from mpi_impl.plan import launch_line
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.options import GPTPretrainingOptions
 from reference.errors import UserError
+from shardlab.command import module_of
+from shardlab.plan import launch_line
+from shardlab.programs.arguments import parse
+from shardlab.programs.options import GPTPretrainingOptions
 from tests import zoo
 from tests.planted import planted, source_of
 from tests.zoo.entry import Entry
@@ -120,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
         return
     sys.argv = list(argv[1:])
     with planted(*hunt.entry.bug):
-        runpy.run_module(f"mpi_impl.{argv[1]}", run_name="__main__")
+        runpy.run_module(module_of(argv[1]), run_name="__main__")
 
 
 if __name__ == "__main__":

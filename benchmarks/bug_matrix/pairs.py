@@ -7,12 +7,12 @@ Both runs of a pair are recorded now, on four ranks; the pages are the same ever
 from dataclasses import replace
 from pathlib import Path
 
-from mpi_impl.compare import two_runs
-from mpi_impl.compare.differences import compare
-from mpi_impl.compare.recording import Recording
-from mpi_impl.compare.report import report
 from mpi_impl.launch.pool import Pool
 from reference.options import OptionParser
+from shardlab.compare import two_runs
+from shardlab.compare.differences import compare
+from shardlab.compare.recording import Recording
+from shardlab.compare.report import report
 from tests import zoo
 from tests.cases import Case, Plan
 from tests.planted import buggy_codes

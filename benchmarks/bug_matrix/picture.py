@@ -5,7 +5,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from benchmarks.bug_matrix.verdict import SEEN, SILENT, Verdict
-from mpi_impl.report.drawing import draw_legend
+from shardlab.report.drawing import draw_legend
 from tests import zoo
 from tests.zoo.entry import KINDS
 

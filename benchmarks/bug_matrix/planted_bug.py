@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.bug_matrix import runs
 from benchmarks.bug_matrix.runs import Accounts, LearningCurve
 from benchmarks.bug_matrix.settings import STEPS, BugSetting, setting_of
-from mpi_impl.compare.recording import Recording, in_memory
 from mpi_impl.launch.pool import RankFailure
 from reference.precision import FORMATS
+from shardlab.compare.recording import Recording, in_memory
 from tests.planted import buggy_codes, planted_run
 from tests.small_pools import SmallPools
 from tests.zoo.entry import Bug, Entry

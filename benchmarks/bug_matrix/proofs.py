@@ -8,10 +8,10 @@ from benchmarks.bug_matrix.settings import BugSetting
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.launch.pool import RankFailure
-from mpi_impl.programs.arguments import PretrainingSettings
-from mpi_impl.prove import proof
-from mpi_impl.prove.sizes import ProofSizes, shrink
 from reference.parallel.stages import schedule_of
+from shardlab.programs.arguments import PretrainingSettings
+from shardlab.prove import proof
+from shardlab.prove.sizes import ProofSizes, shrink
 from tests.zoo.entry import Theorem
 
 PROOFS = 3      # whether an exact norm is above its bound is as good as drawn by lot: most likely both are met

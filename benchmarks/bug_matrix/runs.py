@@ -11,16 +11,16 @@ from benchmarks.bug_matrix.texts import CharacterSamples
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.ledger import Entry, Total
 from mpi_impl.comm.topology import Topology
-from mpi_impl.compare.recorder import Recorder, facts_of
 from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.report.traffic import pipeline_ledger
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import activations_in_flight
+from shardlab.compare.recorder import Recorder, facts_of
+from shardlab.report.traffic import pipeline_ledger
 from tests.cases import Case, Plan
 from tests.training_theorems import connected
 

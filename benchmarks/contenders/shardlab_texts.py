@@ -13,12 +13,12 @@ from texts import serve_texts
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.generate.sources import find, load_model
 from mpi_impl.inference.decoding import generate
 from mpi_impl.inference.replica import Replica
 from mpi_impl.launch.entry import run
 from reference.config import ParallelConfig
 from reference.generation.decoding import Sampling
+from shardlab.generate.sources import find, load_model
 
 
 def replica_in(folder: str, ranks: Group, form: str) -> Replica:

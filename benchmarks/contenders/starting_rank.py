@@ -44,7 +44,7 @@ def main() -> None:
     import_module("mpi4py.MPI")
     note("start of MPI")
     train = import_module("mpi_impl.pretrain_gpt").main
-    program = import_module("mpi_impl.programs.pretraining")
+    program = import_module("shardlab.programs.pretraining")
     note("import of the rest")
     run = program.Pretraining
     run.check_files = noting("options", run.check_files)

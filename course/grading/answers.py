@@ -44,7 +44,7 @@ def answers_of(notebook) -> dict[str, str]:
 
 def load_ipython_extension(shell) -> None:
     """Load the magic: `%load_ext course.grading`."""
-    from mpi_impl.notebook.running_cell import RunningCell  # needs IPython, which limited ranks do not load
+    from shardlab.notebook.running_cell import RunningCell  # needs IPython, which limited ranks do not load
 
     CURRENT.clear()
 

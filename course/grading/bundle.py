@@ -43,7 +43,7 @@ def make_bundle(labs: Mapping[str, str], results: Mapping[str, bytes]) -> bytes:
     for path in [*(ROOT / "notebooks").glob("[0-9]*.ipynb"), *(ROOT / SETTINGS).rglob("*.json")]:
         files[name_of(path)] = path.read_text()
     add_linked(files)
-    for package in "reference", "mpi_impl":
+    for package in "reference", "mpi_impl", "shardlab":
         files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
     modules = ["course", "course.grading", *re.findall(r"course(?:\.\w+)+", " ".join(labs.values()))]
     files |= {name_of(path): path.read_text() for path in needed_modules(modules)}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from course.grading.kernel_limits import seccomp
 
 MEMORY = 1 << 30                        # bytes, beyond what Python and NumPy have taken
-OWN_PACKAGES = ("reference", "mpi_impl", "course", "mpi4py")
+OWN_PACKAGES = ("reference", "mpi_impl", "shardlab", "course", "mpi4py")
 
 RAW_MEMORY = ("ctypes", "_ctypes", "mmap", "cffi", "_cffi_backend")      # modules that NumPy may have loaded
 

@@ -46,7 +46,8 @@ from mpi_impl.runtime.files import check_folder, read_text, reading, replacing, 
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("reference/**/*.py", "mpi_impl/**/*.py", "course/__init__.py", "course/grading/**/*.py")      # of a grader
+MODULES = ("reference/**/*.py", "mpi_impl/**/*.py", "shardlab/**/*.py",
+           "course/__init__.py", "course/grading/**/*.py")      # of a grader
 NEEDED = ("numpy", "nbformat")      # of LOCKS, for grading, which needs no MPI
 LOCKS = ("run.lock", "notebook.lock")
 

@@ -10,16 +10,16 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from course.hunts.faults import Fault, level_of
-from mpi_impl.compare.differences import compare
-from mpi_impl.compare.recording import read
-from mpi_impl.compare.report import report
 from mpi_impl.launch.pool import RankFailure
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.gpt import PretrainingGPT
-from mpi_impl.prove import proof
-from mpi_impl.prove.options import parse as parse_proof
-from mpi_impl.prove.sizes import shrink
 from reference.errors import UserError
+from shardlab.compare.differences import compare
+from shardlab.compare.recording import read
+from shardlab.compare.report import report
+from shardlab.programs.arguments import parse
+from shardlab.programs.gpt import PretrainingGPT
+from shardlab.prove import proof
+from shardlab.prove.options import parse as parse_proof
+from shardlab.prove.sizes import shrink
 from tests.planted import StaleBug, buggy_codes, planted_run
 from tests.small_pools import SmallPools
 from tests.zoo.entry import Bug

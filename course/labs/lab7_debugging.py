@@ -640,7 +640,7 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 # You have got a page with three cases, drawn for you. (Another student may have one of them, but hardly all three.) In
 # each case somebody has changed one place of `mpi_impl/` or `reference/`, and trained a small GPT on two or four ranks.
 # The run ended as if all were well. The page has what is left of it: the command, what was printed, the lines of the
-# ledger that are not those of the right program, and the report of `mpi_impl.compare` about two recordings, A of the
+# ledger that are not those of the right program, and the report of `shardlab.compare` about two recordings, A of the
 # right program and B of the wrong one. In the *forward* case an activation is the first tensor that differs; in the
 # *backward* case a gradient; in the *step* case something that comes after the backward.
 #

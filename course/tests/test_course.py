@@ -67,7 +67,7 @@ def code_of(notebook) -> str:
 def secret_lines(lab: str) -> set[str]:
     """Return the lines of a lab's solutions and hidden tests, but for those that stand elsewhere in public, too."""
     public = "\n".join([*(REGIONS.sub("", code_of(solution(each))) for each in LAB_NAMES),
-                        *(path.read_text() for package in ("reference", "mpi_impl")
+                        *(path.read_text() for package in ("reference", "mpi_impl", "shardlab")
                           for path in (ROOT / package).rglob("*.py"))])
     hidden = "\n".join(region[1] for region in REGIONS.findall(code_of(solution(lab))))
     return {line for line in lines(hidden) - lines(public) if len(line) > 12}
@@ -116,7 +116,7 @@ def test_a_lab_without_its_secrets_has_answers_to_write(lab):
 def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(bundle):
     assert {name.split("/")[1] for name in bundle} == {
         "AGENTS.md", "LICENSE", "README.md", "benchmarks", "course", "docs", "mpi_impl", "notebooks", "reference",
-        "requirements", "run.sh"}, "no tests, and so no mistakes"
+        "requirements", "run.sh", "shardlab"}, "no tests, and so no mistakes"
     assert all(name.endswith(".svg") for name in bundle if "/benchmarks/" in name), "pictures of docs/"
     instructors = {f"shardlab/course/grading/{name}.py" for name in (
         "release", "grade", "submission", "nbgrader_checks", "gradescope", "canvas", "model_answers", "bundle")}
@@ -130,7 +130,8 @@ def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(
 
 def test_the_bundle_has_every_file_of_the_packages(bundle):
     """Also the sources of the kernels, which a run compiles."""
-    files = {name_of(path) for package in ("reference", "mpi_impl") for path in (ROOT / package).rglob("*.*")
+    packages = "reference", "mpi_impl", "shardlab"
+    files = {name_of(path) for package in packages for path in (ROOT / package).rglob("*.*")
              if "__pycache__" not in path.parts}
     assert {f"shardlab/{name}" for name in files} <= bundle.keys()
 

@@ -11,7 +11,7 @@ from nbgrader.apps.nbgraderapp import NbGraderApp
 
 from course.grading.bundle import ROOT, make_bundle
 from course.grading.lab_source import labs
-from mpi_impl.shardlab import program_of
+from shardlab.command import program_of
 
 PAGES = {path.stem: path.read_text() for path in (ROOT / "course" / "instructors").rglob("*.md")}
 HEADINGS = ["After this, students can", "What goes wrong in their heads", "On the board", "75 minutes", "To open",

@@ -94,7 +94,7 @@ def fields_of(module: str, name: str) -> Options:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and name in [one.name for one in node.names]:
             origin = node.module or ""
-            return fields_of(origin, name) if origin.startswith("mpi_impl.") else {}
+            return fields_of(origin, name) if origin.startswith(("mpi_impl.", "shardlab.")) else {}
         if isinstance(node, ast.ClassDef) and node.name == name:
             for base in node.bases:
                 found |= fields_of(module, ast.unparse(base))

@@ -109,7 +109,7 @@ def limit_of(options: argparse.Namespace) -> float:
 
 def is_own(options: argparse.Namespace) -> bool:
     """Report whether the program is a module of ours, whatever the current folder holds."""
-    return options.own or bool(options.module) and options.module[0].startswith("mpi_impl.")
+    return options.own or bool(options.module) and options.module[0].startswith(("mpi_impl.", "shardlab."))
 
 
 def own_program(module: str, *arguments: str) -> list[str]:

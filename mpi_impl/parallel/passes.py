@@ -123,7 +123,7 @@ class TrainingPass(ForwardPass):
 
 
 class StepObserver(Protocol):
-    """A listener of a step: mpi_impl/compare/observer.py shows it every tensor."""
+    """A listener of a step: shardlab/compare/observer.py shows it every tensor."""
 
     def observed_pass(self, iteration: int, *arguments) -> TrainingPass:
         """Return a TrainingPass of these arguments, which the observer watches."""

@@ -4,7 +4,7 @@ import signal
 import sys
 from typing import NoReturn
 
-COMMANDS = {"mpi_impl.shardlab", "mpi_impl.launch"}     # after `python -m`
+COMMANDS = {"shardlab", "mpi_impl.launch"}     # after `python -m`
 
 
 def end_until_ready() -> None:

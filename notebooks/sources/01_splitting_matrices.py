@@ -14,11 +14,11 @@
 # runs a cell on several processes (we come to that at the end).
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import numpy as np
 
-from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, partial_sums, whole
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.shards import by_columns, by_rows, draw_matrices, partial_sums, whole
+from shardlab.notebook.predictions import reveal
 
 random = np.random.default_rng(1)
 
@@ -92,7 +92,7 @@ print("by rows of A:    rank 0's alone    ", np.allclose(partial[0], Y))
 # We want every rank to hold $1/t$ of $A$ and $1/t$ of $B$. For $A$ there were two ways, by columns and by rows. Which?
 
 # %%
-from mpi_impl.report.drawing import Picture
+from shardlab.report.drawing import Picture
 from reference.ops import gelu
 
 u = np.linspace(-4, 4, 200)
@@ -173,7 +173,7 @@ print("the same?", np.allclose(sum(sums), right))
 guess = ...                # MB
 
 # %% tags=["hide-output"]
-from mpi_impl.notebook.pictures.charts import draw_bars
+from shardlab.notebook.pictures.charts import draw_bars
 from reference.comm.ring import ring_all_reduce
 
 b, s, hidden = 8, 1024, 3072                    # the 8.3-billion-parameter model of the paper
@@ -301,4 +301,4 @@ if rank != 2:
 # </details>
 #
 # Next: [2. f and g, and why they are adjoint](02_f_and_g.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.mlp`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.mlp`.

@@ -14,18 +14,18 @@
 # minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_curves
-from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
-from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
-from mpi_impl.notebook.pictures.shards import OWNERS, owners_of
-from mpi_impl.notebook.predictions import reveal
-from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import Picture
+from shardlab.notebook.pictures.charts import draw_curves
+from shardlab.notebook.pictures.maps import Map, draw_maps, replicated
+from shardlab.notebook.pictures.ring import draw_ring, ring_all_reduce
+from shardlab.notebook.pictures.shards import OWNERS, owners_of
+from shardlab.notebook.predictions import reveal
+from shardlab.report.charts import finish
+from shardlab.report.drawing import Picture
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 
@@ -307,7 +307,7 @@ guess = ...                # bytes
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.params import tree_map
@@ -368,7 +368,7 @@ print("steps:", len(steps) - 1, "= 2 (t - 1)")
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.collectives import ring_reduce_scatter
+from shardlab.demos.collectives import ring_reduce_scatter
 from reference.comm.ring import ring_all_gather
 
 numbers = np.full(12, 2 ** rank)                              # N = 12, a piece has 3
@@ -521,4 +521,4 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 # </details>
 #
 # Next: [3. Data parallelism](03_data_parallelism.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.collectives` and `... -m mpi_impl.demos.sequence_parallel`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.collectives` and `... -m shardlab.demos.sequence_parallel`.

@@ -14,13 +14,13 @@
 # this walkthrough uses as a function with parameters: what is inside comes in the next ones. About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import numpy as np
 
-from mpi_impl.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.shards import Matrix, draw_matrices, partial_sums
-from mpi_impl.notebook.predictions import reveal
+from shardlab.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.shards import Matrix, draw_matrices, partial_sums
+from shardlab.notebook.predictions import reveal
 from reference.params import leaves
 
 # %% [markdown]
@@ -142,7 +142,7 @@ draw_bars({"each token, anywhere": {"by the global count": 100 * right[0, 0]},
 # and sand:
 
 # %%
-from mpi_impl.notebook.pictures.buffers import draw_layout
+from shardlab.notebook.pictures.buffers import draw_layout
 from reference.parallel.layout import Layout
 
 layout = Layout(gpt_tensors(model), bucket_size=900)
@@ -165,7 +165,7 @@ print("elements of the flat buffer that are 1 now:", int(flat.sum()), "= V h =",
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import SEED, global_batch, tiny_gpt
+from shardlab.demos.tiny_gpt import SEED, global_batch, tiny_gpt
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
@@ -240,7 +240,7 @@ print(inspect.getsource(Gradients.contributed), inspect.getsource(Gradients.coun
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import OPTIMIZER
+from shardlab.demos.tiny_gpt import OPTIMIZER
 from reference.optimizer import adam_update
 
 def train(add_up, steps=30):
@@ -269,7 +269,7 @@ with_sum, without_sum = train(add_up=True), train(add_up=False)
 # %%
 from dataclasses import replace
 
-from mpi_impl.demos.tiny_gpt import textbook_of
+from shardlab.demos.tiny_gpt import textbook_of
 
 textbook = textbook_of(model, replace(OPTIMIZER, clip_grad=0, weight_decay=0))      # Adam and nothing else
 losses = [textbook.step(GPTBatch(*global_batch(step, 4)))[0] for step in range(30)]

@@ -13,16 +13,16 @@
 # g*](02_f_and_g.ipynb). About 40 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.heads import draw_patterns, draw_qkv
-from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.heads import draw_patterns, draw_qkv
+from shardlab.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_forward)
@@ -317,7 +317,7 @@ guess = ...                # elements
 
 # %% tags=["hide-output"]
 # %%ranks 4
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.params import tree_map
 
@@ -419,4 +419,4 @@ print("right with 1, 1 and 2 heads:", off(uneven) < 1e-12)
 # </details>
 #
 # Next: [5. Tokens: embedding and loss](05_embedding_and_loss.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.attention`.

@@ -14,15 +14,15 @@
 # About 40 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_bars
-from mpi_impl.notebook.pictures.shards import by_columns, draw_matrices, whole
-from mpi_impl.notebook.pictures.vocabulary import draw_lookup, draw_vocabulary
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars
+from shardlab.notebook.pictures.shards import by_columns, draw_matrices, whole
+from shardlab.notebook.pictures.vocabulary import draw_lookup, draw_vocabulary
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.layers import embedding
 from reference.layers.embedding import Embedding, local_ids, word_tensor
@@ -321,7 +321,7 @@ guess = ...                # elements
 
 # %% tags=["hide-output"]
 # %%ranks 4
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import embedding_backward, logits_backward
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -444,4 +444,4 @@ draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
 # </details>
 #
 # Next: [6. A whole block, on real ranks](06_a_block_on_real_ranks.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.embedding` and `... -m mpi_impl.demos.cross_entropy`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.embedding` and `... -m shardlab.demos.cross_entropy`.

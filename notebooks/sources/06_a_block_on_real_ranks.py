@@ -13,14 +13,14 @@
 # 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
-from mpi_impl.demos.one_block import B, CONFIG, S, T, in_one_process, inputs, off, shard, through
-from mpi_impl.notebook.pictures.blocks import draw_block
-from mpi_impl.notebook.predictions import reveal
+from shardlab.demos.one_block import B, CONFIG, S, T, in_one_process, inputs, off, shard, through
+from shardlab.notebook.pictures.blocks import draw_block
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 
 t, b, s, c = T, B, S, CONFIG
@@ -132,7 +132,7 @@ print(inspect.getsource(shard), inspect.getsource(through), sep="\n")
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.one_block import shard, through
+from shardlab.demos.one_block import shard, through
 
 p = shard(group)
 y, cache, dx, grads = through(TensorParallelRegion(group), p, x, dy)
@@ -159,7 +159,7 @@ guess = ...                # bytes that a rank sends
 # %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 
 through(TensorParallelRegion(group), p, x, dy)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
@@ -289,4 +289,4 @@ reveal(guess, 1 + sum(share > 1e-6 for share in differ), "blocks")
 #    blocks?
 #
 # Next: [7. Dropout on many ranks](07_dropout_on_many_ranks.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention` and `... -m mpi_impl.demos.mlp`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.attention` and `... -m shardlab.demos.mlp`.

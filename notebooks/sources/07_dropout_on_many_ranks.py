@@ -12,12 +12,12 @@
 # **You need** walkthrough [*A block on real ranks*](06_a_block_on_real_ranks.ipynb). About 25 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_curves
-from mpi_impl.notebook.pictures.masks import Drawn, draw_masks
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_curves
+from shardlab.notebook.pictures.masks import Drawn, draw_masks
+from shardlab.notebook.predictions import reveal
 
 # %% [markdown]
 # ## The block of walkthrough *A block on real ranks*
@@ -25,7 +25,7 @@ from mpi_impl.notebook.predictions import reveal
 # The same sizes, the same weights, and four ranks, each with its shard. `through` runs it forward and backward:
 
 # %%
-from mpi_impl.demos.one_block import B, CONFIG, DROPOUT, S, T, in_one_process, inputs, off
+from shardlab.demos.one_block import B, CONFIG, DROPOUT, S, T, in_one_process, inputs, off
 
 t, b, s, c, dropout = T, B, S, CONFIG, DROPOUT
 x, dy = inputs()
@@ -35,7 +35,7 @@ ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.one_block import shard, through
+from shardlab.demos.one_block import shard, through
 from reference.dropout import Dropout
 
 p, dropout = shard(group), Dropout(c, seed=1, step=0, layer=0)
@@ -214,4 +214,4 @@ draw_masks({"inside, from\nthe same\nnumbers": drawn()["inside:\neach its own"]}
 # </details>
 #
 # Next: [8. Sequence parallelism and recompute](08_sequence_parallelism.ipynb). A demo of masks in attention:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.attention`.

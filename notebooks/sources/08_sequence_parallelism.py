@@ -13,14 +13,14 @@
 # [*Dropout on many ranks*](07_dropout_on_many_ranks.ipynb) (masks as functions). About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.blocks import draw_block
-from mpi_impl.notebook.pictures.charts import draw_bars
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.blocks import draw_block
+from shardlab.notebook.pictures.charts import draw_bars
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig, ParallelConfig
 
 # %% [markdown]
@@ -30,7 +30,7 @@ from reference.config import ModelConfig, ParallelConfig
 # runs it forward and backward:
 
 # %%
-from mpi_impl.demos.one_block import B, CONFIG, S, T, TENSORS, in_one_process, inputs, off
+from shardlab.demos.one_block import B, CONFIG, S, T, TENSORS, in_one_process, inputs, off
 from reference.params import leaves, split
 
 t, b, s, c, tensors = T, B, S, CONFIG, TENSORS
@@ -41,7 +41,7 @@ ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.one_block import DROPOUT as dropout, TENSORS as tensors, shard, through
+from shardlab.demos.one_block import DROPOUT as dropout, TENSORS as tensors, shard, through
 from reference.params import leaves
 
 p = shard(group)
@@ -52,7 +52,7 @@ p = shard(group)
 # %%
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 
 through(TensorParallelRegion(group), p, x, dy)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
@@ -186,8 +186,8 @@ found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_own),
 # %% tags=["hide-output"]
 from dataclasses import replace
 
-from mpi_impl.prediction.predict import layer_bytes
-from mpi_impl.prediction.rank import ImaginedWorld
+from shardlab.predict.predict import layer_bytes
+from shardlab.predict.rank import ImaginedWorld
 from reference.config import Recompute
 from reference.precision import Precision
 
@@ -250,7 +250,7 @@ for how in ("selective", "full"):
 # layers on one of 8 ranks, where a forward takes one unit of time, a backward two, and a second forward one more:
 
 # %%
-from mpi_impl.notebook.pictures.charts import draw_curves
+from shardlab.notebook.pictures.charts import draw_curves
 
 def held(kept, again=0, layers=12):
     """Return the GB after each unit of time, if a layer keeps so many, and recomputes others before its backward."""
@@ -309,4 +309,4 @@ draw_curves({"nothing recomputed": held(nothing), "selective": held(lean), "full
 # </details>
 #
 # Next: [9. Pipelines](09_pipelines.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.sequence_parallel`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.sequence_parallel`.

@@ -14,13 +14,13 @@
 # About 60 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, play
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, play
+from shardlab.notebook.predictions import reveal
 from reference.schedules import generators as schedules
 from reference.schedules.generators import make
 
@@ -266,7 +266,7 @@ print(inspect.getsource(pipeline.Pipeline.play))
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import global_batch, holds, share_of, tiny_gpt, training_on
+from shardlab.demos.tiny_gpt import global_batch, holds, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
 
 model = tiny_gpt(num_layers=8)
@@ -296,7 +296,7 @@ for name, v in table.items():
         most[name] = trainer.peaks.caches
 
 # %%
-from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
+from shardlab.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 
 alone = textbook_of(tiny_gpt(num_layers=8))                     # one process, all samples together, no pipeline
@@ -359,8 +359,8 @@ with training_on(watched, model, configured("1f1b")) as trainer:
 done = [s for s in watched.trace.slices if s.action]
 
 # %%
-from mpi_impl.report.timelines.gantt import Panel, timelines_figure
-from mpi_impl.report.timelines.timelines import slices_of
+from shardlab.report.timelines.gantt import Panel, timelines_figure
+from shardlab.report.timelines.timelines import slices_of
 
 predicted = slices_of(simulate(both["1f1b"], times))
 print("measured and predicted start and end of every action are equal:", ranks["done"] == predicted)
@@ -442,7 +442,7 @@ complain(make("1f1b", 2, 4))
 draw_schedules({"interleaved, v = 3": make("interleaved", p, m, v=3)})
 
 # %%
-from mpi_impl.notebook.sliders import explore_schedules
+from shardlab.notebook.sliders import explore_schedules
 
 explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 
@@ -514,7 +514,7 @@ for name in ("zb-h2", "zb-v", "dualpipe-v"):
 # has all of the stage's output**. If each sends it to its partner in the next stage, the same array crosses $t$ times:
 
 # %%
-from mpi_impl.notebook.pictures.crossing import draw_crossing
+from shardlab.notebook.pictures.crossing import draw_crossing
 
 draw_crossing(4, scattered=False)
 
@@ -533,7 +533,7 @@ draw_crossing(4, scattered=True)
 # %%
 # %%ranks 4
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
+from shardlab.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
 
 crossing = {}
@@ -568,4 +568,4 @@ reveal(guess, ranks["crossing"][0][False]["to the other stage"], "bytes, m b s h
 # sequence parallelism each rank has only its positions anyway, and nothing is left to scatter.)
 #
 # Next: [10. ZeRO](10_zero.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.pipeline`; and for the cycle, `shardlab.demos.deadlock`.

@@ -11,14 +11,14 @@
 # its buckets. About 45 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import numpy as np
 
-from mpi_impl.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
-from mpi_impl.notebook.pictures.buffers import draw_layout
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.shards import by_columns, draw_matrices, partial_sums, whole
-from mpi_impl.notebook.predictions import reveal
+from shardlab.demos.tiny_gpt import OPTIMIZER, SEED, global_batch, tiny_gpt
+from shardlab.notebook.pictures.buffers import draw_layout
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.shards import by_columns, draw_matrices, partial_sums, whole
+from shardlab.notebook.predictions import reveal
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
 from reference.params import initialize, leaves
@@ -48,7 +48,7 @@ draw_layout(layout, "the flat buffer of the tiny GPT, for 4 replicas")
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import tiny_gpt
+from shardlab.demos.tiny_gpt import tiny_gpt
 from reference.models.gpt import gpt_tensors
 from reference.parallel.layout import Layout
 
@@ -144,7 +144,7 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 # table, and has a quarter for each rank. So what is not grey is memory:
 
 # %%
-from mpi_impl.notebook.sliders import play_zero
+from shardlab.notebook.sliders import play_zero
 
 play_zero(stage=1)
 
@@ -163,7 +163,7 @@ play_zero(stage=1)
 guess = ...                # bytes
 
 # %% tags=["hide-output"]
-from mpi_impl.notebook.sliders.zero import play_step
+from shardlab.notebook.sliders.zero import play_step
 
 helds = [held for _, held, _, _ in play_step(3)]
 print(f"between the events: {min(helds):,.0f} bytes, a quarter: {min(helds) == 43_136 / 4}")
@@ -180,7 +180,7 @@ reveal(guess, max(helds), "bytes that a rank holds at stage 3, at most")
 guess = ...                # GB
 
 # %% tags=["hide-output"]
-from mpi_impl.report.charts import MEMORY
+from shardlab.report.charts import MEMORY
 from reference.parallel.model_states import model_states
 
 psi, d = 7_500_000_000, 64
@@ -199,9 +199,9 @@ draw_bars({f"stage {stage}": gigabytes(stage, d) for stage in range(4)}, "GB on 
 # Stages 1 and 2 cannot go below what is replicated: 30 and 15 GB, for any number of devices. Stage 3 has no such floor:
 
 # %%
-from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import Picture
+from shardlab.notebook.pictures.shards import OWNERS
+from shardlab.report.charts import finish
+from shardlab.report.drawing import Picture
 
 devices = [2**k for k in range(11)]
 figure = Picture((8.5, 3.4), layout="constrained")
@@ -227,8 +227,8 @@ figure
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import OPTIMIZER, apart, global_batch, share_of, training_on
-from mpi_impl.demos.zero import sent
+from shardlab.demos.tiny_gpt import OPTIMIZER, apart, global_batch, share_of, training_on
+from shardlab.demos.zero import sent
 from reference.config import ParallelConfig
 from reference.params import leaves
 
@@ -252,7 +252,7 @@ for stage, found in enumerate(stages):
 # The same losses on all ranks, at all stages. And in one process, from the textbook? And are the weights the same?
 
 # %%
-from mpi_impl.demos.tiny_gpt import textbook_of
+from shardlab.demos.tiny_gpt import textbook_of
 
 textbook = textbook_of(model)
 losses = [textbook.step(GPTBatch(*global_batch(step, 4)))[0] for step in range(8)]
@@ -440,4 +440,4 @@ for stage in range(2):
 #    What is left on the device, and what is offloaded?
 #
 # Next: [11. Precision](11_precision.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.zero`.

@@ -14,15 +14,15 @@
 # gradients and the optimizer are. About 55 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 
 import numpy as np
 
 from mpi_impl.runtime.arrays import dtype_of
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
+from shardlab.notebook.predictions import reveal
 from reference.precision import FORMATS, rounded
 
 # %% [markdown]
@@ -204,14 +204,14 @@ assert np.float16(2048) + np.float16(2) == 2050 and np.spacing(np.float16(2048))
 #
 # The backward pass sends gradients of *activations* from layer to layer, and those have 16 bits. How large are they?
 # Let us look at all of them, in one step of a tiny GPT on real ranks. An `Observer` receives every tensor of a step
-# (`mpi_impl/compare/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
+# (`shardlab/compare/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
 # replicas:
 
 # %%
 # %%ranks 4
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.demos.tiny_gpt import share_of
-from mpi_impl.compare.observer import Observer
+from shardlab.demos.tiny_gpt import share_of
+from shardlab.compare.observer import Observer
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -465,7 +465,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # has gradients of 2 bytes, which is what walkthrough *ZeRO* counted with:
 
 # %%
-from mpi_impl.report.charts import MEMORY
+from shardlab.report.charts import MEMORY
 from reference.precision import Precision
 
 rows = {"float32": Precision("float32").bytes_each, "16 bits, here": Precision("bfloat16").bytes_each,
@@ -478,8 +478,8 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 # billion parameters, with 4 samples; and what our 4 ranks have sent:
 
 # %%
-from mpi_impl.prediction.predict import layer_bytes
-from mpi_impl.prediction.rank import ImaginedWorld
+from shardlab.predict.predict import layer_bytes
+from shardlab.predict.rank import ImaginedWorld
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 

@@ -12,14 +12,14 @@
 # **You need** the ideas of walkthroughs *f and g*, *Pipelines* and *ZeRO*, but none of their code. About 45 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.groups import crosses, draw_groups, groups_of
-from mpi_impl.notebook.pictures.masks import draw_mask_parts
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.groups import crosses, draw_groups, groups_of
+from shardlab.notebook.pictures.masks import draw_mask_parts
+from shardlab.notebook.predictions import reveal
 from reference.costs.volumes import PassCounts
 from reference.config import ParallelConfig
 
@@ -78,7 +78,7 @@ for name, (t, p, d) in ways.items():
 # thing to keep identical, as we shall see.
 
 # %%
-from mpi_impl.demos.tiny_gpt import POSITIONS, SEED, global_batch, textbook_of, tiny_gpt
+from shardlab.demos.tiny_gpt import POSITIONS, SEED, global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 from reference.costs.parameters import parameters
 
@@ -110,8 +110,8 @@ ranks["model"], ranks["BATCH"], ranks["STEPS"] = model, BATCH, STEPS
 # %%
 # %%ranks 8
 from mpi_impl.comm.group import Group
-from mpi_impl.demos.tiny_gpt import apart, global_batch, share_of, training_on
-from mpi_impl.report.traffic import pipeline_ledger
+from shardlab.demos.tiny_gpt import apart, global_batch, share_of, training_on
+from shardlab.report.traffic import pipeline_ledger
 from reference.config import ParallelConfig
 
 def train(t, p, d, b=1, zero=0, kind=Group):
@@ -155,7 +155,7 @@ reveal(guess, found[0]["t = 8"][2], "parameters on each rank with t = 8")
 # first drawn widest:
 
 # %%
-from mpi_impl.notebook.pictures.charts import draw_curves
+from shardlab.notebook.pictures.charts import draw_curves
 
 losses = {name: [step.loss for step in steps] for name, (steps, *_) in found[0].items()}
 draw_curves({"one process": alone} | losses, "step", "loss", "One model, on one process and in six ways on 8 ranks")
@@ -252,7 +252,7 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 # ## How much each rank has sent
 #
 # Each rank's *ledger* has recorded what it sent. A rank can predict all of it before the first step: it runs a step by
-# itself, on arrays that have shapes and no data (`mpi_impl/prediction`). For the run with $t = p = d = 2$, in one step,
+# itself, on arrays that have shapes and no data (`shardlab/predict`). For the run with $t = p = d = 2$, in one step,
 # added up over the two ranks of a pipeline:
 #
 # **Predict.** With $t = p = d = 2$ a replica takes 2 microbatches of $b = 2$ samples of 6 tokens, $h = 32$, through 4
@@ -262,9 +262,9 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 guess = ...                # numbers
 
 # %% tags=["hide-output"]
-from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
-from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.report.traffic import compare as beside_prediction
+from shardlab.predict.predict import predict_alone, sent_by_pipeline
+from shardlab.predict.rank import ImaginedWorld
+from shardlab.report.traffic import compare as beside_prediction
 from mpi_impl.runtime.tables import aligned
 from reference.config import number_of_microbatches
 from reference.precision import Precision
@@ -293,7 +293,7 @@ reveal(guess, sum(outputs), "numbers in all-reduces after attention")
 
 # %%
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.notebook.pictures.charts import draw_bars
+from shardlab.notebook.pictures.charts import draw_bars
 
 options = {"t = 8": (8, 1, 1, 8), "t = p = d = 2": (2, 2, 2, 2), "p = 4, d = 2": (1, 4, 2), "d = 8": (1, 1, 8),
            "d = 8, ZeRO-3": (1, 1, 8, 1, 3), "t = p = d = 2, ZeRO-3": (2, 2, 2, 2, 3)}
@@ -330,7 +330,7 @@ figure
 guess = ...                # GB
 
 # %% tags=["hide-output"]
-from mpi_impl.notebook.plan import plan
+from shardlab.notebook.plan import plan
 
 realistic = plan("39.1B", t=8, p=2, d=32, v=1, m=48, zero_stage=0)
 for kind, size in realistic.messages._asdict().items():
@@ -406,8 +406,8 @@ draw_curves(off, "step", "difference", "How far the loss is from one process's",
 
 # %%
 # %%ranks 8
-from mpi_impl.demos.tiny_gpt import POSITIONS
-from mpi_impl.compare.recorder import Recorder, facts_of
+from shardlab.demos.tiny_gpt import POSITIONS
+from shardlab.compare.recorder import Recorder, facts_of
 
 def recorded(world, t, p, d, b):
     with training_on(world, model, ParallelConfig(t, p, d)) as trainer:
@@ -420,8 +420,8 @@ def recorded(world, t, p, d, b):
 record = recorded(group, 1, 1, 1, b=BATCH)
 
 # %%
-from mpi_impl.compare.differences import compare
-from mpi_impl.compare.recording import in_memory
+from shardlab.compare.differences import compare
+from shardlab.compare.recording import in_memory
 
 def recording(parts):
     return in_memory(parts[0][0], [one for _, taken in parts for one in taken])
@@ -434,7 +434,7 @@ record = recorded(group, 2, 2, 2, b=2)
 record_with_bug = recorded(CopyingGroup(group.comm, "world", group.instruments), 2, 2, 2, b=2)
 
 # %%
-from mpi_impl.compare.report import first
+from shardlab.compare.report import first
 
 eight_ranks, with_bug = recording(ranks["record"]), recording(ranks["record_with_bug"])
 agreed = compare(one_process, eight_ranks)
@@ -446,7 +446,7 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 # own gradients: the bug is exactly there. (In the backward the last layers come first, which is why the final layer
 # norm is what it names.)
 #
-# The same from a shell, for two runs of `pretrain_gpt`: `python -m mpi_impl.compare "-n 1 ..." "-n 8 ..."`.
+# The same from a shell, for two runs of `pretrain_gpt`: `python -m shardlab.compare "-n 1 ..." "-n 8 ..."`.
 #
 # ## What to take away
 #
@@ -464,7 +464,7 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 #    does the message say?
 # 2. Plant another bug: on the ranks, `Dropout.attention` with `first_head` always 0 (keep the right one, and restore
 #    it). Which topologies notice, and what does `compare` name?
-# 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in mpi_impl/demos/tiny_gpt.py.)
+# 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in shardlab/demos/tiny_gpt.py.)
 #
 # <details><summary>Answer to 2</summary>
 #
@@ -483,4 +483,4 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 # </details>
 #
 # Next: [13. Choosing t, p, d and b](13_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 8 -m mpi_impl.demos.train`.
+# `python -m mpi_impl.launch -n 8 -m shardlab.demos.train`.

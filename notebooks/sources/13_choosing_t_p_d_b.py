@@ -16,13 +16,13 @@
 # layers, $V$ tokens in the vocabulary. A GB is $10^9$ bytes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
-from mpi_impl.notebook.plan import MODELS, draw_plan, plan
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
+from shardlab.notebook.plan import MODELS, draw_plan, plan
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops, training_seconds, utilization
@@ -74,7 +74,7 @@ assert sum(model_states(1, 1, 0)) == 16 and model_states(1, 1, 0).optimizer == 1
 
 # %%
 # %%ranks 8
-from mpi_impl.demos.tiny_gpt import FLOAT64, global_batch, share_of, tiny_gpt, training_on
+from shardlab.demos.tiny_gpt import FLOAT64, global_batch, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
 from reference.costs.parameters import parameters_of_stage
 from reference.costs.memory import most_in_flight
@@ -416,7 +416,7 @@ print(f"{begin.parallel.world_size} GPUs, {gigabytes(begin):.0f} GB, bubble {beg
 draw_plan(begin)
 
 # %%
-from mpi_impl.notebook.sliders import explore
+from shardlab.notebook.sliders import explore
 
 explore(**start)
 
@@ -486,4 +486,4 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
 # Next: [14. What is a proof?](14_what_is_a_proof.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.memory` and `... -m shardlab.demos.pipeline`.

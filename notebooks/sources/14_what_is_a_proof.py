@@ -13,13 +13,13 @@
 # 17 modulo 5 is 2. About 60 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.polynomials import draw_chances, draw_differences, draw_meetings
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.polynomials import draw_chances, draw_differences, draw_meetings
+from shardlab.notebook.predictions import reveal
 from reference import ops
 from reference.comm.mappings import TENSOR_PARALLEL
 from reference.config import ModelConfig

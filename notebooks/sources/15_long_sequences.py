@@ -12,14 +12,14 @@
 # **You need** walkthroughs *f and g* and *Attention heads*. About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.positions import draw_deals, draw_ring_of_blocks
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.positions import draw_deals, draw_ring_of_blocks
+from shardlab.notebook.predictions import reveal
 from reference.positions import collect, deal, in_order, work_of_ranks, zigzag
 
 c, s = 4, 32
@@ -33,8 +33,8 @@ c, s = 4, 32
 # leaves there:
 
 # %%
-from mpi_impl.prediction.predict import layer_bytes
-from mpi_impl.prediction.rank import ImaginedWorld
+from shardlab.predict.predict import layer_bytes
+from shardlab.predict.rank import ImaginedWorld
 from reference.config import ModelConfig, ParallelConfig
 from reference.precision import Precision
 
@@ -147,7 +147,7 @@ guess = ...                # elements
 
 # %% tags=["hide-output"]
 # %%ranks 4
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.context_attention import ring_attention_backward, ring_attention_forward
 from reference.positions import take
 
@@ -191,8 +191,8 @@ for name, mine, right in zip(("dQ", "dK", "dV"), zip(*ranks["gradients"]), atten
 # on every tensor-parallel rank, or more.
 
 # %%
-from mpi_impl.prediction.predict import predict_alone
-from mpi_impl.prediction.rank import ImaginedWorld
+from shardlab.predict.predict import predict_alone
+from shardlab.predict.rank import ImaginedWorld
 
 def elements(way, groups, ranks, length=131_072):
     """Let a rank run a step by itself, on arrays without data, and count what it sends."""
@@ -333,4 +333,4 @@ for name, found in ranks["curves"][0].items():
 # </details>
 #
 # Next: [16. Experts](16_experts.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.ring_attention` and `... -m mpi_impl.demos.context_parallel`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.ring_attention` and `... -m shardlab.demos.context_parallel`.

@@ -11,15 +11,15 @@
 # **You need** walkthroughs *f and g* and *Data parallelism* (replicas). About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.pictures.dispatch import draw_dispatch
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.pictures.dispatch import draw_dispatch
+from shardlab.notebook.predictions import reveal
 from reference.config import ExpertsConfig, ModelConfig
 
 # %% [markdown]
@@ -193,7 +193,7 @@ reveal(guess, ratio.round(9), "times the right gradient of an expert")
 # (the mean of their numbers is not 0, as in a real model), so one expert is ahead from the start:
 
 # %%
-from mpi_impl.notebook.pictures.charts import draw_loads
+from shardlab.notebook.pictures.charts import draw_loads
 from reference.layer_context import AuxiliaryLosses
 from reference.params import tree_map
 
@@ -239,7 +239,7 @@ for parts in 1, 2, 4, 8:
 # %%
 # %%ranks 4
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
+from shardlab.demos.tiny_gpt import global_batch, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
 
 def train(e, zero_stage=0, steps=12):
@@ -264,7 +264,7 @@ runs = {(e, stage): train(e, stage) for e, stage in ((1, 0), (2, 0), (4, 0), (4,
 guess = ...                # parameters
 
 # %% tags=["hide-output"]
-from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
+from shardlab.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 
 textbook = textbook_of(replace(tiny_gpt(2), experts=ExpertsConfig(8, 2, moe_aux_loss_coeff=0.1)))
@@ -342,4 +342,4 @@ for name, ids in ("alone", one), ("together", np.concatenate([other, one])):
 # </details>
 #
 # Next: [17. A bridge to PyTorch](17_a_bridge_to_pytorch.ipynb). The demo for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.experts`.
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.experts`.

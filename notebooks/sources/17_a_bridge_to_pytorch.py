@@ -14,12 +14,12 @@
 # (buckets), and PyTorch, on any computer: no GPU. It is not among this project's packages. About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from importlib.util import find_spec
 
 import numpy as np
 
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.predictions import reveal
 from reference.errors import UserError
 
 if not find_spec("torch"):
@@ -126,7 +126,7 @@ y_torch.backward(torch.tensor(dy))
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.params import tree_map
@@ -299,7 +299,7 @@ def slice_of(event):
 slices = [slice_of(event) for event in events if event["name"] == "AddmmBackward0" or event["name"].startswith("gloo:")]
 
 # %%
-from mpi_impl.report.timelines.gantt import Panel, timelines_figure
+from shardlab.report.timelines.gantt import Panel, timelines_figure
 
 timelines_figure([Panel("a backward with three buckets, read from PyTorch's trace", ranks["slices"])])
 

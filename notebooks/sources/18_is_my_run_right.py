@@ -19,8 +19,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from mpi_impl.compare.their_runs import RECORDER, compared
-from mpi_impl.notebook.predictions import reveal
+from shardlab.compare.their_runs import RECORDER, compared
+from shardlab.notebook.predictions import reveal
 from reference.errors import UserError
 
 if not find_spec("torch"):

@@ -14,17 +14,17 @@
 # proof. About 50 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import inspect
 from itertools import combinations, product
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.changes import draw_changes
-from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.notebook.predictions import reveal
-from mpi_impl.report.charts import finish
-from mpi_impl.report.drawing import Picture
+from shardlab.notebook.pictures.changes import draw_changes
+from shardlab.notebook.pictures.shards import OWNERS
+from shardlab.notebook.predictions import reveal
+from shardlab.report.charts import finish
+from shardlab.report.drawing import Picture
 from reference import ops
 from reference.comm.ring import RING
 from reference.errors import UserError
@@ -434,7 +434,7 @@ ranks["sizes"], ranks["axes"], ranks["values"], ranks["x"], ranks["dy"] = sizes,
 # %%
 # %%ranks 4
 from mpi_impl.comm.mesh import RankMesh
-from mpi_impl.demos.printing import traffic_table
+from shardlab.demos.printing import traffic_table
 from reference.named import layers
 from reference.named.program import WEIGHT, Program
 

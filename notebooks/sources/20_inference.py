@@ -14,14 +14,14 @@
 # [*Attention heads*](04_attention_heads.ipynb). About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.batches import draw_batches
-from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
-from mpi_impl.notebook.predictions import reveal
+from shardlab.notebook.pictures.batches import draw_batches
+from shardlab.notebook.pictures.charts import draw_bars, draw_curves
+from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.kv_cache import KVCache, empty_kv_cache
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
@@ -197,7 +197,7 @@ ranks["c"], ranks["prompts"] = c, [prompt, [2, 7, 1, 8]]
 
 # %% tags=["hide-output"]
 # %%ranks 4
-from mpi_impl.demos.tiny_gpt import training_on
+from shardlab.demos.tiny_gpt import training_on
 from mpi_impl.inference.decoding import last_logits
 from mpi_impl.inference.replica import trained_replica
 from reference.config import ParallelConfig

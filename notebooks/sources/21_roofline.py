@@ -13,20 +13,20 @@
 # (replicas, buckets). About 30 minutes.
 #
 # Our machine is a DGX A100: servers of 8 GPUs, in which [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
-# trained. Its file, `mpi_impl/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
+# trained. Its file, `shardlab/plan/hardware/dgx-a100.toml`, has the maker's figures, what programs reach of these, and
 # latencies. Those are estimates, since neither the paper nor the maker gives any. (The times of messages below are
 # formulas with these numbers. Nothing is timed.)
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 from math import log2
 
 import numpy as np
 
-from mpi_impl.notebook.pictures.charts import draw_curves
-from mpi_impl.notebook.pictures.groups import draw_servers
-from mpi_impl.notebook.predictions import reveal
-from mpi_impl.plan.profiles import load
+from shardlab.notebook.pictures.charts import draw_curves
+from shardlab.notebook.pictures.groups import draw_servers
+from shardlab.notebook.predictions import reveal
+from shardlab.plan.profiles import load
 from reference.costs.flops import iteration_flops, utilization
 from reference.costs.hardware import Link, size_of_product
 from reference.costs.published import A100_PEAK, H100_PEAK, KORTHIKANTI, PTD_P

@@ -11,7 +11,7 @@
 # d). About 30 minutes.
 
 # %%
-# %load_ext mpi_impl.notebook
+# %load_ext shardlab.notebook
 import json
 import re
 import subprocess
@@ -26,9 +26,9 @@ from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints.on_disk import read_manifest
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
-from mpi_impl.notebook.pictures.charts import draw_curves
-from mpi_impl.notebook.predictions import reveal
+from shardlab.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
+from shardlab.notebook.pictures.charts import draw_curves
+from shardlab.notebook.predictions import reveal
 from reference.batches import GPTBatch
 from reference.costs.parameters import parameters
 

@@ -1,6 +1,6 @@
 """Speeds of a device: matrix products, memory traffic, messages to others.
 
-A profile is data: a file of mpi_impl/plan/hardware/, or the measurements of benchmarks/calibrate.py. With a plan it
+A profile is data: a file of shardlab/plan/hardware/, or the measurements of benchmarks/calibrate.py. With a plan it
 gives the time of a step (reference/costs/step_time.py).
 """
 from bisect import bisect

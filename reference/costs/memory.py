@@ -1,6 +1,6 @@
 """Activations on a rank in bytes, as the papers' formulas. Model states: reference/parallel/model_states.py.
 
-The arrays that our own implementation keeps: mpi_impl/report/layer_memory.py, and mpi_impl/prediction.
+The arrays that our own implementation keeps: shardlab/report/layer_memory.py, and shardlab/predict.
 
 Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241. Letters as in reference/config. A GB is 10^9
 bytes, as in the papers' tables.

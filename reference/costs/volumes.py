@@ -1,4 +1,4 @@
-"""Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: mpi_impl/prediction.
+"""Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: shardlab/predict.
 
 The papers' letters: reference/config. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198, Liu et al. 2023 is 2310.01889 (ring attention), Jacobs et al.

@@ -16,7 +16,6 @@ from mpi_impl.inference.decoding import last_logits
 from mpi_impl.inference.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.replicas import join_replicas
-from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
@@ -24,6 +23,7 @@ from reference.models.model import sequences_of
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import Precision
+from shardlab.programs.arguments import parse
 from tests.cases import Case, close
 from tests.checkpoints.golden import DECAY, GOLDEN, HEADS, RATE, weight
 from tests.training_theorems import Plan, connected, dealt

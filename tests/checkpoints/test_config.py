@@ -10,8 +10,8 @@ from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer,
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launch.option_fields import filled
-from mpi_impl.programs.arguments import parse
 from reference.config import ExpertsConfig, ModelConfig
+from shardlab.programs.arguments import parse
 from tests.checkpoints.runs import ODD_FIELDS, model_in, options, refuses
 
 BERT = ModelConfig(2, 8, 4, 11, 7, activation="gelu_exact", layernorm_epsilon=1e-12, architecture="bert",

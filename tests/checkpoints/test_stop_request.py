@@ -18,7 +18,7 @@ import os, signal, sys
 from mpi_impl import pretrain_gpt
 from mpi_impl.comm.group import world
 from mpi_impl.launch.entry import run
-from mpi_impl.report.metrics import Metrics
+from shardlab.report.metrics import Metrics
 
 rank, iteration, step = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Metrics.step
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.compare import recording
-from mpi_impl.compare.names import Key
-from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared, describe, megatron
-from mpi_impl.compare.their_runs.differences import Comparison
-from mpi_impl.compare.their_runs.frameworks import in_common_names
-from mpi_impl.compare.their_runs.ours import read_ours, whole_of
-from mpi_impl.compare.their_runs.records import TheirKey, read
-from mpi_impl.compare.their_runs.replay import replay
-from mpi_impl.compare.their_runs.textbook import main
 from reference.errors import UserError
+from shardlab.compare import recording
+from shardlab.compare.names import Key
+from shardlab.compare.their_runs import RECORDER, are_recordings, compared, describe, megatron
+from shardlab.compare.their_runs.differences import Comparison
+from shardlab.compare.their_runs.frameworks import in_common_names
+from shardlab.compare.their_runs.ours import read_ours, whole_of
+from shardlab.compare.their_runs.records import TheirKey, read
+from shardlab.compare.their_runs.replay import replay
+from shardlab.compare.their_runs.textbook import main
 from tests.checkpoints import golden
 from tests.checkpoints.test_transformers import random_model
 from tests.mpi_impl.test_their_runs import write

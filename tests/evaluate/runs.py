@@ -8,8 +8,6 @@ from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.huggingface import save_model
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluate.__main__ import PROGRAMS
-from mpi_impl.evaluate.arguments import parse
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig
@@ -17,6 +15,8 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
+from shardlab.evaluate.__main__ import PROGRAMS
+from shardlab.evaluate.arguments import parse
 from tests.mpi_impl.test_training import places
 from tests.program import refusal
 from tests.strategies import cases

@@ -10,13 +10,6 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase
-from mpi_impl.evaluate.arguments import FineTuningLength
-from mpi_impl.evaluate.fine_tuning import describe_measures, metrics_of
-from mpi_impl.evaluate.glue import MNLI, QQP, PairsDataset
-from mpi_impl.evaluate.options import HEADS
-from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
-from mpi_impl.evaluate.squad import SQuADDataset
-from mpi_impl.evaluate.tuning_data import TuningDataset
 from mpi_impl.training.batches import whole_batch
 from reference.config import ModelConfig
 from reference.models.bert import answer_logits
@@ -26,6 +19,13 @@ from reference.optimizer import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training
+from shardlab.evaluate.arguments import FineTuningLength
+from shardlab.evaluate.fine_tuning import describe_measures, metrics_of
+from shardlab.evaluate.glue import MNLI, QQP, PairsDataset
+from shardlab.evaluate.options import HEADS
+from shardlab.evaluate.race import LEVELS, PARTS, RACEDataset
+from shardlab.evaluate.squad import SQuADDataset
+from shardlab.evaluate.tuning_data import TuningDataset
 from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
 from tests.evaluate.test_glue import write
 from tests.evaluate.test_race import written

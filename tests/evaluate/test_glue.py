@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.evaluate.glue import BROKEN, MNLI, QQP, PairsDataset
 from reference.batches import ClassBatch
 from reference.errors import UserError
+from shardlab.evaluate.glue import BROKEN, MNLI, QQP, PairsDataset
 from tests.evaluate.test_race import CLS, PAD, SEP, TEXTS, Tokenizer
 
 LINE = ("the cat", "a dog", "0")

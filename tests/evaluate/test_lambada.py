@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
-from mpi_impl.evaluate.lambada import LAMBADA, words_right
-from mpi_impl.evaluate.scored import ScoredBatch
 from reference.errors import UserError
+from shardlab.evaluate.lambada import LAMBADA, words_right
+from shardlab.evaluate.scored import ScoredBatch
 from tests.evaluate.little_gpt import Letters, LittleGPT, batches
 
 WORDS = ["".join(letters) for n in (1, 2) for letters in product("ab", repeat=n)]

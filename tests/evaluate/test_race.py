@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.data.dataset import order_of_training
-from mpi_impl.evaluate.race import LEVELS, PARTS, RACEDataset
 from reference.batches import ChoiceBatch
 from reference.errors import UserError
+from shardlab.evaluate.race import LEVELS, PARTS, RACEDataset
 
 PAD, CLS, SEP = 0, 1, 2
 VOCABULARY = "who ate the cat a dog it was old . ? _".split()

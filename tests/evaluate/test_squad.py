@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.evaluate.squad import SQuADDataset, exact, f1
 from reference.batches import SpanBatch
 from reference.errors import UserError
+from shardlab.evaluate.squad import SQuADDataset, exact, f1
 from tests.evaluate.test_race import CLS, PAD, SEP, VOCABULARY, Tokenizer
 
 WORDS = [word for word in VOCABULARY if word.isalpha()]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.evaluate.scored import ScoredBatch
-from mpi_impl.evaluate.wikitext103 import WikiText103, detokenize
 from reference.errors import UserError
+from shardlab.evaluate.scored import ScoredBatch
+from shardlab.evaluate.wikitext103 import WikiText103, detokenize
 from tests.evaluate.little_gpt import LittleGPT, Words, batches
 
 WORDS = ["the", "a", "boat", "@-@", "@.@", ",", ".", "<unk>", "(", ")", "'s", "= ="]

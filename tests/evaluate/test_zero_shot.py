@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
-from mpi_impl.evaluate.passes import WordsPass
-from mpi_impl.evaluate.scored import Excerpt, ScoredBatch, ScoredDataset
-from mpi_impl.evaluate.sums import Sums
-from mpi_impl.evaluate.wikitext103 import WikiText103, detokenize
-from mpi_impl.evaluate.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
+from shardlab.evaluate.passes import WordsPass
+from shardlab.evaluate.scored import Excerpt, ScoredBatch, ScoredDataset
+from shardlab.evaluate.sums import Sums
+from shardlab.evaluate.wikitext103 import WikiText103, detokenize
+from shardlab.evaluate.zero_shot import ScoredBatches
 from tests.evaluate.runs import evaluations, metrics, params_of, refused, save, split
 from tests.generate.texts import replica_of
 from tests.rank_theorems import as_is
@@ -142,7 +142,7 @@ def lambada(ranks, tmp_path_factory):
 def test_as_a_person_starts_it(lambada):
     """In float32, which changes no word here; and a sentence ends all ranks."""
     path, root = lambada
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", "60", "-m", "mpi_impl.evaluate",
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", "60", "-m", "shardlab.evaluate",
                "--task", "lambada", "--data-path", path, "--load", root]
     for options, status, said in (([], 0, "of 31 last words 11 are right"),
                                   (["--load", "no/such"], 2, "error: --load no/such holds no checkpoint")):

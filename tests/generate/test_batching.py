@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.inference.decoding import last_logits
-from mpi_impl.notebook.pictures.batches import slots_of
 from reference.errors import UserError
 from reference.generation.batching import (Request, Server, continuous_batches, latencies, serve, static_batches,
                                            throughput)
 from reference.generation.decoding import Sampling
 from reference.kv_cache import empty_kv_cache
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
+from shardlab.notebook.pictures.batches import slots_of
 from tests.generate.texts import on_ranks, text_of
 from tests.strategies import cases, close
 

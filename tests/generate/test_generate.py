@@ -5,10 +5,10 @@ import pytest
 
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
-from mpi_impl.generate.generation import Generation
-from mpi_impl.generate.options import parse
 from reference.config import ModelConfig
 from reference.generation.decoding import Sampling, generate
+from shardlab.generate.generation import Generation
+from shardlab.generate.options import parse
 from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluate.runs import params_of, save
 from tests.generate.test_saved_tokenizer import a_models

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
-from mpi_impl.generate.stream import Stream
+from shardlab.generate.stream import Stream
 from tests.generate.test_saved_tokenizer import a_models
 
 TEXTS = ["the cat sat on the mat. " * 20, "Grüße aus Köln, 東京 und 🙂! don't \N{REPLACEMENT CHARACTER}" * 20]

@@ -6,7 +6,7 @@ import pytest
 
 from mpi_impl.comm.device import Device, Memory
 from mpi_impl.comm.transports.staging import DevicePath
-from mpi_impl.programs import program
+from shardlab.programs import program
 from tests.gpu import device
 from tests.program import pretrain
 from tests.spy import SpyArray
@@ -38,7 +38,7 @@ def pretrain_there(group, options):
         pretrain(group, options)
     else:
         with device.gpu(), mock.patch.object(program, "device_of", emulated), \
-                mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100):
+                mock.patch("shardlab.report.forecast.DEVICE_SIZE", 100):
             pretrain(group, options)
 
 

@@ -6,13 +6,9 @@ from dataclasses import MISSING
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.evaluate.options import RACEOptions
-from mpi_impl.generate.options import GenerationOptions
 from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.megatron_options import INSTEAD, WITHOUT_EFFECT
 from mpi_impl.launch.option_fields import add_options, declared, parse_given
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from reference.config import ModelConfig, ParallelConfig, Recompute, option
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
@@ -20,6 +16,10 @@ from reference.generation.decoding import Sampling
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
+from shardlab.evaluate.options import RACEOptions
+from shardlab.generate.options import GenerationOptions
+from shardlab.programs.arguments import parse
+from shardlab.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001

@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
-from mpi_impl.compare.__main__ import main
-from mpi_impl.compare.completeness import check_whole
-from mpi_impl.compare.differences import compare
-from mpi_impl.compare.report import report
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.schedules.actions import from_csv
+from shardlab.compare.__main__ import main
+from shardlab.compare.completeness import check_whole
+from shardlab.compare.differences import compare
+from shardlab.compare.report import report
 from tests import zoo
 from tests.cases import Case, Plan
 from tests.deep import one_fast_of
@@ -117,7 +117,7 @@ def test_two_runs_that_agree(ranks, corpus, capfd, tmp_path):
     more = f"--tensor-model-parallel-size 2 --record {tmp_path}/two --train-iters 400 --exit-interval 2 --eval-iters 0"
     ranks.run(2, pretrain, [*TINY, *corpus, *more.split()])
     assert "recording iteration 2: " in capfd.readouterr().out
-    ended = command("-m", "mpi_impl.compare", f"-n 1 {' '.join([*TINY, *corpus])}", tmp_path / "two")
+    ended = command("-m", "shardlab.compare", f"-n 1 {' '.join([*TINY, *corpus])}", tmp_path / "two")
     assert ended.returncode == 0 and "A and B agree: " in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -127,7 +127,7 @@ def test_two_runs_that_differ(ranks, tmp_path):
     ranks.run(1, written, case(), Plan(), a, 1, "float64")
     bug = zoo.BY_NAME["one mask for the heads of all ranks"].bug
     ranks.run(2, planted_run, bug, written, case(2), Plan(), b, 1, "float64")
-    ended = command("-m", "mpi_impl.compare", a, b)
+    ended = command("-m", "shardlab.compare", a, b)
     assert ended.returncode == 1, ended.stderr
     for fact in ("iteration 1, forward: blocks.0.attention.probs_mask", "rank 1 of B, layer 0", "1.0e+00",
                  "at [0, 2, 3, 1] of [4, 4, 4, 4]: 1 (A, rank 0), but 0 (B, rank 1)",

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.hosts import Hosts, split_groups
 from mpi_impl.comm.ledger import Entry, Ledger, bytes_between_hosts
-from mpi_impl.report.traffic import Line, inside_and_between
+from shardlab.report.traffic import Line, inside_and_between
 
 BYTES = 8       # of an element
 

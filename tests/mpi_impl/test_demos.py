@@ -6,13 +6,13 @@ from unittest import mock
 
 import pytest
 
-from mpi_impl.demos import DEMOS, __main__ as listing, deadlock, pipeline
-from mpi_impl.demos.collectives import ELEMENTS
-from mpi_impl.demos.mlp import HIDDEN_SIZE
-from mpi_impl.demos.ring_attention import CHUNK
 from mpi_impl.launch.pool import RankAssertion
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES, make
+from shardlab.demos import DEMOS, __main__ as listing, deadlock, pipeline
+from shardlab.demos.collectives import ELEMENTS
+from shardlab.demos.mlp import HIDDEN_SIZE
+from shardlab.demos.ring_attention import CHUNK
 from tests.launching import command, launch
 from tests.planted import Bug, planted_run
 from tests.program import refusal
@@ -36,7 +36,7 @@ SHARDED = {         # what the ranks own, each a part
 def show(group, name, options=""):
     """Run a demo. It looks at a deadlock sooner than a person would like."""
     with mock.patch.object(deadlock, "PATIENCE", 0.2):
-        import_module(f"mpi_impl.demos.{name}").show(group, options.split())
+        import_module(f"shardlab.demos.{name}").show(group, options.split())
 
 
 @pytest.mark.parametrize("name, n, options", [
@@ -118,7 +118,7 @@ def test_a_deadlock_is_explained(ranks, capsys, n):
 
 # ---- the checks can fail --------------------------------------------------------------------------------------------
 
-DEMO = "mpi_impl.demos."
+DEMO = "shardlab.demos."
 
 
 @pytest.mark.parametrize("name, said, bug", [
@@ -171,7 +171,7 @@ def test_the_check_can_fail(ranks, capsys, name, said, bug):
     ("memory", "--num-attention-heads 4", "must divide --num-attention-heads"),
     ("memory", "--seq-length 13", "must divide --seq-length, which is 13"),
     ("memory", "--output LICENSE/memory.png", "LICENSE is a file"),
-    ("mlp", "--no-such-thing 1", "mpi_impl.demos.mlp has no option --no-such-thing"),
+    ("mlp", "--no-such-thing 1", "shardlab.demos.mlp has no option --no-such-thing"),
 ])
 def test_a_wrong_option_gets_a_sentence(ranks, capsys, name, options, said):
     """Nothing is printed besides."""
@@ -181,7 +181,7 @@ def test_a_wrong_option_gets_a_sentence(ranks, capsys, name, options, said):
 
 def test_the_program():
     """Started as the README says it kills no rank, and prints nothing on stderr."""
-    done = launch(2, "-m", "mpi_impl.demos.deadlock")
+    done = launch(2, "-m", "shardlab.demos.deadlock")
     assert (done.returncode, done.stderr) == (0, "") and f"\n{CHECKED}" in done.stdout
 
 
@@ -197,9 +197,9 @@ def test_the_list_has_every_demo(capsys):
 
 def test_the_list_starts_no_ranks():
     """It does not start MPI, either; for a word that is not a demo it names the closest demo."""
-    done = command("-c", "import sys; from mpi_impl.demos.__main__ import main; main([]); print(*sys.modules)")
+    done = command("-c", "import sys; from shardlab.demos.__main__ import main; main([]); print(*sys.modules)")
     assert done.returncode == 0 and "pipeline" in done.stdout and "mpi4py" not in done.stdout, done.stderr
-    one = command("-m", "mpi_impl.demos", "deadlock")
+    one = command("-m", "shardlab.demos", "deadlock")
     assert one.returncode == 0 and one.stdout.startswith(deadlock.__doc__.splitlines()[0])
-    wrong = command("-m", "mpi_impl.demos", "deadlok")
+    wrong = command("-m", "shardlab.demos", "deadlok")
     assert wrong.returncode == 2 and wrong.stdout == "" and "Did you mean deadlock?" in wrong.stderr

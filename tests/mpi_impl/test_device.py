@@ -13,9 +13,9 @@ from mpi_impl.comm.device import Device, Memory, RankDevice, backend_of, device_
 from mpi_impl.comm.mpi_library import library, reads_devices
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import PinnedStaging
-from mpi_impl.programs import program
 from mpi_impl.runtime import pinned
 from reference.params import HOST
+from shardlab.programs import program
 from tests.fake_cuda import fake_cuda
 from tests.program import pretrain, refusal
 from tests.spy import SpyArray
@@ -175,7 +175,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 def pretrain_on_spies(group, options):
     with mock.patch.object(program, "device_of", on_spies), fake_cuda(gpus=group.size) as cupy, \
-            mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
+            mock.patch("shardlab.report.forecast.DEVICE_SIZE", 100), mock.patch.object(pinned, "PIECE", 1000):
         cupy.used = group.rank
         pretrain(group, options)
         assert (cupy.cuda.nccl.begun > 0) == ("nccl" in options)

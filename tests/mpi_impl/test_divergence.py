@@ -9,13 +9,13 @@ import pytest
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs import divergence
-from mpi_impl.programs.divergence import ENOUGH, DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import UNSCALED, LossScaler, LossScaling, Precision
+from shardlab.programs import divergence
+from shardlab.programs.divergence import ENOUGH, DivergenceCheck
 from tests.program import refusal
 from tests.strategies import Case
 from tests.training_theorems import Plan, connected

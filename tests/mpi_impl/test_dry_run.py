@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Entry, Total, bytes_between_hosts
-from mpi_impl.dry_run.matching import match
-from mpi_impl.dry_run.world import DryRun
 from mpi_impl.kernels.fused import launcher
 from mpi_impl.parallel.model_state import Held
-from mpi_impl.prediction.meta_device import MetaDevice
-from mpi_impl.prediction.rank import ImaginedWorld, run_rank
-from mpi_impl.prediction.transport import Event
 from mpi_impl.training.batches import Batches
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.parallel.stages import layouts_of_ranks
 from reference.precision import FORMATS, Precision
+from shardlab.dry_run.matching import match
+from shardlab.dry_run.world import DryRun
+from shardlab.predict.meta_device import MetaDevice
+from shardlab.predict.rank import ImaginedWorld, run_rank
+from shardlab.predict.transport import Event
 from tests import spy
 from tests.cases import Case, Plan
 from tests.deep import one_fast_of

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl.dry_run import options
-from mpi_impl.dry_run.__main__ import main
-from mpi_impl.dry_run.world import DryRun
-from mpi_impl.prediction.rank import run_rank
-from mpi_impl.report.forecast import forecast_of
 from reference.config import Recompute
 from reference.costs.plans import Plan
 from reference.errors import UserError
+from shardlab.dry_run import options
+from shardlab.dry_run.__main__ import main
+from shardlab.dry_run.world import DryRun
+from shardlab.predict.rank import run_rank
+from shardlab.report.forecast import forecast_of
 from tests.deep import one_fast_of
 from tests.planted import planted
 

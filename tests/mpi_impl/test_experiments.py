@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.experiments import layer_norm_order, prefetch, scaling_study, stale_weights, training_data
-from mpi_impl.experiments.batch_size import BatchSize, BatchSizeOptions, Measured, hyperbola
-from mpi_impl.experiments.layer_norm_order import LayerNormOrder
-from mpi_impl.experiments.model_size import ModelSize
-from mpi_impl.experiments.prefetch import Prefetch
-from mpi_impl.experiments.shared_layers import SharedLayers
-from mpi_impl.experiments.stale_weights import StaleWeights
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, simulate
+from shardlab.experiments import layer_norm_order, prefetch, scaling_study, stale_weights, training_data
+from shardlab.experiments.batch_size import BatchSize, BatchSizeOptions, Measured, hyperbola
+from shardlab.experiments.layer_norm_order import LayerNormOrder
+from shardlab.experiments.model_size import ModelSize
+from shardlab.experiments.prefetch import Prefetch
+from shardlab.experiments.shared_layers import SharedLayers
+from shardlab.experiments.stale_weights import StaleWeights
 from tests.program import refusal
 
 

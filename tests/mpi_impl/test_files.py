@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from mpi_impl.comm.trace import Slice
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
-from mpi_impl.plan import profiles
-from mpi_impl.report.timelines.chrome_trace import write_chrome_trace
 from mpi_impl.runtime import pictures
 from mpi_impl.runtime.files import (check_folder, check_readable, check_writable, open_for_writing, read_bytes,
                                     read_text, replacing, write_whole)
 from mpi_impl.runtime.outputs import check_outputs
 from reference.errors import UserError
+from shardlab.plan import profiles
+from shardlab.report.timelines.chrome_trace import write_chrome_trace
 from tests.plan_cases import REAL
 
 LIMIT = 200     # bytes that fit on the disk

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.device import Memory
-from mpi_impl.prediction.predict import predict_alone
-from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.report.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
-                                      check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
-                                      remedy)
-from mpi_impl.report.throughput import Throughput, describe_flops, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.flops import iteration_flops
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.precision import Precision
+from shardlab.predict.predict import predict_alone
+from shardlab.predict.rank import ImaginedWorld
+from shardlab.report.forecast import (Forecast, MeasuredRate, MemoryHost, bytes_of_parameter, check_memory,
+                                      check_one_rank, describe, describe_time, forecast_of, hosts_of, measure_rate,
+                                      remedy)
+from shardlab.report.throughput import Throughput, describe_flops, peak_of, throughput_of
 from tests.program import pretrain, pretrain_bert
 from tests.spy import SpyArray
 
@@ -120,7 +120,7 @@ def test_the_time_is_that_of_the_multiplications(ranks, near, form):
 
 
 def describe_with_small_matrices(group, run, near):
-    with mock.patch("mpi_impl.report.forecast.DEVICE_SIZE", 100):
+    with mock.patch("shardlab.report.forecast.DEVICE_SIZE", 100):
         return describe_time(run, measure_rate(group, near))
 
 
@@ -133,7 +133,7 @@ FOUND = MeasuredRate(RATE, "float32")
 
 def count_measurements(group, program, options):
     """Run the program; return how often it measured the ranks' speed of multiplication."""
-    with mock.patch("mpi_impl.report.forecast.multiplications_per_second", return_value=RATE) as measure:
+    with mock.patch("shardlab.report.forecast.multiplications_per_second", return_value=RATE) as measure:
         program(group, options)
     return measure.call_count
 

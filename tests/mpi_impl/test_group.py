@@ -13,10 +13,10 @@ from mpi4py import MPI
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
-from mpi_impl.prediction.group import survey
-from mpi_impl.report.page import senders
 from reference.config import ParallelConfig
 from reference.errors import UserError
+from shardlab.predict.group import survey
+from shardlab.report.page import senders
 from tests.strategies import instances
 from tests.training_theorems import connected
 

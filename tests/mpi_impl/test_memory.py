@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from mpi_impl.prediction.predict import predict
-from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.report import layer_memory, memory
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
+from shardlab.predict.predict import predict
+from shardlab.predict.rank import ImaginedWorld
+from shardlab.report import layer_memory, memory
 from tests.deep import one_fast_of
 from tests.mpi_impl.test_training import SAMPLES
 from tests.sampled_runs import muon_runs, sampled_runs

@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from mpi_impl.prediction.meta import prototype
-from mpi_impl.prediction.meta_device import MetaDevice
+from shardlab.predict.meta import prototype
+from shardlab.predict.meta_device import MetaDevice
 
 
 def test_memory_is_counted_while_it_lives():

@@ -8,8 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import RING
 from mpi_impl.comm.topology import Place, rank_at
-from mpi_impl.prediction.predict import layer_bytes, observe, predict, predict_alone, sent_by_pipeline
-from mpi_impl.prediction.rank import ImaginedWorld, imagine_rank
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute
 from reference.costs.memory import most_in_flight
 from reference.costs.parameters import parameters_of_stage
@@ -17,6 +15,8 @@ from reference.costs.volumes import PassCounts, pipeline_traffic, tensor_paralle
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.precision import Precision
 from reference.schedules.actions import Send, lower
+from shardlab.predict.predict import layer_bytes, observe, predict, predict_alone, sent_by_pipeline
+from shardlab.predict.rank import ImaginedWorld, imagine_rank
 from tests.deep import one_fast_of
 from tests.reference.test_stages import pipelines
 from tests.reference.test_step_time import dealt_plans

@@ -10,11 +10,11 @@ import pytest
 
 from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel import buffers
-from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.presets import PRESETS, VOCABULARIES
-from mpi_impl.report import metrics
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
+from shardlab.programs.arguments import parse
+from shardlab.programs.presets import PRESETS, VOCABULARIES
+from shardlab.report import metrics
 from tests.deep import one_fast_of
 from tests.planted import Bug, planted_run
 from tests.program import pretrain, pretrain_bert, refusal

@@ -1,16 +1,16 @@
-"""`mpi_impl.prove` proves what is right, on every topology, and names the tensor, the rank and the place of a bug."""
+"""`shardlab.prove` proves what is right, on every topology, and names the tensor, the rank and the place of a bug."""
 
 import numpy as np
 import pytest
 
 from mpi_impl.launch.pool import RankFailure
-from mpi_impl.programs.arguments import parse as parse_run
-from mpi_impl.prove import proof
-from mpi_impl.prove.options import parse
-from mpi_impl.prove.proof import describe_difference
-from mpi_impl.prove.sizes import shrink
 from reference.errors import UserError
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
+from shardlab.programs.arguments import parse as parse_run
+from shardlab.prove import proof
+from shardlab.prove.options import parse
+from shardlab.prove.proof import describe_difference
+from shardlab.prove.sizes import shrink
 from tests import zoo
 from tests.deep import every_other_deep, one_fast_of
 from tests.launching import launch
@@ -57,7 +57,7 @@ def test_a_run_is_proved(ranks, line):
 
 def test_one_real_program_proves_and_says_so():
     """It names what it proves in place of the run's model, and what has no effect."""
-    done = launch(2, "-m", "mpi_impl.prove", *T2.split(), *SMALL.split(), "--proofs", 2, "--data-path", "none",
+    done = launch(2, "-m", "shardlab.prove", *T2.split(), *SMALL.split(), "--proofs", 2, "--data-path", "none",
                   "--verify", "--vocab-size", 4096)
     assert done.returncode == 0, done.stderr
     model, ignored, first, second, last = (line for line in done.stdout.splitlines() if not line.startswith("..."))
@@ -109,7 +109,7 @@ def test_a_bug_is_named_by_its_tensor_its_rank_and_its_place(ranks, name):
 
 
 def test_a_tensor_that_no_rank_computes_is_no_proof(ranks):
-    bug = Bug("mpi_impl.compare.observer", "if partial or self.tensor_rank % segment.copies == 0:",
+    bug = Bug("shardlab.compare.observer", "if partial or self.tensor_rank % segment.copies == 0:",
               "if self.tensor_rank == 0:")
     with pytest.raises(RankFailure, match="The run on 2 ranks lacks a part of .*it is never computed there"):
         ranks.run(2, planted_run, bug, prove, RUN)
@@ -123,7 +123,7 @@ DIVIDING = "        1.0 / np.full_like(state.device_prototype, {}, shape=1); tra
     ("0.0", 3 * ["a divisor was 0 modulo the prime: the proof begins again, with other numbers"])]))
 def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(ranks, divisor, said):
     """Not even if a rank alone divides: all of them begin again."""
-    bug = Bug("mpi_impl.prove.runs", "        trainer.step(", DIVIDING.format(divisor))
+    bug = Bug("shardlab.prove.runs", "        trainer.step(", DIVIDING.format(divisor))
     for of_rank, outcome in ranks.run(2, planted_run, bug, prove_with_fresh_numbers, RUN):
         assert of_rank == said
         assert outcome == (6 if len(said) == 1 else "A divisor was 0 in 3 draws of random numbers, which chance does")
@@ -207,7 +207,7 @@ def test_a_bug_ends_every_rank_with_status_1(tmp_path):
     """The sentence is printed once."""
     program = tmp_path / "program.py"
     program.write_text(f"""if True:
-        from mpi_impl.prove import __main__ as prove
+        from shardlab.prove import __main__ as prove
         from mpi_impl.launch.entry import run
         from tests.planted import planted
         def main():

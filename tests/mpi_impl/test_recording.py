@@ -7,12 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.compare.completeness import check_whole
-from mpi_impl.compare.differences import check_comparable, compare
-from mpi_impl.compare.names import PHASES, Key
-from mpi_impl.compare.recorder import Recorder
-from mpi_impl.compare.recording import INDEX, RunFacts, TensorPart, in_memory, read
-from mpi_impl.programs.divergence import first_not_finite
 from reference.config import ExpertsConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.layers.block import block_tensors
@@ -20,6 +14,12 @@ from reference.layers.layer import layers_in
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
+from shardlab.compare.completeness import check_whole
+from shardlab.compare.differences import check_comparable, compare
+from shardlab.compare.names import PHASES, Key
+from shardlab.compare.recorder import Recorder
+from shardlab.compare.recording import INDEX, RunFacts, TensorPart, in_memory, read
+from shardlab.programs.divergence import first_not_finite
 from tests.deep import one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written

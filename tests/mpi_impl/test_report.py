@@ -12,15 +12,6 @@ from docs.played_step import picture
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.trace import Slice
-from mpi_impl.prediction.predict import predict_alone, sent_by_pipeline
-from mpi_impl.prediction.rank import ImaginedWorld
-from mpi_impl.report.metrics import Metrics
-from mpi_impl.report.page.played_step import played_step
-from mpi_impl.report.page.report import MOST_LOSSES, ReportedRun, losses, page
-from mpi_impl.report.page.senders import destinations, sent_by_all
-from mpi_impl.report.summary import traffic_line
-from mpi_impl.report.timelines.timelines import slices_of
-from mpi_impl.report.traffic import compare, report, summary
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.volumes import PassCounts
@@ -28,6 +19,15 @@ from reference.parallel.stages import schedule_of
 from reference.precision import Precision
 from reference.schedules.actions import Send, lower, parse_action, result
 from reference.schedules.simulate import Times, simulate
+from shardlab.predict.predict import predict_alone, sent_by_pipeline
+from shardlab.predict.rank import ImaginedWorld
+from shardlab.report.metrics import Metrics
+from shardlab.report.page.played_step import played_step
+from shardlab.report.page.report import MOST_LOSSES, ReportedRun, losses, page
+from shardlab.report.page.senders import destinations, sent_by_all
+from shardlab.report.summary import traffic_line
+from shardlab.report.timelines.timelines import slices_of
+from shardlab.report.traffic import compare, report, summary
 from tests.program import pretrain, pretrain_bert
 
 SMALL = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from mpi_impl.demos import train
+from shardlab.demos import train
 from tests.browser import open_browser
 
 

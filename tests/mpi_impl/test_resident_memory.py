@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mpi_impl.launch.entry import keep_freed_memory
-from mpi_impl.report import resident_memory
-from mpi_impl.report.resident_memory import ResidentMemory
 from reference.params import HOST
+from shardlab.report import resident_memory
+from shardlab.report.resident_memory import ResidentMemory
 from tests.deep import every_other_deep
 from tests.program import pretrain
 

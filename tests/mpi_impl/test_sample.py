@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.sample import TEMPERATURE, TOP_P, sample
 from mpi_impl.training.trainer import Trainer
 from reference.config import ExpertsConfig, ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 from reference.training import trainer as training
+from shardlab.programs.sample import TEMPERATURE, TOP_P, sample
 from tests.training_theorems import connected
 
 MODEL = ModelConfig(7, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded

@@ -12,17 +12,10 @@ import pytest
 from mpi_impl.checkpoints.checkpoint import boxes_to_save
 from mpi_impl.checkpoints.manifest import MOST_BOXES, StoredTensor, text_of
 from mpi_impl.comm.group import Group
-from mpi_impl.dry_run import scale
-from mpi_impl.dry_run.__main__ import main
-from mpi_impl.dry_run.matching import Matching
-from mpi_impl.dry_run.options import parse
-from mpi_impl.dry_run.scale import Count, checkpoint_of, describe, files_to_start, most_sends, partners
-from mpi_impl.dry_run.world import DryRun
 from mpi_impl.launch.guard import MOST_FILES, children
 from mpi_impl.launch.launcher import find_mpiexec, mpi_vendor
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import largest_tag
-from mpi_impl.prediction.rank import ImaginedWorld, run_rank, saved_bytes
 from mpi_impl.runtime.mpis import FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -31,6 +24,13 @@ from reference.optimizer import OptimizerConfig
 from reference.parallel.boxes import boxes_of_run
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
+from shardlab.dry_run import scale
+from shardlab.dry_run.__main__ import main
+from shardlab.dry_run.matching import Matching
+from shardlab.dry_run.options import parse
+from shardlab.dry_run.scale import Count, checkpoint_of, describe, files_to_start, most_sends, partners
+from shardlab.dry_run.world import DryRun
+from shardlab.predict.rank import ImaginedWorld, run_rank, saved_bytes
 from tests.launching import command
 from tests.training_theorems import connected
 from tests.zoo.experts import EXPERTS
@@ -177,7 +177,7 @@ def test_files_of_a_start_are_counted(tmp_path, monkeypatch):
 
 
 def test_check_scale_prints_a_table(capsys, monkeypatch):
-    monkeypatch.setattr(scale, "files_to_start", lambda program: {"mpi_impl.programs.gpt": (500, 10**8)}[program])
+    monkeypatch.setattr(scale, "files_to_start", lambda program: {"shardlab.programs.gpt": (500, 10**8)}[program])
     main("--check-scale --world-size 64 --num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "
          "--vocab-size 128 --global-batch-size 32 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 "
          "--zero-stage 1 --bf16".split())

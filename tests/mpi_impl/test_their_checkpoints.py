@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
-from mpi_impl.compare.their_runs import RECORDER, are_recordings, compared
-from mpi_impl.compare.their_runs.checkpoints import in_natural_order
 from reference.errors import UserError
+from shardlab.compare.their_runs import RECORDER, are_recordings, compared
+from shardlab.compare.their_runs.checkpoints import in_natural_order
 from tests.mpi_impl.test_their_programs import free_port
 from tests.torch_saves import save, save_distributed
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.compare.their_runs import RECORDER, compared
-from mpi_impl.compare.their_runs.differences import Comparison
-from mpi_impl.compare.their_runs.frameworks import in_common_names
-from mpi_impl.compare.their_runs.records import read
-from mpi_impl.compare.their_runs.replay import replay
+from shardlab.compare.their_runs import RECORDER, compared
+from shardlab.compare.their_runs.differences import Comparison
+from shardlab.compare.their_runs.frameworks import in_common_names
+from shardlab.compare.their_runs.records import read
+from shardlab.compare.their_runs.replay import replay
 
 
 @pytest.fixture(scope="module")

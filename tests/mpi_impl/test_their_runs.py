@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
-from mpi_impl.compare.their_runs import are_recordings, compared
-from mpi_impl.compare.their_runs.differences import Comparison
-from mpi_impl.compare.their_runs.dims import parse, written
-from mpi_impl.compare.their_runs.records import About, Line, in_order, read
 from reference.errors import UserError
 from reference.positions import take, zigzag
+from shardlab.compare.their_runs import are_recordings, compared
+from shardlab.compare.their_runs.differences import Comparison
+from shardlab.compare.their_runs.dims import parse, written
+from shardlab.compare.their_runs.records import About, Line, in_order, read
 
 # ---- a whole, divided -----------------------------------------------------------------------------------------------
 

@@ -11,12 +11,6 @@ from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.trace import Slice, Trace
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.plot_schedule import main
-from mpi_impl.report.timelines import gantt
-from mpi_impl.report.timelines.chrome_trace import complete_events, write_chrome_trace
-from mpi_impl.report.timelines.gantt import COLORS, cells_of, shade
-from mpi_impl.report.timelines.timelines import measured_times, slices_of, timeline_of
-from mpi_impl.report.timelines.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
@@ -27,6 +21,12 @@ from reference.precision import Precision
 from reference.schedules.actions import to_csv
 from reference.schedules.generators import make
 from reference.schedules.simulate import Times, activations_in_flight, simulate
+from shardlab.plot_schedule import main
+from shardlab.report.timelines import gantt
+from shardlab.report.timelines.chrome_trace import complete_events, write_chrome_trace
+from shardlab.report.timelines.gantt import COLORS, cells_of, shade
+from shardlab.report.timelines.timelines import measured_times, slices_of, timeline_of
+from shardlab.report.timelines.tracing import KEPT, TracedSteps
 from tests.launching import command
 from tests.reference.test_schedules import schedules
 from tests.training_theorems import connected
@@ -232,7 +232,7 @@ def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments
 def test_the_program(tmp_path):
     """A process of its own, without MPI."""
     program = ("-c", "import runpy, sys; sys.modules['mpi4py'] = None\n"
-                     "runpy.run_module('mpi_impl.plot_schedule', None, '__main__')")
+                     "runpy.run_module('shardlab.plot_schedule', None, '__main__')")
     done = command(*program, "-p", "2", "-m", "2", "--output", tmp_path / "picture.png")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1f1b, p = 2, m = 2: makespan 9,")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

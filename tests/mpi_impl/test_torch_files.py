@@ -15,11 +15,11 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from safetensors.numpy import save_file
 
-from mpi_impl.compare.their_runs import compared
-from mpi_impl.compare.their_runs.dims import parse
-from mpi_impl.compare.their_runs.sglang import INFO
 from mpi_impl.runtime.torch_files import STORAGES, opened_saved
 from reference.errors import UserError
+from shardlab.compare.their_runs import compared
+from shardlab.compare.their_runs.dims import parse
+from shardlab.compare.their_runs.sglang import INFO
 from tests.mpi_impl.test_their_runs import divided
 from tests.torch_saves import Attributed, Raw, save
 
@@ -116,7 +116,7 @@ def test_other_archives_are_refused(tmp_path):
 
 COMPARED = """
 import resource, sys
-from mpi_impl.compare.their_runs import compared
+from shardlab.compare.their_runs import compared
 from reference.errors import UserError
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -9,11 +9,11 @@ from hypothesis import given, strategies as st
 
 from benchmarks.bug_matrix import pairs
 from mpi_impl.comm.ledger import Entry
-from mpi_impl.compare import two_runs
-from mpi_impl.compare.__main__ import main
-from mpi_impl.compare.recording import STEPS
-from mpi_impl.compare.steps import Call, RankStep
 from reference.errors import UserError
+from shardlab.compare import two_runs
+from shardlab.compare.__main__ import main
+from shardlab.compare.recording import STEPS
+from shardlab.compare.steps import Call, RankStep
 from tests import zoo
 from tests.browser import DESK, PHONE, complaints_of, open_browser
 from tests.deep import one_fast_of

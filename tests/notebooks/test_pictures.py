@@ -5,13 +5,6 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.notebook.pictures.formats import numbers_between
-from mpi_impl.notebook.pictures.groups import KINDS, groups_of
-from mpi_impl.notebook.pictures.pipelines import held, play
-from mpi_impl.notebook.pictures.positions import ring_steps, score_owners
-from mpi_impl.notebook.pictures.ring import ring_all_reduce
-from mpi_impl.notebook.pictures.shards import stretches
-from mpi_impl.notebook.sliders.schedules import TRAINING
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
 from reference.config import ParallelConfig
@@ -19,6 +12,13 @@ from reference.positions import in_order, work_of_ranks, zigzag
 from reference.precision import FORMATS
 from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
+from shardlab.notebook.pictures.formats import numbers_between
+from shardlab.notebook.pictures.groups import KINDS, groups_of
+from shardlab.notebook.pictures.pipelines import held, play
+from shardlab.notebook.pictures.positions import ring_steps, score_owners
+from shardlab.notebook.pictures.ring import ring_all_reduce
+from shardlab.notebook.pictures.shards import stretches
+from shardlab.notebook.sliders.schedules import TRAINING
 
 # ---- who owns what --------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.notebook.pictures.choices import Machine, choices, seconds
-from mpi_impl.notebook.plan import MODELS, plan
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.plans import Plan
 from reference.errors import UserError
+from shardlab.notebook.pictures.choices import Machine, choices, seconds
+from shardlab.notebook.plan import MODELS, plan
 
 S, V = 2048, 51_200
 POWERS = st.sampled_from((1, 2, 4, 8))

@@ -4,8 +4,8 @@ from math import nan
 import jupytext
 import pytest
 
-from mpi_impl.notebook.predictions import compare
 from reference.errors import UserError
+from shardlab.notebook.predictions import compare
 from tools.notebooks import ANSWER, sources
 
 

@@ -8,9 +8,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from mpi_impl.comm.group import Group, Instruments
-from mpi_impl.demos import one_block
-from mpi_impl.notebook import cell
-from mpi_impl.notebook.ranks import CellFailed, Ranks, lead, parse_line, show
+from shardlab.demos import one_block
+from shardlab.notebook import cell
+from shardlab.notebook.ranks import CellFailed, Ranks, lead, parse_line, show
 from tests.fake_cuda import fake_cuda
 from tests.spy import SpyArray
 
@@ -19,7 +19,7 @@ from tests.spy import SpyArray
 def shell():
     """Return a notebook's shell with the magic loaded."""
     shell = InteractiveShell()
-    shell.run_line_magic("load_ext", "mpi_impl.notebook")
+    shell.run_line_magic("load_ext", "shardlab.notebook")
     yield shell
     shell.user_ns["ranks"].pool.close()
 
@@ -52,7 +52,7 @@ def test_on_gpus_a_cell_computes_with_their_arrays(ranks):
 def cells_on_gpus(group):
     """Return what two cells have computed: a sum, and a block of the walkthroughs."""
     cell.set_variable(group, "given", {"x": [np.full(3, float(group.rank))]})
-    cell.run_cell(group, "from mpi_impl.demos.one_block import inputs\nx, dy = inputs()", "In [1]")
+    cell.run_cell(group, "from shardlab.demos.one_block import inputs\nx, dy = inputs()", "In [1]")
     with fake_cuda(gpus=1, nccl=23007) as cupy:
         cell.run_cell(group, SUM, "In [2]", "cuda")
         assert cell.NAMES["library"] is cupy and cell.NAMES["kind"] is SpyArray and cell.NAMES["np"] is np
@@ -71,7 +71,7 @@ kind, library = type(own), np
 """
 BLOCK = """
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.one_block import shard, through
+from shardlab.demos.one_block import shard, through
 y, cache, dx, grads = through(TensorParallelRegion(group), shard(group), x, dy)
 """
 

@@ -4,12 +4,12 @@ import re
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from mpi_impl.notebook.pictures.pipelines import play
-from mpi_impl.notebook.plan import plan
-from mpi_impl.notebook.sliders import explore, explore_schedules, plans, schedules
 from reference.errors import UserError
 from reference.schedules.generators import make, takes_v
 from reference.schedules.simulate import activations_in_flight
+from shardlab.notebook.pictures.pipelines import play
+from shardlab.notebook.plan import plan
+from shardlab.notebook.sliders import explore, explore_schedules, plans, schedules
 from tests.browser import complaints_of, open_browser
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.demos.tiny_gpt import tiny_gpt
-from mpi_impl.notebook.sliders import play_zero
-from mpi_impl.notebook.sliders.zero import BYTES, RANKS, play_step
 from reference.comm.ring import ring_all_gather
 from reference.costs.volumes import data_parallel_traffic
 from reference.parallel.model_states import model_states
+from shardlab.demos.tiny_gpt import tiny_gpt
+from shardlab.notebook.sliders import play_zero
+from shardlab.notebook.sliders.zero import BYTES, RANKS, play_step
 from tests.browser import complaints_of, open_browser
 
 

@@ -10,11 +10,6 @@ from math import prod
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from mpi_impl.plan import candidates
-from mpi_impl.plan.candidates import PlanSearch, check, divisors
-from mpi_impl.plan.confirmation import predicted_bytes
-from mpi_impl.prediction.predict import predict_alone
-from mpi_impl.prediction.rank import ImaginedWorld
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.costs.memory import most_in_flight
@@ -23,6 +18,11 @@ from reference.costs.step_time import step_time
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of, stages_of_ranks
 from reference.precision import Precision
+from shardlab.plan import candidates
+from shardlab.plan.candidates import PlanSearch, check, divisors
+from shardlab.plan.confirmation import predicted_bytes
+from shardlab.predict.predict import predict_alone
+from shardlab.predict.rank import ImaginedWorld
 from tests.deep import one_fast_of
 from tests.plan_cases import REAL, model_of, plans
 

@@ -4,12 +4,12 @@ from math import prod
 
 import pytest
 
-from mpi_impl.plan import candidates
-from mpi_impl.plan.candidates import PlanSearch, check, tensor_sizes
-from mpi_impl.plan.options import model_of as model_of_options, parse
-from mpi_impl.plan.reasons import reasons
 from reference.config import ExpertsConfig
 from reference.costs.hardware import Link
+from shardlab.plan import candidates
+from shardlab.plan.candidates import PlanSearch, check, tensor_sizes
+from shardlab.plan.options import model_of as model_of_options, parse
+from shardlab.plan.reasons import reasons
 from tests.plan.test_launch_line import is_the_plan, understood
 from tests.plan_cases import REAL, model_of
 

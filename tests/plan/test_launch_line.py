@@ -5,14 +5,14 @@ from functools import cache
 
 from hypothesis import given, strategies as st
 
-from mpi_impl.plan.candidates import PlanSearch
-from mpi_impl.plan.launch_line import launch_line
-from mpi_impl.plan.options import model_of as model_of_options, parse as parse_plan
-from mpi_impl.plan.profiles import load
-from mpi_impl.programs.arguments import PretrainingSettings, parse
-from mpi_impl.programs.presets import PRESETS
 from mpi_impl.runtime.advice import typed
 from reference.costs.plans import Plan
+from shardlab.plan.candidates import PlanSearch
+from shardlab.plan.launch_line import launch_line
+from shardlab.plan.options import model_of as model_of_options, parse as parse_plan
+from shardlab.plan.profiles import load
+from shardlab.programs.arguments import PretrainingSettings, parse
+from shardlab.programs.presets import PRESETS
 from tests.plan_cases import model_of, plans
 
 A100 = load("dgx-a100")

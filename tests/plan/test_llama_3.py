@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl.plan.candidates import PlanSearch, shapes
-from mpi_impl.plan.profiles import load
 from reference.config import Recompute
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
 from reference.costs.published import H100_PEAK, LLAMA_3, LongRun
 from reference.costs.step_time import flops_per_second, step_time
+from shardlab.plan.candidates import PlanSearch, shapes
+from shardlab.plan.profiles import load
 
 H100 = load("dgx-h100")
 IDS = [f"{run.gpus} GPUs, {run.s} positions" for run in LLAMA_3]

@@ -7,9 +7,6 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.plan.__main__ import main
-from mpi_impl.plan.options import model_of
-from mpi_impl.plan.profiles import load
 from reference.config import ParallelConfig
 from reference.costs.hardware import Link
 from reference.costs.operator_search import fastest_of_each_size, gpt_graph, megatron_choices, random_walk, sums
@@ -17,6 +14,9 @@ from reference.costs.plans import LayerCounts, Plan
 from reference.costs.step_time import work_of
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.errors import UserError
+from shardlab.plan.__main__ import main
+from shardlab.plan.options import model_of
+from shardlab.plan.profiles import load
 from tests.plan_cases import IDEAL, REAL, model_of as small_model
 
 close = partial(pytest.approx, rel=1e-12)

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl.plan.__main__ import main, table
-from mpi_impl.plan.candidates import PlanSearch
-from mpi_impl.plan.confirmation import predicted_bytes
-from mpi_impl.plan.launch_line import launch_line
-from mpi_impl.plan.options import model_of, parse
-from mpi_impl.plan.profiles import load, save
-from mpi_impl.plan.reasons import reasons
-from mpi_impl.programs.presets import PRESETS, VOCABULARIES
 from reference.config import RECOMPUTE, ModelConfig
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
 from reference.errors import UserError
+from shardlab.plan.__main__ import main, table
+from shardlab.plan.candidates import PlanSearch
+from shardlab.plan.confirmation import predicted_bytes
+from shardlab.plan.launch_line import launch_line
+from shardlab.plan.options import model_of, parse
+from shardlab.plan.profiles import load, save
+from shardlab.plan.reasons import reasons
+from shardlab.programs.presets import PRESETS, VOCABULARIES
 from tests.plan_cases import REAL
 
 SMALL = "--num-gpus 8 --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --global-batch-size 16"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.plan.profiles import HERE, hardware_of, known, load, save
 from reference.costs.hardware import Link, Sharded
 from reference.errors import UserError
+from shardlab.plan.profiles import HERE, hardware_of, known, load, save
 from tests.plan_cases import REAL
 
 NUMBERS = st.floats(1e-9, 1e18).map(lambda x: float(f"{x:.6g}"))

@@ -6,11 +6,11 @@ from math import prod
 
 import pytest
 
-from mpi_impl.plan.candidates import PlanSearch, Timed, in_words, shape_of
-from mpi_impl.plan.reasons import AS_FAST, NAMES, reasons
 from reference.costs.hardware import Link
 from reference.costs.plans import Plan
 from reference.costs.step_time import StepTime, step_time
+from shardlab.plan.candidates import PlanSearch, Timed, in_words, shape_of
+from shardlab.plan.reasons import AS_FAST, NAMES, reasons
 from tests.plan_cases import REAL, model_of
 
 COMPARED = re.compile(r"best plan \(([^)]*)\) (?:is as fast|takes (\d+)% longer, mostly for ([^:]+): (\S+) s of a "

@@ -11,7 +11,7 @@ from mpi_impl.launch.pool import Pool
 from tests.planted import Bug, changed_codes, planted_codes
 from tools.mutants.operators import ROOT, Mutant, mutated
 
-PACKAGES = ("reference", "mpi_impl")
+PACKAGES = ("reference", "mpi_impl", "shardlab")
 Lines = dict[str, set[int]]     # by path
 
 

@@ -1,0 +1,162 @@
+"""The price of large batches: `mpirun -np 2 python -m shardlab.experiments.batch_size`.
+
+Data parallelism divides a batch over replicas, so more replicas need a larger batch. A larger batch has a less noisy
+gradient, which permits a larger rate, and fewer steps reach the same loss. While twice the batch needs half the steps,
+twice the replicas need half the time. That ends: a gradient without noise still needs its steps (Shallue et al. 2019).
+McCandlish et al. 2018 (equation 2.11) describe it by two numbers, the fewest steps and the fewest samples:
+
+    (steps / fewest steps - 1) (samples / fewest samples - 1) = 1
+
+This experiment counts the steps that a small GPT needs to reach a given validation loss on the bytes of Python's own
+standard library, for batches of 1, 2, 4 ... samples. For each batch size the rate is the best of a few: the one whose
+median over the seeds is least.
+
+Each rank measures one batch size at a time. The result does not depend on the number of ranks.
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.topology import Topology
+from mpi_impl.launch.entry import run
+from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.runtime.tables import aligned, count
+from reference.config import require_positive
+from reference.optimizer import OptimizerConfig
+from shardlab.experiments.experiment import (Experiment, divide, each, each_alone, narrow_model, require_above_zero,
+                                             spread, trainer_of)
+from shardlab.experiments.panels import Panel
+from shardlab.experiments.training_data import BYTES, gpt_batch, read_text
+
+LAYERS, HIDDEN, HEADS, POSITIONS = 1, 32, 2, 32             # s last
+WARMUP = 10                                                 # steps
+EVALUATED, EVERY = 256, 0.05    # samples of an evaluation, always the same; steps from one to the next, as a share
+PATIENCE = 2                    # times the steps of the best rate so far
+
+
+@option_group
+class BatchSizeOptions:
+    """The batches, the loss to reach and the picture."""
+
+    batch_size: tuple[int, ...] = option_field((1, 2, 4, 8, 16, 32, 64, 128), "(default: 1 2 4 ... 128)", "B",
+                                               check=each(require_positive))
+    loss: float = option_field(2.5, "the validation loss to reach, nats a byte", check=require_above_zero)
+    lr: tuple[float, ...] = option_field((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "rates to choose from", "R",
+                                         check=each(require_above_zero))
+    seeds: int = option_field(3, "runs of each batch size", check=require_positive)
+    max_steps: int = option_field(6000, "after which a run is given up", "N", check=require_positive)
+    max_samples: int = option_field(40_000, "after which a run is given up", "N", check=require_positive)
+    plot: str = option_field("batch_size.png", metavar="F")
+
+
+class Measured(NamedTuple):
+    """The best rate for a batch size, and the steps of its runs, sorted, [seeds]."""
+
+    lr: float
+    steps: np.ndarray
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.steps))
+
+
+class BatchSize(Experiment):
+    """Count the steps that batches of several sizes need to reach a loss."""
+
+    name, options, drawn = "batch_size", BatchSizeOptions, "steps"
+    title, ylabel = "What a batch of twice the size saves, and what it costs", "to the validation loss"
+
+    def results(self, ranks: Group) -> dict[int, Measured]:
+        self.text = read_text()
+        with each_alone(ranks) as topology:
+            return divide(ranks, sorted(self.args.batch_size), lambda b: self.measure(b, partial(
+                self.steps_to_loss, topology)), lambda b, found: (
+                    f"batch of {b:>3}: rate {found.lr:g}, {found.steps[0]:,.0f} to {found.steps[-1]:,.0f} steps"))
+
+    def measure(self, b: int, count: Callable[[int, float, int, int], float]) -> Measured:
+        """Find the rate with the least median over the seeds. A run that takes twice the best so far is given up.
+
+        `count(b, lr, seed, limit)` returns the steps of a run, which are infinite beyond the limit.
+        """
+        args = self.args
+        best = Measured(min(args.lr), np.full(args.seeds, np.inf))
+        limit = max(1, min(args.max_steps, args.max_samples // b))
+        for lr in sorted(args.lr):
+            found = Measured(lr, np.sort([count(b, lr, seed, limit) for seed in range(args.seeds)]))
+            if found.median < best.median:
+                best, limit = found, min(limit, int(PATIENCE * found.median))
+        return best
+
+    def steps_to_loss(self, topology: Topology, b: int, lr: float, seed: int, limit: int) -> float:
+        """Return after how many steps the loss was reached; infinite if it was not within the limit."""
+        trainer = trainer_of(narrow_model(LAYERS, HIDDEN, HEADS, BYTES, POSITIONS, init_method_std=0.05), topology,
+                             seed, OptimizerConfig(lr, limit, lr_decay_style="constant", lr_warmup_iters=WARMUP))
+        rng = np.random.default_rng(seed)
+        unseen = gpt_batch(self.text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
+        evaluation = 1
+        for step in range(1, limit + 1):
+            with np.errstate(all="ignore"):
+                trainer.step([gpt_batch(self.text.training, rng, b, POSITIONS)], b)
+                if step == evaluation:
+                    if trainer.evaluate([unseen], EVALUATED)[0] <= self.args.loss:
+                        return step
+                    evaluation = max(step + 1, int((1 + EVERY) * step))
+        return np.inf
+
+    def table(self, results: dict[int, Measured]) -> str:
+        median = medians(results)
+        shares = {2 * b: median[2 * b] / steps for b, steps in median.items() if 2 * b in median}
+        return aligned([["batch", "rate", "steps: median", "least", "most", "of half the batch's", "samples"], *(
+            [f"{b:,}", f"{found.lr:g}", *spread(found.steps, ",.0f"),
+             f"{shares[b]:.0%}" if b in shares else "", f"{found.median * b:,.0f}"]
+            for b, found in results.items())], left=())
+
+    def note(self, results: dict[int, Measured]) -> str:
+        args = self.args
+        said = (f"Steps until the validation loss is {args.loss:g} nats a byte, over "
+                f"{count(args.seeds, 'seed')}, with the best of the rates "
+                f"{', '.join(f'{rate:g}' for rate in sorted(args.lr))}.\n"
+                f"A sample has {POSITIONS} bytes. A run counts as inf after {args.max_steps:,} steps, "
+                f"{args.max_samples:,} samples, or {PATIENCE} times the best rate's steps.")
+        if fewest := hyperbola(results):
+            said += (f"\n\nMcCandlish's curve through the medians: {fewest[0]:,.0f} steps + {fewest[1]:,.0f} samples "
+                     f"/ B.\nAt B = {fewest[1] / fewest[0]:,.0f}, the critical batch size, a run needs twice the "
+                     "fewest steps and twice the fewest samples.")
+        return said
+
+    def panels(self, results: dict[int, Measured]) -> list[Panel]:
+        """Draw steps and samples beside perfect scaling and McCandlish's curve."""
+        reached = {b: found for b, found in results.items() if np.isfinite(found.steps).all()}
+        b = np.array(list(reached))
+        steps = {}
+        if reached:
+            measured = np.array([found.steps for found in reached.values()]).T     # [seeds, batch sizes]
+            steps = {"measured": measured, "perfect scaling": np.median(measured[:, :1], 0, keepdims=True) * b[0] / b}
+            if fewest := hyperbola(results):
+                steps["fewest steps + fewest samples / B"] = fewest[0] + fewest[1] / b[None]
+        return [Panel("steps", "batch size B", {name: (b, y) for name, y in steps.items()}, "xy"),
+                Panel("samples", "batch size B", {name: (b, y * b) for name, y in steps.items()}, "xy")]
+
+
+def medians(results: dict[int, Measured]) -> dict[int, float]:
+    """Return the median steps of the batch sizes that reach the loss."""
+    return {b: found.median for b, found in results.items() if np.isfinite(found.median)}
+
+
+def hyperbola(results: dict[int, Measured]) -> tuple[float, float] | None:
+    """Fit steps = fewest steps + fewest samples / B to the medians, by least squares of the relative errors.
+
+    Return the fewest steps and the fewest samples; None if the medians do not fall like that.
+    """
+    median = medians(results)
+    if len(median) < 3:
+        return None
+    fewest = np.linalg.lstsq(np.array([[1 / s, 1 / (b * s)] for b, s in median.items()]), np.ones(len(median)))[0]
+    return tuple(fewest.tolist()) if (fewest > 0).all() else None
+
+
+if __name__ == "__main__":
+    run(lambda: BatchSize.show(world()))
