@@ -17,7 +17,10 @@ TEXTBOOK = MACHINE.parent / "reference"
 FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
                  if (MACHINE / path.parent.name / "__init__.py").exists())
 FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTBOOK / folder).glob("[!_]*.py"))]
-TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
+ON_RANKS = {file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()}
+# In other folders files of one name are no twins: the textbook plays all ranks of a pipeline, of ZeRO or of a training
+# step in one function, and the machine has an object for what one of them holds.
+TWINS = sorted(file for file in ON_RANKS if file.startswith(("comm.", "layers.", "models.")))
 
 # Where to send, and why; where gradients go; and a format, of which the textbook has one.
 ONLY_ON_RANKS = {"region", "group", "topology", "experts", "grads", "sink", "reason", "widen", "context_ranks"}
@@ -50,10 +53,6 @@ ALONE = {
         "TensorParallelRegion.complete SequenceParallelRegion.complete":
             "the machine's ModelState completes the gradients of all replicated tensors in one call",
         "each_complete sum_over_copies": "steps of `complete`",
-    },
-    "generation.decoding": {
-        "next_token allowed_tokens": "steps of the textbook's Sampling.choose, which the machine calls",
-        "next_tokens last_logits": "the logits come through a pipeline, and are gathered; the tokens are broadcast",
     },
     "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard"},
     "layers.block": {
@@ -95,59 +94,13 @@ ALONE = {
         "has_head stage_of join_stages": "facts about a stage's tree, which the machine imports elsewhere",
         "turns forward_again": "parts of layers_backward, which is longer on ranks: it gathers and has a ledger",
     },
-    # Where replicas and stages share the work, the textbook plays all ranks in one function, and the machine has an
-    # object for what one of them holds.
-    "parallel.data_parallel": {
-        "samples_of": "the machine imports it elsewhere",
-        "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
-        "weighted_loss": "the machine's Trainer sums weights over the replicas before the first backward",
-        "mean_of_means": "the wrong way",
-        "Gradients Reduction": "one replica's gradients, summed while the backward goes on",
-        "group_of reason_of": "where a bucket is summed, and why",
-    },
-    "parallel.pipeline": {
-        "pipeline_gradients in_time tie": "all stages, in the order of time",
-        "split_into_stages": "a rank draws its own stage",
-        "Pipeline largest_tag tag": "one stage's actions and messages",
-    },
-    "parallel.stale_weights": {
-        "LateGradient late_updates": "of all stages; a rank keeps the ages that its microbatches met",
-        "Version ages_at_entry": "parts of Versions, which both have",
-        "UnflushedPass units_of": "one stage's actions",
-    },
-    "parallel.zero": {
-        "ZeroTrainer ZeroRank each": "all ranks, side by side",
-        "Stage0 Stage1 Stage2 Stage3": "one rank's choices in each stage",
-        "ScatteredGradients ShardedGradients GradientsOfUnit": "one rank's gradients in stages 1 to 3",
-        "Parameters ShardedParameters GatheredUnit": "one rank's parameters",
-    },
-    "training.trainer": {
-        "loss_and_gradients": "on ranks a schedule's actions compute both",
-        "auxiliary_losses Trainer.auxiliary_losses Trainer.whole_auxiliary_losses":
-            "a rank sees some samples of the global batch",
-        "Trainer.update": "the machine's Adam",
-        "Trainer.in_format": "the machine's ModelState holds rounded weights beside the master weights",
-        "StepResult": "a rank's results have more fields than fit into a tuple",
-        "Trainer.compute_step": "a step that an observer may see again",
-        "Trainer.compute_gradients": "what a CUDA graph may repeat",
-        "Trainer.evaluate Trainer.pipeline Trainer.contexts": "forwards alone, on the same stages",
-        "Trainer.total_weights Trainer.whole_losses Trainer.on_host": "sums over the replicas",
-        "Trainer.held": "the bytes of one rank",
-    },
 }
 # The names that both files have, with other arguments.
 OTHER_ARGUMENTS = {
-    "generation.decoding": {
-        "generate": "a Replica has the parameters and the ModelConfig of its rank",
-    },
     "layers.grouped_attention": {"projection_backward": "the machine's adds to a weight's and a bias's gradient"},
     "layers.layer_norm": {"layer_norm_backward": "the machine's adds what came around the branch in the same kernel"},
     "layers.rms_norm": {"rms_norm_backward": "the same"},
     "layers.layer": {"Layer": "what the textbook's record says of a kind is true on ranks, too, but for the functions"},
-    "training.trainer": {
-        "Trainer": "a ModelState has the model, the seed and the precision of its rank",
-        "Trainer.step": "a replica gets its own microbatches, and finds out itself that a step must be skipped",
-    },
 }
 
 
@@ -204,7 +157,7 @@ def test_twins_have_the_same_arguments_and_communication_beside(file):
 def test_every_file_of_the_textbook_has_a_twin_or_is_imported_by_the_machine():
     """The collectives' twins are the methods of a Group, but for those with a root, which the machine does not need."""
     source = "\n".join(path.read_text() for folder in (MACHINE, BENCH) for path in folder.rglob("*.py"))
-    missing = {file for file in FILES if file not in TWINS and f"from reference.{file} import" not in source}
+    missing = {file for file in FILES if file not in ON_RANKS and f"from reference.{file} import" not in source}
     assert missing == {"comm.collectives", *TEXTBOOK_ONLY}
     methods = {name for name, _ in inspect.getmembers(Group, inspect.isfunction)}
     assert definitions(collectives).keys() - methods == {"reduce", "gather", "scatter"}
