@@ -30,7 +30,7 @@ from reference.errors import UserError
 
 # Packages of the base install that every run imports, by name, with their modules; and the others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
-          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
+          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash", "psutil": "psutil"}
 USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion", "tqdm": "the progress of a preparation"}
 NOTEBOOKS = ("jupyterlab", "jupytext")      # modules
 

@@ -379,5 +379,6 @@ def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, stat
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
     assert names == {*doctor.NEEDED, *doctor.USEFUL}
-    loaded = set(command("-c", "import mpi_impl.programs.gpt, sys; print(*sys.modules)").stdout.split())
+    program = "import mpi_impl.programs.gpt, mpi_impl.shardlab, sys; print(*sys.modules)"
+    loaded = set(command("-c", program).stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)
