@@ -43,7 +43,7 @@ def python(tmp_path):
 
 def test_what_a_base_install_lacks():
     """Only packages of the other extras are blocked, and no dependency of the base."""
-    assert {"IPython", "ipywidgets", "jupyter_client", "nbformat", "nbgrader", "pytest", "scipy"} <= lacking()
+    assert {"IPython", "ipywidgets", "jupyter_client", "nbformat", "nbgrader", "pytest", "rensa"} <= lacking()
     assert not {"numpy", "mpi4py", "matplotlib", "PIL", "tokenizers"} & lacking()
 
 

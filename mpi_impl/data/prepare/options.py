@@ -58,8 +58,8 @@ def parse(argv: Sequence[str] | None) -> PreparationOptions:
     if not 0 <= args.jaccard <= 0.99:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
-    if args.jaccard and importlib.util.find_spec("datasketch") is None:
-        raise UserError("--jaccard needs the package datasketch, which is not installed: "
-                        f"`{typed('pip')} install datasketch` installs it. Or give --jaccard 0 to keep "
+    if args.jaccard and importlib.util.find_spec("rensa") is None:
+        raise UserError("--jaccard needs the package rensa, which is not installed: "
+                        f"`{typed('pip')} install rensa` installs it. Or give --jaccard 0 to keep "
                         "near-duplicates.")
     return args
