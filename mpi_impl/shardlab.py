@@ -51,7 +51,6 @@ DEMO = f"""
     --sample-tokens 300
     --metrics-file {RESULTS}/metrics.jsonl
     --ledger {RESULTS}/ledger.json
-    --plot {RESULTS}/loss.png
     --report {RESULTS}/report.html
     --save {RESULTS}
 """.split()

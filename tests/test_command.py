@@ -298,7 +298,7 @@ def test_a_base_install_can_train(tmp_path):
                           capture_output=True, text=True, timeout=4 * SOON)
     assert done.returncode == 0 and done.stderr == "", done.stdout
     text = " ".join(done.stdout.split())
-    for fact in ("ok All packages of the base install", "ok Two ranks were started and added up 1 + 2 = 3.",
+    for fact in ("no matplotlib, for pictures.", "ok Two ranks were started and added up 1 + 2 = 3.",
                  "pip install jupyterlab jupytext.", "Training works here."):
         assert fact in text, fact
 
@@ -378,7 +378,7 @@ def test_gpus_cupy_and_nccl_are_found(machine, tmp_path, monkeypatch, nccl, stat
 
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
-    assert names == {*doctor.NEEDED, *doctor.USEFUL}
+    assert {*names, "matplotlib"} == {*doctor.NEEDED, *doctor.USEFUL}
     program = "import mpi_impl.programs.gpt, mpi_impl.shardlab, sys; print(*sys.modules)"
     loaded = set(command("-c", program).stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)

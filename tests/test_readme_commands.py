@@ -83,7 +83,7 @@ def run(command: Command, clone: Path) -> str:
         words += [*short, "--train-iters", "3"]
     elif not {"--help", "--check-scale"} & set(words):      # which take no time
         words += short
-    done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent), capture_output=True, text=True,
+    done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent, "plot"), capture_output=True, text=True,
                           timeout=300)
     return "" if done.returncode == 0 else f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-1000:]}"
 
