@@ -30,7 +30,7 @@ from reference.errors import UserError
 # Packages of the base install that every run imports, by name, with their modules; and others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
           "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash", "psutil": "psutil"}
-USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion", "tqdm": "the progress of a preparation"}
+USEFUL = {"matplotlib": "pictures", "shtab": "tab completion", "tqdm": "the progress of a preparation"}
 NOTEBOOKS = ("jupyterlab", "jupytext")      # modules
 
 # What Shardlab uses of MPI beyond messages and sums, by its trial in comm/abilities.py; and what follows without.

@@ -10,22 +10,21 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from argcomplete._check_module import find
 from packaging.requirements import Requirement
 
 from mpi_impl import doctor, shardlab
+from mpi_impl.completion import parser_of
 from mpi_impl.demos import DEMOS
 from mpi_impl.evaluate import options as evaluation
 from mpi_impl.generate.options import GenerationOptions
 from mpi_impl.launch import launcher
-from mpi_impl.launch.completion import declared_options
-from mpi_impl.launch.option_fields import add_options
+from mpi_impl.launch.option_fields import declared
 from mpi_impl.programs.arguments import parse
-from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from mpi_impl.prove.options import KINDS
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.mpis import MPICH
 from mpi_impl.shardlab import COMMANDS, PROGRAMS, Module, program_of
+from reference.config import option
 from reference.errors import UserError
 from tests.base_install import BLOCKER, base_environment
 from tests.deep import one_fast_of
@@ -84,8 +83,8 @@ def test_the_options_before_a_program_are_those_of_the_launcher(line):
 def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
     kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
-    names = {name for kind in kinds for name in fields_of(kind)}
-    names |= {name for demo in DEMOS for name in declared_options(f"mpi_impl.demos.{demo}")}
+    names = {option(name) for kind in kinds for name in declared(kind)}
+    names |= {name for demo in DEMOS for name in parser_of(f"mpi_impl.demos.{demo}")._option_string_actions}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}
 
 
@@ -178,46 +177,25 @@ def test_ranks_without_mpi4py_are_a_sentence(tmp_path):
 # ---- completion -----------------------------------------------------------------------------------------------------
 
 
-def fields_of(kind: type) -> dict[str, bool]:
-    """Return the options of a program's own parser, with the number of values that follow each."""
-    parser = doctor.ArgumentParser(add_help=False)
-    add_options(parser, kind)
-    return {action.option_strings[0]: action.nargs for action in parser._actions}
+@pytest.fixture(scope="module")
+def script() -> str:
+    return command("-m", "mpi_impl.shardlab", "completion", "bash").stdout
 
 
-@pytest.mark.parametrize("where, kinds", [
-    (PROGRAMS["pretrain_gpt"].options, [GPTPretrainingOptions]),
-    (PROGRAMS["pretrain_bert"].options, [BERTPretrainingOptions]),
-    (PROGRAMS["generate"].options, [GenerationOptions]),
-    (PROGRAMS["evaluate"].options, evaluation.OPTIONS.values()),
-    (PROGRAMS["prove"].options, KINDS.values()),
-])
-def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where, kinds):
-    expected = {name: nargs for kind in kinds for name, nargs in fields_of(kind).items()}
-    found = {name: 0 if "action" in settings else settings.get("nargs")
-             for name, settings in declared_options(where).items()}
-    assert len(found) > 10 and found == expected
+ASK = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_shardlab; printf "%s\\n" "${COMPREPLY[@]}"'
 
 
-def completions(line: str, program: list[str], env: dict[str, str], folder: Path) -> list[str]:
-    """Ask for completions as a shell does, and return argcomplete's answer."""
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
-             "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-    done = subprocess.run(program, cwd=folder, env=env | asked, capture_output=True, text=True, timeout=SOON)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return (folder / "answer").read_text().split()
-
-
-@pytest.mark.parametrize("line, some", [
-    ("shardlab ", [*COMMANDS]),
+@pytest.mark.parametrize("line, expected", [
+    ("shardlab ", [*COMMANDS]), ("shardlab la", ["labs"]), ("shardlab run -n 8 ", [*PROGRAMS]),
     ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"]),
-    ("shardlab demos memory -n 4 --host", ["--hostfile"]),
+    ("shardlab demos memory -n 4 --host", ["--hostfile"]), ("shardlab microshard --st", ["--steps"]),
     ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"]),
+    ("shardlab evaluate -n 2 --task race --tune-lr", ["--tune-lr"]),
+    ("shardlab demo --pipeline-schedule zb", ["zb-h1", "zb-h2", "zb-v"]),
 ])
-def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, tmp_path):
-    env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
-    found = completions(line, [sys.executable, "-m", "mpi_impl.shardlab"], env, tmp_path)
-    assert sorted(found) == sorted(some)
+def test_bash_gets_completions(script, line, expected):
+    done = subprocess.run(["bash", "-c", f"{script}\n{ASK}", "-", *line.split(" ")], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == sorted(expected), done.stderr
 
 
 SPOILED = "raise SystemExit('this is not ours')"
@@ -248,19 +226,6 @@ def test_a_users_program_finds_what_python_lets_it_find(installed, tmp_path, pro
     ranks = subprocess.run([installed, "run", "-n", "2", *program, "-x"], cwd=tmp_path, capture_output=True, text=True,
                            timeout=SOON)
     assert alone.stdout and (ranks.stdout, ranks.returncode) == (2 * alone.stdout, 0)
-
-
-def test_a_shell_gets_the_values_of_an_option(tmp_path):
-    program = [sys.executable, "-m", "mpi_impl.shardlab"]
-    found = completions("shardlab demo --pipeline-schedule zb", program, environment(), tmp_path)
-    assert sorted(found) == ["zb-h1", "zb-h2", "zb-v"]
-
-
-def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):
-    """A shell looks for the mark in a script's first kilobyte, or, for what pip makes, in its module's."""
-    assert completions("shardlab la", [installed], environment(), tmp_path) == ["labs"]
-    for path in (installed, find("mpi_impl.shardlab", return_package=True)):
-        assert "PYTHON_ARGCOMPLETE_OK" in Path(path).read_text()[:1024]
 
 
 def test_the_options_of_training_come_without_numpy_and_mpi(tmp_path):
