@@ -147,10 +147,9 @@ show_progress() {
     printf "\n"
 }
 
-# The command that pip would make of [project.scripts]. Shells may ask it for completions (docs/command.md). Without -P
-# it would be that of a clone in the current folder.
+# The command that pip would make of [project.scripts]. Without -P it would be that of a clone in the current folder.
 make_command() {
-    printf '#!/usr/bin/env bash\n# PYTHON_ARGCOMPLETE_OK\nexec %q -P -m shardlab "$@"\n' "$venv/bin/python" \
+    printf '#!/usr/bin/env bash\nexec %q -P -m shardlab "$@"\n' "$venv/bin/python" \
         >"$venv/bin/shardlab"
     chmod +x "$venv/bin/shardlab"
 }

@@ -1,6 +1,6 @@
 """The speed of preparing a corpus, beside a program written as Megatron-LM's tools/preprocess_data.py is.
 
-    .venv/bin/python benchmarks/preparation.py      # needs datasketch
+    .venv/bin/python benchmarks/preparation.py      # needs rensa
 
 Both read the same JSON lines (the source of Python's standard library, several times, a file in each line), encode them
 with the same byte-level BPE by the same library `tokenizers`, in the same number of processes with one thread each, and

@@ -1,8 +1,7 @@
-# PYTHON_ARGCOMPLETE_OK
 """The command `shardlab`, one door to all programs: `shardlab run -n 8 pretrain_gpt ...` is
 `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt ...`.
 
-It imports neither NumPy nor MPI: help and completion must come while one looks.
+It imports neither NumPy nor MPI: help must come while one looks.
 """
 import argparse
 import difflib
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpi_impl.launch import launcher
-from mpi_impl.launch.completion import Completed, complete
 from mpi_impl.launch.entry import TYPED, ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
 from mpi_impl.runtime.advice import typed
@@ -52,7 +50,6 @@ DEMO = f"""
     --sample-tokens 300
     --metrics-file {RESULTS}/metrics.jsonl
     --ledger {RESULTS}/ledger.json
-    --plot {RESULTS}/loss.png
     --report {RESULTS}/report.html
     --save {RESULTS}
 """.split()
@@ -62,14 +59,7 @@ Open {RESULTS}/report.html in a browser, and press Play. The model writes more:
 {typed("shardlab")} generate --load {RESULTS} --prompt "def " --tokens-to-generate 200"""
 TRACKER = "latest_checkpointed_iteration.txt"       # of checkpoints/on_disk.py, which imports NumPy
 
-# The programs of ranks, and where their options are declared.
-PROGRAMS = {
-    "pretrain_gpt": Completed("shardlab.programs.options:GPTPretrainingOptions"),
-    "pretrain_bert": Completed("shardlab.programs.options:BERTPretrainingOptions"),
-    "prove": Completed("shardlab.prove.options"),
-    "generate": Completed("shardlab.generate.options:GenerationOptions"),
-    "evaluate": Completed("shardlab.evaluate.options"),
-}
+PROGRAMS = "pretrain_gpt", "pretrain_bert", "prove", "generate", "evaluate"     # of ranks
 LABS = ROOT / "course" / "labs"
 OWN_PACKAGES = ("shardlab", "mpi_impl", "reference", "course")
 
@@ -99,14 +89,11 @@ class Command(NamedTuple):
     usage: str                                      # what comes after it
     about: str
     program: Callable[[list[str]], Target]          # that the words behind it name
-    completed: Completed
     folder: str = ""                                # that it saves into, each time again
     afterwards: str = ""                            # printed when it has ended well
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    if "_ARGCOMPLETE" in os.environ:
-        complete("shardlab", {name: command.completed for name, command in COMMANDS.items()})
     run_alone(partial(act, list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -282,42 +269,35 @@ def labs(argv: list[str]) -> Target:
 
 
 COMMANDS = {
-    "doctor": Command("", "tell what this machine has, and what is missing", partial(Module, "shardlab.doctor"),
-                      Completed()),
-    "demo": Command("[OPTIONS]", "train a small GPT on 8 ranks, and account for every byte", demo,
-                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True), RESULTS, AFTER_DEMO),
+    "doctor": Command("", "tell what this machine has, and what is missing", partial(Module, "shardlab.doctor")),
+    "demo": Command("[OPTIONS]", "train a small GPT on 8 ranks, and account for every byte", demo, RESULTS, AFTER_DEMO),
     "demos": Command("[NAME] [-n RANKS]", "show one idea on ranks, as in `shardlab demos mlp -n 4`; no name lists them",
-                     demos, Completed(programs={
-                         name: Completed(f"shardlab.demos.{name}", launches=True) for name in DEMOS})),
-    "run": Command("-n RANKS PROGRAM ...", f"start {', '.join(list(PROGRAMS)[:2])}, or a file such as microshard.py",
-                   run, Completed(launches=True, programs=PROGRAMS)),
-    "generate": Command("[-n RANKS] ...", "let a trained GPT write", partial(
-        on_ranks, "shardlab.generate", 1), PROGRAMS["generate"]._replace(launches=True)),
+                     demos),
+    "run": Command("-n RANKS PROGRAM ...", f"start {', '.join(PROGRAMS[:2])}, or a file such as microshard.py", run),
+    "generate": Command("[-n RANKS] ...", "let a trained GPT write", partial(on_ranks, "shardlab.generate", 1)),
     "evaluate": Command("[-n RANKS] ...", "evaluate a model on published data", partial(
-        on_ranks, "shardlab.evaluate", 1), PROGRAMS["evaluate"]._replace(launches=True)),
-    "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare"),
-                       Completed("mpi_impl.data.prepare.options:PreparationOptions")),
-    "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "shardlab.plan"),
-                    Completed("shardlab.plan.options")),
+        on_ranks, "shardlab.evaluate", 1)),
+    "prepare": Command("...", "make a corpus ready for training", partial(Module, "mpi_impl.data.prepare")),
+    "plan": Command("...", "find the fastest way to shard a model over a cluster", partial(Module, "shardlab.plan")),
     "dry_run": Command("--world-size N ...", "run single ranks of an imagined world", partial(
-        Module, "shardlab.dry_run"), Completed("shardlab.dry_run.options:GPTDryRunOptions")),
+        Module, "shardlab.dry_run")),
     "score": Command("[FILE ...]", "rank schedules, layouts and plans on a leaderboard that needs no GPU", partial(
-        Module, "shardlab.score"), Completed("shardlab.score.__main__")),
-    "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "shardlab.plot_schedule"),
-                             Completed("shardlab.plot_schedule")),
-    "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "shardlab.compare"),
-                       Completed()),
+        Module, "shardlab.score")),
+    "plot_schedule": Command("...", "draw pipeline schedules", partial(Module, "shardlab.plot_schedule")),
+    "compare": Command("A B", "name the first tensor in which two runs differ", partial(Module, "shardlab.compare")),
     "recorder": Command("> shardlab_recorder.py", "print a file by which a PyTorch program records its steps", partial(
-        Module, "shardlab.compare.their_runs"), Completed()),
+        Module, "shardlab.compare.their_runs")),
     "textbook": Command("MODEL RECORDING ...", "compute the first step of recordings again, and name the wrong one",
-                        partial(Module, "shardlab.compare.their_runs.textbook"), Completed()),
+                        partial(Module, "shardlab.compare.their_runs.textbook")),
     "hang": Command("DUMPS", "say who did not come to which collective, from PyTorch's flight recorder", partial(
-        Module, "shardlab.hang"), Completed()),
+        Module, "shardlab.hang")),
     "prove": Command("[-n RANKS] ...", "prove that a training run computes what one process does", partial(
-        on_ranks, "shardlab.prove", 4), PROGRAMS["prove"]._replace(launches=True)),
+        on_ranks, "shardlab.prove", 4)),
     "microshard": Command("[-n RANKS] ...", "train, prove and write with the whole algorithm in one file", partial(
-        on_ranks, "microshard", 4), Completed("microshard", launches=True)),
-    "labs": Command("[FOLDER]", "make a course of the labs, for nbgrader and Gradescope", labs, Completed()),
+        on_ranks, "microshard", 4)),
+    "labs": Command("[FOLDER]", "make a course of the labs, for nbgrader and Gradescope", labs),
+    "completion": Command("SHELL", "print a script by which a shell completes all this at the tab key", partial(
+        Module, "shardlab.completion")),
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The environment may be broken in any way. So this imports nothing that could be:
 ever is tried in a process of its own, with a time limit. The exit status is 1 if training cannot work, and else 0.
 """
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -23,16 +22,16 @@ from mpi_impl.launch.entry import ArgumentParser, run_alone
 from mpi_impl.launch.guard import run_guarded
 from mpi_impl.launch.launcher import launcher, mpi_vendor, own_job, own_program
 from mpi_impl.launch.status import shared_memory_here
-from mpi_impl.runtime.advice import typed
+from mpi_impl.runtime.advice import is_installed, typed
 from mpi_impl.runtime.mpis import DEFAULT, implementation
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
-# Packages of the base install that every run imports, by name, with their modules; and the others, with their use.
+# Packages of the base install that every run imports, by name, with their modules; and others, with their use.
 NEEDED = {"numpy": "numpy", "mpi4py": "mpi4py", "tokenizers": "tokenizers", "safetensors": "safetensors",
-          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash"}
-USEFUL = {"matplotlib": "pictures", "argcomplete": "tab completion", "tqdm": "the progress of a preparation"}
+          "ml-dtypes": "ml_dtypes", "msgspec": "msgspec", "xxhash": "xxhash", "psutil": "psutil"}
+USEFUL = {"matplotlib": "pictures", "shtab": "tab completion", "tqdm": "the progress of a preparation"}
 NOTEBOOKS = ("jupyterlab", "jupytext")      # modules
 
 # What Shardlab uses of MPI beyond messages and sums, by its trial in comm/abilities.py; and what follows without.
@@ -142,14 +141,6 @@ def ask_python(function: Callable[[], None], seconds: float = SECONDS) -> Reply:
     """Call a function of this module in a Python of its own."""
     code = f"import sys; sys.path.insert(0, {ROOT!r}); from shardlab.doctor import {function.__name__} as ask; ask()"
     return ask([sys.executable, "-P", "-c", code], seconds)
-
-
-def is_installed(module: str) -> bool:
-    """Report whether a module can be found, without importing it."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def import_packages() -> None:

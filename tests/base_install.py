@@ -21,20 +21,22 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
-def base_environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables of a base install, for Python and the ranks that it starts.
+def base_environment(folder: Path, *extras: str) -> dict[str, str]:
+    """Return the environment variables of a base install with these extras, for Python and the ranks that it starts.
 
     Python imports sitecustomize, which is written into the folder, before anything else.
     """
-    (folder / "sitecustomize.py").write_text(BLOCKER.format(blocked=lacking()))
+    (folder / "sitecustomize.py").write_text(BLOCKER.format(blocked=lacking(*extras)))
     return environment({"PYTHONPATH": str(folder)})
 
 
-def lacking() -> set[str]:
-    """Return the modules that are installed here and would not be by the base dependencies and the package of MPI."""
+def lacking(*extras: str) -> set[str]:
+    """Return the modules that are installed here, but not by the base dependencies, the package of MPI and the extras.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     there = {canonicalize_name(project["name"])}      # if pip has installed the project itself
-    for requirement in project["dependencies"] + [MPI.wheel]:
+    chosen = [project["optional-dependencies"][extra] for extra in extras]
+    for requirement in sum(chosen, project["dependencies"] + [MPI.wheel]):
         add_required(Requirement(requirement), there)
     return {module for module, names in packages_distributions().items()
             if not there & set(map(canonicalize_name, names))}

@@ -151,7 +151,7 @@ SMALLEST = {        # programs on one process or two ranks, their options, and t
     "overlap": "--turns 1", "predict": "--turns 1 --steps 1", "preparation": "--turns 1 --copies 1",
     "starting": "--turns 1", "their_bugs": "--only nothing", "where_time_goes": "h128:2", "cuda_step": "--help",
     "registers": "--help"}
-NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "datasketch", "their_bugs": "torch"}
+NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "rensa", "their_bugs": "torch"}
 ON_RANKS = {"checkpoints", "optimizers"}
 
 

@@ -10,22 +10,21 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from argcomplete._check_module import find
 from packaging.requirements import Requirement
 
 from mpi_impl.launch import launcher, mps
-from mpi_impl.launch.completion import declared_options
-from mpi_impl.launch.option_fields import add_options
+from mpi_impl.launch.option_fields import declared
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.mpis import MPICH
+from reference.config import option
 from reference.errors import UserError
 from shardlab import command as front_door, doctor
 from shardlab.command import COMMANDS, PROGRAMS, Module, program_of
+from shardlab.completion import parser_of
 from shardlab.demos import DEMOS
 from shardlab.evaluate import options as evaluation
 from shardlab.generate.options import GenerationOptions
 from shardlab.programs.arguments import parse
-from shardlab.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from shardlab.prove.options import KINDS
 from tests.base_install import BLOCKER, base_environment
 from tests.deep import one_fast_of
@@ -84,8 +83,8 @@ def test_the_options_before_a_program_are_those_of_the_launcher(line):
 def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
     kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
-    names = {name for kind in kinds for name in fields_of(kind)}
-    names |= {name for demo in DEMOS for name in declared_options(f"shardlab.demos.{demo}")}
+    names = {option(name) for kind in kinds for name in declared(kind)}
+    names |= {name for demo in DEMOS for name in parser_of(f"shardlab.demos.{demo}")._option_string_actions}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}
 
 
@@ -189,46 +188,25 @@ def test_ranks_without_mpi4py_are_a_sentence(tmp_path):
 # ---- completion -----------------------------------------------------------------------------------------------------
 
 
-def fields_of(kind: type) -> dict[str, bool]:
-    """Return the options of a program's own parser, with the number of values that follow each."""
-    parser = doctor.ArgumentParser(add_help=False)
-    add_options(parser, kind)
-    return {action.option_strings[0]: action.nargs for action in parser._actions}
+@pytest.fixture(scope="module")
+def script() -> str:
+    return command("-m", "shardlab", "completion", "bash").stdout
 
 
-@pytest.mark.parametrize("where, kinds", [
-    (PROGRAMS["pretrain_gpt"].options, [GPTPretrainingOptions]),
-    (PROGRAMS["pretrain_bert"].options, [BERTPretrainingOptions]),
-    (PROGRAMS["generate"].options, [GenerationOptions]),
-    (PROGRAMS["evaluate"].options, evaluation.OPTIONS.values()),
-    (PROGRAMS["prove"].options, KINDS.values()),
-])
-def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where, kinds):
-    expected = {name: nargs for kind in kinds for name, nargs in fields_of(kind).items()}
-    found = {name: 0 if "action" in settings else settings.get("nargs")
-             for name, settings in declared_options(where).items()}
-    assert len(found) > 10 and found == expected
+ASK = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_shardlab; printf "%s\\n" "${COMPREPLY[@]}"'
 
 
-def completions(line: str, program: list[str], env: dict[str, str], folder: Path) -> list[str]:
-    """Ask for completions as a shell does, and return argcomplete's answer."""
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
-             "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-    done = subprocess.run(program, cwd=folder, env=env | asked, capture_output=True, text=True, timeout=SOON)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return (folder / "answer").read_text().split()
-
-
-@pytest.mark.parametrize("line, some", [
-    ("shardlab ", [*COMMANDS]),
+@pytest.mark.parametrize("line, expected", [
+    ("shardlab ", [*COMMANDS]), ("shardlab la", ["labs"]), ("shardlab run -n 8 ", [*PROGRAMS]),
     ("shardlab run -n 8 pretrain_gpt --bf16 --data-path a b --tensor", ["--tensor-model-parallel-size"]),
-    ("shardlab demos memory -n 4 --host", ["--hostfile"]),
+    ("shardlab demos memory -n 4 --host", ["--hostfile"]), ("shardlab microshard --st", ["--steps"]),
     ("shardlab prepare --strict --tok", ["--tokenizer-type", "--tokenizer-model"]),
+    ("shardlab evaluate -n 2 --task race --tune-lr", ["--tune-lr"]),
+    ("shardlab demo --pipeline-schedule zb", ["zb-h1", "zb-h2", "zb-v"]),
 ])
-def test_a_shell_gets_completions_before_numpy_or_mpi_could_be_imported(line, some, tmp_path):
-    env = environment(without(tmp_path, "numpy", "mpi4py", "matplotlib"))
-    found = completions(line, [sys.executable, "-m", "shardlab"], env, tmp_path)
-    assert sorted(found) == sorted(some)
+def test_bash_gets_completions(script, line, expected):
+    done = subprocess.run(["bash", "-c", f"{script}\n{ASK}", "-", *line.split(" ")], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == sorted(expected), done.stderr
 
 
 SPOILED = "raise SystemExit('this is not ours')"
@@ -259,19 +237,6 @@ def test_a_users_program_finds_what_python_lets_it_find(installed, tmp_path, pro
     ranks = subprocess.run([installed, "run", "-n", "2", *program, "-x"], cwd=tmp_path, capture_output=True, text=True,
                            timeout=SOON)
     assert alone.stdout and (ranks.stdout, ranks.returncode) == (2 * alone.stdout, 0)
-
-
-def test_a_shell_gets_the_values_of_an_option(tmp_path):
-    program = [sys.executable, "-m", "shardlab"]
-    found = completions("shardlab demo --pipeline-schedule zb", program, environment(), tmp_path)
-    assert sorted(found) == ["zb-h1", "zb-h2", "zb-v"]
-
-
-def test_the_command_of_run_sh_completes_and_says_so(installed, tmp_path):
-    """A shell looks for the mark in a script's first kilobyte, or, for what pip makes, in its module's."""
-    assert completions("shardlab la", [installed], environment(), tmp_path) == ["labs"]
-    for path in (installed, find("shardlab")):
-        assert "PYTHON_ARGCOMPLETE_OK" in Path(path).read_text()[:1024]
 
 
 def test_the_options_of_training_come_without_numpy_and_mpi(tmp_path):
@@ -309,7 +274,7 @@ def test_a_base_install_can_train(tmp_path):
                           capture_output=True, text=True, timeout=4 * SOON)
     assert done.returncode == 0 and done.stderr == "", done.stdout
     text = " ".join(done.stdout.split())
-    for fact in ("ok All packages of the base install", "ok Two ranks were started and added up 1 + 2 = 3.",
+    for fact in ("no matplotlib, for pictures.", "ok Two ranks were started and added up 1 + 2 = 3.",
                  "pip install jupyterlab jupytext.", "Training works here."):
         assert fact in text, fact
 
@@ -417,6 +382,7 @@ def test_ranks_that_could_share_a_gpu_are_told_how(machine, tmp_path, monkeypatc
 
 def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
     names = {Requirement(one).name for one in PROJECT["dependencies"]}
-    assert names == {*doctor.NEEDED, *doctor.USEFUL}
-    loaded = set(command("-c", "import shardlab.programs.gpt, sys; print(*sys.modules)").stdout.split())
+    assert {*names, "matplotlib"} == {*doctor.NEEDED, *doctor.USEFUL}
+    program = "import shardlab.programs.gpt, shardlab.command, sys; print(*sys.modules)"
+    loaded = set(command("-c", program).stdout.split())
     assert loaded.issuperset(doctor.NEEDED.values()) and not loaded & set(doctor.USEFUL)

@@ -9,10 +9,10 @@ import pytest
 
 from mpi_impl.launch.hostfile import read_hosts
 from mpi_impl.runtime.rank_environment import cores, cores_of_container
+from shardlab.completion import parser_of
 from tests.launching import ROOT
 from tests.readme_commands import parsed
 from tests.test_environment import PROJECT, PURPOSES
-from tests.test_readme_commands import declared_options, place_of_options
 
 yaml = pytest.importorskip("yaml", reason="Manifests are read by PyYAML, which is not installed.")
 NAMES = "Dockerfile", "shardlab.def", "jobset.yaml", "mpijob.yaml", "../docs/containers.md"
@@ -64,7 +64,7 @@ def test_a_launcher_starts_a_rank_in_each_slot_and_resumes_if_it_can(manifest, t
     assert "--save runs/gpt --load runs/gpt" in command
     program = parsed(command)
     given = set(re.findall(r"--[a-z][\w-]*", command)) - {"--hostfile"}
-    assert given <= declared_options(place_of_options(program.program)).keys()
+    assert given <= parser_of(program.program)._option_string_actions.keys()
     assert (tmp_path / "hosts").read_text().splitlines() == HOSTS[manifest]
     assert sum(host.slots for host in read_hosts(str(tmp_path / "hosts"))) == program.ranks
 

@@ -11,7 +11,7 @@ from tools.reading import GUIDE, ROW, definitions, with_true_lengths
 
 ROOT = Path(__file__).parent.parent
 GUIDES = "docs/*.md", "course/instructors/**/*.md"
-PAGES = ["README.md", "CONTRIBUTING.md", "MAINTAINERS.md", "notebooks/README.md", "course/README.md",
+PAGES = ["README.md", "CONTRIBUTING.md", "MAINTAINERS.md", "copyright.md", "notebooks/README.md", "course/README.md",
          "benchmarks/README.md",
          *(str(path.relative_to(ROOT)) for pattern in GUIDES for path in sorted(ROOT.glob(pattern)))]
 TEXTS = {name: (ROOT / name).read_text() for name in PAGES}

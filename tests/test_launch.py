@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, strategies as st
 
@@ -30,14 +31,6 @@ from tests.launching import (MPI, ROOT, SOON, command, environment, in_backgroun
 def pids(folder: Path) -> list[int]:
     """Return the processes that left a file of their name here."""
     return [int(path.stem) for path in folder.glob("*.pid")]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def wait_until(condition) -> bool:
@@ -89,9 +82,9 @@ def family(tmp_path):
             try:
                 assert wait_until(lambda: len(pids(tmp_path)) == 2 + 2 * with_children)
                 yield job
-                assert wait_until(lambda: not any(map(alive, pids(tmp_path)))), "processes stay"
+                assert wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path)))), "processes stay"
             finally:
-                for pid in filter(alive, pids(tmp_path)):
+                for pid in filter(psutil.pid_exists, pids(tmp_path)):
                     os.kill(pid, signal.SIGKILL)
     return start
 
@@ -170,8 +163,8 @@ def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
 def test_a_process_whose_main_thread_is_dead_is_ended_with_its_children(tmp_path):
     """It is a zombie then, with a child."""
     job = command("-c", f"""if True:
-        import ctypes, os, threading, time
-        from mpi_impl.launch.guard import leaving_nothing, processes
+        import ctypes, os, psutil, threading, time
+        from mpi_impl.launch.guard import leaving_nothing
         with leaving_nothing():
             if not (child := os.fork()):
                 if not (its_child := os.fork()):
@@ -179,9 +172,9 @@ def test_a_process_whose_main_thread_is_dead_is_ended_with_its_children(tmp_path
                 open("{tmp_path}/child", "w").write(str(its_child))
                 threading.Thread(target=time.sleep, args=(60,)).start()
                 ctypes.CDLL(None).pthread_exit(None)
-            while (child, os.getpid(), "Z") not in processes():
+            while psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
-        print(os.path.exists("/proc/" + open("{tmp_path}/child").read()))
+        print(psutil.pid_exists(int(open("{tmp_path}/child").read())))
     """)
     assert (job.stdout, job.stderr) == ("False\n", "")
 
@@ -211,7 +204,7 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     assert job.returncode == 124
     assert job.stderr.endswith("error: the job did not end within 8 seconds (--timeout), and has been ended.\n")
     assert len(pids(tmp_path)) == 2
-    assert wait_until(lambda: not any(map(alive, pids(tmp_path))))
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path))))
 
 
 @pytest.mark.parametrize("arguments, sentence", [

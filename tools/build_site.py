@@ -34,8 +34,9 @@ from tools.api_pages import PACKAGES, api_page_of, api_pages, module_of, source_
 from tools.notebooks import read_stored  # noqa: E402
 
 BUILD = ROOT / "docs" / "_build"
-PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "docs/*.md", "benchmarks/README.md", "notebooks/README.md",
-         "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md", "course/slides/README.md")
+PAGES = ("CONTRIBUTING.md", "MAINTAINERS.md", "copyright.md", "docs/*.md", "benchmarks/README.md",
+         "notebooks/README.md", "notebooks/[0-9]*.ipynb", "course/README.md", "course/instructors/**/*.md",
+         "course/slides/README.md")
 SHEET = "course/cheat_sheet.html"       # which is a page already, as those of the playground
 READY = {SHEET} | {f"docs/playground/{name}.html" for name in playground.PAGES}
 PICTURES = ("docs/*.svg", "docs/*.png", "benchmarks/*.svg")

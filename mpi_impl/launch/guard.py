@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+import psutil
+
 from mpi_impl.launch.entry import say
 from mpi_impl.runtime import interrupt
 from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_memory
@@ -87,23 +89,25 @@ def end_descendants() -> None:
 
     Zombies count, too: the main thread of one is dead, but while others run, its children are still its own.
     """
-    while found := {pid for pid, parent, _ in processes() if parent == os.getpid()}:
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
-            os.waitpid(pid, 0)
+    while children := psutil.Process().children():
+        for process in children:
+            process.kill()      # as a zombie, it has its number until it is waited for
+            os.waitpid(process.pid, 0)
 
 
-def processes() -> Iterator[tuple[int, int, str]]:
-    """Yield each process with its parent and its state; none where the system has no /proc of Linux's kind."""
-    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.exists("/proc/self/stat") else []):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
-            state, parent = file.read().rpartition(")")[2].split()[:2]      # after a name, which may be anything
-            yield int(pid), int(parent), state
+def states(ancestor: int, recursive: bool = False) -> dict[int, str]:
+    """Map the children of a process, or all its descendants, to their states."""
+    found, gone = {}, contextlib.suppress(psutil.NoSuchProcess)
+    with gone:
+        for process in psutil.Process(ancestor).children(recursive):
+            with gone:
+                found[process.pid] = process.status()
+    return found
 
 
 def children(parent: int) -> set[int]:
-    """Return the living processes with this parent."""
-    return {pid for pid, its_parent, state in processes() if its_parent == parent and state not in "ZX"}   # not dead
+    """Return the living children of a process."""
+    return {pid for pid, state in states(parent).items() if state not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)}
 
 
 def is_mps(pid: int) -> bool:
@@ -111,14 +115,6 @@ def is_mps(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
         return file.read() == MPS
     return False
-
-
-def stopped_below(ancestor: int) -> set[int]:
-    """Return the descendants of a process that a signal has stopped."""
-    table, below = list(processes()), {ancestor}
-    while more := {pid for pid, parent, _ in table if parent in below} - below:
-        below |= more
-    return {pid for pid, _, state in table if pid in below and state == "T"}
 
 
 def wait(process: subprocess.Popen, seconds: float) -> int:
@@ -166,14 +162,14 @@ class Stops:
     launcher, is not waited for with a time limit by any other rank.
     """
 
-    def __init__(self, launcher: int):
-        self.launcher, self.told = launcher, set[int]()
-        self.since = dict[int, float]()
+    def __init__(self) -> None:
+        self.told, self.since = set[int](), dict[int, float]()
 
     def found(self) -> list[int]:
         """Return those that were stopped at the last look, too, and have not been returned since they were."""
         now, before = time.monotonic(), self.since
-        self.since = {pid: before.get(pid, now) for pid in stopped_below(self.launcher)}
+        stopped = [pid for pid, state in states(os.getpid(), True).items() if state == psutil.STATUS_STOPPED]
+        self.since = {pid: before.get(pid, now) for pid in stopped}
         fresh = self.since.keys() & before.keys() - self.told
         self.told = self.since.keys() & (self.told | fresh)
         return sorted(fresh)

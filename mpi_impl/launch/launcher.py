@@ -338,7 +338,7 @@ def outcome(process: subprocess.Popen, began: float, timeout: float, limit: floa
     """Wait for the launcher's exit status. Raises JobEnded when the time is up, if the launcher has lost a process, or
     if one of the job has been stopped for too long. If nodes have failed, end this process.
     """
-    losses, stops, deadline = Losses(process.pid), Stops(process.pid), began + timeout
+    losses, stops, deadline = Losses(process.pid), Stops(), began + timeout
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return wait(process, min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))

@@ -99,7 +99,10 @@ def add_options(parser: ArgumentParser, kind: type) -> None:
             titled = parser.add_argument_group((group.__doc__ or "").splitlines()[0].rstrip("."))
             for name in own:
                 names = (name, known[name].metadata["also"])
-                titled.add_argument(*map(option, filter(None, names)), **argparse_settings(known[name], types[name]))
+                action = titled.add_argument(*map(option, filter(None, names)),
+                                             **argparse_settings(known[name], types[name]))
+                # For shardlab/completion.py.
+                action.known = known[name].metadata["known"]    # type: ignore[attr-defined]
             added.update(own)
 
 

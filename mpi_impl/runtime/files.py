@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import xxhash
 
+from mpi_impl.runtime.advice import check_installed
 from reference.errors import UserError
 
 PICTURES = (".png", ".pdf", ".svg")      # what a picture's name may end in
@@ -226,6 +227,8 @@ def check_ending(path: str, option: str = "--plot", endings: tuple[str, ...] = P
     """Raise UserError if it is no name of a picture, or of a page, or cannot be written."""
     if not path.endswith(endings):
         raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(endings)}.")
+    if endings is PICTURES:
+        check_installed("matplotlib", option)
     check_writable(path)
 
 

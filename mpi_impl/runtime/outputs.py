@@ -4,6 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
+from mpi_impl.runtime.advice import check_installed
 from mpi_impl.runtime.files import PICTURES, check_ending, check_folder, check_writable
 from reference.config import option
 from reference.errors import UserError
@@ -77,8 +78,10 @@ def check_outputs(args: object) -> None:
         check_writable(file.path)
     for folder in folders:
         check_folder(folder.path)
-        for file in folder.found() if folder.name == "trace" else ():
-            check_writable(file.path)
+        if folder.name == "trace":
+            check_installed("matplotlib", "--trace")
+            for file in folder.found():
+                check_writable(file.path)
 
 
 def paths_read(values: dict) -> list[OptionPath]:

@@ -7,11 +7,11 @@ formulas. A rank of each plan that is shown takes a step without data: its memor
 shardlab/experiments/scaling_study.py compares the formulas with measurements on the papers' clusters,
 benchmarks/predict.py with measurements on the machine at hand.
 """
-import sys
 import textwrap
-import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+
+from tqdm import tqdm
 
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.tables import aligned
@@ -28,7 +28,7 @@ from shardlab.plan.launch_line import WIDTH, launch_line
 from shardlab.plan.options import PlanOptions, model_of, parse
 from shardlab.plan.reasons import reasons
 
-SECONDS_OF_SILENCE = 5.0
+SILENCE = 5.0       # seconds before a bar appears, and between its changes
 LETTERS = {"t": "ranks that share each layer", "p": "stages of the pipeline", "d": "replicas",
            "c": "ranks that share a sequence", "e": "ranks that share the experts", "v": "stages on a rank",
            "b": "samples in a microbatch", "m": "microbatches in a step", "ZeRO": "its stage",
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parse(argv)
     args = PlanOptions(**given)
     job = PlanSearch(model_of(given), args.num_gpus, args.global_batch_size, profiles.load(args.hardware),
-                     SearchProgress().watch, cache(predicted_bytes), args.best)
+                     partial(tqdm, delay=SILENCE, mininterval=SILENCE, leave=False), cache(predicted_bytes), args.best)
     if args.operators:
         if others := [option(name) for name in ("best", "plot") if name in given]:
             raise UserError(f"--operators prints one table, and draws nothing: leave {' and '.join(others)} out.")
@@ -116,18 +116,6 @@ def operators_text(job: PlanSearch) -> str:
 A letter for the devices of a server, and one for the servers: s samples, p positions, f features (of attention: heads),
 c columns of a matrix, r its rows, . nothing is split. GB: parameters, gradients and optimizer states on a device, where
 a model gets {job.memory / 1e9:,.0f}; activations are not counted."""
-
-
-class SearchProgress:
-    """Lines on standard error about work that takes long, after some seconds of silence."""
-
-    def __init__(self):
-        self.spoke = time.monotonic()
-
-    def watch(self, work: str, done: int, of: int) -> None:
-        if time.monotonic() - self.spoke > SECONDS_OF_SILENCE:
-            print(f"{done:,} of {of:,} {work}", file=sys.stderr, flush=True)
-            self.spoke = time.monotonic()
 
 
 def gigabytes(size: float) -> str:

@@ -1,7 +1,7 @@
 """All parallelisms of a model on n devices: every (t, p, d, c, e, v, b, ZeRO stage, sequence parallelism, recompute)
 that the sizes allow, those that fit into a device's memory, and the fastest of them.
 """
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -63,7 +63,7 @@ class PlanSearch:
     n: int          # devices
     B: int          # samples of a step
     hardware: Hardware
-    watch: Callable[[str, int, int], None] = lambda work, done, of: None    # hears what is done of which work
+    watch: Callable[..., Iterable] = lambda work, desc: work    # passes on the items of long work, as tqdm does
     predict: Callable[[Plan, Hardware], float] = lambda plan, hardware: 0.0     # bytes on a plan's fullest rank
     shown: int = SIMULATED      # plans, at most, whose memory is predicted
 
@@ -94,8 +94,7 @@ class PlanSearch:
     def fitting(self) -> list[Timed]:
         """Return the plans that fit, timed by the closed form, fastest first."""
         found = []
-        for i, plan in enumerate(self.plans):
-            self.watch("plans are timed", i, len(self.plans))
+        for plan in self.watch(self.plans, desc="plans timed"):
             if self.fits(plan):
                 found.append(Timed(plan, step_time(plan, self.hardware, closed_form=True)))
         return sorted(found, key=seconds_of)
@@ -111,19 +110,17 @@ class PlanSearch:
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
                 rivals.append(one)
         found, simulated = list[Timed](), list(contestants.values())[:SIMULATED]
-        for i, rivals in enumerate(simulated):
-            self.watch("shapes are simulated", i, len(simulated))
+        for rivals in self.watch(simulated, desc="shapes simulated"):
             found += map(self.simulate, rivals)
         return self.confirm(sorted(found, key=seconds_of))
 
     def confirm(self, ranked: Sequence[Timed]) -> list[Timed]:
         """Return the first of each shape that is predicted to fit, as many as are to be shown."""
         found: dict[Shape, Timed] = {}
-        for one in ranked:
-            if len(found) < self.shown and one.shape not in found:
-                self.watch("plans are predicted", len(found), self.shown)
-                if self.predict(one.plan, self.hardware) <= self.memory:
-                    found[one.shape] = one
+        for one in self.watch(ranked, desc="plans predicted"):
+            if (len(found) < self.shown and one.shape not in found
+                    and self.predict(one.plan, self.hardware) <= self.memory):
+                found[one.shape] = one
         return list(found.values())
 
     def simulate(self, one: Timed) -> Timed:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from mpi_impl.checkpoints import on_disk
@@ -91,9 +92,7 @@ def alive(file: Path) -> bool:
     """Wait for the end of the rank that left this file, of which Open MPI takes seconds; report whether it lives."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        try:
-            os.kill(int(file.stem), 0)
-        except ProcessLookupError:
+        if not psutil.pid_exists(int(file.stem)):
             return False
         time.sleep(0.05)
     return True

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
@@ -85,10 +86,10 @@ class Job:
     def processes(self) -> dict[int, bool]:
         """Return the pids of the job's living processes; each is mapped to whether it is a rank."""
         found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            settings = dict(line.split("=", 1) for line in text_of(f"/proc/{pid}/environ").split("\0") if "=" in line)
+        for process in psutil.process_iter(["environ"]):
+            settings = process.info["environ"] or {}
             if settings.get(MARK) == self.mark:
-                found[int(pid)] = any(rank in settings for rank, _ in LAUNCHER_VARIABLES)
+                found[process.pid] = any(rank in settings for rank, _ in LAUNCHER_VARIABLES)
         return found
 
     def ranks(self) -> set[int]:

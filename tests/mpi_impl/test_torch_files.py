@@ -115,10 +115,10 @@ def test_other_archives_are_refused(tmp_path):
 # ---- files that were made to do harm ---------------------------------------------------------------------------------
 
 COMPARED = """
-import resource, sys
+import psutil, resource, sys
 from shardlab.compare.their_runs import compared
 from reference.errors import UserError
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (1 << 30)
+size = psutil.Process().memory_info().vms + (1 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 for path in sys.argv[1:]:
     try:

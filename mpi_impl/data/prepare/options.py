@@ -1,11 +1,10 @@
 """The options of mpi_impl.data.prepare, checked before anything is read or written."""
-import importlib.util
 import os
 from collections.abc import Sequence
 
 from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launch.option_fields import option_field, option_group, parse_given
-from mpi_impl.runtime.advice import typed
+from mpi_impl.runtime.advice import check_installed
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from mpi_impl.runtime.rank_environment import cores
@@ -58,8 +57,6 @@ def parse(argv: Sequence[str] | None) -> PreparationOptions:
     if not 0 <= args.jaccard <= 0.99:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
-    if args.jaccard and importlib.util.find_spec("datasketch") is None:
-        raise UserError("--jaccard needs the package datasketch, which is not installed: "
-                        f"`{typed('pip')} install datasketch` installs it. Or give --jaccard 0 to keep "
-                        "near-duplicates.")
+    if args.jaccard:
+        check_installed("rensa", "--jaccard", " Or give --jaccard 0 to keep near-duplicates.")
     return args
