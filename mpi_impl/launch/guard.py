@@ -97,12 +97,12 @@ def end_descendants() -> None:
 
 def states(ancestor: int, recursive: bool = False) -> dict[int, str]:
     """Map the children of a process, or all its descendants, to their states."""
-    found, gone = {}, contextlib.suppress(psutil.NoSuchProcess)
+    by_pid, gone = {}, contextlib.suppress(psutil.NoSuchProcess)
     with gone:
         for process in psutil.Process(ancestor).children(recursive):
             with gone:
-                found[process.pid] = process.status()
-    return found
+                by_pid[process.pid] = process.status()
+    return by_pid
 
 
 def children(parent: int) -> set[int]:
