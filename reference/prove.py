@@ -104,7 +104,7 @@ def small_model(architecture: str, parallel: ParallelConfig) -> ModelConfig:
 def splits(model: ModelConfig, parallel: ParallelConfig, seed: int) -> Iterator[tuple]:
     """Yield the name of each split, with its loss and gradients and those of the whole model, for this seed."""
     t, p, d = (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.data_parallel_size)
-    TALLY.evaluations = TALLY.degree = 0
+    TALLY.begin()
     params, dropout = random_parameters(model, seed), Dropout(model, seed, step=1)
     schedule = schedule_of(parallel, p + 1)
     rows = RandomSamples(model, 2 * t, seed).batch("train", 0, d * schedule.microbatches)

@@ -18,7 +18,7 @@ def proved(group, theorem: Callable, *args) -> float:
 
     The evaluations of all ranks count, although most are the same on several.
     """
-    TALLY.evaluations = TALLY.degree = 0
+    TALLY.begin()
     theorem(group, *args, wrap=as_exact)
     everyone = group.comm.allgather(TALLY)
     chance = Tally(sum(one.evaluations for one in everyone), max(one.degree for one in everyone)).chance_of_error()

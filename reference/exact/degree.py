@@ -69,6 +69,11 @@ class Tally:
     zero_divisors: int = 0    # that were met, while they are counted
     counts_zero_divisors: bool = False      # instead of raising: on ranks no one may leave while others wait
 
+    def begin(self, counts_zero_divisors: bool = False) -> None:
+        """Begin a computation."""
+        self.evaluations = self.degree = self.zero_divisors = 0
+        self.counts_zero_divisors = counts_zero_divisors
+
     def see(self, degree: Degree) -> None:
         """Note the bound of a result."""
         self.degree = max(self.degree, degree.numerator, degree.denominator)

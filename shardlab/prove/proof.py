@@ -85,8 +85,7 @@ class Proving(Program):
 
 def prove(world: Group, sizes: ProofSizes, seed: int, progress=lambda text: None) -> Proof | None:
     """Play the run and compare it, with numbers of this seed; return None if a divisor was 0. All ranks call this."""
-    TALLY.__init__()        # type: ignore[misc]
-    TALLY.counts_zero_divisors = True
+    TALLY.begin(counts_zero_divisors=True)
     try:
         runs = play_all(world, sizes, seed, progress)
         tallies = world.allgather_objects((TALLY.evaluations, TALLY.degree, TALLY.zero_divisors))
