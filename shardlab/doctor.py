@@ -183,14 +183,14 @@ def print_cupy() -> None:
 
 def python() -> Fact:
     return Fact("ok", f"Python {platform.python_version()}, {sys.executable}, on {platform.system()} "
-                         f"{platform.machine()}.")
+                f"{platform.machine()}.")
 
 
 def packages() -> Fact:
     reply = ask_python(import_packages, 2 * SECONDS)
     if reply.status != 0:
         return Fact("FAULT", f"The packages that training needs cannot be imported: {reply.problem}.",
-                       f"{INSTALL}{PIP} --force-reinstall {' '.join(NEEDED)}.")
+                    f"{INSTALL}{PIP} --force-reinstall {' '.join(NEEDED)}.")
     lacking = {line.split()[0]: line.strip() for line in reply.text.splitlines()}
     install = f"{INSTALL}{PIP} {' '.join(lacking)}."
     if needed := [line for name, line in lacking.items() if name in NEEDED]:
@@ -206,7 +206,7 @@ def mpi_library() -> Fact:
     reply = ask_python(print_library)
     if reply.status != 0:
         return Fact("FAULT", f"There is no MPI to use: {reply.problem}.",
-                       f"{INSTALL}{PIP} mpi4py {DEFAULT.wheel}, or load your system's MPI.")
+                    f"{INSTALL}{PIP} mpi4py {DEFAULT.wheel}, or load your system's MPI.")
     library = reply.text.strip()
     try:
         command = launcher(library.rsplit(" ", 1)[0], 2)[0]
@@ -223,7 +223,7 @@ def two_ranks() -> Fact:
         return Fact("ok", "Two ranks were started and added up 1 + 2 = 3.")
     wheel = implementation(ask_python(print_library).text).wheel
     return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
-                   f"All they said is shown by `{typed('python')} -m mpi_impl.launch {' '.join(job)}`. Where shared "
+                f"All they said is shown by `{typed('python')} -m mpi_impl.launch {' '.join(job)}`. Where shared "
                    "memory is small, as it is in a container (see below), give it more. Where a firewall keeps "
                    "processes of one machine apart, let them talk. Otherwise reinstall MPI: "
                    f"{PIP} --force-reinstall mpi4py {wheel}.")
@@ -261,7 +261,7 @@ def processors() -> Fact:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     n = cores()
     return Fact("ok", f"{n} {'cores' if n > 1 else 'core'} may be used, and the machine has {bytes_of(memory)} of "
-                         "memory.", "More ranks than cores take turns, which is slower and changes no result.")
+                "memory.", "More ranks than cores take turns, which is slower and changes no result.")
 
 
 def shared_memory() -> Fact:
@@ -280,18 +280,18 @@ def compiler() -> Fact:
         return Fact("no", "There is no C++ compiler.", advice)
     if lines[1] != "works":
         return Fact("no", f"The C++ compiler {lines[0]} cannot compile our kernels, or they cannot be loaded.",
-                       advice)
+                    advice)
     return Fact("ok", f"The C++ compiler {lines[0]} has compiled our kernels for this machine.")
 
 
 def gpu() -> Fact:
     if not (program := shutil.which("nvidia-smi")):
         return Fact("no", "There is no NVIDIA GPU, or no driver for it (nvidia-smi is not there): ranks compute on "
-                             "cores.")
+                    "cores.")
     reply = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"])
     if reply.status != 0:
         return Fact("no", f"NVIDIA's driver does not work: nvidia-smi says that {reply.problem}.",
-                       "Reinstall the driver, or start the container with the GPUs (docker run --gpus all).")
+                    "Reinstall the driver, or start the container with the GPUs (docker run --gpus all).")
     return Fact("ok", f"NVIDIA's driver finds {'; '.join(reply.text.strip().splitlines())}.")
 
 
@@ -309,8 +309,8 @@ def cupy() -> Fact:
         return Fact("no", f"CuPy {version} is installed, but finds no GPU that it can use.")
     if nccl == "0":
         return Fact("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI "
-                             "from one to the other, which is slower.",
-                       f"{PIP} nvidia-nccl-cu12, or nvidia-nccl-cu13.")
+                    "from one to the other, which is slower.",
+                    f"{PIP} nvidia-nccl-cu12, or nvidia-nccl-cu13.")
     return Fact("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
 
 
@@ -336,7 +336,7 @@ def sharing() -> Fact:
 def notebooks() -> Fact:
     if missing := [name for name in NOTEBOOKS if not is_installed(name)]:
         return Fact("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
-                       "In a clone of the project, ./run.sh setup notebook installs them; elsewhere, "
+                    "In a clone of the project, ./run.sh setup notebook installs them; elsewhere, "
                        f"{PIP} {' '.join(missing)}.")
     return Fact("ok", "Jupyter is installed: ./run.sh notebook opens the walkthroughs and labs.")
 

@@ -74,7 +74,7 @@ def test_every_lab_and_deck_has_a_page_in_a_list_with_its_slides_and_minutes(tmp
 
 
 SOURCES = {"index.md": "# README\n\n```{toctree}\nnotebooks/10_zero\ndocs/memory\napi/index\n```",
-                "notebooks/10_zero.md": "# ZeRO", "docs/memory.md": "# Memory", "api/index.md": "# Made from code"}
+           "notebooks/10_zero.md": "# ZeRO", "docs/memory.md": "# Memory", "api/index.md": "# Made from code"}
 EDITED = {"index": "README.md", "notebooks/10_zero": "notebooks/sources/10_zero.py", "docs/memory": "docs/memory.md",
           "api/index": None}
 

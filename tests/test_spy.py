@@ -122,9 +122,9 @@ def test_cublas_has_these_calls_and_cupy_these_codes():
         assert len(taken_by_cupy(getattr(theirs, name))) == len(getattr(cublas.library(), f"cublas{ours}").argtypes)
     codes = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
     assert {dtype_of(name): getattr(cupy.cuda.runtime, f"CUDA_R_{code}")
-                              for name, code in codes.items()} == cublas.FORMATS
+            for name, code in codes.items()} == cublas.FORMATS
     assert {dtype_of(name): getattr(theirs, f"CUBLAS_COMPUTE_{codes[name]}")
-                              for name in ("float64", "float32")} == cublas.COMPUTE
+            for name in ("float64", "float32")} == cublas.COMPUTE
 
 
 def test_cupy_records():

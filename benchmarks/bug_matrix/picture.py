@@ -18,7 +18,7 @@ COLORS = {"seen without steps, or within 20": "#0B3C5D", f"seen after more than 
 def draw(results: Mapping[str, Mapping[str, Verdict]], names: Sequence[str]) -> Figure:
     """Draw a panel for each kind, as wide as it has bugs. Those that are seen early by many come first."""
     blocks = {kind: sorted([color(results[entry.name][name]) for name in names] for entry in zoo.ENTRIES
-                            if entry.kind == kind and results.get(entry.name, {}).keys() >= set(names))
+                           if entry.kind == kind and results.get(entry.name, {}).keys() >= set(names))
               for kind in KINDS}
     blocks = {kind: columns for kind, columns in blocks.items() if columns}
     figure = Figure((14.0, 4.8), layout="constrained")

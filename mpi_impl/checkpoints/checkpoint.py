@@ -47,7 +47,7 @@ OF_THAT_RUN = ("Give the --vocab-size, the --tokenizer-type, and the --data-path
 def model_of(model: ModelConfig) -> dict[str, Any]:
     """Convert a configuration to JSON types, which have no tuples."""
     found: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value
-             for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
+                             for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
     if model.experts:
         found["experts"] = {name: value for name, value in found["experts"].items() if name not in NOT_THE_MODEL}
     return found

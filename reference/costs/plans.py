@@ -154,7 +154,7 @@ class Plan:
                         self.w * self.m * sent * pipeline_traffic(*sizes, t),
                         self.w * (data_parallel_traffic(self.psi - self.dealt, p.replicas, p.zero_stage, self.m,
                                                         p.num_distributed_optimizer_instances)
-                                + data_parallel_traffic(self.dealt, p.expert_replicas, p.zero_stage, self.m)))
+                                  + data_parallel_traffic(self.dealt, p.expert_replicas, p.zero_stage, self.m)))
 
     @property
     def exchanges(self) -> Exchanges:

@@ -79,8 +79,8 @@ class ZeroTrainer:
         for part in [i % layout.parts for i in range(self.d)]:
             own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
             self.ranks.append(ZeroRank(own if self.stage >= 3 else initial.copy(),
-                                   np.zeros_like(shard if self.stage >= 2 else initial),
-                                   np.zeros_like(shard), np.zeros_like(shard), part))
+                                       np.zeros_like(shard if self.stage >= 2 else initial),
+                                       np.zeros_like(shard), np.zeros_like(shard), part))
 
     def step(self, tokens, targets, b):
         """Do one step on tokens, targets [B, s], in microbatches of b; return loss and norm before clipping."""

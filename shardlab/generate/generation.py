@@ -27,7 +27,7 @@ class Generation(Program):
         self.replica = load_model(source, topology, self.args.dtype, self.device.like)
         placed = ranks.hosts().describe(topology.tensor.size)
         self.introduction = "\n".join(filter(None, [source.describe() + self.tokenizer.note, self.device.description,
-                                                   placed, self.about_length()]))
+                                                    placed, self.about_length()]))
 
     def prepare(self) -> tuple[ModelSource, list[list[int]], Tokenizer]:
         """Return the model, the prompts as tokens, and the tokenizer. Called by rank 0.

@@ -26,7 +26,7 @@ class SavedModelOptions:
 
     load: str | None = option_field(None, "the last checkpoint in this folder, which pretrain_gpt has saved", "DIR")
     load_hf: str | None = option_field(None, "or weights in Hugging Face's layout, of a GPT-2, Llama, Mistral, "
-                                      "Qwen or Mixtral", "DIR")
+                                       "Qwen or Mixtral", "DIR")
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 

@@ -53,7 +53,7 @@ def start_ranks(state: ModelState, whole) -> None:
     tensor, e, values = state.topology.tensor, state.layout.e, dict(leaves(whole))
     flat = np.zeros_like(state.device_prototype, shape=state.layout.size)
     tree_map(lambda view, named: assign(view, shard(values[named.name], named.leaf, tensor.size, tensor.rank, e,
-                                                      state.topology.expert_rank)),
+                                                    state.topology.expert_rank)),
              state.layout.views(flat), with_names(state.layout.tensors))
     for piece in state.pieces:
         state.parameters.own.store(piece, state.parameters.own.load(piece) + flat[piece.in_buffer])

@@ -141,7 +141,7 @@ def test_the_tokenizer_in_the_folder_is_the_runs(bert_folder, word_pieces):
     folder, lower_case = bert_folder, word_pieces.lower_case
     again = given_tokenizer(filled(TokenizerChoice, parse(options(folder), 1, "bert").args))
     assert (again.name, again.encode(TEXT[0]), again.pad) == (word_pieces.name, word_pieces.encode(TEXT[0]),
-                                                             word_pieces.pad)
+                                                              word_pieces.pad)
     check_vocabulary(str(folder), again)
     assert config_of(BERT, again, "float64")["pad_token_id"] == again.pad
     assert parse(options(folder, "--tokenizer-model other"), 1, "bert").args.vocab_file is None

@@ -191,7 +191,7 @@ def steps(group, t, form, replayed):
     model = ModelConfig(2, 64, 4, 50, 128, make_vocab_size_divisible_by=4, hidden_dropout=0.0, attention_dropout=0.0)
     with by_nccl(group) as put:
         topology = connect(group, ParallelConfig(data_parallel_size=group.size // t,
-                                                tensor_model_parallel_size=t))
+                                                 tensor_model_parallel_size=t))
         state = ModelState(model, topology, 1, Precision(form), put(np.empty(0)))
         trainer = Trainer(state, OptimizerConfig(1e-3, 6), replayed)
         found = []

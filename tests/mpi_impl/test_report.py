@@ -156,7 +156,7 @@ def test_of_a_long_run_every_nth_loss_is_shown_as_it_was():
     curve = [(i, 1 / i) for i in range(1, 100_000)]
     model = ModelConfig(2, 16, 2, 300, 16)
     found = losses(ReportedRun("GPT", model, ParallelConfig(), Precision(), 1, 16, 1, [], PassCounts(1, 1, 0, 0),
-                            curve, curve))
+                               curve, curve))
     for shown in (found["training"], found["validation"]):
         assert len(shown) <= MOST_LOSSES + 2 and set(shown) <= set(curve) and shown[-1] == curve[-1]
 

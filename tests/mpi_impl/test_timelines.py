@@ -74,7 +74,7 @@ def test_every_slice_comes_back(tmp_path, schedule, start):
             names[where] += event["args"].values()
         else:
             assert event["cat"] not in "FBIW" or event["name"] == "{stage}{cat}{microbatch}".format(**event,
-                                                                                                   **event["args"])
+                                                                                                    **event["args"])
             back[where].append((event["name"], event["cat"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
     for r, own in enumerate(ranks):
         assert names[r + 1, None] == [f"rank {r}", r]

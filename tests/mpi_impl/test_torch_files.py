@@ -196,7 +196,7 @@ def test_dumps_of_sglang_are_compared_across_layouts(tmp_path):
 
 @pytest.mark.parametrize("name, layer, said", [
     ("mlp_output", 1, "step 0, forward: layers.1.mlp_output"), ("grad__mlp_output", 0,
-                                                                 "step 0, backward: gradient of layers.0.mlp_output")])
+                                                                "step 0, backward: gradient of layers.0.mlp_output")])
 def test_the_first_wrong_tensor_of_a_dump_is_named(tmp_path, name, layer, said):
     def values(rank, this, its_layer, part):
         return part + (rank == 3 and (this, its_layer) == (name, layer))

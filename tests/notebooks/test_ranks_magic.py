@@ -170,5 +170,5 @@ def test_identical_output_is_shown_once_and_with_the_numbers_of_its_ranks(capsys
     show(["a\nb\n", "c\n", "a\nb\n", ""])
     assert capsys.readouterr().out.splitlines() == ["ranks 0, 2 | a", "           | b", "    rank 1 | c"]
     assert [lead(ranks, 8) for ranks in ([3], [0, 1, 2, 5], list(range(8)))] == ["rank 3", "ranks 0-2, 5",
-                                                                                   "all 8 ranks"]
+                                                                                 "all 8 ranks"]
     assert lead([0], 1) == "rank 0" and parse_line("4 --timeout 2.5") == (4, 2.5, "cpu")
