@@ -22,7 +22,7 @@ PLANNED = {"course/labs/lab9_name.py", "docs/_build/html"}     # the guide's, an
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_page_names_and_links_exists(name):
     linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", TEXTS[name])]
-    quoted = re.findall(r"`((?:reference|mpi_impl|course|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
+    quoted = re.findall(r"`((?:reference|mpi_impl|shardlab|benchmarks|course|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
     assert not [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
     for path, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", TEXTS[name]):
         target = ((ROOT / name).parent / path) if path else ROOT / name
@@ -89,8 +89,12 @@ def test_the_reading_guide_has_the_lengths_of_the_files_and_a_day_for_2000_lines
 
 
 STOP = re.compile(r"^\| \[`([^`]+)`\]\([^)]+\) \| (.+?) \|", re.MULTILINE)
+PLACE = re.compile(r"^\| .+ \| \[`(.+)`\]\(.+\) \| `(\w+)` \|$", re.MULTILINE)
 
 
+@pytest.mark.parametrize("path, name", PLACE.findall(TEXTS["docs/what_is_where.md"]))
+def test_what_is_asked_for_is_where_the_map_says(path, name):
+    assert re.search(rf"^ *(?:def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE)
 
 def test_a_pair_of_runs_is_linked_by_its_own_line():
     """The site's build replaces the link with one to the page that this line names."""
