@@ -11,8 +11,7 @@ import runpy
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +56,7 @@ SHARED = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")     
 AFTER_DEMO = f"""
 Open {RESULTS}/report.html in a browser, and press Play. The model writes more:
 {typed("shardlab")} generate --load {RESULTS} --prompt "def " --tokens-to-generate 200"""
+ASIDE = "last_run"            # in the folder, for checkpoints of the run before
 TRACKER = "latest_checkpointed_iteration.txt"       # of checkpoints/on_disk.py, which imports NumPy
 
 PROGRAMS = "pretrain_gpt", "pretrain_bert", "prove", "generate", "evaluate"     # of ranks
@@ -112,31 +112,32 @@ def act(argv: list[str]) -> None:
     if isinstance(program, Module):
         run_module(program)
         return
-    if command.folder:
+    begins_anew = command.folder and "--load" not in argv
+    if begins_anew:
         check_folder(command.folder)
-    with last_one_aside(command.folder if "--load" not in argv else ""):
-        status = run_guarded(partial(run_alone, partial(launcher.start, program)))    # leaves no process behind
+        put_aside(Path(command.folder))
+    status = run_guarded(partial(run_alone, partial(launcher.start, program)))    # leaves no process behind
+    if begins_anew:
+        replace_last(Path(command.folder))
     if status == 0 and command.afterwards:
         print(command.afterwards)
     sys.exit(status)
 
 
-@contextmanager
-def last_one_aside(folder: str) -> Iterator[None]:
-    """Keep what a command's last run has saved in its folder, if there is one, until this run has saved something."""
-    aside, tracker = Path(folder, "last"), Path(folder, TRACKER)
-    if not folder or not (tracker.exists() or aside.exists()):
-        yield
+def put_aside(folder: Path) -> None:
+    """Put what a command's last run has saved in its folder aside, until this run has saved something."""
+    if (folder / TRACKER).exists():
+        move_checkpoints(folder, folder / ASIDE)
+
+
+def replace_last(folder: Path) -> None:
+    """Delete what was put aside if this run has saved something, or else put it back."""
+    aside = folder / ASIDE
+    if not aside.exists():
         return
-    move_checkpoints(Path(folder), aside)
-    try:
-        yield
-    finally:
-        if tracker.exists():
-            shutil.rmtree(aside)
-        else:
-            move_checkpoints(aside, Path(folder))
-            aside.rmdir()
+    if not (folder / TRACKER).exists():
+        move_checkpoints(aside, folder)
+    shutil.rmtree(aside)
 
 
 def move_checkpoints(here: Path, there: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_demo_that_saves_nothing_keeps_the_last_ones_checkpoint(options, saves
         with pytest.raises(SystemExit):
             front_door.act(["demo", *options.split()])
     assert old.exists() == kept and new.exists() == saves and tracker.read_text() == ("100" if saves else "500")
-    assert not (tmp_path / front_door.RESULTS / "last").exists()
+    assert not (tmp_path / front_door.RESULTS / front_door.ASIDE).exists()
 
 
 @pytest.mark.parametrize("line, sentence", [

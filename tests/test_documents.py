@@ -16,13 +16,14 @@ PAGES = ["README.md", "CONTRIBUTING.md", "MAINTAINERS.md", "copyright.md", "note
          *(str(path.relative_to(ROOT)) for pattern in GUIDES for path in sorted(ROOT.glob(pattern)))]
 TEXTS = {name: (ROOT / name).read_text() for name in PAGES}
 README = TEXTS["README.md"]
+FOLDERS = "reference|mpi_impl|shardlab|benchmarks|course|notebooks|tests|docs|tools"
 PLANNED = {"course/labs/lab9_name.py", "docs/_build/html"}     # the guide's, and what is built
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_a_page_names_and_links_exists(name):
     linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", TEXTS[name])]
-    quoted = re.findall(r"`((?:reference|mpi_impl|shardlab|benchmarks|course|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
+    quoted = re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", TEXTS[name])
     assert not [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
     for path, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", TEXTS[name]):
         target = ((ROOT / name).parent / path) if path else ROOT / name

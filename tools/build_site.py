@@ -230,8 +230,10 @@ class Site:
             return f"[{found[1]}]({url})" if url else found[1]
 
         def code(found: re.Match) -> str:
-            if "/" not in found[1]:     # a name with dots, as shardlab.compare: Sphinx looks it up
-                return f"{{py:obj}}`{found[1]}`" if "." in found[1] else found[0]
+            if "/" not in found[1]:     # a name with dots: Sphinx looks up shardlab.compare, but not shardlab.zip
+                inside = ROOT.joinpath(*found[1].split(".")[:2])
+                is_module = "." in found[1] and (inside.is_dir() or inside.with_suffix(".py").exists())
+                return f"{{py:obj}}`{found[1]}`" if is_module else found[0]
             place = found[1].rstrip("/")
             url = (ROOT / place).exists() and self.url(posixpath.relpath(place, posixpath.dirname(page) or "."), page)
             return f"[{found[0]}]({url})" if url else found[0]
