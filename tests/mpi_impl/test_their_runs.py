@@ -74,21 +74,8 @@ def tensors(draw):
     return axes, " ".join(dims), tuple(shape), draw(st.integers(0, 1000))
 
 
-@given(tensors())
-def test_parts_make_the_whole_whatever_divides_them(tmp_path_factory, drawn):
-    axes, text, shape, seed = drawn
-    whole = np.random.default_rng(seed).normal(size=shape)
-    tmp, key = tmp_path_factory.mktemp("runs"), (1, "forward", "layers.0 output")
-    alone = write(tmp / "alone", {key: (whole, " ".join("ijk"[:whole.ndim]))}, {})
-    ranks = write(tmp / "ranks", {key: (whole, text)}, axes)
-    assert written(parse(text)) == text
-    for a, b in ((alone, ranks), (ranks, alone)):
-        said, differ = compared(a, b)
-        assert not differ and said.startswith("A and B agree: 1 tensors of step 1 were compared, in float64"), said
-
-
 @given(tensors(), st.data())
-def test_an_element_that_is_wrong_is_named_with_its_rank_and_place(tmp_path_factory, drawn, data):
+def test_parts_make_the_whole_and_a_wrong_element_is_named_with_its_rank_and_place(tmp_path_factory, drawn, data):
     axes, text, shape, seed = drawn
     whole = np.random.default_rng(seed).normal(size=shape)
     tmp, key = tmp_path_factory.mktemp("runs"), (1, "forward", "layers.0 output")
@@ -99,8 +86,13 @@ def test_an_element_that_is_wrong_is_named_with_its_rank_and_place(tmp_path_fact
         return part + (rank == wrong) * (np.arange(part.size) == part.size - 1).reshape(part.shape)
 
     alone = write(tmp / "alone", {key: (whole, " ".join("ijk"[:whole.ndim]))}, {})
-    ranks = write(tmp / "ranks", {key: (whole, text)}, axes, values)
-    found, = Comparison(read(alone), read(ranks)).findings().differences
+    ranks, off = (write(tmp / name, {key: (whole, text)}, axes, change) for name, change in (("ranks", None),
+                                                                                            ("off", values)))
+    assert written(parse(text)) == text
+    for a, b in ((alone, ranks), (ranks, alone)):
+        said, differ = compared(a, b)
+        assert not differ and said.startswith("A and B agree: 1 tensors of step 1 were compared, in float64"), said
+    found, = Comparison(read(alone), read(off)).findings().differences
     assert found.size == pytest.approx(1) and (summed or [one.ranks for one in found.holders] == [(wrong,)])
     expected, value = found.values
     assert expected == whole[found.at] and value == pytest.approx(expected + 1)
