@@ -1,6 +1,6 @@
 """A model's layers distributed over all ranks, as a pipeline: `mpirun -np 4 python -m shardlab.demos.pipeline`.
 
-It shows which rank holds which layers, the order of its work, what it sends to which rank, how many activations it
+It shows which rank holds which layers, the order of its work, what it sends to which stage, how many activations it
 must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
 """
 from collections.abc import Sequence
@@ -93,10 +93,9 @@ def show(demo: Demo, options: tuple[str, Schedule]) -> None:
         demo.say(f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
                  "kept the\nactivations at the same time, at most:")
         sends = [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
-        demo.say_each(*(f"{len(ranks)} {what} to {' and '.join(map(str, dict.fromkeys(ranks))) or 'nobody'},"
-                        for what, ranks in (("activations", [one.to for one in sends if one.action.kind == "F"]),
-                                            ("gradients", [one.to for one in sends if one.action.kind != "F"]))),
-                      f"kept {trainer.peaks.caches} (predicted: {kept[demo.rank]})")
+        demo.say_each(*(f"{sum(send.action.kind == kind for send in sends)} {what}," for kind, what in (
+            ("F", "activations to the next stage"), ("B", "gradients to the one before"))),
+            f"kept {trainer.peaks.caches} (predicted: {kept[demo.rank]})")
         demo.say()
         demo.equal("messages", watched.ledger.elements(operation="send"), x * len(sends))
         demo.equal("activations kept", trainer.peaks.caches, kept[demo.rank])
@@ -128,24 +127,23 @@ def picture(name: str, schedule: Schedule) -> str:
     the bubble, with the formula of Narayanan et al. if the schedule is one of theirs.
     """
     timeline = simulate(schedule, Times())
-    unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
     formula = ""
     if name in FORMULAS:
         bubble = bubble_fraction(schedule.p, schedule.microbatches, schedule.stages // schedule.p)
         formula = f" The formula: {FORMULAS[name]} = {bubble:.3g}."
-    rows = prefix_with_ranks([row(spans, unit, timeline.makespan) for spans in timeline.ranks])
+    rows = prefix_with_ranks([row(spans, round(timeline.makespan)) for spans in timeline.ranks])
     return PICTURE.format(rows=rows, work=timeline.work, all=timeline.makespan, idle=timeline.bubble_fraction) + formula
 
 
-def row(spans: Sequence[Span], unit: int, end: float) -> str:
-    """Draw one rank's row: 'F0 F1 .  .  B0=== B1==='."""
-    text, upper = "", min(span.action.stage for span in spans)
+def row(spans: Sequence[Span], end: int) -> str:
+    """Draw one rank's row: 'F0 F1 .  .  B0 =  B1 =', or 'FF..B=B=' if it is long."""
+    cells, upper = ["."] * end, min(span.action.stage for span in spans)
     for action, start, stop in spans:
-        text += ".".ljust(unit) * round(start - len(text) / unit)
-        name, width = f"{action.kind}{action.microbatch}", unit * round(stop - start)
-        name = name if len(name) <= width else action.kind
-        text += (name if action.stage == upper else name.lower()).ljust(width - unit // 3, "=").ljust(width)
-    return shorten((text + ".".ljust(unit) * round(end - len(text) / unit)).rstrip())
+        name = f"{action.kind}{action.microbatch}"
+        cells[round(start):round(stop)] = [name if action.stage == upper else name.lower(),
+                                           *["="] * round(stop - start - 1)]
+    text = " ".join(f"{cell:2}" for cell in cells).rstrip()
+    return text if len(text) <= WIDTH else shorten("".join(cell[0] for cell in cells))
 
 
 def shorten(line: str) -> str:

@@ -89,7 +89,8 @@ def test_the_default_is_the_first_size_that_the_ranks_can_shard(size, n):
 def test_the_picture_of_a_schedule(name):
     """It shows every action once, in order, the second stage of a rank in small letters, and dots where none is."""
     schedule = make(name, 3, 6, 2 if name == "interleaved" else None)
-    picture = pipeline.picture(name, schedule)
+    with mock.patch.object(pipeline, "WIDTH", 200):
+        picture = pipeline.picture(name, schedule)
     rows = re.findall(r"^  rank \d: +((?:[FBIWfbiw]\d[ =]*|\. *)+)$", picture, re.MULTILINE)
     works, lasts = map(int, re.search(r"works for (\d+) units of (\d+):", picture).groups())
     for row, actions in zip(rows, schedule.ranks, strict=True):
