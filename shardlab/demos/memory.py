@@ -62,6 +62,8 @@ Some pipelines split the backward in two: I, the gradient of the layer's input, 
 later, those of its weights. Between the two, the two factors of each weight gradient must be kept: in 16 bits
 {bytes:,} bytes, {letters} (Qi et al. 2023, table 1). All else the layer kept is gone by then.
 """
+
+
 def parse_options(argv: Arguments, n: int) -> Namespace:
     """Parse the command line. Raises UserError."""
     parser = parser_of("memory")
