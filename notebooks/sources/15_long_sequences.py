@@ -332,5 +332,5 @@ for name, found in ranks["curves"][0].items():
 #
 # </details>
 #
-# Next: [16. Experts](16_experts.ipynb). The demos for this walkthrough:
-# `python -m mpi_impl.launch -n 4 -m shardlab.demos.ring_attention` and `... -m shardlab.demos.context_parallel`.
+# Next: [16. Experts](16_experts.ipynb). The demo for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m shardlab.demos.context_parallel`.

@@ -257,7 +257,7 @@ def summed(run: str, parts: Sequence[TensorPart], holders: list[Holder]) -> list
     if not any(part.summed for part in parts):
         return holders
     shape = whole_shape(holders)
-    total = np.zeros(shape)
+    total = np.zeros_like(holders[0].values, shape=shape)
     with np.errstate(invalid="ignore"):
         for holder in holders:
             total[holder.box] += holder.values

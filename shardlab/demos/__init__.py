@@ -4,8 +4,7 @@ from pathlib import Path
 
 # In the order in which to look at them.
 DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "llama",
-         "ring_attention", "context_parallel", "pipeline", "stale_weights", "zero", "experts", "memory", "deadlock",
-         "train")
+         "context_parallel", "pipeline", "stale_weights", "zero", "experts", "memory", "deadlock", "train")
 
 
 def docstring(demo: str) -> str:

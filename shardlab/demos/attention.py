@@ -11,8 +11,7 @@ from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SAMPLES, POSITIONS, HEAD_SIZE = 2, 4, 4
 SHOWN = 4       # heads of a rank
-NUM_HEADS = Size("--num-attention-heads", "attention", "A", least=4, times=1,
-                 numbers=lambda n, a: n * 12 * (a * HEAD_SIZE)**2)      # four matrices, gradients, the textbook's
+NUM_HEADS = Size("--num-attention-heads", "attention", "A", least=4)
 
 INTRODUCTION = """\
 In attention every position of a text looks at others, and takes from each what it needs. X has a row of h numbers
@@ -40,23 +39,17 @@ def show(demo: Demo, a: int) -> None:
     case = LayerCase(demo, attention_tensors(c), c, SAMPLES)
     mine = case.mine
     demo.say(f"Who owns what: a = {a} heads, each with d = {d} of h = {a * d} columns; X {shape(case.x)}")
-    demo.say_aligned(f"{demo.share(a, 'head')}:", f"{demo.share(a * d, 'column')} of Q, K and V "
+    demo.say_each(f"{demo.share(a, 'head')}:", f"{demo.share(a * d, 'column')} of Q, K and V "
                      f"{shape(mine.w_qkv)},", f"{demo.share(a * d, 'row')} of the projection {shape(mine.w_out)}")
     found, expected = case.show()
-    demo.say(f"The weights with which the last of {POSITIONS} positions reads each, in every head; no rank needs "
-             "another's:")
+    demo.say(f"The weights with which the last of {POSITIONS} positions reads each, in {SHOWN} heads of each rank; "
+             "no rank\nneeds another's:")
     probs, own = found.cache.core.probs, demo.own(a)
-    demo.say_each(patterns(own.start, probs[0, :, -1]))
+    demo.say_each("\n".join(f"head {own.start + i}: " + " ".join(f"{share:4.0%}" for share in shares)
+                            for i, shares in enumerate(probs[0, :SHOWN, -1])))
     demo.say_all_reduces()
     case.compare(found, expected)
     demo.equal("the attention of every head", probs, expected.cache.core.probs[:, own])
-
-
-def patterns(first_head: int, probs) -> str:
-    """Return a line for each of a rank's heads, with its attention weights from `probs` [a/t, s]."""
-    lines = [f"head {first_head + i}: " + " ".join(f"{share:4.0%}" for share in shares)
-             for i, shares in enumerate(probs[:SHOWN])]
-    return "\n".join([*lines, "..."] if len(probs) > SHOWN else lines)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,14 @@ It shows broadcast, reduce-scatter, all-gather and all-reduce of a few whole num
 your head; then reduce, gather and scatter, for which one rank works alone; then the ring of sends and receives that
 explains why the others cost less (Patarasuk and Yuan 2009).
 """
-from functools import partial
-
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.runtime.tables import count
 from reference.comm import collectives as textbook
 from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
-ELEMENTS = Size("--elements", "collectives", "N", least=4, times=1, help="of each rank's array;",
-                numbers=lambda n, N: n * 8 * N)
+ELEMENTS = Size("--elements", "collectives", "N", least=4, help="of each rank's array", most=1_000_000)
 
 INTRODUCTION = """\
 This program runs on {ranks}. A rank is a process with a number, from 0 on: all run the same lines, but each has
@@ -35,6 +31,9 @@ COSTS = """\
 In a ring a rank sends a piece, N/n numbers, in each of n - 1 steps: N (n-1)/n. An all-gather does the same, so an
 all-reduce sends 2 N (n-1)/n, and never more than 2 N, on any number of ranks. (In a broadcast around the ring the last
 rank has nobody to send to: this is the mean.)"""
+RING = """\
+The ring, by hand: a reduce-scatter in n - 1 steps. In each, every rank sends a piece to the next rank, and adds its own
+to the piece that it gets. That it sends on in the next step:"""
 
 
 @program(ELEMENTS.parse)
@@ -42,64 +41,52 @@ def show(demo: Demo, N: int) -> None:
     demo.introduce(INTRODUCTION)
     x = np.arange(1, N + 1) + demo.rank * (10 if N < 10 else 100)      # the leading digits show the rank
     xs = demo.ranks.allgather_objects(x)      # for the textbook, which has them in a list
-    show_collectives(demo, x, xs)
-    show_root(demo, x, xs)
-    show_ring(demo, x, xs)
+    firsts = [one[:N // demo.n] for one in xs]
+    for name, says, given, on_ranks, *axis in (
+            ("broadcast", "Every rank gets rank 0's array", xs,
+             lambda ranks, x: ranks.broadcast(x, "rank 0's array")),
+            ("reduce-scatter", "The arrays are added up, and each rank gets its piece of the sum", xs,
+             lambda ranks, x: ranks.reduce_scatter(x, 0, "pieces of the sum"), 0),
+            ("all-gather", "Every rank gets all pieces, joined in rank order", firsts,
+             lambda ranks, x: ranks.all_gather(x, 0, "all pieces"), 0),
+            ("all-reduce", "Every rank gets the sum. It is the last two, one after the other", xs,
+             lambda ranks, x: ranks.all_reduce(x, "the sum")),
+            ("reduce", "By hand: rank 0 gets the sum, and adds it up alone", xs, reduce),
+            ("gather", "By hand: rank 0 gets all pieces", firsts, gather, 0),
+            ("scatter", "By hand: each rank gets its piece of rank 0's array, which sends them all", xs, scatter, 0)):
+        with demo.phase(name):
+            found = on_ranks(demo.ranks, given[demo.rank].copy())
+        demo.say(f"{name.capitalize()}. {says}:")
+        demo.say_each(numbers(given[demo.rank]), f"->  {'nothing' if found is None else numbers(found)}")
+        demo.say()
+        if found is not None:
+            demo.equal(name, found, getattr(textbook, name.replace("-", "_"))(given, *axis)[demo.rank])
+    with demo.phase("ring"):
+        sent, kept = ring_reduce_scatter(demo.ranks, x)
+    demo.say(RING)
+    few = max(1, 12 // demo.n)
+    demo.say_each("sends", *(numbers(one, few) for one in sent[:SHOWN]), "... and" * (demo.n > SHOWN + 1),
+                  f"keeps {demo.share(N, 'element')}: {numbers(kept, few)}")
+    demo.equal("the ring", kept, textbook.reduce_scatter(xs, 0)[demo.rank])
     demo.say_traffic(COSTS.format(N=N, itemsize=x.itemsize, n=demo.n))
 
 
-def show_collectives(demo: Demo, x, xs) -> None:
-    """Print each rank's array x [N] before and after each collective."""
-    with demo.phase("collective"):
-        copy = demo.ranks.broadcast(x.copy(), "rank 0's array")
-        piece = demo.ranks.reduce_scatter(x, 0, "pieces of the sum")
-        joined = demo.ranks.all_gather(piece, 0, "pieces of the sum")
-        total = demo.ranks.all_reduce(x.copy(), "the sum")
-    pieces, text = textbook.reduce_scatter(xs, 0), partial(numbers, wide=width(xs))
-    mine = f"{demo.share(len(x), 'element')}: {text(piece)}"
-    for name, says, before, after, found, expected in (
-            ("Broadcast", "Every rank gets rank 0's array", text(x), text(copy), copy, textbook.broadcast(xs)),
-            ("Reduce-scatter", "The arrays are added up, and each rank gets its piece of the sum", text(x), mine, piece,
-             pieces),
-            ("All-gather", "Every rank gets all pieces, joined in rank order", mine, text(joined), joined,
-             textbook.all_gather(pieces, 0)),
-            ("All-reduce", "Every rank gets the sum. It is the last two, one after the other", text(x), text(total),
-             total, textbook.all_reduce(xs))):
-        demo.say(f"{name}. {says}:")
-        demo.say_aligned(before, "->", after)
-        demo.say("")
-        demo.equal(name.lower(), found, expected[demo.rank])
+def numbers(x, few: int = SHOWN) -> str:
+    """Return the first few of an array's whole numbers as text."""
+    return " ".join(f"{value:4}" for value in x[:few]) + " ..." * (len(x) > few)
 
 
-def show_root(demo: Demo, x, xs) -> None:
-    """Print the results of the operations for which one rank works alone, made of sends and receives."""
-    wide, first = width(xs), np.split(x, demo.n)[0]
-    with demo.phase("to one rank"):
-        summed = sum(sent_to_root(demo.ranks, x, "for the sum"))       # 0 where nothing arrives
-        pieces = sent_to_root(demo.ranks, first, "a piece for rank 0")
-        scattered = scatter_by_hand(demo.ranks, x)
-    demo.say("Reduce, gather and scatter, by hand. The sum is on rank 0 only, and so are the joined first pieces of "
-             "all arrays; and\nit is rank 0's array that is scattered. What the others get or give passes through "
-             "rank 0:")
-    reduced = joined = "nothing"
-    if demo.rank == 0:
-        demo.equal("reduce", summed, textbook.reduce(xs)[0])
-        demo.equal("gather", np.concatenate(pieces), textbook.gather([one[:len(first)] for one in xs], 0)[0])
-        reduced, joined = (numbers(one, wide, SHOWN // 2) for one in (summed, np.concatenate(pieces)))
-    demo.equal("scatter", scattered, textbook.scatter(xs, 0)[demo.rank])
-    demo.say_aligned(f"reduce: {reduced}", f"gather: {joined}", f"scatter: {numbers(scattered, wide, SHOWN // 2)}")
+# ---- by hand --------------------------------------------------------------------------------------------------------
 
 
-def show_ring(demo: Demo, x, xs) -> None:
-    """Print the steps of the ring."""
-    n, wide, few = demo.n, width(xs), max(1, 2 * SHOWN // demo.n)
-    with demo.phase("by hand"):
-        sent, kept = ring_reduce_scatter(demo.ranks, x)
-    demo.say(f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
-             "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")
-    steps = [f"{numbers(one, wide, few)}," for one in sent[:SHOWN]] + ["...,"] * (n - 1 > SHOWN)
-    demo.say_aligned("sends", *(steps or ["nothing,"]), f"keeps {numbers(kept, wide, few)}")
-    demo.equal("the ring", kept, textbook.reduce_scatter(xs, 0)[demo.rank])
+def reduce(ranks: Group, x):
+    """Return the sum of all x on rank 0, None on the others."""
+    return sum(arrays) if (arrays := sent_to_root(ranks, x, "for the sum")) else None
+
+
+def gather(ranks: Group, x):
+    """Return all x joined on rank 0, None on the others."""
+    return np.concatenate(pieces) if (pieces := sent_to_root(ranks, x, "a piece for rank 0")) else None
 
 
 def sent_to_root(ranks: Group, x, reason: str) -> list:
@@ -113,14 +100,13 @@ def sent_to_root(ranks: Group, x, reason: str) -> list:
     return [x, *arrived]
 
 
-def scatter_by_hand(ranks: Group, x):
+def scatter(ranks: Group, x):
     """Return this rank's piece [N/n] of rank 0's x [N]."""
-    pieces = np.split(x.copy(), ranks.size)
-    if ranks.rank:
-        ranks.post_receive(pieces[0], 0, ranks.rank, "a piece of rank 0's").wait()
-    else:
-        for pending in [ranks.post_send(pieces[i], i, i, "a piece of rank 0's") for i in range(1, ranks.size)]:
-            pending.wait()
+    pieces, reason = np.split(x, ranks.size), "a piece of rank 0's"
+    posted = ([ranks.post_receive(pieces[0], 0, ranks.rank, reason)] if ranks.rank else
+              [ranks.post_send(pieces[i], i, i, reason) for i in range(1, ranks.size)])
+    for pending in posted:
+        pending.wait()
     return pieces[0]
 
 
@@ -140,16 +126,6 @@ def ring_reduce_scatter(ranks: Group, x):
         sent.append(pieces[outgoing])
         pieces[incoming] += arrived
     return sent, pieces[ranks.rank]
-
-
-def width(xs: list) -> int:
-    """Return how many characters the largest sum has."""
-    return len(str(sum(xs).max()))
-
-
-def numbers(x, wide: int, few: int = SHOWN) -> str:
-    """Return the first few of an array's whole numbers as text, each `wide` characters wide."""
-    return " ".join(f"{value:{wide}}" for value in x[:few]) + (" ..." if len(x) > few else "")
 
 
 if __name__ == "__main__":

@@ -1,71 +1,94 @@
-"""Context parallelism, in a GPT's training step: `mpirun -np 4 python -m shardlab.demos.context_parallel`.
+"""Context parallelism, in a ring and in a GPT's step: `mpirun -np 4 python -m shardlab.demos.context_parallel`.
 
-It runs the same step three times, on ranks of which each has its own positions of every text: attention's keys travel
-around a ring, or are gathered, or heads are exchanged for positions. It shows what each way sends, that a rank keeps
-1/c of the activations, and why the loss must be a sum over all ranks (Megatron's --cp-comm-type has the same names).
+It shows how the positions of a text are dealt out so that all ranks have the same work, and how keys and values travel
+around the ring (Liu et al. 2023). Then it runs a training step in three ways: attention's keys travel, or are gathered,
+or heads are exchanged for positions. It shows what each way sends, that a rank keeps 1/c of the activations, and why
+the loss must be a sum over all ranks (Megatron's --cp-comm-type has the same names).
 """
 from dataclasses import replace
-from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 
+from mpi_impl.layers.context_attention import arrived, attend, pass_on
 from reference.batches import GPTBatch
 from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig, round_up
 from reference.models.gpt import gpt_forward
+from reference.online_softmax import finish
+from reference.ops import CoreInputs, attention_core
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
-from reference.positions import SequencePart, deal, zigzag
-from shardlab.demos.printing import traffic_table
-from shardlab.demos.ring_attention import positions
+from reference.positions import SequencePart, deal, in_order, visible_blocks, work_of_ranks, zigzag
+from shardlab.demos.printing import span, traffic_table
 from shardlab.demos.runner import Demo, Size, program, run_demo
 from shardlab.demos.tiny_gpt import WORDS, apart, check_tensors, textbook_of, tiny_gpt, training_on
 
-SHOWN = 96      # positions that are drawn
-SAMPLES = 2
-CHUNK = Size("--chunk-length", "context_parallel", "N", least=2, help="positions in a chunk, of which a rank has two",
-             numbers=lambda c, n: 8 * SAMPLES * round_up(4, c) * (2 * c * n)**2)
+SAMPLES, HEADS, HEAD_SIZE = 2, 2, 4
+CHUNK = Size("--chunk-length", "context_parallel", "N", least=2, sharded=False,
+             help="positions in a chunk, of which a rank has two")
 
 INTRODUCTION = """\
-With context parallelism {ranks} (processes, each with memory of its own) have the same texts and the same weights,
-but each has different positions: two of 2 c chunks. All but attention works as if these positions were the whole text,
-as long as it knows where they are: for rope, position tables, dropout's masks, and the targets at the end of each
-chunk. The gradients of all ranks are summed, as those of replicas are. Attention needs the keys and values of others:
+A text may be so long that the activations of all its positions do not fit on one rank, however layers are sharded.
+Context parallelism shards the positions themselves: each of {ranks} (processes, each with memory of its own) has
+s/c of them, two of 2 c chunks, through the whole model. Norms, MLPs and the loss treat every position by itself, as
+long as they know where it is: for rope, position tables, dropout's masks, and the targets at the end of each chunk. The
+gradients of all ranks are summed, as those of replicas are. Only attention needs the keys and values of others:
 
   p2p         keys and values travel around the ring of ranks, block by block, while blocks are computed
   all_gather  every rank gets all keys and values in one go
   a2a         ranks exchange heads for positions: each gets all positions of 1/c of its heads, and back (Ulysses)
+
+In the ring each rank attends to its own keys, while it sends them to the next rank and receives those of the rank
+before; then to these, while it passes them on. After c - 1 steps it has seen all, and never had more than its own and
+those that were arriving. But softmax needs a sum over all keys. Online softmax keeps three things for each query: the
+largest score m so far, the sum l of exp(score - m), and the sum o of exp(score - m) v. When a later block has a larger
+m, l and o are scaled down. At the end o / l is attention's result.
 """
 
 
 @program(CHUNK.parse)
 def show(demo: Demo, n: int) -> None:
     demo.introduce(INTRODUCTION)
-    c = demo.n
-    s = 2 * c * n
-    model = replace(tiny_gpt(2, heads=round_up(4, c)), max_position_embeddings=s, hidden_dropout=0.1,
+    s = 2 * demo.n * n
+    demo.say(f"Who has which of s = {s} positions, and how many pairs of a query and a key before it, or itself. In "
+             "order the last\nrank has nearly twice the mean, and all wait for it. So a rank gets a chunk from the "
+             "front, and one from the back:")
+    demo.say_each(*(f"{name} {positions(chunks[demo.rank])}: {work_of_ranks(chunks)[demo.rank]} pairs;"
+                    for name, chunks in (("in order", in_order(demo.n, s)), ("zigzag", zigzag(demo.n, s)))))
+    show_ring(demo, zigzag(demo.n, s))
+    model = replace(tiny_gpt(2, heads=round_up(4, demo.n)), max_position_embeddings=s, hidden_dropout=0.1,
                     attention_dropout=0.1)
-    batch, textbook = batch_of(s), textbook_of(model)
-    show_losses(demo, model, batch, textbook.params)
+    batch = batch_of(s)
+    show_losses(demo, model, batch)
+    show_ways(demo, model, batch)
 
-    loss, _, grads = textbook.step(batch)
-    activations, sent = {}, {}
-    for way in CP_COMM_TYPES:
-        own = apart(demo.ranks)
-        with training_on(own, model, ParallelConfig(context_parallel_size=c, cp_comm_type=way)) as trainer:
-            trainer.measured = True
-            part = batch.at(SequencePart(demo.rank, zigzag(c, s)))
-            demo.equal("the loss", trainer.step([part], SAMPLES).loss, loss)
-            check_tensors(demo, "every gradient", trainer, trainer.state.gradients.own, grads)
-            activations[way], sent[way] = trainer.peaks.activations, traffic_table(own.ledger, group="context")
-    with training_on(demo.ranks.split(demo.rank, "alone"), model, ParallelConfig()) as trainer:
-        trainer.measured = True
-        trainer.step([batch], SAMPLES)
-        whole = trainer.peaks.activations
-    demo.say("\nA training step in each way. What a rank keeps for the backward of its layers, in bytes, and 1/c of "
-             "what one rank\nwould keep (a ring keeps less, since it computes probabilities again):")
-    demo.say_aligned(*(f"{way} {kept:,};" for way, kept in activations.items()), f"1/c of one rank's {whole // c:,}")
-    for way, table in sent.items():
-        demo.say(f"\nWhat attention moved, on each rank, in two layers, with {way}:\n{table}")
-    demo.say("")
+
+def positions(chunks: list[slice]) -> str:
+    """Return 'positions 0 to 1 and 14 to 15'."""
+    return " and ".join(span(chunk.start, chunk.stop, "position") for chunk in chunks).replace("and positions", "and")
+
+
+def show_ring(demo: Demo, chunks: list[list[slice]]) -> None:
+    """Go around the ring once, step by step, and print what each rank does, and what it knows at the end."""
+    c, own, s = demo.n, chunks[demo.rank], chunks[0][-1].stop
+    q, k, v = np.random.default_rng(1).normal(size=(3, SAMPLES, s, HEADS, HEAD_SIZE))       # identical on every rank
+    own_q, own_k, own_v = (deal(x, chunks)[demo.rank] for x in (q, k, v))
+    mine = CoreInputs(own_q, own_k, own_v, causal=True, site=None)
+    travelling, cells, found = np.stack([mine.k, mine.v]), [], [None] * len(own)
+    with demo.phase("step by step"):
+        for step in range(c):
+            following = pass_on(travelling, demo.ranks, "keys and values") if step < c - 1 else None
+            source = (demo.rank - step) % c
+            attend(mine, travelling, own, chunks[source], found, demo.ranks)
+            work = sum(block.work for block in visible_blocks(own, chunks[source], causal=True))
+            cells.append(f"{source}'s {work};" if step else f"own {work};")
+            travelling = arrived(following)
+    demo.say("\nThe ring, step by step: how many pairs each rank computes with its own keys, with those of the rank "
+             "before it, ...\nAnd what it knows at the end of its last query, for the first head: m and l.")
+    last: Any = found[-1]
+    demo.say_each(*cells, f"m {last.highest[0, 0, -1, 0]:+.3f}, l {last.total[0, 0, -1, 0]:.3f}")
+    demo.say_traffic(f"2 b s/c a d = {2 * mine.k.size} elements of keys and values, c - 1 times:")
+    whole, _ = attention_core(q, k, v, True)
+    demo.equal("attention in a ring", finish(last), whole[:, own[-1]])
 
 
 def batch_of(s: int) -> GPTBatch:
@@ -76,30 +99,42 @@ def batch_of(s: int) -> GPTBatch:
     return GPTBatch(words[:, :-1], words[:, 1:], weights)
 
 
-def show_losses(demo: Demo, model: ModelConfig, batch: GPTBatch, params) -> None:
+def show_losses(demo: Demo, model: ModelConfig, batch: GPTBatch) -> None:
     """Print each rank's part of the loss: how many tokens count there, and what the mean of the ranks' means would be.
     """
     chunks = zigzag(demo.n, batch.tokens.shape[1])
-    losses, _ = gpt_forward(batch.tokens, params, model, batch.targets)
+    losses, _ = gpt_forward(batch.tokens, textbook_of(model).params, model, batch.targets)
     parts, weights = deal(losses, chunks), deal(batch.weights, chunks)
     mine, own = parts[demo.rank], weights[demo.rank]
     right, wrong = weighted_loss(parts, weights)[0], mean_of_means(parts, weights)[0]
-    demo.say(ranks_of_positions(chunks, batch.tokens.shape[1]))
-    demo.say("Who has what. The first third of each text is a question, whose tokens do not count in the loss:")
-    demo.say_aligned(f"{positions(chunks[demo.rank])};", f"{own.sum()} tokens count,",
-                     f"the sum of their losses is {(mine * own).sum():.3f}")
+    demo.say("The loss. The first third of each text is a question, whose tokens do not count in it:")
+    demo.say_each(f"{own.sum()} tokens count,", f"the sum of their losses is {(mine * own).sum():.3f}")
     demo.say(f"So the loss is the sum of all sums over the number of all tokens that count, {right:.6f}. (The mean "
              f"of the ranks'\nmeans is {wrong:.6f}: tokens on ranks with few of them would count for more.)")
 
 
-def ranks_of_positions(chunks: list[list[slice]], s: int) -> str:
-    """Draw the text's positions in order, each as the letter of its rank."""
-    order = sorted((chunk.start, rank, chunk.stop - chunk.start) for rank, own in enumerate(chunks) for chunk in own)
-    drawn = "".join(ascii_lowercase[rank % len(ascii_lowercase)] * n for _, rank, n in order)
-    shown = drawn if s <= SHOWN else f"{drawn[:SHOWN]} ..."
-    return (f"The ranks of the positions, from the text's first to its last, a for rank 0:\n\n  {shown}\n\n"
-            "A token attends to those before it, so later positions are more work: each rank has an early and a late "
-            "chunk.\n")
+def show_ways(demo: Demo, model: ModelConfig, batch: GPTBatch) -> None:
+    """Take the same training step in each way, and on one rank; print what is kept and what is sent."""
+    c, part = demo.n, batch.at(SequencePart(demo.rank, zigzag(demo.n, batch.tokens.shape[1])))
+    loss, _, grads = textbook_of(model).step(batch)
+    kept, sent = {}, {}
+    for way in CP_COMM_TYPES:
+        own = apart(demo.ranks)
+        with training_on(own, model, ParallelConfig(context_parallel_size=c, cp_comm_type=way)) as trainer:
+            trainer.measured = True
+            demo.equal("the loss", trainer.step([part], SAMPLES).loss, loss)
+            check_tensors(demo, "every gradient", trainer, trainer.state.gradients.own, grads)
+            kept[way], sent[way] = trainer.peaks.activations, traffic_table(own.ledger, group="context")
+    with training_on(demo.ranks.split(demo.rank, "alone"), model, ParallelConfig()) as trainer:
+        trainer.measured = True
+        trainer.step([batch], SAMPLES)
+        kept["1/c of one rank's"] = trainer.peaks.activations // c
+    demo.say("\nA training step in each way. What a rank keeps for the backward of its layers, in bytes, and 1/c of "
+             "what one rank\nwould keep (a ring keeps less, since it computes probabilities again):")
+    demo.say_each(*(f"{way} {size:,};" for way, size in kept.items()))
+    for way, table in sent.items():
+        demo.say(f"\nWhat attention moved, on each rank, in two layers, with {way}:\n{table}")
+    demo.say()
 
 
 if __name__ == "__main__":

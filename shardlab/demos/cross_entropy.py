@@ -3,8 +3,9 @@
 It shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
 al. 2019, section 3); and the three ways of reference/layers/cross_entropy.py beside each other.
 """
+from functools import partial
 from statistics import median
-from time import perf_counter
+from timeit import repeat
 
 import numpy as np
 
@@ -14,14 +15,12 @@ from mpi_impl.runtime.tables import aligned
 from reference import ops
 from reference.layers import cross_entropy as textbook
 from reference.layers.embedding import local_ids
-from shardlab.demos.printing import first_elements, indent, preview, shape
+from shardlab.demos.printing import first_elements, shape
 from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SAMPLES, POSITIONS = 2, 3
-GPT2_TOKENS = 50_257      # its V
 TIMED, REPEATS = (64, 1024), 5      # positions, and tokens of each rank; of the repeats the median counts
-VOCAB_SIZE = Size("--vocab-size", "cross_entropy", "V", least=16, times=1, help="tokens;",
-                  numbers=lambda n, V: n * 4 * SAMPLES * POSITIONS * V)      # logits and what is computed from them
+VOCAB_SIZE = Size("--vocab-size", "cross_entropy", "V", least=16, help="tokens", most=1_000_000)
 
 INTRODUCTION = """\
 At its end a language model predicts the next token: at each of s positions of b texts it has a number for every one of
@@ -43,6 +42,14 @@ ranks have.) Backward, a logit's gradient is its token's probability, exp(logit)
 rank can compute that alone, and sends nothing.
 """
 
+TABLE = """\
+Three ways to the loss. Times are of {positions} positions and {tokens:,} tokens, here:
+{rows}
+Gathering sends V/6 times as much as the third way: {times:.3g} times here, 8,376 times in GPT-2. exp of a number above
+709 is infinite (in float32, above 88), so the second way fails for large logits. It also knows the sum of the losses
+only, no position's own.
+"""
+
 
 @program(VOCAB_SIZE.parse)
 def show(demo: Demo, V: int) -> None:
@@ -57,29 +64,22 @@ def show(demo: Demo, V: int) -> None:
         loss, cache = cross_entropy_forward(mine.copy(), targets, demo.ranks)
     with demo.phase("backward"):
         dlogits = cross_entropy_backward(dloss, cache)
-    with demo.phase("instead"):
-        gathered = demo.ranks.all_gather(mine, -1, "loss: all logits")
 
     demo.say(f"Who owns what: logits {shape(whole)} of V = {V} tokens, {shape(mine)} on a rank. At the first "
              "position:")
-    demo.say_aligned(tokens, first_elements(mine[0, 0]))
+    demo.say_each(tokens, first_elements(mine[0, 0]))
     demo.say(f"\nForward. What each rank finds there; the target is token {targets[0, 0]}. Sum and target are "
              "computed after\nthe largest logit of all has been subtracted:")
     by_hand = say_how(demo, mine[0, 0], targets[0, 0] - own.start)
-    demo.say("The layer does so at all positions together, and every rank has all losses:")
-    demo.say_each(f"loss {preview(loss)}")
-    demo.say("\nBackward. The logits' gradients at the first position; all of them together add up to 0:")
-    demo.say_aligned(tokens, first_elements(dlogits[0, 0]))
-    demo.say_traffic(f"Of b s elements an all-reduce sends 2 b s (t-1)/t, t = {demo.n}; backward nothing. To "
-                     "gather all\nlogits instead sends b s V (t-1)/t, V/6 times as much as the three: "
-                     f"{V / 6:.3g} times here, {GPT2_TOKENS / 6:,.0f} times in GPT-2.")
+    demo.say("The layer does so at all positions together. The loss, and the gradients of the first position's logits:")
+    demo.say_each(f"loss {first_elements(loss)}", f"dlogits {first_elements(dlogits[0, 0])}")
+    demo.say_traffic(f"Of b s elements an all-reduce sends 2 b s (t-1)/t, t = {demo.n}; backward nothing:")
 
     whole_loss, whole_cache = textbook.cross_entropy_forward(whole, targets)
     demo.equal("every loss", loss, whole_loss)
     demo.equal("the first one by hand", by_hand, whole_loss[0, 0])
     demo.equal("every logit's gradient", dlogits, textbook.cross_entropy_backward(dloss, whole_cache)[..., own])
-    demo.equal("what is gathered", gathered, whole)
-    compare_ways(demo, whole, targets)
+    compare_ways(demo, mine, targets, whole_loss.mean())
 
 
 def gathered_loss(logits, targets, group: Group):
@@ -105,28 +105,22 @@ WAYS = {"1. gather all logits": (gathered_loss, "b s V"), "2. sums of exp, sum o
         "3. maximum, sum of exp, target": (safe_loss, "3 b s")}
 
 
-def compare_ways(demo: Demo, whole, targets) -> None:
+def compare_ways(demo: Demo, logits, targets, expected: float) -> None:
     """Print a row for each way: what is sent, how long it takes, and what it makes of large logits."""
     b_s, per_rank = TIMED
     many, which = np.random.default_rng(demo.rank).normal(size=(1, b_s, per_rank)), np.zeros((1, b_s), np.int64)
     rows = [("", "all-reduced or gathered", "loss", "of logits x 1,000", "time")]
     for name, (way, formula) in WAYS.items():
         before = demo.ranks.ledger.elements()
-        loss = way(whole[..., demo.own(whole.shape[-1])], targets, demo.ranks)
+        loss = way(logits, targets, demo.ranks)
         sent = demo.ranks.ledger.elements() - before
-        demo.equal("the loss of each way", loss, textbook.cross_entropy_forward(whole, targets)[0].mean())
+        demo.equal("the loss of each way", loss, expected)
         with np.errstate(over="ignore", invalid="ignore"):
-            large = way(1000 * whole[..., demo.own(whole.shape[-1])], targets, demo.ranks)
-        times = []
-        for _ in range(REPEATS):
-            demo.ranks.allgather_objects(None)      # so that all begin together
-            start = perf_counter()
-            way(many, which, demo.ranks)
-            times.append(perf_counter() - start)
+            large = way(1000 * logits, targets, demo.ranks)
+        times = repeat(partial(way, many, which, demo.ranks), number=1, repeat=REPEATS)
         rows.append((name, f"{formula} = {sent:,}", f"{loss:.4f}", f"{large:,.1f}", f"{1e3 * median(times):.2f} ms"))
-    demo.say(f"Three ways to the loss. Times are of {b_s} positions and {demo.n * per_rank:,} tokens, here:\n"
-             + aligned(rows, left=(0, 1)) + "\nexp of a number above 709 is infinite (in float32, above 88), so the "
-             "second way fails for large logits.\nIt also knows the sum of the losses only, no position's own.\n")
+    demo.say(TABLE.format(positions=b_s, tokens=demo.n * per_rank, rows=aligned(rows, left=(0, 1)),
+                          times=demo.n * logits.shape[-1] / 6))
 
 
 def say_how(demo: Demo, logits, target: int) -> float:
@@ -136,13 +130,12 @@ def say_how(demo: Demo, logits, target: int) -> float:
     highest = max(demo.ranks.allgather_objects(logits.max()))
     here = 0 <= target < len(logits)
     part, picked = np.exp(logits - highest).sum(), logits[target] - highest if here else 0.0
-    demo.say_aligned(f"largest logit {logits.max():+.3f},", f"sum of exp {part:.3f},",
-                     f"target {picked:+.3f}" if here else "target not here: 0")
-    total, picked = sum(demo.ranks.allgather_objects(part)), sum(demo.ranks.allgather_objects(picked))
+    demo.say_each(f"largest logit {logits.max():+.3f},", f"sum of exp {part:.3f},",
+                  f"target {picked:+.3f}" if here else "target not here: 0")
+    total, picked = map(sum, zip(*demo.ranks.allgather_objects((part, picked))))
     loss = np.log(total) - picked
-    demo.say(indent("all:".ljust(len(f"rank {demo.n - 1}: ")),
-                    f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
-                    f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
+    demo.say(f"  all:    largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
+             f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}")
     return loss
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import fill, indent
 from typing import NamedTuple
 
@@ -16,21 +16,14 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.runtime.tables import WIDTH
-from mpi_impl.training.trainer import Trainer
-from reference.batches import GPTBatch
-from reference.config import ParallelConfig
 from reference.schedules import validate
 from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower
 from reference.schedules.generators import evaluation_schedule
-from reference.training.trainer import loss_and_gradients
 from shardlab.demos.printing import prefix_with_ranks, say
 from shardlab.demos.runner import Demo, parser_of, program, run_demo
-from shardlab.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
 
 PATIENCE = 1.0      # seconds in one wait, until the other threads look where the ranks are stuck
-SAMPLES = 2
 
 ALONE = """\
 A deadlock is a cycle of ranks that wait for one another. A single rank has nobody to wait for, so there is nothing to
@@ -41,8 +34,9 @@ INTRODUCTION = """\
 Ranks that send one another messages can end up waiting for one another forever: a deadlock. Nothing fails, nothing is
 printed, nothing moves, and no rank does anything visibly wrong. Here is one, made on purpose.
 
-{ranks} hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
-layers in order go through all ranks, and then through all of them once more. Each rank has a list of what to do:
+{ranks} hold {layers} layers, each of which adds its number: rank r has layer r, and layer {n} + r as well. So a sample
+that goes through the layers in order goes through all ranks, and then through all of them once more. Each rank has a
+list of what to do:
   1F0      compute layer 1
   0F0<0    wait for rank 0's message, the output of layer 0
   1F0>{next}    send rank {next} a message, the output of layer 1
@@ -79,87 +73,65 @@ def show(demo: Demo, options) -> None:
     right = evaluation_schedule([[rank, n + rank] for rank in range(n)], m=1)
     wrong = Schedule((right.ranks[0][::-1], *right.ranks[1:]))
     demo.introduce(INTRODUCTION, n=n, layers=2 * n, next=2 % n, lists=lists(wrong), patience=PATIENCE)
-    model, (tokens, targets) = tiny_gpt(num_layers=2 * n), global_batch(0, SAMPLES)
-    with training_on(demo.ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
-                                                  virtual_pipeline_size=2)) as trainer:
-        batch = [GPTBatch(tokens, targets)]
-        circle, freed = play_until_freed(demo.ranks, wrong, trainer, batch)
-        demo.say(f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
-                 f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
-        validate.validate(right)
-        mended, = trainer.evaluate(batch, SAMPLES)
-        demo.say(f"In the right order they pass. The ranks play them, and the loss is {mended:.10f}:\n"
-                 f"{lists(right)}\n")
+    circle, freed = play_until_freed(demo.ranks, wrong)
+    demo.say(f"All came to the end of their lists; the output is {freed:g}.\n\nNone of that had to happen. "
+             f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
+    validate.validate(right)
+    mended = demo.ranks.allgather_objects(play(demo.ranks, lower(right)[demo.rank], set()))[-1]
+    demo.say(f"In the right order they pass. The ranks play them, and the output is {mended:g}:\n{lists(right)}\n")
     demo.equal("the cycle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
-    loss, _ = loss_and_gradients(GPTBatch(tokens, targets), textbook_of(model).params, model)
-    demo.equal("the loss", [freed, mended], [loss, loss])
+    demo.equal("the output", [freed, mended], [sum(range(2 * n))] * 2)
 
 
 # ---- the deadlock ---------------------------------------------------------------------------------------------------
 
 
-def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
-    """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
-    steps, done = lower(wrong)[ranks.rank], set[Step]()
-    work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,
-                       trainer.total_weights(batch, SAMPLES), trainer.state.device_prototype)
+def play_until_freed(ranks: Group, wrong: Schedule) -> tuple[list[int], float]:
+    """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the output.
+
+    The watchdog calls `look` in a second thread of each rank when the first one has waited too long.
+    """
+    steps, done, everyone, over = lower(wrong)[ranks.rank], set[Step](), list[Wait](), threading.Event()
     first = Action(0, "F", 0)                     # it waits for nobody: do it, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []
-    witness = Witness(ranks, lambda: play(ranks, behind, work, done))
-    play(witness.watched, steps, work, done)
-    return circle_of(witness.hear()), trainer.whole_losses(work.losses)[0]
+    stuck, beside = threading.get_ident(), ranks.split(0, "beside")     # or messages of two threads might be mixed up
+
+    def look(_: str) -> None:
+        try:
+            assert watchdog.wait is not None
+            since, _group, what, (whom,), _while_silent = watchdog.wait
+            everyone.extend(beside.allgather_objects(Wait(ranks.ranks.index(whom), what, stack_of(stuck))))
+            say(ranks, report(everyone, time.monotonic() - since))
+        finally:            # in any case: otherwise the rank would wait forever
+            play(ranks, behind, done)
+            over.set()
+
+    watchdog = Watchdog(PATIENCE, look)
+    watched = Group(ranks.comm, ranks.name, Instruments(watchdog=watchdog))
+    output = play(watched, steps, done)
+    over.wait()
+    beside.free()
+    return circle_of(everyone), ranks.allgather_objects(output)[-1]
 
 
-def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]) -> None:
-    """Work through a rank's list, except what the rank's other thread has done already."""
-    x, sent = None, []
+def play(group: Group, steps: Sequence[Step], done: set[Step]) -> float:
+    """Work through a rank's list, except what the rank's other thread has done already. Return the last output."""
+    x, sent = np.zeros(1), []
     for step in steps:
         if step in done:
             continue
         done.add(step)
         match step:
             case Receive(action, source):
-                x = np.empty((SAMPLES, POSITIONS, work.model.hidden_size))
+                x = np.empty(1)
                 group.post_receive(x, source, action.stage, str(action)).wait()
             case Send(action, to):
                 sent.append(group.post_send(x, to, action.stage, str(action)))
-            case Action():
-                x = work.forward(step, x)
+            case Action(layer):
+                x = x + layer
     for pending in sent:
         pending.wait()
-
-
-class Witness:
-    """A second thread of a rank, which finds out where the first one is stuck when it has waited too long.
-
-    All witnesses exchange what they found, through messages of their own, and then `mend` what they can.
-    """
-
-    def __init__(self, ranks: Group, mend: Callable[[], None]):
-        self.ranks, self.mend = ranks, mend
-        self.stuck, self.over = threading.get_ident(), threading.Event()
-        self.beside = ranks.split(0, "beside")                   # or messages of the two threads might be mixed up
-        self.everyone: list[Wait] = []
-        self.watchdog = Watchdog(PATIENCE, self.look)           # calls that, in a thread
-        self.watched = Group(ranks.comm, ranks.name, Instruments(watchdog=self.watchdog))
-
-    def look(self, _: str) -> None:
-        """Report where the rank is stuck, and mend it in any case: otherwise the rank would wait forever."""
-        try:
-            assert self.watchdog.wait is not None
-            since, _group, what, (whom,), _while_silent = self.watchdog.wait
-            stands = Wait(self.ranks.ranks.index(whom), what, stack_of(self.stuck))
-            self.everyone = self.beside.allgather_objects(stands)
-            say(self.ranks, report(self.everyone, time.monotonic() - since))
-        finally:
-            self.mend()
-            self.over.set()
-
-    def hear(self) -> list[Wait]:
-        """Return where all ranks were stuck, in rank order."""
-        self.over.wait()
-        self.beside.free()
-        return self.everyone
+    return x.item()
 
 
 def stack_of(thread: int) -> list[str]:

@@ -3,20 +3,19 @@
 It shows which rank owns which tokens (here whole words), what each looks up in a sentence, and the all-reduce that
 combines the lookups (Shoeybi et al. 2019, section 3).
 """
-from collections.abc import Sequence
-
 import numpy as np
 
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
-from mpi_impl.runtime.tables import count
+from mpi_impl.runtime.tables import aligned, count
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.layers import embedding as textbook
 from reference.params import initialize, split, tree_map
-from shardlab.demos.printing import first_elements, indent, shape, span
-from shardlab.demos.runner import Arguments, Demo, check_size, parser_of, program, run_demo
+from shardlab.demos.printing import first_elements, shape, span
+from shardlab.demos.runner import Arguments, Demo, parser_of, program, run_demo
 
+HIDDEN_SIZE = 4
 SENTENCE = "the cat sat on the mat and the dog sat on the cat"
 
 INTRODUCTION = """\
@@ -35,38 +34,33 @@ that it owns, at all their positions in the text, and has nothing to send.
 """
 
 
-def parse_options(argv: Arguments, n: int) -> tuple[list[str], int]:
-    """Return the words of the text, and h. Raises UserError."""
+def parse_text(argv: Arguments, n: int) -> list[str]:
+    """Return the words of the text. Raises UserError."""
     parser = parser_of("embedding")
     parser.add_argument("--sentence", default=SENTENCE, metavar="WORDS",
                         help="the text; its words are the vocabulary (default: %(default)s)")
-    parser.add_argument("--hidden-size", type=int, default=4, metavar="H", help="numbers of a word (default: 4)")
-    options = parser.parse_args(argv)
-    text, h = options.sentence.split(), options.hidden_size
-    check_size("hidden_size", h, 8 * len(text) * h)
-    if not text:
-        raise UserError("There is no word in --sentence. Give it at least one, as in --sentence 'to be or not to be'.")
-    return text, h
+    if text := parser.parse_args(argv).sentence.split():
+        return text
+    raise UserError("There is no word in --sentence. Give it at least one, as in --sentence 'to be or not to be'.")
 
 
-@program(parse_options)
-def show(demo: Demo, options: tuple[list[str], int]) -> None:
+@program(parse_text)
+def show(demo: Demo, text: list[str]) -> None:
     demo.introduce(INTRODUCTION)
-    text, h = options
     vocabulary = sorted(set(text))
     V = len(vocabulary)
-    c = ModelConfig(1, h, 1, V, len(text), init_method_std=0.5, make_vocab_size_divisible_by=1)
+    c = ModelConfig(1, HIDDEN_SIZE, 1, V, len(text), init_method_std=0.5, make_vocab_size_divisible_by=1)
     tensors = textbook.Embedding(textbook.word_tensor(c), None)      # positions have a table, too: replicated
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = split(whole, tensors, demo.n)[demo.rank]
     tokens = np.array([[vocabulary.index(word) for word in text]])   # [b, s], identical on every rank
-    dx = np.random.default_rng(1).normal(size=(*tokens.shape, h))
+    dx = np.random.default_rng(1).normal(size=(*tokens.shape, HIDDEN_SIZE))
     n = len(mine.word)
     start, end = (min(rank * n, V) for rank in (demo.rank, demo.rank + 1))
     own = vocabulary[start:end]
     demo.say(f"Who owns what: V = {V} words, padded to {n * demo.n}, E {shape(whole.word)}")
-    demo.say_aligned(f"{span(start, end, 'row')} of E {shape(mine.word)}:",
-                     ", ".join([*own, *["(padding)"] * (n - len(own))]))
+    demo.say_each(f"{span(start, end, 'row')} of E {shape(mine.word)}:",
+                  ", ".join([*own, *["(padding)"] * (n - len(own))]))
 
     region, grads = TensorParallelRegion(demo.ranks), tree_map(np.zeros_like, mine)
     with demo.phase("forward"):
@@ -74,30 +68,19 @@ def show(demo: Demo, options: tuple[list[str], int]) -> None:
     with demo.phase("backward"):
         embedding_backward(dx, cache, grads, region)
     ids, held, *_ = cache
-    demo.say("\nForward. The text, and the words of it that each rank has in its own rows:")
-    demo.say(indent(" " * len(f"rank {demo.n - 1}: "), in_columns(text, text)))
-    demo.say_each(in_columns([word if found else "." for word, found in zip(text, held[0])], text))
+    demo.say(f"\nForward. The words that each rank has in its own rows, of the text:\n  {' '.join(text)}")
+    demo.say_each(" ".join(word if there else "." * len(word) for word, there in zip(text, held[0])))
     demo.say(f"The first word, {text[0]!r}, as each rank returns it; and after g the same on every rank, its row:")
     demo.say_each(f"{first_elements(mine.word[ids[0, 0]] * held[0, 0])}  ->  {first_elements(x[0, 0])}")
     demo.say("\nBackward, from a random dX. A word's gradient is the sum over the places where it occurs:")
-    demo.say_each(gradients(own, grads.word, text))
+    demo.say_each(aligned([[word, first_elements(grad), f"from {count(text.count(word), 'place')}"]
+                           for word, grad in zip(own, grads.word)] or [["padding alone, which occurs nowhere"]]))
     demo.say_all_reduces()
 
     whole_x, whole_cache = textbook.embedding_forward(tokens, whole)
     demo.equal("X", x, whole_x)
-    demo.shards("every word's gradient", grads, textbook.embedding_backward(dx, whole, whole_cache), tensors)
-
-
-def in_columns(words: Sequence[str], text: Sequence[str]) -> str:
-    """Return the words as a line, each below its word of the text."""
-    return " ".join(word.ljust(len(above)) for word, above in zip(words, text)).rstrip()
-
-
-def gradients(own: Sequence[str], grads, text: Sequence[str]) -> str:
-    """Return a line for each of a rank's words."""
-    wide = max(map(len, text))
-    return "\n".join(f"{word:{wide}} {first_elements(grad)}, from {count(text.count(word), 'place')}"
-                     for word, grad in zip(own, grads)) or "padding alone, which occurs nowhere"
+    whole_grads = textbook.embedding_backward(dx, whole, whole_cache)
+    demo.equal("every word's gradient", grads, split(whole_grads, tensors, demo.n)[demo.rank])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ from reference.params import split, tree_map
 from shardlab.demos.printing import first_elements
 from shardlab.demos.runner import Demo
 
+# Forward and backward of the textbook, and of a rank.
+BLOCK = block.block_forward, block.block_backward, block_forward, block_backward
+LAYER = layer.layer_forward, layer.layer_backward, layer_forward, layer_backward
+
 
 class Passed(NamedTuple):
     """The results of a forward and a backward, and what the forward kept for the backward."""
@@ -36,22 +40,22 @@ class LayerCase:
     def __init__(self, demo: Demo, tensors, c: ModelConfig, samples: int, divide: Callable = split):
         """Draw everything, identically on every rank: biases too, or one that is added t times would not show."""
         self.demo, self.tensors, self.c, random = demo, tensors, c, np.random.default_rng(1)
+        self.divide: Callable = lambda whole: divide(whole, tensors, demo.n)[demo.rank]
         self.whole = tree_map(lambda tensor: random.normal(tensor.fill, c.init_method_std, tensor.shape), tensors)
-        self.mine = divide(self.whole, tensors, demo.n)[demo.rank]
+        self.mine = self.divide(self.whole)
         self.x, self.dy = random.normal(size=(2, samples, c.max_position_embeddings, c.hidden_size))
-        self.is_block = isinstance(tensors, block.Block)
+        self.functions = BLOCK if isinstance(tensors, block.Block) else LAYER
 
     def in_textbook(self, context: LayerContext = TRAINING) -> Passed:
         """Run forward and backward of the whole layer."""
-        forward, backward = ((block.block_forward, block.block_backward) if self.is_block else
-                             (layer.layer_forward, layer.layer_backward))
+        forward, backward, _, _ = self.functions
         y, cache = forward(self.x, self.whole, self.c, context)
         dx, grads = backward(self.dy, self.whole, cache, self.c)
         return Passed(y, dx, grads, cache)
 
     def on_rank(self, region, held=slice(None), context: LayerContext = TRAINING, name: str = "") -> Passed:
         """Run forward and backward on this rank's part of the input, which it holds outside the region."""
-        forward, backward = (block_forward, block_backward) if self.is_block else (layer_forward, layer_backward)
+        _, _, forward, backward = self.functions
         grads = tree_map(np.zeros_like, self.mine)
         with self.demo.phase(f"{name}forward"):
             y, cache = forward(self.x[held], self.mine, self.c, region, context)
@@ -63,7 +67,7 @@ class LayerCase:
         """Compare this rank's results with the textbook's."""
         self.demo.equal("Y", found.y, expected.y[held])
         self.demo.equal("dX", found.dx, expected.dx[held])
-        self.demo.shards("every weight's gradient", found.grads, expected.grads, self.tensors)
+        self.demo.equal("every weight's gradient", found.grads, self.divide(expected.grads))
 
     def show(self) -> tuple[Passed, Passed]:
         """Run the layer on the ranks, and print what f and g add up. Return its results, and the textbook's."""
@@ -84,13 +88,13 @@ class WatchedRegion(TensorParallelRegion):
         self.sums: list[tuple[str, str, str]] = []
 
     def leave(self, partial, reason):
-        before = first_elements(partial)
-        y = super().leave(partial, reason)
-        self.sums.append((f"g, {reason}:", before, f"->  {first_elements(y)}"))
-        return y
+        return self.noted("g", super().leave, partial, reason)
 
     def enter_backward(self, dx, reason):
-        before = first_elements(dx)
-        dx = super().enter_backward(dx, reason)
-        self.sums.append((f"f, {reason}:", before, f"->  {first_elements(dx)}"))
-        return dx
+        return self.noted("f", super().enter_backward, dx, reason)
+
+    def noted(self, operator: str, add_up: Callable, partial, reason: str):
+        before = first_elements(partial)
+        total = add_up(partial, reason)
+        self.sums.append((f"{operator}, {reason}:", before, f"->  {first_elements(total)}"))
+        return total

@@ -14,8 +14,7 @@ from shardlab.demos.printing import colored, first_elements, span
 from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SAMPLES, POSITIONS, HEAD_SIZE, GROUPS = 2, 4, 4, 2
-NUM_HEADS = Size("--num-attention-heads", "llama", "A", least=4, times=1,
-                 numbers=lambda n, a: n * 36 * (a * HEAD_SIZE)**2)      # ten matrices, gradients, the textbook's
+NUM_HEADS = Size("--num-attention-heads", "llama", "A", least=4)
 
 INTRODUCTION = """\
 In the attention of a Llama several heads of queries, a group, share one head of keys and values, so that the cache
@@ -42,7 +41,7 @@ def show(demo: Demo, a: int) -> None:
              "of gate and up")
     groups = case.mine.attention.w_kv.shape[2]
     group = demo.rank // copies * groups
-    demo.say_aligned(f"{demo.share(a, 'head')} of queries,", f"{span(group, group + groups, 'head')} of keys and "
+    demo.say_each(f"{demo.share(a, 'head')} of queries,", f"{span(group, group + groups, 'head')} of keys and "
                      f"values{f', on {copies} ranks' * (copies > 1)},", f"{demo.share(3 * a, 'column')} of gate and up")
     if 6 * a < WIDTH - 30:
         demo.say(picture(3 * a, t))

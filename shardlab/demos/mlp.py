@@ -10,8 +10,7 @@ from shardlab.demos.printing import shape
 from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SAMPLES, POSITIONS = 2, 3
-HIDDEN_SIZE = Size("--hidden-size", "mlp", "H", least=8, times=4,
-                   numbers=lambda n, h: n * 24 * h**2)      # A and B, their gradients, and the textbook's
+HIDDEN_SIZE = Size("--hidden-size", "mlp", "H", least=8)
 
 INTRODUCTION = """\
 The MLP of a transformer is two matrix products with a nonlinear function between them: Y = GeLU(X A) B. X has a row of
@@ -36,7 +35,7 @@ def show(demo: Demo, h: int) -> None:
     case = LayerCase(demo, mlp_tensors(c), c, SAMPLES)
     whole, mine = case.whole, case.mine
     demo.say(f"Who owns what: h = {h}, X {shape(case.x)}, A {shape(whole.w_in)}, B {shape(whole.w_out)}")
-    demo.say_aligned(f"{demo.share(4 * h, 'column')} of A {shape(mine.w_in)},",
+    demo.say_each(f"{demo.share(4 * h, 'column')} of A {shape(mine.w_in)},",
                      f"{demo.share(4 * h, 'row')} of B {shape(mine.w_out)}")
     case.compare(*case.show())
     demo.say_all_reduces()

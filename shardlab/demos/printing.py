@@ -69,6 +69,11 @@ def traffic_table(ledger: Ledger, **like) -> str:
     return aligned(rows, left=(0, 1, 2))
 
 
+def sent_bytes(ledger: Ledger, **like) -> float:
+    """Return the bytes that one rank sends in the ledger's entries with these values in the named fields."""
+    return sum(ring_bytes(entry, total) for entry, total in ledger.totals.items() if matches(entry, like))
+
+
 def and_list(names: Sequence[str]) -> str:
     """Return 'a', 'a and b' or 'a, b and c'."""
     *others, last = names

@@ -5,11 +5,9 @@
 
 makes a program of `show`: it takes the ranks and the command line, and ends with the sentence of the check.
 """
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from math import gcd
 from textwrap import fill
 from typing import Any
 
@@ -17,10 +15,10 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.launch.entry import ArgumentParser, run
-from mpi_impl.runtime.tables import WIDTH, aligned, bytes_of, count
+from mpi_impl.runtime.tables import WIDTH, aligned, count
 from reference.config import option, require_divides, require_positive, round_up
 from reference.errors import UserError
-from reference.params import split, tree_map
+from reference.params import leaves
 from shardlab.demos import title
 from shardlab.demos.printing import and_list, prefix_with_ranks, say, shape, span, traffic_table
 
@@ -41,17 +39,15 @@ class Demo:
         """Print an introduction, with the number of ranks, and other numbers, in their places."""
         self.say(text.format(ranks=count(self.n), **numbers))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str = "") -> None:
         """Print on rank 0 a text that is the same on all ranks."""
         say(self.ranks, text)
 
-    def say_each(self, text: str) -> None:
-        """Print each rank's own text. The rank's number stands before its first line."""
-        self.say(prefix_with_ranks(self.ranks.allgather_objects(text)))
-
-    def say_aligned(self, *cells: str) -> None:
-        """Print a line for each rank, with their cells aligned in columns."""
-        self.say(prefix_with_ranks(aligned(self.ranks.allgather_objects(cells), left=range(len(cells))).split("\n")))
+    def say_each(self, *cells: str) -> None:
+        """Print each rank's text behind its number, or a line for each rank with their cells aligned in columns."""
+        everyone = self.ranks.allgather_objects(cells)
+        self.say(prefix_with_ranks([text for text, in everyone] if len(cells) == 1 else
+                                   aligned(everyone, left=range(len(cells))).split("\n")))
 
     def say_traffic(self, explanation: str, **like) -> None:
         """Print what each rank sent and why, or the entries of its ledger with these values in the named fields."""
@@ -74,10 +70,13 @@ class Demo:
     # ---- the check ----
 
     def equal(self, what: str, found, expected) -> None:
-        """Compare two arrays. Raises AssertionError if an element differs by more than the tolerance, relative to the
-        largest element.
+        """Compare two arrays, or all arrays of two trees. Raises AssertionError if an element differs by more than the
+        tolerance, relative to the largest element.
         """
-        found, expected = np.asarray(found), np.asarray(expected)
+        for (_, x), (_, y) in zip(leaves(found), leaves(expected), strict=True):
+            self.equal_arrays(what, np.asarray(x), np.asarray(y))
+
+    def equal_arrays(self, what: str, found: np.ndarray, expected: np.ndarray) -> None:
         if found.shape != expected.shape:
             raise AssertionError(f"{what} has shape {shape(found)}, but the textbook's has {shape(expected)}")
         largest = float(np.abs(expected).max(initial=0.0)) or 1.0
@@ -85,10 +84,6 @@ class Demo:
         if not off <= self.tolerance:
             raise AssertionError(f"{what} differs from the textbook's by {off:.1e} of its largest element")
         self.worst, self.compared = max(self.worst, off), [*self.compared, what]
-
-    def shards(self, what: str, found, whole, tensors) -> None:
-        """Compare each tensor of this rank's shard with its shard of the textbook's `whole` tree."""
-        tree_map(lambda *pair: self.equal(what, *pair), found, split(whole, tensors, self.n)[self.rank])
 
     def conclude(self) -> None:
         """Print the last sentence, once all ranks have succeeded. It names what was compared, if anything."""
@@ -132,38 +127,23 @@ class Size:
     option: str
     demo: str
     letter: str
-    least: int                              # the default, or the first number from here on that the ranks can shard
+    least: int              # the default; of a sharded size the first multiple of the number of ranks from here on
     help: str = ""
-    times: int = 0                          # the ranks shard this many times the size evenly; 0: they need not
-    numbers: Callable[[int, int], int] = lambda n, size: size      # of all arrays of n ranks, from n and the size
+    sharded: bool = True
+    most: int = 1_000       # a demo holds everything twice, on the ranks and whole
 
     def parse(self, argv: Arguments, n: int) -> int:
         """Return the size that is given, or one that suits n ranks. Raises UserError."""
-        parser, factor = parser_of(self.demo), f"{self.times} " * (self.times > 1)
-        rule = f"{self.help} (default: {self.least})"
-        if self.times:
-            rule = (f"{self.help} {factor}{self.letter} must be a multiple of the number of ranks (default: the first "
-                    f"such from {self.least} on)")
-        parser.add_argument(self.option, type=int, metavar=self.letter, dest="size", help=rule.strip())
-        size = parser.parse_args(argv).size
-        if size is None:
-            return round_up(self.least, n // gcd(n, self.times))      # gcd(n, 0) is n
-        name = self.option.removeprefix("--").replace("-", "_")
-        check_size(name, size, self.numbers(n, size))
-        if self.times:
-            require_divides("The number of ranks", n, f"{factor}{name}", self.times * size,
-                            "Every rank gets an equal part.")
+        parser = parser_of(self.demo)
+        default = round_up(self.least, n) if self.sharded else self.least
+        rule = ", a multiple of the number of ranks" * self.sharded
+        parser.add_argument(self.option, type=int, metavar=self.letter, dest="size", default=default,
+                            help=f"{self.help}{rule} (default: {default})".strip(" ,"))
+        size, name = parser.parse_args(argv).size, self.option.removeprefix("--").replace("-", "_")
+        require_positive(name, size)
+        if size > max(self.most, default):
+            raise UserError(f"{option(name)} is {size:,}, but a demo holds everything twice, on the ranks and whole. "
+                            f"Choose at most {self.most:,}.")
+        if self.sharded:
+            require_divides("The number of ranks", n, name, size, "Every rank gets an equal part.")
         return size
-
-
-def check_size(name: str, value: int, numbers: int) -> None:
-    """Raise UserError for a size below 1, or one for which the ranks' arrays, of this many numbers, would fill the
-    machine.
-
-    The formulas for `numbers` are rough: they count the terms that grow fastest, at the demo's peak.
-    """
-    require_positive(name, value)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (size := np.dtype(np.float64).itemsize * numbers) > memory:
-        raise UserError(f"{option(name)} is {value:,}, with which the ranks' arrays would take about {bytes_of(size)}, "
-                        f"but this machine has {bytes_of(memory)}. Choose a smaller one.")

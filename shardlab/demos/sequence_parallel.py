@@ -4,10 +4,11 @@ It runs the same block twice: with f and g, and with an all-gather and a reduce-
 positions each rank has, that the same amount is sent, and how much less is kept (Korthikanti et al. 2022, section
 4.2.2, figure 5).
 """
-from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, round_up
+from reference.costs.array_bytes import arrays_under
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext
@@ -18,8 +19,7 @@ from shardlab.demos.printing import preview, shape
 from shardlab.demos.runner import Demo, Size, program, run_demo
 
 SAMPLES, HEAD_SIZE = 2, 4
-SEQ_LENGTH = Size("--seq-length", "sequence_parallel", "S", least=8, times=1, help="positions;",
-                  numbers=lambda n, s: 8 * round_up(4, n) * SAMPLES * s**2)      # scores of attention, on all ranks
+SEQ_LENGTH = Size("--seq-length", "sequence_parallel", "S", least=8, help="positions")
 
 INTRODUCTION = """\
 A block of a transformer is attention, and then an MLP. Each has a layer norm before it, and after it dropout and a sum
@@ -58,61 +58,32 @@ def show(demo: Demo, s: int) -> None:
 
     demo.say(f"Who has what: x {shape(x)} has b = {SAMPLES}, s = {s}, h = {c.hidden_size}. Positions outside "
              "attention and MLP; heads and columns inside:")
-    demo.say_aligned(f"{demo.share(s, 'position')} {shape(x[mine])};", f"{demo.share(a, 'head')} of attention,",
+    demo.say_each(f"{demo.share(s, 'position')} {shape(x[mine])};", f"{demo.share(a, 'head')} of attention,",
                      f"{demo.share(4 * c.hidden_size, 'column')} of the MLP, at all positions")
     replicated = case.on_rank(TensorParallelRegion(demo.ranks), context=context, name="whole: ")
     sharded = case.on_rank(SequenceParallelRegion(demo.ranks), mine, context, "sharded: ")
     with demo.phase("sharded: after"):
-        complete(demo, sharded.grads, tensors)
+        for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(sharded.grads)):
+            if tensor.split is None:      # each rank applied these weights to its own positions only
+                demo.ranks.all_reduce(grad, "weights outside")
     case.compare(replicated, expected)
     case.compare(sharded, expected, mine)
 
     demo.say("\nForward and backward, from a random dY. The first elements of what each rank has at the end:")
-    demo.say_aligned(f"Y {preview(sharded.y)}", f"dX {preview(sharded.dx)}")
+    demo.say_each(f"Y {preview(sharded.y)}", f"dX {preview(sharded.dx)}")
+    pairs = zip(arrays_under(replicated.cache).values(), arrays_under(sharded.cache).values())
+    rows = [[names[0], shape(one), shape(other)] for (names, one), (_, other) in pairs if one.shape != other.shape]
     demo.say("\nWhat a rank keeps for the backward of what was b s h on every rank, and is b s h/t:\n"
-             f"{kept_table(replicated.cache, sharded.cache)}")
+             f"{aligned([['', 'whole, f and g', 'sharded by positions'], *rows])}")
     demo.say_traffic(f"Of N elements an all-reduce sends 2 N (t-1)/t, each half of it N (t-1)/t; t = {t}:")
-    sent = bytes_sent(demo.ranks.ledger)
+    sent = dict.fromkeys(("whole", "sharded", "again", "outside"), 0.0)
+    for entry, total in demo.ranks.ledger.totals.items():
+        last = entry.reason.split()[-1]
+        sent[last if last in sent else entry.phase.split(":")[0]] += ring_bytes(entry, total)
     demo.say(f"{TOGETHER.format(**sent)}\n")
     formulas = [x.itemsize * tensor_parallel_traffic(SAMPLES, s, c.hidden_size, t, again) for again in (False, True)]
     demo.equal("what is sent", [sent["whole"], sent["sharded"], sent["sharded"] + sent["again"]],
                [formulas[0], *formulas])
-
-
-def complete(demo: Demo, grads, tensors) -> None:
-    """Sum the gradients of replicated weights outside the regions: each rank applied them to its own positions only."""
-    for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(grads)):
-        if tensor.split is None:
-            demo.ranks.all_reduce(grad, "weights outside")
-
-
-def kept_table(*caches) -> str:
-    """Return a table of the arrays outside the regions that caches of a block keep, with f and g and with sequence
-    parallelism.
-    """
-    kept = list(map(arrays_outside, caches))
-    return aligned([["", "whole, f and g", "sharded by positions"],
-                    *([what, *(f"{shape(arrays[what])}, {arrays[what].dtype}" for arrays in kept)] for what in kept[0]),
-                    ["sum", *(f"{sum(x.nbytes for x in arrays.values()):,} bytes" for arrays in kept)]])
-
-
-def arrays_outside(cache) -> dict:
-    """Return the arrays of a block's cache that are [b, s, h], or with sequence parallelism [b, s/t, h]."""
-    return {"x, normed, for the first norm": cache.input_layernorm[0], "input of attention": cache.attention.x,
-            "mask of the dropout after attention": cache.attention_mask.keep,
-            "x, normed, for the second norm": cache.post_attention_layernorm[0], "input of the MLP": cache.mlp[0],
-            "mask of the dropout after the MLP": cache.mlp_mask.keep}
-
-
-def bytes_sent(ledger: Ledger) -> dict[str, float]:
-    """Return what one rank sends: with f and g, with their replacements, and for what sequence parallelism needs
-    besides.
-    """
-    sent = {"whole": 0.0, "sharded": 0.0, "again": 0.0, "outside": 0.0}
-    for entry, total in ledger.totals.items():
-        last = entry.reason.split()[-1]
-        sent[last if last in sent else entry.phase.split(":")[0]] += ring_bytes(entry, total)
-    return sent
 
 
 if __name__ == "__main__":

@@ -4,26 +4,24 @@ Every rank moves its weights after each microbatch's backward. It shows which ve
 meets on each rank, in the three ways of reference/parallel/stale_weights.py, which simulates the same in one process
 (PipeDream, Harlap et al. 2018).
 """
-from collections.abc import Sequence
-
 import numpy as np
 
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.parallel.stale_weights import UnflushedPass, train_without_flush
+from mpi_impl.parallel.stale_weights import train_without_flush
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig
 from reference.models.model import model_tensors
 from reference.parallel import stale_weights as textbook
 from reference.parallel.pipeline import split_into_stages
 from reference.parallel.stages import layers_of_stage
-from reference.params import initialize, leaves
+from reference.params import initialize
 from reference.schedules.generators import make
-from shardlab.demos.printing import prefix_with_ranks
 from shardlab.demos.runner import Demo, Size, program, run_demo
 from shardlab.demos.tiny_gpt import SEED, global_batch, tiny_gpt
 
 SAMPLES, RATE = 2, 0.1
-MICROBATCHES = Size("--microbatches", "stale_weights", "M", least=8, help="each of which is a step")
+MICROBATCHES = Size("--microbatches", "stale_weights", "M", least=8, sharded=False,
+                    help="each of which is a step")
 
 INTRODUCTION = """\
 The layers of a GPT are distributed over {ranks}, a stage to each. In most pipelines a step ends with a flush: all
@@ -54,23 +52,12 @@ def show(demo: Demo, m: int) -> None:
         losses, _, versions = textbook.train_without_flush(batches, stages, schedule, model, RATE, way)
         found = train_without_flush(topology, batches, stages[stage], schedule, model, RATE, way)
         demo.equal("losses", demo.ranks.allgather_objects(found.losses)[-1], np.array(losses))
-        for (_, x), (_, expected) in zip(leaves(found.versions.newest.params), leaves(versions[stage].newest.params)):
-            demo.equal("weights at the end", x, expected)
-        demo.say(f"{SAYS[way]}\n" + prefix_with_ranks(lines_of(demo.ranks.allgather_objects(ages(found)))))
+        demo.equal("weights at the end", found.versions.newest.params, versions[stage].newest.params)
+        demo.say(SAYS[way])
+        demo.say_each(*(f"{met}/{used}" if met != used else f"{met}" for _, (met, used) in sorted(found.ages.items())))
         demo.say(f"The last loss is {losses[-1]:.4f}, and the ranks keep "
                  f"{' '.join(map(str, demo.ranks.allgather_objects(found.versions.most)))} versions.\n")
     disconnect(topology)
-
-
-def ages(found: UnflushedPass) -> list[str]:
-    """Return a text for each microbatch."""
-    return [f"{met}" if met == used else f"{met}/{used}" for _, (met, used) in sorted(found.ages.items())]
-
-
-def lines_of(texts: Sequence[list[str]]) -> list[str]:
-    """Return a line for each rank, in columns of one width."""
-    width = max(len(text) for line in texts for text in line)
-    return [" ".join(text.rjust(width) for text in line) for line in texts]
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def tiny_gpt(num_layers: int, heads: int = 2) -> ModelConfig:
 
 @contextmanager
 def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig,
-                optimizer: OptimizerConfig = OPTIMIZER) -> Iterator[Trainer]:
+                optimizer: OptimizerConfig = OPTIMIZER, precision: Precision = FLOAT64) -> Iterator[Trainer]:
     """Make a trainer, for the duration of the `with` block."""
     topology = connect(world, parallel)
     try:
-        yield Trainer(ModelState(model, topology, SEED, FLOAT64, world.instruments.like), optimizer)
+        yield Trainer(ModelState(model, topology, SEED, precision, world.instruments.like), optimizer)
     finally:
         disconnect(topology)
 
@@ -106,5 +106,4 @@ def check_tensors(demo: Demo, what: str, trainer: Trainer, buffer: Buffer, whole
     stage, = split_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]
     found = dict(leaves(trainer.state.layout.views(trainer.state.whole(buffer))))
-    for name, part in leaves(expected):
-        demo.equal(what, found[name], part)
+    demo.equal(what, {name: found[name] for name, _ in leaves(expected)}, expected)

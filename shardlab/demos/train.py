@@ -18,11 +18,11 @@ from shardlab.demos.printing import span
 from shardlab.demos.runner import Arguments, Demo, parser_of, program, run_demo
 from shardlab.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, holds, step_and_compare, textbook_of, tiny_gpt,
                                      training_on)
-from shardlab.predict.predict import Predicted, predict_pipeline, sent_by_pipeline
+from shardlab.predict.predict import predict_pipeline, sent_by_pipeline
 from shardlab.predict.rank import ImaginedWorld
 from shardlab.report.page.report import ReportedRun, watch, write_report
 from shardlab.report.timelines.tracing import TracedSteps
-from shardlab.report.traffic import compare, pipeline_ledger, summary, table
+from shardlab.report.traffic import compare, pipeline_ledger, report
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
 
@@ -50,19 +50,15 @@ def parse_options(argv: Arguments, n: int) -> Namespace:
                         "a step to play, action by action")
     options = parser.parse_args(argv)
     require_positive("train_iters", options.train_iters)
-    options.parallel = ParallelConfig.for_world(n, *sizes(n, options.tensor_model_parallel_size,
-                                                          options.pipeline_model_parallel_size))
+    t = options.tensor_model_parallel_size or even_divisor(n, 3)
+    options.parallel = ParallelConfig.for_world(n, t, options.pipeline_model_parallel_size or even_divisor(
+        max(1, n // t), 2))
     return options
 
 
-def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
-    """Return t and p: those that are given, or else such that t, p and d are as equal as possible, and t the largest.
-    """
-    fitting = [(one, other) for one in range(1, n + 1) for other in range(1, n + 1)
-               if n % (one * other) == 0 and t in (None, one) and p in (None, other)]
-    if not fitting:
-        return 1 if t is None else t, 1 if p is None else p     # which is refused with a sentence
-    return min(fitting, key=lambda pair: (sum(pair) + n // (pair[0] * pair[1]), -pair[0], -pair[1]))
+def even_divisor(n: int, ways: int) -> int:
+    """Return the first divisor of n such that this many equal ones would make n, or more."""
+    return next(one for one in range(1, n + 1) if n % one == 0 and one**ways >= n)
 
 
 @program(parse_options)
@@ -74,22 +70,40 @@ def show(demo: Demo, options: Namespace) -> None:
     demo.introduce(INTRODUCTION, t=t, p=p, d=d)
     model = tiny_gpt(round_up(4, p), heads=round_up(4, t))
     with training_on(demo.ranks, model, parallel) as trainer:
-        demo.say(f"Who holds what of {count(model.num_layers, 'layer')} with h = {model.hidden_size} columns and "
-                 f"{model.num_attention_heads} heads each, {parameters(model):,} parameters; a step takes "
-                 f"{MICROBATCHES * d} samples.\nThe embedding turns tokens into numbers, the head predicts:")
-        place = trainer.topology.place
-        samples = [samples_of(place.data, k, d, 1).start for k in range(MICROBATCHES)]
-        heads = model.num_attention_heads // t
-        first = place.tensor * heads
-        demo.say_aligned(f"t {place.tensor}, p {place.pipeline}, d {place.data}:", holds(trainer),
-                         span(first, first + heads, "head"), f"samples {' '.join(map(str, samples))}",
-                         f"{trainer.state.layout.size:,} parameters")
-        demo.say(f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
-                 f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}. It may rise at first: "
-                 "Adam's first step moves each weight by the whole rate.)")
+        show_shares(demo, trainer)
         watched = watch(trainer.topology, on_device=False) if options.report else None
         losses = train(demo, trainer, options.train_iters, watched)
-        show_traffic(demo, trainer, options, losses, watched)
+        steps = options.train_iters
+        ledger, work = pipeline_ledger(trainer.topology), PassCounts(steps, steps * MICROBATCHES, 0, 0)
+        run = ImaginedWorld(model, parallel, trainer.state.precision, 1, POSITIONS, MICROBATCHES)
+        predicted = [one._replace(step={entry: total for entry, total in one.step.items() if entry.phase != "data"})
+                     for one in predict_pipeline(trainer.topology, run)]       # each rank makes the samples itself
+        sent = sent_by_pipeline(predicted, work)
+        text = report(ledger, sent, model, parallel, 1, POSITIONS, work)
+        demo.say("\n" + "\n".join(fill(line, WIDTH) if ": " in line else line for line in text.splitlines()) + "\n")
+        if watched:
+            write_report(options.report, trainer, watched, ReportedRun(
+                "A tiny GPT", model, parallel, trainer.state.precision, 1, POSITIONS, MICROBATCHES, predicted, work,
+                list(enumerate(losses, 1))), ledger)
+            demo.say(f"The page of this run is in {options.report}: open it in a browser.")
+        for line in compare(ledger, sent):
+            demo.equal("what was sent", line.total, line.predicted)
+
+
+def show_shares(demo: Demo, trainer: Trainer) -> None:
+    """Print what each rank holds, and which samples it takes."""
+    model, place, d = trainer.state.model, trainer.topology.place, trainer.topology.data.size
+    heads = model.num_attention_heads // trainer.topology.tensor.size
+    demo.say(f"Who holds what of {count(model.num_layers, 'layer')} with h = {model.hidden_size} columns and "
+             f"{model.num_attention_heads} heads each, {parameters(model):,} parameters; a step takes "
+             f"{MICROBATCHES * d} samples.\nThe embedding turns tokens into numbers, the head predicts:")
+    samples = [str(samples_of(place.data, k, d, 1).start) for k in range(MICROBATCHES)]
+    demo.say_each(f"t {place.tensor}, p {place.pipeline}, d {place.data}:", holds(trainer),
+                  span(place.tensor * heads, (place.tensor + 1) * heads, "head"), f"samples {' '.join(samples)}",
+                  f"{trainer.state.layout.size:,} parameters")
+    demo.say(f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can learn. (A "
+             f"blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}. It may rise at first: Adam's first step "
+             "moves each weight by the whole rate.)")
 
 
 def train(demo: Demo, trainer: Trainer, steps: int, watched: TracedSteps | None) -> list[float]:
@@ -107,38 +121,6 @@ def train(demo: Demo, trainer: Trainer, steps: int, watched: TracedSteps | None)
         rows.append([str(step + 1), f"{loss:.10f}", f"{whole:.10f}", f"{abs(loss - whole):.0e}"])
     demo.say(aligned(rows, left=()))
     return losses
-
-
-def show_traffic(demo: Demo, trainer: Trainer, options: Namespace, losses: list[float],
-                 watched: TracedSteps | None) -> None:
-    """Print and check what was sent next to what was predicted, and write the page of --report."""
-    state, topology, steps = trainer.state, trainer.topology, options.train_iters
-    parallel, p = topology.config, topology.pipeline.size
-    ledger, work = pipeline_ledger(topology), PassCounts(steps, steps * MICROBATCHES, 0, 0)
-    predicted = predict_run(trainer)
-    sent = sent_by_pipeline(predicted, work)
-    lines = compare(ledger, sent)
-    papers = summary(ledger, sent, state.model, parallel, 1, POSITIONS, work).splitlines()
-    whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
-    demo.say(f"\nWhat {whose} sent in {count(steps, 'step')}, next to what was predicted:\n"
-             f"{table(lines)}\n\nIn the papers' terms:\n"
-             + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
-    if watched:
-        write_report(options.report, trainer, watched, ReportedRun(
-            "A tiny GPT", state.model, parallel, state.precision, 1, POSITIONS, MICROBATCHES, predicted, work,
-            list(enumerate(losses, 1))), ledger)
-        demo.say(f"The page of this run is in {options.report}: open it in a browser.")
-    for line in lines:
-        demo.equal("what was sent", line.total, line.predicted)
-
-
-def predict_run(trainer: Trainer) -> list[Predicted]:
-    """Predict the ranks of a pipeline, but for the samples, which every rank computes itself."""
-    state, topology = trainer.state, trainer.topology
-    predicted = predict_pipeline(topology, ImaginedWorld(state.model, topology.config, state.precision, 1, POSITIONS,
-                                                         MICROBATCHES))
-    return [one._replace(step={entry: total for entry, total in one.step.items() if entry.phase != "data"})
-            for one in predicted]
 
 
 if __name__ == "__main__":

@@ -3,22 +3,20 @@
 It trains one tiny GPT four times, with each rank as a replica. It shows which part a rank owns, how many bytes it holds
 between steps, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
 """
-from textwrap import fill
-
 from mpi_impl.comm.ledger import RING, Ledger
-from mpi_impl.runtime.tables import WIDTH, aligned, count, verdict
+from mpi_impl.runtime.tables import aligned, count, verdict
 from reference.comm.ring import ring_all_gather
 from reference.config import ParallelConfig
 from reference.costs.volumes import data_parallel_traffic
 from reference.parallel.model_states import model_states
-from reference.schedules.generators import require_sizes
 from shardlab.demos.runner import Demo, Size, program, run_demo
 from shardlab.demos.tiny_gpt import FLOAT64, apart, check_tensors, step_and_compare, textbook_of, tiny_gpt, training_on
 from shardlab.report.memory import FORMULAS
 
 LAYERS, STEPS = 2, 2
 BUCKET = 900        # elements, at least: somewhat more than a layer
-MICROBATCHES = Size("--microbatches", "zero", "M", least=2, help="of one sample each, per replica and step")
+MICROBATCHES = Size("--microbatches", "zero", "M", least=2, sharded=False,
+                    help="of one sample each, per replica and step")
 
 INTRODUCTION = """\
 Replicas are copies of a model that train together: each of {ranks} takes other samples, all sum their gradients, and
@@ -44,70 +42,49 @@ Psi is the number of parameters, with the padding that makes the buckets divide 
 bytes, its gradient g = {g}, its states K = {k}. Traffic is counted in numbers, for collectives that run as rings. T is
 the size of the embedding's tables: stage 3 gathers them forward only, since the gradient of a lookup needs no table.
 """
-BAR = 64        # letters for what a rank holds at stage 0
+BAR = 48        # letters for what a rank holds at stage 0
 STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too", "parameters, too")
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
 
 @program(MICROBATCHES.parse)
 def show(demo: Demo, m: int) -> None:
-    require_sizes(1, m)
-    n = demo.n
-    demo.introduce(INTRODUCTION + ("\n" + ALONE) * (n == 1), m=m)
-    bars = ["A rank holds parameters (p), gradients (g) and optimizer states (o):"]
+    demo.introduce(INTRODUCTION + ("\n" + ALONE) * (demo.n == 1), m=m)
     rows = [["stage", "Psi", "holds, bytes", "the formula", "", "sends in a step", "the formula", ""]]
-    for stage in range(4):
-        bar, row = train_at_stage(demo, stage, m)
-        bars.append(f"  stage {stage}  {bar}")
-        rows.append([str(stage), *row])
-    demo.say("\n".join(bars))
+    rows += [train_at_stage(demo, stage, m) for stage in range(4)]
     w, g, k = FLOAT64.bytes_each
-    demo.say(f"\nWhat each rank held and sent, next to the paper's formulas:\n{aligned(rows, left=(3, 6))}\n"
-             f"{LETTERS.format(n=n, w=w, g=g, k=k)}")
+    demo.say(f"What each rank held and sent, next to the paper's formulas:\n{aligned(rows, left=(3, 6))}\n"
+             f"{LETTERS.format(n=demo.n, w=w, g=g, k=k)}")
 
 
-def train_at_stage(demo: Demo, stage: int, m: int) -> tuple[str, list[str]]:
-    """Run a few steps at one stage, print and check them. Return what a rank holds as a bar of letters, in proportion
-    to the bytes, and the stage's row of the table.
-    """
+def train_at_stage(demo: Demo, stage: int, m: int) -> list[str]:
+    """Run a few steps at one stage, print and check them. Return the stage's row of the table."""
     n, parallel = demo.n, ParallelConfig(data_parallel_size=demo.n, zero_stage=stage, ddp_bucket_size=BUCKET)
     with training_on(apart(demo.ranks), tiny_gpt(LAYERS), parallel) as trainer:
         textbook, layout = textbook_of(tiny_gpt(LAYERS)), trainer.state.layout
         for step in range(STEPS):
             step_and_compare(demo, trainer, textbook, step, m * n, b=1)
-        psi, held, moved = layout.size, trainer.held()[:3], sent(trainer.ledger) / STEPS
-        buckets = [f"{bounds(bucket.slice)} ({', '.join(bucket.units)})" for bucket in layout.buckets]
-        demo.say(fill(f"Stage {stage}: {STAGES[stage]}. {count(psi, 'number')} in {count(len(buckets), 'bucket')}: "
-                      f"{', '.join(buckets)}. Bytes of parameters + gradients + optimizer states:", WIDTH))
-        own = [layout.owned_piece(bucket, trainer.state.zero.part).in_buffer for bucket in layout.buckets]
-        demo.say_aligned(f"owns {' '.join(map(bounds, own))}",
-                         f"holds {' + '.join(f'{size:,}' for size in held)} = {sum(held):,}")
-        demo.say("")
-        tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
-        less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
-        states = model_states(psi, n, stage, *FLOAT64.bytes_each)
-        traffic = data_parallel_traffic(psi, n, stage, m) - less
         check_tensors(demo, "every weight", trainer, trainer.state.parameters.own, textbook.params)
-        demo.equal("bytes held", held, states)
-        demo.equal("numbers sent", moved, traffic)
-        whole = sum(model_states(psi, n, 0, *FLOAT64.bytes_each))
-        bar = "".join(letter * round(BAR * size / whole) for letter, size in zip("pgo", held))
-        return bar, [f"{psi:,}", *beside(FORMULAS[stage], sum(held), sum(states)), *beside(SENT[stage], moved, traffic)]
+        psi, held, moved = layout.size, trainer.held()[:3], sent(trainer.ledger) / STEPS
+        own = [layout.owned_piece(bucket, trainer.state.zero.part).in_buffer for bucket in layout.buckets]
+    demo.say(f"Stage {stage}: {STAGES[stage]}. {count(psi, 'number')} in {count(len(own), 'bucket')}:")
+    whole = sum(model_states(psi, n, 0, *FLOAT64.bytes_each))
+    demo.say_each(f"owns {' '.join(f'{part.start}-{part.stop - 1}' for part in own)}", f"holds {sum(held):,}")
+    bar = "".join(letter * round(BAR * size / whole) for letter, size in zip("pgo", held))
+    demo.say(f"  of parameters (p), gradients (g) and optimizer states (o): {bar}\n")
+    tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
+    less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
+    states, traffic = model_states(psi, n, stage, *FLOAT64.bytes_each), data_parallel_traffic(psi, n, stage, m) - less
+    demo.equal("bytes held", held, states)
+    demo.equal("numbers sent", moved, traffic)
+    return [str(stage), f"{psi:,}", f"{sum(held):,}", FORMULAS[stage], verdict(sum(held), round(sum(states))),
+            f"{moved:,.0f}", SENT[stage], verdict(round(moved), round(traffic))]
 
 
 def sent(ledger: Ledger) -> float:
     """Return the elements of gradients and parameters that a rank sends, if collectives run as rings."""
     return sum(RING[entry.operation](total.elements, entry.group_size) for entry, total in ledger.totals.items()
                if entry.reason in ("gradients", "parameters"))
-
-
-def bounds(part: slice) -> str:
-    return f"{part.start}-{part.stop - 1}"
-
-
-def beside(formula: str, found: float, expected: float) -> list[str]:
-    """Return '2,667', the formula, and '= 2,667', or NOT if they differ by more than rounding."""
-    return [f"{found:,.0f}", formula, verdict(round(found, 6), round(expected, 6), f"{expected:,.0f}")]
 
 
 if __name__ == "__main__":

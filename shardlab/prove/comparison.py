@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.exact.array import as_exact
-from shardlab.compare.differences import Holder
+from shardlab.compare.differences import Holder, summed
 from shardlab.compare.names import Key
 from shardlab.compare.recording import TensorPart, whole_shape
 
@@ -112,15 +112,6 @@ def holders_by_key(run: PlayedRun) -> dict[Key, list[Holder]]:
     parts = defaultdict(list)
     for key, part, values in run.parts:
         parts[key].append((part, as_exact(values)))     # initial weights are floats in the textbook
-    return {key: holders_of(run.name, own) for key, own in parts.items()}
-
-
-def holders_of(run: str, parts: list[tuple[TensorPart, Any]]) -> list[Holder]:
-    holders = [Holder(run, (part.rank,), part.box, values) for part, values in parts]
-    if not any(part.summed for part, _ in parts):
-        return holders
-    shape = whole_shape(holders)
-    total = np.zeros_like(holders[0].values, shape=shape)
-    for holder in holders:
-        total[holder.box] += holder.values
-    return [Holder(run, tuple(sorted({part.rank for part, _ in parts})), tuple(slice(0, n) for n in shape), total)]
+    return {key: summed(run.name, [part for part, _ in own],
+                        [Holder(run.name, (part.rank,), part.box, values) for part, values in own])
+            for key, own in parts.items()}

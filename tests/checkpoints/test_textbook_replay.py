@@ -18,123 +18,78 @@ from shardlab.compare.their_runs.differences import Comparison
 from shardlab.compare.their_runs.frameworks import in_common_names
 from shardlab.compare.their_runs.ours import read_ours, whole_of
 from shardlab.compare.their_runs.records import TheirKey, read
-from shardlab.compare.their_runs.replay import replay
+from shardlab.compare.their_runs.replay import batch_of, replay
 from shardlab.compare.their_runs.textbook import main
 from tests.checkpoints import golden
 from tests.checkpoints.test_transformers import random_model
-from tests.mpi_impl.test_their_runs import write
+from tests.mpi_impl.test_their_runs import edit, write
 from tests.program import pretrain
 
-H, HEADS, LAYERS, V, B, S, EPSILON = 8, 2, 2, 11, 2, 5, 1e-5
-CONFIG = {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": H, "n_head": HEADS, "vocab_size": V, "n_positions": S}
-SHAPES = {"ln_1.weight": (H,), "ln_1.bias": (H,), "attn.c_attn.weight": (H, 3 * H), "attn.c_attn.bias": (3 * H,),
-          "attn.c_proj.weight": (H, H), "attn.c_proj.bias": (H,), "ln_2.weight": (H,), "ln_2.bias": (H,),
-          "mlp.c_fc.weight": (H, 4 * H), "mlp.c_fc.bias": (4 * H,), "mlp.c_proj.weight": (4 * H, H),
-          "mlp.c_proj.bias": (H,)}
+GOLDEN = json.loads(golden.GOLDEN.read_text())
+KINDS = "tied", "untied", "Llama", "Mistral", "Qwen2", "Qwen3"
+LAYERS, HEADS, TOKENS = 2, 4, np.array(golden.TOKENS)
 
 
-# ---- a GPT-2 of its own ---------------------------------------------------------------------------------------------
+# ---- the models of transformers, of which golden.json has the results -----------------------------------------------
 
 
-def weights_of(seed):
-    shapes = {"wte.weight": (V, H), "wpe.weight": (S, H), "ln_f.weight": (H,), "ln_f.bias": (H,)}
-    shapes |= {f"h.{i}.{name}": shape for i in range(LAYERS) for name, shape in SHAPES.items()}
-    rng = np.random.default_rng(seed)
-    return {f"transformer.{name}": rng.normal(size=shape) / 2 for name, shape in shapes.items()}
+def weights_of(kind="tied"):
+    return {name: golden.weight(name, shape) for name, shape in GOLDEN[kind]["tensors"].items()}
 
 
-def norm(x, weight, bias):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * weight + bias
-
-
-def softmax(x):
-    exponentials = np.exp(x - x.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
-def forward(w, tokens, targets):
-    """Compute a GPT-2 -> the mean loss of the targets that are not -100, and the outputs of modules, by name."""
-    seen = {}
-
-    def see(name, x):
-        seen[f"{name} output"] = x
-        return x
-
-    x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"]
-    for layer in (f"transformer.h.{i}" for i in range(LAYERS)):
-        p = {name: w[f"{layer}.{name}"] for name in SHAPES}
-        y = see(f"{layer}.ln_1", norm(x, p["ln_1.weight"], p["ln_1.bias"]))
-        q, k, v = np.moveaxis((y @ p["attn.c_attn.weight"] + p["attn.c_attn.bias"]).reshape(B, S, 3, HEADS, -1),
-                              (2, 3), (0, 2))
-        scores = np.where(np.tri(S, dtype=bool), q @ np.swapaxes(k, -1, -2) / np.sqrt(H / HEADS), -np.inf)
-        y = np.swapaxes(softmax(scores) @ v, 1, 2).reshape(B, S, H)
-        x = x + see(f"{layer}.attn", y @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"])
-        y = see(f"{layer}.ln_2", norm(x, p["ln_2.weight"], p["ln_2.bias"])) @ p["mlp.c_fc.weight"] + p["mlp.c_fc.bias"]
-        y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
-        x = see(layer, x + see(f"{layer}.mlp", y @ p["mlp.c_proj.weight"] + p["mlp.c_proj.bias"]))
-    x = see("transformer.ln_f", norm(x, w["transformer.ln_f.weight"], w["transformer.ln_f.bias"]))
-    logits = see("lm_head", x @ w["transformer.wte.weight"].T)
-    picked = np.take_along_axis(softmax(logits), np.maximum(targets, 0)[..., None], -1)[..., 0]
-    return -(np.log(picked) * (targets >= 0)).sum() / (targets >= 0).sum(), seen
-
-
-def recorded(folder, w, tokens, labels, seen=(), more=()):
+def recorded(folder, seen=(), kind="tied", tokens=TOKENS, labels=TOKENS):
     """Write a recording of a step on 2 x 2 ranks: samples are divided, and the rows of all matrices."""
     tensors = {(1, "batch", "input_ids"): (tokens, "i[dp] j"), (1, "batch", "labels"): (labels, "i[dp] j")}
-    tensors |= {(1, "parameters", name): (x, "i[tp] j" if x.ndim == 2 else "i") for name, x in w.items()}
+    tensors |= {(1, "parameters", name): (x, "i[tp] j" if x.ndim == 2 else "i") for name, x in weights_of(kind).items()}
     tensors |= {(1, "forward", name): (x, "i[dp] j k") for name, x in dict(seen).items()}
-    return write(folder, tensors | dict(more), {"dp": 2, "tp": 2})
+    return write(folder, tensors, {"dp": 2, "tp": 2})
 
 
-def model_in(folder, **changes):
+def model_in(folder, kind="tied", **changes):
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    (folder / "config.json").write_text(json.dumps(GOLDEN[kind]["config"] | changes))
     return str(folder)
 
 
-def batch(seed, shifted):
-    """Draw tokens and labels, of which some do not count -> also the token to predict at each position."""
-    rng = np.random.default_rng(seed)
-    text = rng.integers(V, size=(B, S + 1))
-    tokens, targets = text[:, :-1], np.where(rng.random((B, S)) < 0.2, -100, text[:, 1:])
-    targets[0, 0] = text[0, 1]
-    if shifted:
-        return tokens, targets, targets
-    labels = np.where(rng.random((B, S)) < 0.2, -100, tokens)
-    labels[0, 1] = tokens[0, 1]
-    return tokens, labels, np.concatenate([labels[:, 1:], np.full((B, 1), -100)], 1)
+def outputs_of(tmp):
+    """Return the outputs of a GPT-2's modules, as the textbook computes them."""
+    again = replay(read(recorded(tmp / "weights")), model_in(tmp / "gpt2"))
+    return {key.name: again.whole(key) for key in again.order if key.phase == "forward" and "output" in key.name}
 
 
-@given(seed=st.integers(0, 1000), shifted=st.booleans())
-def test_it_computes_what_a_gpt2_does_and_its_gradients_are_derivatives(tmp_path_factory, seed, shifted):
-    tmp, w = tmp_path_factory.mktemp("replay"), weights_of(seed)
-    tokens, labels, targets = batch(seed, shifted)
-    _, seen = forward(w, tokens, targets)
-    run = read(recorded(tmp / "run", w, tokens, labels, seen))
-    again = replay(run, model_in(tmp / "model"))
-    found = Comparison(again, run).findings()
-    assert not found.differences and found.compared == len(seen) == 4 * LAYERS + LAYERS + 2
-    rng = np.random.default_rng(seed)
-    for name, x in w.items():
-        step = rng.normal(size=x.shape)
-        far, near, back, behind = (forward(w | {name: x + i * 1e-3 * step}, tokens, targets)[0] for i in (2, 1, -1, -2))
-        along = (again.whole(TheirKey(1, "gradients", name, 0)) * step).sum()
-        slope = (8 * (near - back) - (far - behind)) / 12e-3        # but for the fourth power of the step
-        assert abs(slope - along) <= 1e-6 * max(1, abs(along)), name
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_the_logits_and_the_gradients_of_transformers(tmp_path, kind, shifted):
+    """Labels are the tokens themselves, or those that follow."""
+    given = {"tokens": TOKENS[:, :-1], "labels": TOKENS[:, 1:]} if shifted else {}
+    again = replay(read(recorded(tmp_path / "run", kind=kind, **given)), model_in(tmp_path / "model", kind))
+    logits = again.whole(TheirKey(1, "forward", "lm_head output", 0))[0, :4]
+    np.testing.assert_allclose(logits, GOLDEN[kind]["logits"], rtol=0, atol=1e-12)
+    for name, expected in GOLDEN[kind]["gradients"].items():
+        found = golden.along(name, again.whole(TheirKey(1, "gradients", name, 0)))
+        assert found == pytest.approx(expected, abs=1e-12), name
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_labels_of_minus_100_do_not_count(tmp_path, shifted):
+    given = np.where(TOKENS % 3 == 0, -100, TOKENS)
+    tokens, labels = (TOKENS[:, :-1], given[:, 1:]) if shifted else (TOKENS, given)
+    found = batch_of(read(recorded(tmp_path / "run", tokens=tokens, labels=labels)))
+    np.testing.assert_array_equal(found.weights[:, :4], given[:, 1:] >= 0)
+    np.testing.assert_array_equal((found.targets * found.weights)[:, :4], np.maximum(given[:, 1:], 0))
+    assert shifted or not found.weights[:, 4].any()
 
 
 def test_the_program_names_the_run_that_is_wrong(tmp_path, capsys, monkeypatch):
-    w, (tokens, labels, targets) = weights_of(0), batch(0, False)
-    _, seen = forward(w, tokens, targets)
-    right = recorded(tmp_path / "right", w, tokens, labels, seen)
+    seen = outputs_of(tmp_path)
+    right = recorded(tmp_path / "right", seen)
     seen["transformer.h.1.attn output"] = 1.01 * seen["transformer.h.1.attn output"]
-    wrong = recorded(tmp_path / "wrong", w, tokens, labels, seen)
-    monkeypatch.setattr(sys, "argv", ["textbook", f"{model_in(tmp_path / 'model')}/config.json", right, wrong])
+    wrong = recorded(tmp_path / "wrong", seen)
+    monkeypatch.setattr(sys, "argv", ["textbook", f"{tmp_path / 'gpt2'}/config.json", right, wrong])
     with pytest.raises(SystemExit, match="1"):
         main()
     said = capsys.readouterr().out
-    assert said.startswith(f"The textbook and {right} agree: 12 tensors of step 1 were compared, in float64 with")
+    assert said.startswith(f"The textbook and {right} agree: {len(seen)} tensors of step 1 were compared, in float64")
     assert f"The textbook and {wrong} differ. The first tensor, in the order of computation:\n\n" \
         "  step 1, forward: transformer.h.1.attn output\n" in said and f"ranks 0, 1, 2, 3 of {wrong}, layer 1" in said
 
@@ -143,28 +98,19 @@ def test_the_program_names_the_run_that_is_wrong(tmp_path, capsys, monkeypatch):
     ({"vocab_size": 9}, {}, "transformer.wte.weight as [11, 8], but the model of the config.json asks for [9, 8]"),
     ({"n_layer": 3}, {}, "has no transformer.h.2.ln_1.weight among its parameters; it has transformer.h."),
     ({"model_type": "bert"}, {}, "this program has a GPT, so it must be gpt2 or llama"),
-    ({}, {"input_ids": None}, "has no input_ids or tokens or text among its batch; it has labels"),
-    ({}, {"labels": np.zeros((B, S + 1), np.int64)}, "has tokens [2, 5] and targets [2, 6], but both must be [b, s]"),
-    ({}, {"input_ids": np.full((B, S), V)}, "has the token 11, but the model of")])
+    ({}, {'"input_ids"': '"ids"'}, "has no input_ids or tokens or text among its batch; it has ids, labels"),
+    ({}, {"labels": np.zeros((4, 6), np.int64)}, "has tokens [4, 5] and targets [4, 6], but both must be [b, s]"),
+    ({}, {"tokens": np.full((4, 5), 11)}, "has the token 11, but the model of"),
+    ({}, {'"labels", "call": 0': '"input_ids", "call": 1'}, "several batches in a step")])
 def test_what_does_not_belong_together_is_refused(tmp_path, config, change, said):
-    w, (tokens, labels, _) = weights_of(0), batch(0, False)
-    arrays = {"input_ids": tokens, "labels": labels} | change
-    tensors = {(1, "batch", name): (x, "i[dp] j") for name, x in arrays.items() if x is not None}
-    tensors |= {(1, "parameters", name): (x, "i j"[:2 * x.ndim - 1]) for name, x in w.items()}
+    """Nor are several batches: the textbook computes the gradient of one, not the mean of several."""
+    arrays = {name: x for name, x in change.items() if not isinstance(x, str)}
+    folder = recorded(tmp_path / "run", **arrays)
+    for old, new in change.items():
+        if isinstance(new, str):
+            edit(folder, old, new, *range(4))
     with pytest.raises(UserError, match=re.escape(said)):
-        replay(read(write(tmp_path / "run", tensors, {"dp": 1})), model_in(tmp_path / "model", **config))
-
-
-def test_gradient_accumulation_is_refused(tmp_path):
-    """The textbook computes the gradient of one batch, not the mean of several."""
-    w, (tokens, labels, targets) = weights_of(0), batch(0, False)
-    folder = recorded(tmp_path / "run", w, tokens, labels, forward(w, tokens, targets)[1])
-    for path in Path(folder).glob("*.jsonl"):
-        lines = path.read_text().splitlines()
-        again = next(line for line in lines if '"input_ids"' in line).replace('"call": 0', '"call": 1')
-        path.write_text("\n".join([*lines, again, ""]))
-    with pytest.raises(UserError, match="several batches in a step"):
-        replay(read(folder), model_in(tmp_path / "model"))
+        replay(read(folder), model_in(tmp_path / "model", **config))
 
 
 # ---- Megatron-core's names ------------------------------------------------------------------------------------------
@@ -198,24 +144,22 @@ def as_megatron(w):
     return found
 
 
-@given(seed=st.integers(0, 1000), norms_inside=st.booleans())
-def test_megatrons_weights_are_another_layout_of_gpt_2s(tmp_path_factory, seed, norms_inside):
+@pytest.mark.parametrize("norms_inside", [False, True])
+def test_megatrons_weights_are_another_layout_of_gpt_2s(tmp_path, norms_inside):
     """Its activations are [s, b, h]. With Transformer Engine norms belong to the linear layers behind them."""
-    tmp, w, (tokens, labels, targets) = tmp_path_factory.mktemp("replay"), weights_of(seed), batch(seed, True)
-    _, seen = forward(w, tokens, targets)
-    weights = as_megatron(w)
+    weights, seen = as_megatron(weights_of()), outputs_of(tmp_path)
     if norms_inside:
         inside = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_",
                   "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
         weights = {re.sub("|".join(inside), lambda norm: inside[norm[0]], name): x for name, x in weights.items()}
-    tensors = {(1, "batch", "tokens"): (tokens, "b s"), (1, "batch", "labels"): (labels, "b s")}
+    tensors = {(1, "batch", "tokens"): (TOKENS, "b s"), (1, "batch", "labels"): (TOKENS, "b s")}
     tensors |= {(1, "parameters", name): x for name, x in weights.items()}
     for layer in range(LAYERS):
         for there, here in (("attn", "self_attention"), ("mlp", "mlp")):
             x = seen[f"transformer.h.{layer}.{there} output"]
             tensors[1, "forward", f"decoder.layers.{layer}.{here} output"] = x.swapaxes(0, 1), "s b h"
-    run = read(write(tmp / "run", tensors, {"tp": 2}))
-    again = replay(run, model_in(tmp / "model", tie_word_embeddings=False))
+    run = read(write(tmp_path / "run", tensors, {"tp": 2}))
+    again = replay(run, model_in(tmp_path / "model", tie_word_embeddings=False))
     found = Comparison(*in_common_names(again, run)).findings()
     assert not found.differences and found.compared == 2 * LAYERS
 
@@ -239,13 +183,10 @@ def test_a_llamas_weights_in_megatrons_layout(g, each, d, t, seed):
 
 
 def test_experts_of_megatron_are_refused(tmp_path):
-    tokens, labels, _ = batch(0, True)
-    tensors = {(1, "parameters", name): x for name, x in as_megatron(weights_of(0)).items()}
-    run = read(write(tmp_path / "run", tensors | {(1, "batch", "tokens"): (tokens, "b s")}, {"tp": 2}))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 8,
-                                                      "num_attention_heads": 2, "num_key_value_heads": 2}))
+    tensors = {(1, "parameters", name): x for name, x in as_megatron(weights_of()).items()}
+    run = read(write(tmp_path / "run", tensors | {(1, "batch", "tokens"): (TOKENS, "b s")}, {"tp": 2}))
     with pytest.raises(UserError, match="whose experts are not read here"):
-        replay(run, str(tmp_path))
+        replay(run, model_in(tmp_path / "model", "Mixtral"))
 
 
 # ---- a run of our own -----------------------------------------------------------------------------------------------
@@ -293,8 +234,8 @@ def test_a_run_of_our_own_is_compared_with_one_of_transformers_names(ranks, corp
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["tied", "untied", "Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_it_computes_what_transformers_does(transformers, tmp_path, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_computes_what_each_module_of_transformers_does(transformers, tmp_path, kind):
     """All in float64, also the loss, which transformers itself would compute in float32."""
     import torch
 

@@ -172,42 +172,36 @@ def megatron(w, grouped=True, rope=False, swapped=False, transposed=False):
     return found | {f"decoder.layers.{name}.weight": np.stack(xs) for name, xs in zip(names, zip(*layers))}
 
 
-@pytest.mark.parametrize("convert, said", [
-    (titan, "with heads of 8 rows; torchtitan's q and k have theirs in the order of interleaved rope, which is right"),
-    (megatron, "A is of transformers and B of Megatron-core, with heads of 8 rows."),
-    (lambda w: titan(w, ()), "with its rows in the same order, but only torchtitan's rope is interleaved"),
-    (lambda w: megatron(w, grouped=False), "with q, k and v one after the other, but Megatron-core has them group by"),
-    (lambda w: megatron(w, rope=True), "in the order of interleaved rope, which Megatron-core does not use"),
-    (lambda w: megatron(w, swapped=True), "is A's model.layers.0.mlp.up_proj.weight, but should be A's"),
-    (lambda w: megatron(w, transposed=True), "is A's model.layers.0.self_attn.o_proj.weight, transposed")])
-def test_a_converter_is_right_or_named_for_what_it_does(tmp_path, convert, said):
+def one_group(w):
+    """Return Megatron-core's weights of a Llama whose queries share one head of keys and values."""
+    qkv = [np.concatenate([w[f"{H.format(i)}self_attn.{x}_proj.weight"] for x in "qkv"]) for i in range(2)]
+    return megatron(llama()) | {"decoder.layers.self_attention.linear_qkv.weight": np.stack(qkv)}
+
+
+ONE_GROUP = {name: x[:8] if re.search("[kv]_proj", name) else x for name, x in llama().items()}
+
+
+@pytest.mark.parametrize("a, b, said", [
+    (llama(), titan(llama()), "with heads of 8 rows; torchtitan's q and k have theirs in the order of interleaved "
+     "rope, which is right"),
+    (llama(), megatron(llama()), "A is of transformers and B of Megatron-core, with heads of 8 rows."),
+    (ONE_GROUP, one_group(ONE_GROUP), "with heads of 8 rows."),       # one group is the same in both orders
+    (llama(), titan(llama(), ()), "with its rows in the same order, but only torchtitan's rope is interleaved"),
+    (llama(), megatron(llama(), grouped=False), "q, k and v one after the other, but Megatron-core has them group by"),
+    (llama(), megatron(llama(), rope=True), "in the order of interleaved rope, which Megatron-core does not use"),
+    (megatron(llama(), rope=True), llama(), "whose rows are in the order of interleaved rope, in that of transformers"),
+    (llama(), megatron(llama(), swapped=True), "is A's model.layers.0.mlp.up_proj.weight, but should be A's"),
+    (llama(), megatron(llama(), transposed=True), "is A's model.layers.0.self_attn.o_proj.weight, transposed")])
+def test_a_converter_is_right_or_named_for_what_it_does(tmp_path, a, b, said):
     """With transformers' config.json, and without it if the heads do not matter, or can be found."""
-    w, known = llama(), tmp_path / "config.json"
-    for name, arrays in (("a", w), ("b", convert(w))):
+    known = tmp_path / "config.json"
+    for name, arrays in (("a", a), ("b", b)):
         save_file({key: np.ascontiguousarray(x) for key, x in arrays.items()}, tmp_path / f"{name}.safetensors")
     known.write_text('{"hidden_size": 32, "num_attention_heads": 4}')
     for _ in range(1 if "group by" in said else 2):
         text, differ = compared(*(str(tmp_path / f"{name}.safetensors") for name in "ab"))
         assert differ == ("One of the two is wrong" in text) == ("A is of" not in text) and said in text, text
         known.unlink(missing_ok=True)
-
-
-def test_it_is_also_named_if_it_is_a_that_is_wrong(tmp_path):
-    for name, arrays in (("a", megatron(llama(), rope=True)), ("b", llama())):
-        save_file({key: np.ascontiguousarray(x) for key, x in arrays.items()}, tmp_path / f"{name}.safetensors")
-    text, _ = compared(*(str(tmp_path / f"{name}.safetensors") for name in "ab"))
-    assert "whose rows are in the order of interleaved rope, in that of transformers. One of the two is wrong" in text
-
-
-def test_one_group_of_keys_and_values_is_in_both_orders(tmp_path):
-    """So nobody is accused whose head size is not known."""
-    w = {name: x[:8] if re.search("[kv]_proj", name) else x for name, x in llama().items()}
-    qkv = [np.concatenate([w[f"{H.format(i)}self_attn.{x}_proj.weight"] for x in "qkv"]) for i in range(2)]
-    b = {name: x for name, x in megatron(llama()).items() if "qkv" not in name}
-    save_file(w, tmp_path / "a.safetensors")
-    save_file(b | {"decoder.layers.self_attention.linear_qkv.weight": np.stack(qkv)}, tmp_path / "b.safetensors")
-    text, differ = compared(*(str(tmp_path / f"{name}.safetensors") for name in "ab"))
-    assert not differ and "with heads of 8 rows." in text, text
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -252,34 +246,41 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_and_nothing_executed(tmp_pa
     assert not os.path.exists("harmed")
 
 
-def test_other_files_are_refused(tmp_path):
-    a = saved(tmp_path / "a", {"x": np.ones((4, 6))})
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/.metadata").write_bytes(Path(a, ".metadata").read_bytes()[:99])
+def cut_short(folder):
+    (folder / ".metadata").write_bytes((folder.parent / "a/.metadata").read_bytes()[:99])
+
+
+def within_itself(folder):
     deep: list = []
     deep.append(deep)
-    for other, said in ((str(tmp_path / "b"), "no pickle that can be read"),
-                        (save(tmp_path / "deep.pt", deep), "too many dicts and lists"),
-                        (save(tmp_path / "complex.pt", {"x": np.ones((4, 6), complex)}), "complex numbers")):
-        with pytest.raises(UserError, match=said):
-            compared(a, other)
+    return save(folder / "deep.pt", deep)
+
+
+def of_8_bits(folder):
     header = b'{"x":{"dtype":"F8_E4M3","shape":[4,6],"data_offsets":[0,24]}}'
-    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
-    with pytest.raises(UserError, match="has x in a format that is not read here"):
-        compared(a, str(tmp_path / "x.safetensors"))
-    (tmp_path / "twice").mkdir()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+
+
+def twice(folder):
     for name in ("a.safetensors", "b.safetensors"):
-        save_file({"x": np.ones(4)}, tmp_path / "twice" / name)
-    (tmp_path / "twice/model.safetensors.index.json").write_text(
+        save_file({"x": np.ones(4)}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
-    with pytest.raises(UserError, match="has the tensor x twice"):
-        compared(a, str(tmp_path / "twice"))
-    with pytest.raises(UserError, match="is a checkpoint, and -n 2 is a run's options: both must be of one"):
-        are_recordings(a, "-n 2")
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/rank_00000.jsonl").touch()
-    with pytest.raises(UserError, match="another program, and .* is a checkpoint: both must be of one kind"):
-        are_recordings(str(tmp_path / "logs"), a)
+
+
+@pytest.mark.parametrize("make, said", [
+    (cut_short, "no pickle that can be read"), (within_itself, "too many dicts and lists"),
+    (lambda folder: save(folder / "complex.pt", {"x": np.ones((4, 6), complex)}), "complex numbers"),
+    (of_8_bits, "has x in a format that is not read here"), (twice, "has the tensor x twice"),
+    (lambda folder: "-n 2", "is a checkpoint, and -n 2 is a run's options: both must be of one"),
+    (lambda folder: (folder / "rank_00000.jsonl").touch(), "checkpoint, and .* another program: both must be of one")])
+def test_other_files_are_refused(tmp_path, make, said):
+    a, folder = saved(tmp_path / "a", {"x": np.ones((4, 6))}), tmp_path / "b"
+    folder.mkdir()
+    b = make(folder) or str(folder)
+    with pytest.raises(UserError, match=said):
+        are_recordings(a, b)
+        compared(a, b)
 
 
 # ---- PyTorch itself -------------------------------------------------------------------------------------------------
