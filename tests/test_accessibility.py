@@ -71,7 +71,7 @@ def test_a_function_that_returns_a_picture_puts_it_into_words(path):
     for one in ast.walk(ast.parse(path.read_text())):
         if isinstance(one, ast.FunctionDef) and one.returns and ast.unparse(one.returns) == "Picture":
             body = ast.unparse(one)
-            assert ".set_label(" in body or "return timelines_figure(" in body, f"{one.name} says nothing"
+            assert "return described(" in body or "return timelines_figure(" in body, f"{one.name} says nothing"
 
 
 # ---- pages in a browser ---------------------------------------------------------------------------------------------

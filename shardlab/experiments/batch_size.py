@@ -103,7 +103,8 @@ class BatchSize(Experiment):
         median = medians(best)
         shares = {2 * b: f"{median[2 * b] / steps:.0%}" for b, steps in median.items() if 2 * b in median}
         rows = [{"batch": f"{b:,}", "rate": f"{one.lr:g}"} | spread("steps: median", one.steps, ",.0f")
-                | {"of half the batch's": shares.get(b, ""), "samples": f"{one.median * b:,.0f}"} for b, one in best.items()]
+                | {"of half the batch's": shares.get(b, ""), "samples": f"{one.median * b:,.0f}"}
+                for b, one in best.items()]
         return aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=())
 
     def note(self, results: dict) -> str:
