@@ -42,8 +42,8 @@ class BatchSizeOptions(RunsOptions):
     loss: float = option_field(2.5, "the validation loss to reach, nats a byte", check=require_above_zero)
     lr: tuple[float, ...] = option_field((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "rates to choose from", "R",
                                          check=each(require_above_zero))
-    max_steps: int = option_field(6000, "after which a run is given up", "N", check=require_positive)
-    max_samples: int = option_field(40_000, "after which a run is given up", "N", check=require_positive)
+    max_steps: int = option_field(3000, "after which a run is given up", "N", check=require_positive)
+    max_samples: int = option_field(20_000, "after which a run is given up", "N", check=require_positive)
 
 
 class Measured(NamedTuple):
