@@ -11,7 +11,7 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.figure import Figure
 
 from shardlab.notebook.pictures.charts import draw_bars
-from shardlab.notebook.sliders.schedules import explore_schedules
+from shardlab.notebook.sliders import explore
 from tests.browser import DESK, built_site, open_browser, serve
 from tests.launching import ROOT
 from tools.notebooks import read_stored, sources
@@ -71,7 +71,7 @@ def test_a_function_that_returns_a_picture_puts_it_into_words(path):
     for one in ast.walk(ast.parse(path.read_text())):
         if isinstance(one, ast.FunctionDef) and one.returns and ast.unparse(one.returns) == "Picture":
             body = ast.unparse(one)
-            assert ".set_label(" in body or "return timelines_figure(" in body, f"{one.name} says nothing"
+            assert "return described(" in body or "return timelines_figure(" in body, f"{one.name} says nothing"
 
 
 # ---- pages in a browser ---------------------------------------------------------------------------------------------
@@ -142,16 +142,16 @@ def test_axe_finds_nothing_on_the_slides(browser, tmp_path):
 @pytest.mark.deep
 def test_sliders_work_by_keyboard_and_say_their_values(browser):
     page = browser.new_page(viewport=DESK)
-    page.set_content(f"<html lang=en><title>Sliders</title><main>{explore_schedules()._repr_html_()}</main>")
+    page.set_content(f"<html lang=en><title>Sliders</title><main>{explore(t=4)._repr_html_()}</main>")
     seen = []
-    while page.evaluate("document.activeElement.name") != "m":
+    while page.evaluate("document.activeElement.name") != "t":
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.name"))
-    assert seen == ["schedule", "p", "m"]
+    assert seen == ["model", "t"]
     said = page.locator("p[role=status]").text_content()
     page.keyboard.press("ArrowRight")
     assert page.locator("p[role=status]").text_content() != said
-    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "9"
+    assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "8"
     assert not faults_of(page)
     page.close()
 

@@ -35,7 +35,7 @@ SHORT = {
     "shardlab.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
     "shardlab.experiments.model_size": "--hidden-size 16 --seeds 1 --train-iters 1",
     "shardlab.experiments.batch_size": "--batch-size 1 2 --seeds 1 --loss 9",
-    "shardlab.experiments.scaling_study": "",
+    "shardlab.plan.scaling_study": "",
     "shardlab.experiments.shared_layers": "--num-layers 1 --seeds 1 --train-iters 1",
     "shardlab.experiments.stale_weights": "--stages 2 --microbatches 4 --seeds 1 --lr 0.1",
     "shardlab.experiments.prefetch": "--num-layers 2 --hidden-size 16 --steps 1 --message-time 1",

@@ -435,16 +435,12 @@ complain(make("1f1b", 2, 4))
 #
 # ## Play with it
 #
-# The cell after this one has sliders for the schedule, $p$, $m$ and $v$. They move here and on the site, wherever
-# JavaScript may run. Elsewhere, this is their first picture:
+# A page of [the playground](../docs/playground.md), on the site, draws each of the eight schedules for your $p$, $m$
+# and $v$, and you can drag its actions. Its fields are the sliders of question 2 below. Choose this one there, and
+# then change it:
 
 # %%
 draw_schedules({"interleaved, v = 3": make("interleaved", p, m, v=3)})
-
-# %%
-from shardlab.notebook.sliders import explore_schedules
-
-explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 
 # %% [markdown]
 # ## What to take away
@@ -460,8 +456,6 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # - The time of a backward decides how long activations are held. Idle time and memory are two things; look at both.
 # - All ranks run at the pace of the slowest stage.
 # - A schedule is data, so it can be checked before it hangs.
-#
-# In [a playground](../docs/playground.md) on the site, all eight schedules can be changed by dragging their actions.
 #
 # ## Try it
 #

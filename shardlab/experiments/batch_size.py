@@ -11,22 +11,19 @@ This experiment counts the steps that a small GPT needs to reach a given validat
 standard library, for batches of 1, 2, 4 ... samples. For each batch size the rate is the best of a few: the one whose
 median over the seeds is least.
 
-Each rank measures one batch size at a time. The result does not depend on the number of ranks.
+Each rank does one run at a time. The result does not depend on the number of ranks.
 """
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.launch.entry import run
 from mpi_impl.launch.option_fields import option_field, option_group
 from mpi_impl.runtime.tables import aligned, count
 from reference.config import require_positive
-from reference.optimizer import OptimizerConfig
-from shardlab.experiments.experiment import (Experiment, divide, each, each_alone, narrow_model, require_above_zero,
+from shardlab.experiments.experiment import (Experiment, Kind, RunsOptions, each, narrow_model, require_above_zero,
                                              spread, trainer_of)
 from shardlab.experiments.panels import Panel
 from shardlab.experiments.training_data import BYTES, gpt_batch, read_text
@@ -34,26 +31,23 @@ from shardlab.experiments.training_data import BYTES, gpt_batch, read_text
 LAYERS, HIDDEN, HEADS, POSITIONS = 1, 32, 2, 32             # s last
 WARMUP = 10                                                 # steps
 EVALUATED, EVERY = 256, 0.05    # samples of an evaluation, always the same; steps from one to the next, as a share
-PATIENCE = 2                    # times the steps of the best rate so far
 
 
 @option_group
-class BatchSizeOptions:
-    """The batches, the loss to reach and the picture."""
+class BatchSizeOptions(RunsOptions):
+    """The batches and the loss to reach."""
 
     batch_size: tuple[int, ...] = option_field((1, 2, 4, 8, 16, 32, 64, 128), "(default: 1 2 4 ... 128)", "B",
                                                check=each(require_positive))
     loss: float = option_field(2.5, "the validation loss to reach, nats a byte", check=require_above_zero)
     lr: tuple[float, ...] = option_field((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "rates to choose from", "R",
                                          check=each(require_above_zero))
-    seeds: int = option_field(3, "runs of each batch size", check=require_positive)
-    max_steps: int = option_field(6000, "after which a run is given up", "N", check=require_positive)
-    max_samples: int = option_field(40_000, "after which a run is given up", "N", check=require_positive)
-    plot: str = option_field("batch_size.png", metavar="F")
+    max_steps: int = option_field(3000, "after which a run is given up", "N", check=require_positive)
+    max_samples: int = option_field(20_000, "after which a run is given up", "N", check=require_positive)
 
 
 class Measured(NamedTuple):
-    """The best rate for a batch size, and the steps of its runs, sorted, [seeds]."""
+    """The best rate for a batch size, and the steps of its runs, [seeds]."""
 
     lr: float
     steps: np.ndarray
@@ -66,34 +60,23 @@ class Measured(NamedTuple):
 class BatchSize(Experiment):
     """Count the steps that batches of several sizes need to reach a loss."""
 
-    name, options, drawn = "batch_size", BatchSizeOptions, "steps"
+    name, options = "batch_size", BatchSizeOptions
     title, ylabel = "What a batch of twice the size saves, and what it costs", "to the validation loss"
 
-    def results(self, ranks: Group) -> dict[int, Measured]:
+    def __init__(self, args: Any):
+        super().__init__(args)
         self.text = read_text()
-        with each_alone(ranks) as topology:
-            return divide(ranks, sorted(self.args.batch_size), lambda b: self.measure(b, partial(
-                self.steps_to_loss, topology)), lambda b, found: (
-                    f"batch of {b:>3}: rate {found.lr:g}, {found.steps[0]:,.0f} to {found.steps[-1]:,.0f} steps"))
 
-    def measure(self, b: int, count: Callable[[int, float, int, int], float]) -> Measured:
-        """Find the rate with the least median over the seeds. A run that takes twice the best so far is given up.
+    def kinds(self) -> dict[Kind, tuple[int, float]]:
+        return {Kind(f"batch of {b}", f"rate {lr:g}"): (b, lr)
+                for b in sorted(self.args.batch_size) for lr in sorted(self.args.lr)}
 
-        `count(b, lr, seed, limit)` returns the steps of a run, which are infinite beyond the limit.
-        """
-        args = self.args
-        best = Measured(min(args.lr), np.full(args.seeds, np.inf))
+    def train(self, kind: tuple[int, float], seed: int, topology: Topology) -> np.ndarray:
+        """Return after how many steps the loss was reached, [1]; infinite if it was not within the limit."""
+        (b, lr), args = kind, self.args
         limit = max(1, min(args.max_steps, args.max_samples // b))
-        for lr in sorted(args.lr):
-            found = Measured(lr, np.sort([count(b, lr, seed, limit) for seed in range(args.seeds)]))
-            if found.median < best.median:
-                best, limit = found, min(limit, int(PATIENCE * found.median))
-        return best
-
-    def steps_to_loss(self, topology: Topology, b: int, lr: float, seed: int, limit: int) -> float:
-        """Return after how many steps the loss was reached; infinite if it was not within the limit."""
-        trainer = trainer_of(narrow_model(LAYERS, HIDDEN, HEADS, BYTES, POSITIONS, init_method_std=0.05), topology,
-                             seed, OptimizerConfig(lr, limit, lr_decay_style="constant", lr_warmup_iters=WARMUP))
+        model = narrow_model(LAYERS, HIDDEN, HEADS, BYTES, POSITIONS, init_method_std=0.05)
+        trainer = trainer_of(model, topology, seed, lr, limit, lr_decay_style="constant", lr_warmup_iters=WARMUP)
         rng = np.random.default_rng(seed)
         unseen = gpt_batch(self.text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
         evaluation = 1
@@ -101,44 +84,54 @@ class BatchSize(Experiment):
             with np.errstate(all="ignore"):
                 trainer.step([gpt_batch(self.text.training, rng, b, POSITIONS)], b)
                 if step == evaluation:
-                    if trainer.evaluate([unseen], EVALUATED)[0] <= self.args.loss:
-                        return step
+                    if trainer.evaluate([unseen], EVALUATED)[0] <= args.loss:
+                        return np.array([float(step)])
                     evaluation = max(step + 1, int((1 + EVERY) * step))
-        return np.inf
+        return np.array([np.inf])
 
-    def table(self, results: dict[int, Measured]) -> str:
-        median = medians(results)
-        shares = {2 * b: median[2 * b] / steps for b, steps in median.items() if 2 * b in median}
-        return aligned([["batch", "rate", "steps: median", "least", "most", "of half the batch's", "samples"], *(
-            [f"{b:,}", f"{found.lr:g}", *spread(found.steps, ",.0f"),
-             f"{shares[b]:.0%}" if b in shares else "", f"{found.median * b:,.0f}"]
-            for b, found in results.items())], left=())
+    def best(self, results: dict[Kind, np.ndarray]) -> dict[int, Measured]:
+        """Return for each batch size the rate with the least median over the seeds."""
+        found = dict[int, Measured]()
+        for kind, (b, lr) in self.kinds().items():
+            measured = Measured(lr, results[kind][:, 0])
+            if b not in found or measured.median < found[b].median:
+                found[b] = measured
+        return found
 
-    def note(self, results: dict[int, Measured]) -> str:
+    def table(self, results: dict) -> str:
+        best = self.best(results)
+        median = medians(best)
+        shares = {2 * b: f"{median[2 * b] / steps:.0%}" for b, steps in median.items() if 2 * b in median}
+        rows = [{"batch": f"{b:,}", "rate": f"{one.lr:g}"} | spread("steps: median", one.steps, ",.0f")
+                | {"of half the batch's": shares.get(b, ""), "samples": f"{one.median * b:,.0f}"}
+                for b, one in best.items()]
+        return aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=())
+
+    def note(self, results: dict) -> str:
         args = self.args
-        said = (f"Steps until the validation loss is {args.loss:g} nats a byte, over "
+        text = (f"Steps until the validation loss is {args.loss:g} nats a byte, over "
                 f"{count(args.seeds, 'seed')}, with the best of the rates "
                 f"{', '.join(f'{rate:g}' for rate in sorted(args.lr))}.\n"
-                f"A sample has {POSITIONS} bytes. A run counts as inf after {args.max_steps:,} steps, "
-                f"{args.max_samples:,} samples, or {PATIENCE} times the best rate's steps.")
-        if fewest := hyperbola(results):
-            said += (f"\n\nMcCandlish's curve through the medians: {fewest[0]:,.0f} steps + {fewest[1]:,.0f} samples "
+                f"A sample has {POSITIONS} bytes. A run counts as inf after {args.max_steps:,} steps or "
+                f"{args.max_samples:,} samples.")
+        if fewest := hyperbola(self.best(results)):
+            text += (f"\n\nMcCandlish's curve through the medians: {fewest[0]:,.0f} steps + {fewest[1]:,.0f} samples "
                      f"/ B.\nAt B = {fewest[1] / fewest[0]:,.0f}, the critical batch size, a run needs twice the "
                      "fewest steps and twice the fewest samples.")
-        return said
+        return text
 
-    def panels(self, results: dict[int, Measured]) -> list[Panel]:
-        """Draw steps and samples beside perfect scaling and McCandlish's curve."""
-        reached = {b: found for b, found in results.items() if np.isfinite(found.steps).all()}
-        b = np.array(list(reached))
-        steps = {}
+    def panels(self, results: dict) -> list[Panel]:
+        """Draw steps and samples next to perfect scaling and McCandlish's curve."""
+        best = self.best(results)
+        reached = {b: one.steps for b, one in best.items() if np.isfinite(one.steps).all()}
+        b, steps = np.array(list(reached)), {}
         if reached:
-            measured = np.array([found.steps for found in reached.values()]).T     # [seeds, batch sizes]
+            measured = np.array(list(reached.values())).T       # [seeds, batch sizes]
             steps = {"measured": measured, "perfect scaling": np.median(measured[:, :1], 0, keepdims=True) * b[0] / b}
-            if fewest := hyperbola(results):
+            if fewest := hyperbola(best):
                 steps["fewest steps + fewest samples / B"] = fewest[0] + fewest[1] / b[None]
-        return [Panel("steps", "batch size B", {name: (b, y) for name, y in steps.items()}, "xy"),
-                Panel("samples", "batch size B", {name: (b, y * b) for name, y in steps.items()}, "xy")]
+        return [Panel(title, "batch size B", {name: (b, y * scale) for name, y in steps.items()}, "xy")
+                for title, scale in (("steps", 1), ("samples", b))]
 
 
 def medians(results: dict[int, Measured]) -> dict[int, float]:

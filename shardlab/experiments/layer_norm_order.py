@@ -18,15 +18,14 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.launch.entry import run
-from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.launch.option_fields import option_field, option_group, same_option
 from mpi_impl.runtime.tables import count
 from reference.batches import BERTBatch
-from reference.config import ModelConfig, require_not_negative, require_positive
-from shardlab.experiments.experiment import Experiment, Kind, each, narrow_model
+from reference.config import ModelConfig, require_positive
+from shardlab.experiments.experiment import Experiment, Kind, TrainingOptions, each, narrow_model
 from shardlab.experiments.training_data import equal_steps, masked_batch, walks
 
 SAMPLES, HIDDEN, HEADS = 32, 32, 2              # B, h, a
-ORDERS = {"original": True, "rearranged": False}
 NEAR = 0.05                                     # a loss that is not further below a guess's is no better than chance
 
 
@@ -37,26 +36,19 @@ class Task(NamedTuple):
     positions: int
     batch: Callable[[np.random.Generator], BERTBatch]
 
-    @property
-    def chance(self) -> float:
-        """Return the loss of a guess."""
-        return float(np.log(self.numbers))
-
 
 TASKS = {"walks": Task(8, 13, lambda rng: walks(rng, 8, SAMPLES, 4)),
          "equal-steps": Task(24, 16, lambda rng: masked_batch(equal_steps(rng, 24, SAMPLES, 16), rng, mask=24))}
 
 
 @option_group
-class LayerNormOrderOptions:
-    """The models, their training and its picture."""
+class LayerNormOrderOptions(TrainingOptions):
+    """The models and their task."""
 
     task: str = option_field("walks", "what they learn", choices=tuple(TASKS))
     layers: tuple[int, ...] = option_field((1, 16), "(default: 1 16)", "L", check=each(require_positive))
-    seeds: int = option_field(5, "how many models of each kind", check=require_positive)
-    train_iters: int = option_field(2400, metavar="N", check=require_positive)
-    lr: float = option_field(3e-3, "the same for all", check=require_not_negative)
-    plot: str = option_field("layer_norm_order.png", metavar="F")
+    seeds: int = same_option(TrainingOptions, "seeds", 5)
+    train_iters: int = same_option(TrainingOptions, "train_iters", 2400)
 
 
 class LayerNormOrder(Experiment):
@@ -69,15 +61,14 @@ class LayerNormOrder(Experiment):
     def __init__(self, args: Any):
         super().__init__(args)
         self.task = TASKS[args.task]
-        self.levels, self.ylim = {"knows nothing": self.task.chance}, (0, 1.15 * self.task.chance)
+        self.chance = float(np.log(self.task.numbers))      # the loss of a guess
+        self.levels, self.ylim = {"knows nothing": self.chance}, (0, 1.15 * self.chance)
 
     def kinds(self) -> dict[Kind, ModelConfig]:
-        def model(layers: int, after: bool) -> ModelConfig:
-            return narrow_model(layers, HIDDEN, HEADS, self.task.numbers + 1, self.task.positions, init_method_std=0.1,
-                                architecture="bert", apply_residual_connection_post_layernorm=after)
-
-        return {Kind(count(layers, "layer"), f"{order} order"): model(layers, after)
-                for layers in sorted(self.args.layers) for order, after in ORDERS.items()}
+        return {Kind(count(layers, "layer"), f"{order} order"): narrow_model(
+            layers, HIDDEN, HEADS, self.task.numbers + 1, self.task.positions, init_method_std=0.1,
+            architecture="bert", apply_residual_connection_post_layernorm=order == "original")
+                for layers in sorted(self.args.layers) for order in ("original", "rearranged")}
 
     def batches(self, seed: int) -> Iterator[BERTBatch]:
         rng = np.random.default_rng(seed)
@@ -85,12 +76,12 @@ class LayerNormOrder(Experiment):
             yield self.task.batch(rng)
 
     def columns(self, kind: Kind, losses: np.ndarray) -> dict[str, str]:
-        stuck = self.final(losses) > self.task.chance - NEAR
+        stuck = self.final(losses) > self.chance - NEAR
         return {"not below chance": f"{stuck.sum()} of {len(losses)}"}
 
     def note(self, results: dict) -> str:
         return (f"The final loss is the mean of the last tenth of {self.args.train_iters:,} iterations, in nats; a "
-                f"guess has ln {self.task.numbers} = {self.task.chance:.3f}.")
+                f"guess has ln {self.task.numbers} = {self.chance:.3f}.")
 
 
 if __name__ == "__main__":

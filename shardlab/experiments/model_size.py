@@ -15,12 +15,12 @@ import numpy as np
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import Topology
 from mpi_impl.launch.entry import run
-from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.launch.option_fields import option_field, option_group, same_option
 from mpi_impl.runtime.tables import count
-from reference.config import ModelConfig, require_not_negative, require_positive
+from reference.config import ModelConfig, require_positive
 from reference.costs.parameters import parameters
 from reference.errors import UserError
-from shardlab.experiments.experiment import Experiment, Kind, each, narrow_model
+from shardlab.experiments.experiment import Experiment, Kind, TrainingOptions, each, narrow_model, trainer_of
 from shardlab.experiments.panels import Panel
 from shardlab.experiments.training_data import BYTES, bert_batch, gpt_batch, read_text
 
@@ -36,15 +36,12 @@ def require_whole_heads(name: str, size: int) -> None:
 
 
 @option_group
-class ModelSizeOptions:
-    """The models, their training and its picture."""
+class ModelSizeOptions(TrainingOptions):
+    """The models."""
 
     hidden_size: tuple[int, ...] = option_field((16, 32, 64), "(default: 16 32 64)", "H",
                                                 check=each(require_whole_heads))
-    seeds: int = option_field(3, "how many models of each kind and size", check=require_positive)
-    train_iters: int = option_field(1000, metavar="N", check=require_positive)
-    lr: float = option_field(2e-3, "the same for all", check=require_not_negative)
-    plot: str = option_field("model_size.png", metavar="F")
+    lr: float = same_option(TrainingOptions, "lr", 2e-3)
 
 
 class ModelSize(Experiment):
@@ -67,7 +64,8 @@ class ModelSize(Experiment):
     def train(self, kind: ModelConfig, seed: int, topology: Topology) -> np.ndarray:
         """Train a model, and evaluate it from time to time. Models with the same seed see the same batches."""
         batch_of, text = BATCHES[kind.architecture.upper()], self.text
-        trainer, rng = self.trainer(kind, seed, topology), np.random.default_rng(seed)
+        trainer = trainer_of(kind, topology, seed, self.args.lr, self.args.train_iters)
+        rng = np.random.default_rng(seed)
         unseen = batch_of(text.validation, np.random.default_rng(0), EVALUATED, POSITIONS)
         losses = []
         for i in range(1, self.args.train_iters + 1):
@@ -93,11 +91,10 @@ class ModelSize(Experiment):
 
     def panels(self, results: dict) -> list[Panel]:
         """Add a panel of the final losses by size."""
-        models, bands = self.kinds(), {}
-        for family in BATCHES:
-            of_family = {kind: self.final(losses) for kind, losses in results.items() if kind.panel == family}
-            bands[family] = (np.array([parameters(models[kind]) for kind in of_family]),
-                             np.array(list(of_family.values())).T)
+        models = self.kinds()
+        families = [[kind for kind in results if kind.panel == family] for family in BATCHES]
+        bands = {kinds[0].panel: (np.array([parameters(models[kind]) for kind in kinds]),
+                                  np.array([self.final(results[kind]) for kind in kinds]).T) for kinds in families}
         finals = [y for _, y in bands.values()]
         self.ylim = (0.95 * np.min(finals), 1.2 * np.max(finals))       # what comes first is far above
         return [*super().panels(results), Panel("after all of it", "parameters", bands, "x")]

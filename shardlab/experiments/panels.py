@@ -31,7 +31,9 @@ def draw_panels(path: str, panels: Sequence[Panel], title: str, ylabel: str, lev
     figure = Figure(figsize=(max(6.4, 5 * len(panels)), 4.2), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         for i, (name, (x, y)) in enumerate(panel.bands.items()):
-            draw_band(axes, smooth(x), np.minimum(smooth(y), 2 * (ylim[1] or np.inf)), f"C{i}", name, bool(panel.log))
+            x, y = smooth(x), np.minimum(smooth(y), 2 * (ylim[1] or np.inf))
+            axes.fill_between(x, y.min(0), y.max(0), color=f"C{i}", alpha=0.18, linewidth=0)
+            axes.plot(x, np.median(y, 0), color=f"C{i}", linewidth=2, label=name, marker="o" if panel.log else "")
         for name, level in levels.items():
             axes.axhline(level, color="0.5", linestyle=":", linewidth=1)
             axes.text(1, level, name, color="0.4", ha="right", va="bottom", fontsize=9,
@@ -48,12 +50,6 @@ def draw_panels(path: str, panels: Sequence[Panel], title: str, ylabel: str, lev
     figure.axes[0].set_ylabel(ylabel)
     figure.suptitle(title)
     save(figure, path)
-
-
-def draw_band(axes, x: np.ndarray, y: np.ndarray, color: str, name: str, marked: bool) -> None:
-    """Draw the median of curves [seeds, points], and the band between the least and the most."""
-    axes.fill_between(x, y.min(0), y.max(0), color=color, alpha=0.18, linewidth=0)
-    axes.plot(x, np.median(y, 0), color=color, linewidth=2, label=name, marker="o" if marked else "")
 
 
 def smooth(curves: np.ndarray) -> np.ndarray:

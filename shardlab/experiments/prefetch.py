@@ -27,19 +27,20 @@ from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive
 from reference.costs.hardware import Link
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
-from shardlab.experiments.experiment import Experiment, each, narrow_model, require_above_zero, trainer_of
+from shardlab.experiments.experiment import (Experiment, PictureOptions, each, narrow_model, require_above_zero,
+                                             trainer_of)
 from shardlab.report.charts import COLORS, WORDS, finish
 from shardlab.report.timelines.tracing import TracedSteps
 
 NUMBERS, POSITIONS, SAMPLES, HEADS = 32, 64, 2, 4       # V, s, b, a
 IMMEDIATE = Link(0.0, np.inf)
 GATHER, REDUCE = "#CC79A7", "#F0C842"                   # colours
+COMPUTING = {"F": 1, "B": 2}                            # the predicted time of a block's forward, and of its backward
 
 
 @option_group
-class PrefetchOptions:
+class PrefetchOptions(PictureOptions):
     """The model, its steps, and the speed of messages."""
 
     num_layers: int = option_field(6, metavar="L", check=require_positive)
@@ -48,28 +49,16 @@ class PrefetchOptions:
     message_time: tuple[float, ...] = option_field(
         (0.5, 1.0, 2.0), "the time to gather a block, as a multiple of its forward's (default: 0.5 1.0 2.0); the "
         "picture shows the first", "R", check=each(require_above_zero))
-    plot: str = option_field("prefetch.png", metavar="F")
-
-
-class Gather(NamedTuple):
-    """The gathering of a unit: from when to when the message travels, and when the rank begins to wait for it."""
-
-    unit: str
-    start: float
-    end: float
-    wanted: float
 
 
 class TracedStep(NamedTuple):
-    """One step of one rank."""
+    """One step of one rank: what it did, with its gathers as a stream of their own, and its loss."""
 
-    gathers: list[Gather]
     slices: list[Slice]
     loss: float
 
-    @property
-    def waits(self) -> list[Slice]:
-        return [one for one in self.slices if one.stream == "communication"]
+    def stream(self, name: str) -> list[Slice]:
+        return [one for one in self.slices if one.stream == name]
 
     @property
     def seconds(self) -> float:
@@ -79,11 +68,17 @@ class TracedStep(NamedTuple):
         """Return the forward (F) or the backward (B) of the step's only microbatch."""
         return next(one for one in self.slices if one.kind == kind)
 
+    def computing(self, kind: str) -> list[tuple[float, float]]:
+        """Return from when to when the rank computes in the forward or the backward: between its waits."""
+        action = self.action(kind)
+        waits = [one for one in self.stream("communication") if action.start <= one.start <= action.end]
+        return list(zip([action.start, *(one.end for one in waits)], [*(one.start for one in waits), action.end]))
+
 
 class Prefetch(Experiment):
     """Measure how much of ZeRO-3's gathering is hidden behind computing, with and without prefetch."""
 
-    name, options, drawn = "prefetch", PrefetchOptions, "rank 0's last step at the first message time is"
+    name, options = "prefetch", PrefetchOptions
 
     def results(self, ranks: Group) -> dict[tuple[float, bool], list[list[TracedStep]]]:
         """Return the steps of each rank, by message time, without and with prefetch."""
@@ -99,26 +94,25 @@ class Prefetch(Experiment):
                 for ratio in self.args.message_time for early in (False, True)}
 
     def table(self, results: dict) -> str:
-        """Tabulate the steps' time and the hidden shares; the prediction is for forwards of equal length, backwards
-        twice as long, and nothing to hide the first gather behind.
-        """
+        """Tabulate the steps' time and the hidden shares. Nothing can hide the first gather."""
         rows = [["gather / forward", "prefetch", "ms a step", "hidden, forward", "predicted", "hidden, backward",
                  "predicted"]]
         but_first = 1 - 1 / self.args.num_layers
         for (ratio, early), ranks in results.items():
             steps = [step for of_rank in ranks for step in of_rank]
-            shares = [share for kind, computing in (("F", 1), ("B", 2)) for share in (
+            shares = [share for kind, computing in COMPUTING.items() for share in (
                 hidden_share(steps, kind), early * but_first * min(1, computing / ratio))]
             rows.append([f"{ratio:g}", "yes" if early else "no",
                          f"{1e3 * median(step.seconds for step in steps):.1f}", *(f"{x:.0%}" for x in shares)])
         return aligned(rows)
 
     def note(self, results: dict) -> str:
-        return "The prediction is for forwards of equal length, and backwards that take twice as long."
+        return ("The prediction is for forwards of equal length, and backwards that take twice as long. Drawn is rank "
+                "0's last step, at the first message time.")
 
     def draw(self, results: dict) -> None:
-        draw_steps(self.args.plot, {name: results[self.args.message_time[0], early][0][-1] for name, early in (
-            ("without prefetch", False), ("with prefetch", True))})
+        draw_steps(self.args.plot, {f"{name} prefetch": results[self.args.message_time[0], early][0][-1]
+                                    for name, early in (("without", False), ("with", True))})
 
 
 # ---- steps on ranks -------------------------------------------------------------------------------------------------
@@ -127,20 +121,19 @@ class Prefetch(Experiment):
 class WatchedUnit(Unit):
     """A unit whose gathers are noted, and which begins them only when they are wanted if it is not `early`."""
 
-    def __init__(self, unit: GatheredUnit, early: bool, found: list[Gather]):
-        self.unit, self.early, self.found = unit, early, found
+    def __init__(self, unit: GatheredUnit, early: bool, gathers: list[Slice]):
+        self.unit, self.early, self.gathers = unit, early, gathers
 
     def prefetch(self) -> None:
         if self.early:
             self.unit.prefetch()
 
     def wait(self):
-        wanted = self.unit.parameters.group.trace.clock.now()
         self.unit.prefetch()
         tensors = self.unit.wait()
         for pending in self.unit.pending or ():
             start = float(pending.stamp[0])
-            self.found.append(Gather(self.unit.name, start, start + pending.takes, wanted))
+            self.gathers.append(Slice("gathers", self.unit.name, "communication", start, start + pending.takes))
         return tensors
 
     def release(self) -> None:
@@ -152,21 +145,21 @@ def train(ranks: Group, args: PrefetchOptions, early: bool, seconds: float) -> l
     model = narrow_model(args.num_layers, args.hidden_size, HEADS, NUMBERS, POSITIONS,
                          untie_embeddings_and_output_weights=True)
     topology = connect(ranks, ParallelConfig(data_parallel_size=ranks.size, zero_stage=3))
-    trainer = trainer_of(model, topology, 1, OptimizerConfig(1e-3, 100))
-    gathers: list[Gather] = []
+    trainer = trainer_of(model, topology, 1, 1e-3, 100, lr_warmup_iters=0)
+    gathers: list[Slice] = []
     trainer.state.stage_params = {
         stage: tree_map(lambda unit: WatchedUnit(unit, early, gathers), units)
         for stage, units in trainer.state.stage_params.items()}
     block = trainer.state.layout.bucket_of["blocks.0"].size * trainer.state.device_prototype.itemsize
     link = Link(0.0, block * (ranks.size - 1) / ranks.size / seconds) if seconds else IMMEDIATE
-    traced, found = TracedSteps(topology, VirtualClock(link, memory=1)), []
+    traced, steps = TracedSteps(topology, VirtualClock(link, memory=1)), []
     for step in range(args.steps + 1):
         gathers.clear()
         with traced.step():
             result = trainer.step([batch(step, ranks.rank)], SAMPLES * ranks.size)
-        found.append(TracedStep(list(gathers), traced.steps[-1], result.loss))
+        steps.append(TracedStep([*traced.steps[-1], *gathers], result.loss))
     disconnect(topology)
-    return found[1:]
+    return steps[1:]
 
 
 def batch(step: int, rank: int) -> GPTBatch:
@@ -178,21 +171,18 @@ def batch(step: int, rank: int) -> GPTBatch:
 # ---- what is hidden -------------------------------------------------------------------------------------------------
 
 
-def hidden(gather: Gather, waits: Iterable[Slice]) -> float:
-    """Return the seconds of a gather during which its rank computes: until the rank wants it, less other waits."""
-    start, end = gather.start, min(gather.end, gather.wanted)
-    return max(0.0, end - start - sum(max(0.0, min(one.end, end) - max(one.start, start)) for one in waits))
-
-
 def hidden_share(steps: Iterable[TracedStep], kind: str) -> float:
-    """Return the share of the time of the blocks' gathers that is hidden in the forwards (F) or the backwards (B)."""
+    """Return the share of the time of the blocks' gathers in the forwards (F) or the backwards (B) in which the rank
+    computes.
+    """
     together = behind = 0.0
     for step in steps:
         action = step.action(kind)
-        for gather in step.gathers:
-            if gather.unit.startswith("blocks.") and action.start <= gather.wanted <= action.end:
+        for gather in step.stream("gathers"):
+            if gather.name.startswith("blocks.") and action.start <= gather.end <= action.end:
                 together += gather.end - gather.start
-                behind += hidden(gather, step.waits)
+                behind += sum(max(0.0, min(end, gather.end) - max(start, gather.start))
+                              for start, end in step.computing(kind))
     return behind / together
 
 
@@ -201,12 +191,10 @@ def hidden_share(steps: Iterable[TracedStep], kind: str) -> float:
 
 def draw_steps(path: str, steps: dict[str, TracedStep]) -> None:
     """Draw a panel for each step, by its name: what a rank does, above the gathers under way."""
-    from matplotlib.figure import Figure  # matplotlib takes a second to import
+    from mpi_impl.runtime.pictures import save  # matplotlib takes a second to import
+    from shardlab.report.drawing import SMALL, Picture, draw_box, draw_legend, name_rows
 
-    from mpi_impl.runtime.pictures import save
-    from shardlab.report.drawing import SMALL, draw_box, draw_legend, name_rows
-
-    figure = Figure(figsize=(10, 1.1 + 1.5 * len(steps)), layout="constrained")
+    figure = Picture((10, 1.1 + 1.5 * len(steps)), layout="constrained")
     panels = figure.subplots(len(steps), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, step) in zip(panels, steps.items()):
         first = min(one.start for one in step.slices)
@@ -223,16 +211,14 @@ def draw_steps(path: str, steps: dict[str, TracedStep]) -> None:
 
 
 def bars(step: TracedStep) -> Iterator[tuple[int, float, float, str, str]]:
-    """List the bars of a step: row, start, end, color and label. An action is drawn without the waits inside it."""
-    for kind in "FB":
-        action = step.action(kind)
-        waits = [one for one in step.waits if action.start <= one.start <= action.end]
-        ends = zip([action.start, *(one.end for one in waits)], [*(one.start for one in waits), action.end])
-        yield from ((0, start, end, COLORS[kind], "") for start, end in ends)
-    for gather in step.gathers:
-        block = gather.unit.removeprefix("blocks.") if gather.unit.startswith("blocks.") else ""
-        yield 1, gather.start, gather.end, GATHER, block
-    yield from ((0, one.start, one.end, REDUCE, "") for one in step.waits if one.name == "gradients")
+    """List the bars of a step: row, start, end, color and label."""
+    for kind in COMPUTING:
+        yield from ((0, start, end, COLORS[kind], "") for start, end in step.computing(kind))
+    for one in step.stream("communication"):
+        if one.name == "gradients":
+            yield 0, one.start, one.end, REDUCE, ""
+    for one in step.stream("gathers"):
+        yield 1, one.start, one.end, GATHER, one.name.removeprefix("blocks.") if "." in one.name else ""
 
 
 if __name__ == "__main__":

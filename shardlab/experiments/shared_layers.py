@@ -15,13 +15,13 @@ import numpy as np
 
 from mpi_impl.comm.group import world
 from mpi_impl.launch.entry import run
-from mpi_impl.launch.option_fields import option_field, option_group
+from mpi_impl.launch.option_fields import option_field, option_group, same_option
 from reference.batches import GPTBatch
-from reference.config import ModelConfig, ParallelConfig, require_not_negative, require_positive
+from reference.config import ModelConfig, ParallelConfig, require_positive
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
 from reference.precision import Precision
-from shardlab.experiments.experiment import Experiment, Kind, narrow_model
+from shardlab.experiments.experiment import Experiment, Kind, TrainingOptions, narrow_model
 from shardlab.predict.predict import predict_alone
 from shardlab.predict.rank import ImaginedWorld
 
@@ -32,14 +32,11 @@ FIRST = CHANCE / POSITIONS                      # of one that knows the table: t
 
 
 @option_group
-class SharedLayersOptions:
-    """The models, their training and its picture."""
+class SharedLayersOptions(TrainingOptions):
+    """The models."""
 
     num_layers: int = option_field(4, metavar="L", check=require_positive)
-    seeds: int = option_field(3, "how many models of each kind", check=require_positive)
-    train_iters: int = option_field(800, metavar="N", check=require_positive)
-    lr: float = option_field(3e-3, "the same for all", check=require_not_negative)
-    plot: str = option_field("shared_layers.png", metavar="F")
+    train_iters: int = same_option(TrainingOptions, "train_iters", 800)
 
 
 class SharedLayers(Experiment):

@@ -22,7 +22,7 @@ from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
 from reference.params import initialize, tree_map
 from reference.schedules.generators import make
-from shardlab.experiments.experiment import Experiment, Kind, each, narrow_model, require_above_zero
+from shardlab.experiments.experiment import Experiment, Kind, RunsOptions, each, narrow_model, require_above_zero
 from shardlab.experiments.panels import Panel
 from shardlab.experiments.training_data import equal_steps
 
@@ -35,8 +35,8 @@ EACH, SEVERAL, *_ = WAYS = ("a flush after each microbatch", "a flush after seve
 
 
 @option_group
-class StaleWeightsOptions:
-    """The pipeline, its training and its picture."""
+class StaleWeightsOptions(RunsOptions):
+    """The pipeline and its training."""
 
     stages: int = option_field(6, "ranks of the pipeline, a layer each", metavar="P", check=require_positive)
     microbatches: int = option_field(480, metavar="M", check=require_positive)
@@ -44,8 +44,6 @@ class StaleWeightsOptions:
                                     check=require_positive)
     lr: tuple[float, ...] = option_field((0.1, 0.3), "rates of gradient descent (default: 0.1 0.3)", "R",
                                          check=each(require_above_zero))
-    seeds: int = option_field(3, "runs of each kind", check=require_positive)
-    plot: str = option_field("stale_weights.png", metavar="F")
 
 
 class StaleWeights(Experiment):

@@ -41,15 +41,12 @@ def walks(rng: np.random.Generator, numbers: int, samples: int, steps: int) -> B
     """Make a table for each sample, a permutation of the numbers; a number; and what follows it in the table, step by
     step. All that follows must be predicted, and is masked by the number after the last.
     """
-    table, first = np.argsort(rng.random((samples, numbers)), 1), rng.integers(numbers, size=(samples, 1))
-    found = [first]
+    table, path = np.argsort(rng.random((samples, numbers)), 1), [rng.integers(numbers, size=(samples, 1))]
     for _ in range(steps):
-        found.append(np.take_along_axis(table, found[-1], 1))
-    targets = np.concatenate([table, *found], 1)
-    masked = np.arange(numbers + 1 + steps) > np.full_like(first, numbers)
-    return BERTBatch(np.where(masked, numbers, targets), np.zeros_like(targets), np.where(masked, targets, 0),
-                     masked.astype(np.int64), np.full(samples, targets.shape[1]), np.zeros(samples, np.int64),
-                     np.zeros(samples, np.int64))
+        path.append(np.take_along_axis(table, path[-1], 1))
+    tokens = np.concatenate([table, *path], 1)
+    masked = np.arange(numbers + 1 + steps) > np.full((samples, 1), numbers)
+    return without_order(fill_in(tokens, masked, numbers))
 
 
 def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> GPTBatch:
@@ -57,14 +54,23 @@ def gpt_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) 
 
 
 def bert_batch(part: np.ndarray, rng: np.random.Generator, samples: int, s: int) -> BERTBatch:
-    """Mask bytes. Nothing asks for the order of two pieces, so it has no weight."""
-    return masked_batch(windows(part, rng, samples, s), rng, MASK)._replace(counted=np.zeros(samples, np.int64))
+    return without_order(masked_batch(windows(part, rng, samples, s), rng, MASK))
 
 
 def masked_batch(tokens: np.ndarray, rng: np.random.Generator, mask: int) -> BERTBatch:
     """Mask some tokens [samples, s], at least one of each sample."""
     masked = np.less(rng.random(tokens.shape), MASKED)
     masked[:, 0] |= ~masked.any(1)
+    return fill_in(tokens, masked, mask)
+
+
+def fill_in(tokens: np.ndarray, masked: np.ndarray, mask: int) -> BERTBatch:
+    """Return the task to predict the masked ones of the tokens [samples, s]."""
     samples, s = tokens.shape
     return BERTBatch(np.where(masked, mask, tokens), np.zeros_like(tokens), np.where(masked, tokens, 0),
                      masked.astype(np.int64), np.full(samples, s), np.zeros(samples, np.int64))
+
+
+def without_order(batch: BERTBatch) -> BERTBatch:
+    """Give no weight to the order of two pieces, for which nothing asks."""
+    return batch._replace(counted=np.zeros(len(batch.tokens), np.int64))

@@ -10,7 +10,7 @@ from reference.costs.published import PTD_P
 from reference.errors import UserError
 from shardlab.notebook.pictures.shards import OWNERS, color_of
 from shardlab.report.charts import COLORS, MEMORY, finish
-from shardlab.report.drawing import Picture, draw_box, hide_frame, name_rows
+from shardlab.report.drawing import Picture, described, draw_box, hide_frame, name_rows, several_panels
 
 MOST = 16                   # stages that are drawn, twice as many as replicas; and numbers of ranks in a row
 SHOWN_MICROBATCHES = 24     # more do not fit into the picture of a pipeline
@@ -37,8 +37,7 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
 
 def draw_plan(plan: Plan) -> Picture:
     """Draw the ranks' grid, a rank's memory, its traffic, and the pipeline's timeline."""
-    figure = Picture((10, 5.6), layout="constrained")
-    grid, memory, time, traffic = figure.subplots(2, 2, width_ratios=(1.15, 1)).flat
+    figure, (grid, memory, time, traffic) = several_panels(10, 5.6, 2, 2, width_ratios=(1.15, 1))
     draw_grid(grid, plan.parallel)
     held, sent = plan.memory._asdict(), plan.messages._asdict()
     draw_bar(memory, held, MEMORY, f"the fullest rank holds {sum(held.values()) / 1e9:,.1f} GB", 80.0)
@@ -49,9 +48,8 @@ def draw_plan(plan: Plan) -> Picture:
     figure.suptitle(f"{parameters(c) / 1e9:,.1f} billion parameters, L = {c.num_layers}, h = {c.hidden_size}, on "
                     f"{p.world_size:,} ranks; {plan.m * plan.b * p.data_parallel_size:,} samples a step", x=0.01,
                     ha="left", fontsize=11)
-    parts = (", ".join([axes.get_title(loc="left"), *axes.get_legend_handles_labels()[1]]) for axes in figure.axes)
-    figure.set_label(f"{figure.get_suptitle()}. {'; '.join(parts)}.")
-    return figure
+    return described(figure, f"{figure.get_suptitle()}. ", (
+        ", ".join([axes.get_title(loc="left"), *axes.get_legend_handles_labels()[1]]) for axes in figure.axes))
 
 
 def draw_grid(axes, p: ParallelConfig) -> None:

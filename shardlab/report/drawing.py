@@ -1,7 +1,8 @@
-"""The common parts of pictures: figures, boxes with labels, rows with names, legends."""
-from collections.abc import Mapping, Sequence
+"""The common parts of pictures: figures, panels, boxes with labels, texts, rows with names, legends."""
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -10,6 +11,8 @@ from matplotlib.typing import ColorType
 BIG, SMALL = 9, 8       # points, of letters
 PALE = "#A0A0A0"        # letters where nothing is
 EMPTY = 0.95            # the brightness of a box in which nothing is
+PLACES = {"center": ("center", "center"), "above": ("center", "bottom"), "below": ("center", "top"),
+          "left": ("right", "center"), "right": ("left", "center")}     # of a text, seen from its point
 
 
 class Picture(Figure):
@@ -21,10 +24,22 @@ class Picture(Figure):
         return {}, {"image/png": {"alt": words[0].upper() + words[1:] if words[1:2].isalpha() else words}}
 
 
+def described(figure: Picture, words: str, parts: Iterable[str] = ()) -> Picture:
+    """Return the figure with a label: the words, and a list of parts."""
+    figure.set_label(f"{words}{'; '.join(parts)}.")
+    return figure
+
+
 def one_panel(width: float, height: float, **settings: Any):
     """Return a figure of this size in inches, and its axes."""
     figure = Picture((width, height), layout="constrained")
     return figure, figure.add_subplot(**settings)
+
+
+def several_panels(width: float, height: float, rows: int = 1, columns: int = 1, **settings: Any):
+    """Return a figure of this size in inches, and the axes of its panels in a list, row by row."""
+    figure = Picture((width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **settings).flat)
 
 
 def whole_axes(width: float, height: float):
@@ -42,6 +57,30 @@ def draw_box(axes, x: float, y: float, width: float, height: float, color: Color
     if label:
         axes.text(x + width / 2, y + height / 2, label, ha="center", va="center_baseline", fontsize=size,
                   color="white" if not is_light(color) else "black" if brightness(color) < EMPTY else PALE)
+
+
+def draw_cells(axes, x: float, y: float, colors: Sequence[Sequence[ColorType]], width: float, height: float,
+               labels: Any = "", size: float = BIG, **style: Any) -> None:
+    """Draw a matrix of boxes, row by row, from its upper left corner. `labels` are strings, one for each or for all."""
+    labels = np.broadcast_to(labels, (len(colors), len(colors[0])))
+    for row, own in enumerate(colors):
+        for column, color in enumerate(own):
+            draw_box(axes, x + column * width, y + row * height, width, height, color, str(labels[row, column]), size,
+                     **style)
+
+
+def paint(axes, colors: np.ndarray, title: str) -> None:
+    """Paint a matrix of colors [rows, columns, 3]."""
+    axes.imshow(colors, interpolation="nearest")
+    axes.set_title(title, fontsize=BIG)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_color(PALE)
+
+
+def write(axes, x: float, y: float, text: str, place: str = "center", size: float = BIG, **style: Any) -> None:
+    """Write a text at one of the PLACES around a point."""
+    across, down = PLACES[place]
+    axes.text(x, y, text, **{"ha": across, "va": down, "fontsize": size} | style)
 
 
 def is_light(color: ColorType) -> bool:

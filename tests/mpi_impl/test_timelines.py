@@ -179,44 +179,33 @@ def clocks_of_steps(group):
 # ---- plot_schedule --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def plot(monkeypatch, tmp_path, capsys):
-    """Return a function that runs the command, and returns the fields of its lines, and its panels."""
-    def run(arguments):
-        panels = []
-        monkeypatch.setattr(gantt, "draw_timelines", lambda path, drawn, seconds: panels.extend(drawn))
-        main([*arguments.split(), "--output", "picture.png"])
-        *lines, last = capsys.readouterr().out.splitlines()
-        assert last == "schedules drawn in picture.png"
-        return [re.fullmatch(r"(.*): makespan (\S+), bubble (\S+) \(.*\), stages' activations in flight (.*)",
-                             line).groups() for line in lines], panels
-    monkeypatch.chdir(tmp_path)
-    return run
-
-
-def test_the_printed_numbers_are_the_simulators(plot, tmp_path):
-    """By hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines. A schedule from
-    a file is drawn below the named ones; an empty last line is not a rank.
+def test_the_printed_numbers_are_the_simulators(tmp_path, monkeypatch, capsys):
+    """By hand: each of a rank's v stages takes 1/v of the rank's time. A schedule from a file is drawn below the named
+    ones; an empty last line is not a rank. The panels show those timelines.
     """
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.csv").write_text(to_csv(make("1f1b", 3, 6)) + "\n\n")
-    lines, panels = plot("--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2 --csv mine.csv "
-                         "--forward 4 --input-gradient 5 --weight-gradient 3 --communication 0.25")
+    panels = []
+    monkeypatch.setattr(gantt, "draw_timelines", lambda path, drawn, seconds: panels.extend(drawn))
+    main("--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2 --csv mine.csv --forward 4 --input-gradient 5 "
+         "--weight-gradient 3 --communication 0.25 --output picture.png".split())
+    *lines, last = capsys.readouterr().out.splitlines()
     plain, chunks = (make("1f1b", 3, 6), Times(4, 5, 3, 0.25)), (make("interleaved", 3, 6, 2), Times(2, 2.5, 1.5, 0.25))
     for line, panel, name, (schedule, given_times) in zip(
             lines, panels, ("1f1b, p = 3, m = 6", "interleaved, p = 3, m = 6, v = 2", "mine.csv, p = 3, m = 6"),
             (plain, chunks, plain), strict=True):
         timeline = simulate(schedule, given_times)
-        assert line == (name, f"{timeline.makespan:.4g}", f"{timeline.bubble_fraction:.4g}",
-                        " ".join(map(str, activations_in_flight(schedule))))
+        assert line.startswith(f"{name}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (")
+        assert line.endswith(f"in flight {' '.join(map(str, activations_in_flight(schedule)))}")
         assert panel == (name, slices_of(timeline))
-    assert plot("")[0] == [("1f1b, p = 4, m = 8", "33", "0.375", "4 3 2 1")]    # (m + p - 1)(F + I + W), (p - 1) / m
+    assert last == "schedules drawn in picture.png"
 
 
 @pytest.mark.parametrize("arguments, said", {
-    "--schedule 1f1b -v 2": "1f1b", "--schedule interleaved": "-v", "--forward 0": "--forward",
-    "--schedule interleaved -v 2 -m 7": "m = 7", "-p 100000 -m 8": "p is 100,000", "--output table.txt": "--output",
-    "--output no/picture.png": "no/picture.png", "--csv none.csv": "none.csv", "--csv binary.csv": "binary.csv",
-    "--csv long.csv": "long.csv", "--csv gap.csv": "gap.csv", "--csv circle.csv": ">1B0< >1F0<"}.items())
+    "--schedule 1f1b -v 2": "1f1b", "--forward 0": "--forward", "--schedule interleaved -v 2 -m 7": "m = 7",
+    "-p 100000 -m 8": "p is 100,000", "--output table.txt": "--output", "--csv none.csv": "none.csv",
+    "--csv binary.csv": "binary.csv", "--csv long.csv": "long.csv", "--csv gap.csv": "gap.csv",
+    "--csv circle.csv": ">1B0< >1F0<"}.items())
 def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
     """Nothing is printed or written besides."""
     monkeypatch.chdir(tmp_path)

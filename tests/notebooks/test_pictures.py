@@ -4,21 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm.ring import ring_all_reduce as pieces_sent
-from reference.config import ParallelConfig
 from reference.positions import in_order, work_of_ranks, zigzag
 from reference.precision import FORMATS
-from reference.schedules.generators import make, takes_v
+from reference.schedules.generators import SCHEDULES, make, takes_v
 from reference.schedules.simulate import activations_in_flight
 from shardlab.notebook.pictures.formats import numbers_between
-from shardlab.notebook.pictures.groups import KINDS, groups_of
 from shardlab.notebook.pictures.pipelines import held, play
 from shardlab.notebook.pictures.positions import ring_steps, score_owners
 from shardlab.notebook.pictures.ring import ring_all_reduce
 from shardlab.notebook.pictures.shards import stretches
-from shardlab.notebook.sliders.schedules import TRAINING
 
 # ---- who owns what --------------------------------------------------------------------------------------------------
 
@@ -32,21 +28,6 @@ def test_stretches_tile_a_matrix_and_have_one_owner_each(owners):
         times[r:r + n, c:c + m] += 1
         assert len(np.unique(owners[r:r + n, c:c + m])) == 1
     assert (times == 1).all()
-
-
-def test_groups_are_those_that_ranks_form(ranks):
-    c = ParallelConfig(2, 2, 2)
-    shown = groups_of(c)
-    for rank, formed in enumerate(ranks.run(c.world_size, members, c)):
-        assert {kind: [group for group in shown[kind] if rank in group] for kind in KINDS} == formed
-
-
-def members(group, c: ParallelConfig) -> dict[str, list[list[int]]]:
-    """Return the members of the one group of each kind that this rank is in."""
-    topology = connect(group, c)
-    found = {kind: [list(getattr(topology, kind).ranks)] for kind in KINDS}
-    disconnect(topology)
-    return found
 
 
 # ---- what moves -----------------------------------------------------------------------------------------------------
@@ -80,7 +61,8 @@ def test_scores_are_computed_by_the_querys_rank_in_the_step_that_brings_the_key(
 
 @st.composite
 def training_schedules(draw):
-    name, p = draw(st.sampled_from(TRAINING)), draw(st.integers(1, 5))
+    training = [name for name in SCHEDULES if name != "forward-only"]
+    name, p = draw(st.sampled_from(training)), draw(st.integers(1, 5))
     m = p * draw(st.integers(1, 3)) if name == "interleaved" else draw(st.integers(1, 9))
     return make(name, p, m, draw(st.integers(1, 3)) if takes_v(name) else None)
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from shardlab.notebook.pictures.shards import OWNERS
 from shardlab.report.charts import finish
-from shardlab.report.drawing import Picture, draw_legend, name_rows, one_panel
+from shardlab.report.drawing import Picture, described, draw_legend, name_rows, one_panel, several_panels
 
 DASHES = (), (12, 5), (12, 4, 3, 4), (4, 4)     # points that are drawn and left out: curves differ not by colours alone
 
@@ -28,11 +28,10 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
     finish(axes, xlabel, title, "x")
     if len(names) > 1:
         draw_legend(figure, {name: colors[name] for name in names}, fontsize=9)
-    sums = (f"{name} {sum(parts.values()):,.4g}{unit}" + (
-        " (" + ", ".join(f"{part} {size:,.3g}" for part, size in parts.items()) + ")" if len(parts) > 1 else "")
-        for name, parts in rows.items())
-    figure.set_label(f"Bars, {xlabel}{f' ({title})' if title else ''}: {'; '.join(sums)}.")
-    return figure
+    return described(figure, f"Bars, {xlabel}{f' ({title})' if title else ''}: ", (
+        f"{name} {sum(parts.values()):,.4g}{unit}" + (
+            f" ({', '.join(f'{part} {size:,.3g}' for part, size in parts.items())})" if len(parts) > 1 else "")
+        for name, parts in rows.items()))
 
 
 def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str, ylabel: str, title: str = "",
@@ -52,25 +51,21 @@ def draw_curves(curves: Mapping[str, Sequence[float] | np.ndarray], xlabel: str,
     finish(axes, xlabel, title, "both", ylabel)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=9, handlelength=4)
-    said = (f"{name} goes from {values[0]:.3g} to {values[-1]:.3g}, between {np.nanmin(values):.3g} and "
-            f"{np.nanmax(values):.3g}" for name, values in curves.items())
-    figure.set_label(f"{title or 'Curves'}: {ylabel} against {xlabel}, which goes from {min(steps):.3g} to "
-                     f"{max(steps):.3g}. {'; '.join(said).strip()}.")
-    return figure
+    return described(figure, f"{title or 'Curves'}: {ylabel} against {xlabel}, which goes from {min(steps):.3g} to "
+                     f"{max(steps):.3g}. ", (
+        f"{name} goes from {values[0]:.3g} to {values[-1]:.3g}, between {np.nanmin(values):.3g} and "
+        f"{np.nanmax(values):.3g}".strip() for name, values in curves.items()))
 
 
 def draw_loads(runs: Mapping[str, np.ndarray]) -> Picture:
     """Draw a panel for each run [steps, experts]: the share of the tokens that each expert gets, one on the other."""
-    figure = Picture((8.5, 2.6), layout="constrained")
-    for axes, (name, loads) in zip(figure.subplots(1, len(runs), sharey=True), runs.items()):
+    figure, panels = several_panels(8.5, 2.6, 1, len(runs), sharey=True)
+    words = []
+    for axes, (name, loads) in zip(panels, runs.items()):
         axes.stackplot(range(len(loads)), *loads.T, colors=OWNERS)
         axes.margins(0)
         finish(axes, "step", name, "x", "share of the tokens, by expert")
         axes.label_outer()
-    ends = (f"{name}: from {shares(loads[0])} to {shares(loads[-1])}" for name, loads in runs.items())
-    figure.set_label(f"Shares of the tokens in percent, for expert 0, 1, ..., step by step. {'; '.join(ends)}.")
-    return figure
-
-
-def shares(loads: np.ndarray) -> str:
-    return ", ".join(f"{100 * load:.0f}" for load in loads)
+        first, last = (", ".join(f"{100 * load:.0f}" for load in loads[step]) for step in (0, -1))
+        words.append(f"{name}: from {first} to {last}")
+    return described(figure, "Shares of the tokens in percent, for expert 0, 1, ..., step by step. ", words)

@@ -13,7 +13,7 @@ from reference.costs.flops import iteration_flops
 from reference.costs.plans import Plan
 from reference.errors import UserError
 from shardlab.notebook.pictures.shards import OWNERS
-from shardlab.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows, one_panel
+from shardlab.report.drawing import Picture, described, draw_box, draw_legend, hide_frame, name_rows, one_panel, write
 
 SHADES = LinearSegmentedColormap.from_list("blues", ["#EAF3FA", OWNERS[0]])
 TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]
@@ -43,9 +43,8 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
     """Estimate a step. A group's messages are as fast as its slowest link. Ranks are numbered t first, then d, then p.
     """
     c, p = plan.model, plan.parallel
-    t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
-    B = plan.m * plan.b * d
-    flops = iteration_flops(c, B, c.max_position_embeddings, p.recompute.granularity)
+    t, d = p.tensor_model_parallel_size, p.data_parallel_size
+    flops = iteration_flops(c, plan.m * plan.b * d, c.max_position_embeddings, p.recompute.granularity)
     compute = flops / (p.world_size * machine.flops)
 
     def sent(size: float, span: int) -> float:
@@ -53,8 +52,7 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
         return size / (machine.inside if span <= machine.server else machine.outside)
 
     tensor = sent(plan.messages.tensor, t)
-    bubble = bubble_fraction(stages, plan.m, p.virtual_pipeline_size or 1) * (compute + tensor)
-    return Seconds(compute, tensor, bubble, sent(plan.messages.pipeline, p.world_size),
+    return Seconds(compute, tensor, idle(plan) * (compute + tensor), sent(plan.messages.pipeline, p.world_size),
                    sent(plan.messages.data, t * d))
 
 
@@ -62,18 +60,16 @@ def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "no
             zero_stage: int = 0) -> dict[tuple[int, int], Plan | None]:
     """Return by (t, p), powers of two, the plan with d = n/(t p) replicas and a batch of B; None if it does not divide.
     """
-    found: dict[tuple[int, int], Plan | None] = {}
+    plans: dict[tuple[int, int], Plan | None] = {}
     powers = [2**i for i in range(n.bit_length())]
-    for t in (t for t in powers if t <= MOST_T):
-        for p in (p for p in powers if t * p <= n):
-            try:
-                parallel = ParallelConfig.for_world(n, t, p, recompute=Recompute(recompute), zero_stage=zero_stage,
-                                                    sequence_parallel=t > 1)
-                m = number_of_microbatches(B, b, parallel.data_parallel_size)
-                found[t, p] = Plan(model, parallel, m, b)
-            except UserError:
-                found[t, p] = None
-    return found
+    for t, p in ((t, p) for t in powers if t <= MOST_T for p in powers if t * p <= n):
+        try:
+            parallel = ParallelConfig.for_world(n, t, p, recompute=Recompute(recompute), zero_stage=zero_stage,
+                                                sequence_parallel=t > 1)
+            plans[t, p] = Plan(model, parallel, number_of_microbatches(B, b, parallel.data_parallel_size), b)
+        except UserError:
+            plans[t, p] = None
+    return plans
 
 
 def gigabytes(plan: Plan) -> float:
@@ -87,7 +83,7 @@ def idle(plan: Plan) -> float:
     return bubble_fraction(p.pipeline_model_parallel_size, plan.m, p.virtual_pipeline_size or 1)
 
 
-def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Picture:
+def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str) -> Picture:
     """Draw a map of t and p with GB and bubble of each, grey and hatched if it does not fit into `limit` GB.
 
     The frame marks the plan that fits with the smallest t x p, and among those the one with the smallest bubble.
@@ -96,11 +92,22 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
     figure, axes = one_panel(1.9 + 1.25 * len(ts), 1.3 + 0.56 * len(ps), xlabel="t", ylabel="p")
     fitting = {at: plan for at, plan in found.items() if plan and gigabytes(plan) <= limit}
     best = min(fitting, key=lambda at: (at[0] * at[1], idle(fitting[at])), default=None)
-    for at, plan in found.items():
-        x, y = ts.index(at[0]), ps.index(at[1])
-        draw_choice(axes, x, y, plan, limit)
-        if at == best:
+    words = []
+    for (t, p), plan in found.items():
+        x, y = ts.index(t), ps.index(p)
+        if plan is None:
+            write(axes, x + 0.5, y + 0.5, "not possible", size=7.5, color="#606060")
+        else:
+            held, fits = gigabytes(plan), (t, p) in fitting
+            color = "white" if fits and held / limit > 0.6 else "black"
+            draw_box(axes, x + 0.02, y + 0.03, 0.96, 0.94, SHADES(held / limit) if fits else TOO_MUCH,
+                     edgecolor="white", linewidth=0, hatch=None if fits else "////")
+            write(axes, x + 0.5, y + 0.37, f"{held:,.0f} GB", size=10, color=color)
+            write(axes, x + 0.5, y + 0.72, f"bubble {idle(plan):.0%}", size=7.5, color=color)
+        if (t, p) == best:
             draw_box(axes, x + 0.04, y + 0.06, 0.92, 0.88, "none", edgecolor=BEST, linewidth=3)
+        words.append(f"t = {t}, p = {p}: " + (
+            f"{gigabytes(plan):,.0f} GB, bubble {idle(plan):.0%}" if plan else "not possible"))
     axes.set(xlim=(0, len(ts)), xticks=[x + 0.5 for x in range(len(ts))], xticklabels=ts)
     name_rows(axes, ps)
     hide_frame(axes)
@@ -108,23 +115,5 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
     draw_legend(figure, {f"fits into {limit:g} GB": {"facecolor": SHADES(0.5)},
                          "does not": {"facecolor": TOO_MUCH, "hatch": "////", "edgecolor": "white"},
                          "smallest t x p that fits": {"fill": False, "edgecolor": BEST, "linewidth": 2}})
-    said = (f"t = {t}, p = {p}: " + (f"{gigabytes(plan):,.0f} GB, bubble {idle(plan):.0%}" if plan else "not possible")
-            for (t, p), plan in found.items())
-    figure.set_label(f"{title}: a map of t and p. {'; '.join(said)}. " + (
-        f"The smallest t x p that fits into {limit:g} GB is t = {best[0]}, p = {best[1]}." if best else "None fits."))
-    return figure
-
-
-def draw_choice(axes, x: int, y: int, plan: Plan | None, limit: float) -> None:
-    """Draw one field of the map."""
-    if plan is None:
-        axes.text(x + 0.5, y + 0.5, "not possible", ha="center", va="center", fontsize=7.5, color="#606060")
-        return
-    held, fits = gigabytes(plan), gigabytes(plan) <= limit
-    draw_box(axes, x + 0.02, y + 0.03, 0.96, 0.94, SHADES(held / limit) if fits else TOO_MUCH, edgecolor="white",
-             linewidth=0, hatch=None if fits else "////")
-    dark = fits and held / limit > 0.6
-    axes.text(x + 0.5, y + 0.37, f"{held:,.0f} GB", ha="center", va="center", fontsize=10,
-              color="white" if dark else "black")
-    axes.text(x + 0.5, y + 0.72, f"bubble {idle(plan):.0%}", ha="center", va="center", fontsize=7.5,
-              color="white" if dark else "black")
+    chosen = f"The smallest t x p that fits into {limit:g} GB is t = {best[0]}, p = {best[1]}" if best else "None fits"
+    return described(figure, f"{title}: a map of t and p. {'; '.join(words)}. {chosen}")

@@ -8,7 +8,8 @@ import numpy as np
 from reference.precision import Format, rounded
 from shardlab.notebook.pictures.shards import OWNERS
 from shardlab.report.charts import finish
-from shardlab.report.drawing import Picture, draw_box, draw_legend, hide_frame, name_rows, one_panel
+from shardlab.report.drawing import (Picture, described, draw_box, draw_legend, hide_frame, name_rows, one_panel,
+                                     several_panels)
 
 BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}
 POINTS = 3000       # samples of a number line: closer numbers are drawn as a band
@@ -21,34 +22,36 @@ FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "in
 
 
 def draw_bits(forms: Sequence[Format]) -> Picture:
-    """Draw a row for each format, a box for each bit."""
-    longest = max(1 + form.exponent + form.fraction for form in forms)
-    figure, axes = one_panel(9, 0.42 * len(forms) + 0.65, xlim=(0, longest), xticks=[])
+    """Draw a row for each format, its most significant bit at the left."""
+    figure, axes = one_panel(9, 0.42 * len(forms) + 0.65, xticks=[],
+                             xlim=(0, max(1 + form.exponent + form.fraction for form in forms)))
     for row, form in enumerate(forms):
-        kinds = ["sign", *["exponent"] * form.exponent, *["fraction"] * form.fraction]
-        for i, kind in enumerate(kinds):
-            draw_box(axes, i + 0.06, row + 0.14, 0.88, 0.72, BITS[kind])
+        counts = {"sign": 1, "exponent": form.exponent, "fraction": form.fraction}
+        colors = [BITS[part] for part, n in counts.items() for _ in range(n)]
+        for i, color in enumerate(colors):
+            draw_box(axes, i + 0.06, row + 0.14, 0.88, 0.72, color)
     name_rows(axes, [form.name for form in forms])
     hide_frame(axes)
     draw_legend(figure, BITS, fontsize=9)
-    said = (f"{form.name} 1, {form.exponent} and {form.fraction}" for form in forms)
-    figure.set_label(f"Bits of sign, exponent and fraction: {'; '.join(said)}.")
-    return figure
+    return described(figure, "Bits of sign, exponent and fraction: ", (
+        f"{form.name} 1, {form.exponent} and {form.fraction}" for form in forms))
 
 
 def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, float]]) -> Picture:
     """Draw a panel for each range, with a line for each format and a tick at each of its numbers."""
-    figure = Picture((9, (0.3 * len(forms) + 0.62) * len(ranges)), layout="constrained")
-    for axes, (start, stop) in zip(figure.subplots(len(ranges), 1, squeeze=False).flat, ranges):
+    figure, panels = several_panels(9, (0.3 * len(forms) + 0.62) * len(ranges), len(ranges))
+    words = []
+    for axes, (start, stop) in zip(panels, ranges):
+        counts = []
         for row, form in enumerate(forms):
-            axes.vlines(numbers_between(form, start, stop), row + 0.12, row + 0.88, color=OWNERS[row], linewidth=1)
+            numbers = numbers_between(form, start, stop)
+            axes.vlines(numbers, row + 0.12, row + 0.88, color=OWNERS[row], linewidth=1)
+            counts.append(f"{form.name} has {len(numbers) if len(numbers) < POINTS / 3 else 'very many'}")
         axes.set_xlim(start, stop)
         name_rows(axes, [form.name for form in forms])
         hide_frame(axes, below=True)
-    said = (f"from {start:g} to {stop:g} " + ", ".join(f"{form.name} has {n if n < POINTS / 3 else 'very many'}"
-            for form in forms for n in [len(numbers_between(form, start, stop))]) for start, stop in ranges)
-    figure.set_label(f"Number lines with a tick at each number of a format: {'; '.join(said)}.")
-    return figure
+        words.append(f"from {start:g} to {stop:g} {', '.join(counts)}")
+    return described(figure, "Number lines with a tick at each number of a format: ", words)
 
 
 def numbers_between(form: Format, start: float, stop: float) -> np.ndarray:
@@ -68,11 +71,9 @@ def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Picture:
     axes.set(xlim=(x[0], x[-1]), ylim=(None, 1))
     finish(axes, "size of the number", "", "both", "largest error / number")
     axes.legend(frameon=False, fontsize=9, loc="upper center", ncols=len(forms))
-    said = (f"{form.name} {form.epsilon / 2:.2g} from {form.smallest_normal:.2g} to {form.largest:.3g}"
-            for form in forms)
-    figure.set_label(f"The largest relative rounding error, level in each format's range, and larger below it: "
-                     f"{'; '.join(said)}.")
-    return figure
+    return described(figure, "The largest relative rounding error, level in each format's range, and larger below it: ",
+                     (f"{form.name} {form.epsilon / 2:.2g} from {form.smallest_normal:.2g} to {form.largest:.3g}"
+                      for form in forms))
 
 
 def may_err(form: Format, x: np.ndarray) -> np.ndarray:
@@ -88,12 +89,12 @@ def may_err(form: Format, x: np.ndarray) -> np.ndarray:
 
 def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Picture:
     """Draw a panel for each scale: how many scaled values have each power of 2, and what happens to them."""
-    figure = Picture((9, 1.35 * len(scales) + 0.9), layout="constrained")
-    all_axes = list(figure.subplots(len(scales), 1, squeeze=False, sharex=True).flat)
+    figure, panels = several_panels(9, 1.35 * len(scales) + 0.9, len(scales), sharex=True)
     sizes = abs(np.asarray(values, np.float64).ravel())
     sizes = sizes[sizes > 0]
     least, most = (int(np.floor(np.log2(size))) for size in (sizes.min() * min(scales), sizes.max() * max(scales)))
-    for axes, scale in zip(all_axes, scales):
+    bounds = np.log2([form.smallest_normal * form.epsilon, form.smallest_normal, form.largest])
+    for axes, scale in zip(panels, scales):
         fates, powers = fates_of(sizes * scale, form), np.floor(np.log2(sizes * scale)).astype(int)
         bottom = np.zeros(most - least + 1)
         for fate, color in FATES.items():
@@ -101,21 +102,17 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Pic
             axes.bar(np.arange(least, most + 1) + 0.5, heights, 0.86, bottom, color=color)
             bottom += heights
         shares = [f"{np.mean(fates == fate):.0%} {fate}" for fate in FATES if fate != "kept" and (fates == fate).any()]
-        summary = ", ".join(shares) or "all kept"
-        axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {summary}", loc="left", fontsize=10)
+        axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {', '.join(shares) or 'all kept'}", loc="left",
+                       fontsize=10)
         axes.set(yticks=[], xlim=(least - 0.5, most + 1.5))
         hide_frame(axes, below=True)
-    lowest, largest = form.smallest_normal * form.epsilon, form.largest
-    for axes in all_axes:
-        for bound in (lowest, form.smallest_normal, largest):
-            if least <= np.log2(bound) <= most + 1:
-                axes.axvline(np.log2(bound), color="#606060", linestyle="--", linewidth=1)
-    all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, its smallest number with all "
-                            "digits, and its largest)", fontsize=9)
+        for bound in bounds[(bounds >= least) & (bounds <= most + 1)]:
+            axes.axvline(bound, color="#606060", linestyle="--", linewidth=1)
+    panels[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, its smallest number with all "
+                          "digits, and its largest)", fontsize=9)
     draw_legend(figure, FATES, fontsize=9)
-    figure.set_label(f"How many gradients have each power of 2 in {form.name}, and what happens to them, "
-                     f"{'; '.join(axes.get_title(loc='left') for axes in all_axes)}.")
-    return figure
+    return described(figure, f"How many gradients have each power of 2 in {form.name}, and what happens to them, ",
+                     (axes.get_title(loc="left") for axes in panels))
 
 
 def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
@@ -139,6 +136,5 @@ def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequenc
     finish(axes, "step", title, "both")
     axes.legend(frameon=False, fontsize=9)
     first, last = np.log2(scales[0]), np.log2(scales[-1])
-    figure.set_label(f"{title or 'A loss scale'}: from 2^{first:g} at step 1 to 2^{last:g} at step {len(scales)}. "
-                     f"Steps that are skipped: {', '.join(map(str, steps[crossed])) or 'none'}.")
-    return figure
+    return described(figure, f"{title}: from 2^{first:g} at step 1 to 2^{last:g} at step {len(scales)}. Steps that are "
+                     f"skipped: {', '.join(map(str, steps[crossed])) or 'none'}")

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from shardlab.notebook.pictures.shards import color_of
-from shardlab.report.drawing import Picture, draw_box, hide_frame, name_rows
+from shardlab.report.drawing import Picture, described, draw_box, hide_frame, name_rows, paint, several_panels
 
 SIDE = 0.95     # inches: the longer side of a mask
 
@@ -22,39 +22,28 @@ class Drawn(NamedTuple):
 def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Picture:
     """Draw a line of masks for each name."""
     columns = max(map(len, rows.values()))
-    figure = Picture((SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows)), layout="constrained")
-    all_axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, (name, masks) in zip(all_axes, rows.items()):
-        for axes, mask in zip(line, masks):
-            axes.imshow(colored(mask), interpolation="nearest")
-            axes.set_title(mask.title, fontsize=9)
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_color("#A0A0A0")
-        for axes in line[len(masks):]:
+    figure, panels = several_panels(SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows), len(rows), columns)
+    for first, (name, masks) in zip(range(0, len(panels), columns), rows.items()):
+        for axes, mask in zip(panels[first:], masks):
+            paint(axes, np.where(mask.keep[..., None], to_rgb(color_of(mask.rank)), 1.0), mask.title)
+        for axes in panels[first + len(masks):first + columns]:
             axes.axis("off")
-        line[0].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=12)
-    said = (f"{name}: {len({mask.keep.tobytes() for mask in masks})} different masks on {len(masks)} ranks"
-            for name, masks in rows.items())
-    figure.set_label(f"Masks of dropout, in the colour of the rank that drew them. {'; '.join(said)}.")
-    return figure
-
-
-def colored(mask: Drawn) -> np.ndarray:
-    """Return the mask as an image [rows, columns, 3]."""
-    return np.where(mask.keep[..., None], to_rgb(color_of(mask.rank)), 1.0)
+        panels[first].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=12)
+    return described(figure, "Masks of dropout, in the colour of the rank that drew them. ", (
+        f"{name}: {len({mask.keep.tobytes() for mask in masks})} different masks on {len(masks)} ranks"
+        for name, masks in rows.items()))
 
 
 def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Picture:
     """Draw panels of masks, in each the ranks' parts [heads, elements] below one another; dropped is white."""
     wide = max(part.shape[1] for parts in masks.values() for part in parts)
     high = max(sum(len(part) for part in parts) for parts in masks.values())
-    figure = Picture((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")
-    for axes, (name, parts) in zip(figure.subplots(1, len(masks), squeeze=False).flat, masks.items()):
+    figure, panels = several_panels(10, 0.75 + 9.6 / len(masks) * high / wide, 1, len(masks))
+    for axes, (name, parts) in zip(panels, masks.items()):
         top = 0
         for rank, part in enumerate(parts):
-            for (head, i), keep in np.ndenumerate(part):
-                if keep:
-                    draw_box(axes, i, top + head, 1, 1, color_of(rank), edgecolor="white", linewidth=0.4)
+            for head, i in np.argwhere(part):
+                draw_box(axes, i, top + head, 1, 1, color_of(rank), edgecolor="white", linewidth=0.4)
             top += len(part)
             axes.axhline(top, color="#505050", linewidth=0.8)
         name_rows(axes, range(top))
@@ -63,7 +52,6 @@ def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") 
         axes.set_ylabel("head", fontsize=8)
         hide_frame(axes, 8 if len(masks) < 3 else 6.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    said = (f"{name}: {' and '.join(f'{int(part.sum())} of {part.size}' for part in parts)}"
-            for name, parts in masks.items())
-    figure.set_label(f"{title or 'Masks of dropout'}. Elements kept, on rank 0, 1, ...: {'; '.join(said)}.")
-    return figure
+    return described(figure, f"{title or 'Masks of dropout'}. Elements kept, on rank 0, 1, ...: ", (
+        f"{name}: {' and '.join(f'{int(part.sum())} of {part.size}' for part in parts)}"
+        for name, parts in masks.items()))

@@ -9,8 +9,8 @@ from reference.schedules.actions import Schedule
 from reference.schedules.generators import make
 from reference.schedules.simulate import Span, Timeline, Times, simulate
 from shardlab.notebook.pictures.shards import OWNERS
-from shardlab.report.charts import GRID, finish
-from shardlab.report.drawing import Picture, draw_legend, one_panel
+from shardlab.report.charts import finish
+from shardlab.report.drawing import Picture, described, draw_legend, one_panel, several_panels
 from shardlab.report.timelines.gantt import Panel, timelines_figure
 from shardlab.report.timelines.timelines import slices_of
 
@@ -42,10 +42,9 @@ def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Picture:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     finish(axes, "microbatches m", f"The bubble of {name}: dots as simulated, lines (p - 1)/m", "both",
            "idle / ideal time")
-    said = (f"p = {p}: from {bubble_fraction(p, ms[0]):.3g} to {bubble_fraction(p, ms[-1]):.3g}" for p in ps)
-    figure.set_label(f"Idle / ideal time of {name}, from m = {ms[0]} to {ms[-1]}, falls as (p - 1)/m, as simulated. "
-                     f"{'; '.join(said)}.")
-    return figure
+    return described(figure, f"Idle / ideal time of {name}, from m = {ms[0]} to {ms[-1]}, falls as (p - 1)/m, as "
+                     "simulated. ", (
+        f"p = {p}: from {bubble_fraction(p, ms[0]):.3g} to {bubble_fraction(p, ms[-1]):.3g}" for p in ps))
 
 
 def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
@@ -64,36 +63,26 @@ def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
 
 def draw_held(schedules: Mapping[str, Schedule]) -> Picture:
     """Draw a row for each rank: its activations over time under each schedule, in units of all of a rank's layers."""
-    timelines = {name: play(schedule) for name, schedule in schedules.items()}
-    p = max(len(timeline.ranks) for timeline in timelines.values())
-    figure = Picture((8.5, 0.62 * p + 1.25), layout="constrained")
-    rows = figure.subplots(p, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for rank, axes in enumerate(rows):
-        draw_rank(axes, [(timeline.ranks[rank], schedules[name].p / schedules[name].stages)
-                         for name, timeline in timelines.items() if rank < len(timeline.ranks)])
+    timelines = [play(schedule).ranks for schedule in schedules.values()]
+    p = max(map(len, timelines))
+    figure, panels = several_panels(8.5, 0.62 * p + 1.25, p, sharex=True, sharey=True)
+    words = []
+    for rank, axes in enumerate(panels):
+        most = []
+        for color, schedule, ranks in zip(OWNERS, schedules.values(), timelines):
+            if rank < len(ranks):
+                times, counts = held(ranks[rank])
+                levels = [schedule.p / schedule.stages * n for n in counts]
+                axes.fill_between(times, levels, step="post", color=color, alpha=0.35, linewidth=0)
+                axes.step(times, levels, where="post", color=color, linewidth=1.5)
+                most.append(f"{max(levels):g}")
+        axes.text(1.0, 0.5, f"at most {', '.join(most)}", transform=axes.transAxes, fontsize=9, va="center")
+        axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+        axes.set_ylim(bottom=0)
+        finish(axes, "time" if rank == p - 1 else "", "", "y")
         axes.set_ylabel(f"rank {rank}", fontsize=9, rotation=0, ha="right", va="center")
-    rows[-1].set_xlabel("time", fontsize=9)
+        words.append(f"rank {rank}: at most {', '.join(most)}")
     draw_legend(figure, {name: {"color": color, "alpha": 0.6} for color, name in zip(OWNERS, schedules)},
                 "outside upper left", fontsize=9, title="microbatches whose activations a rank holds",
                 title_fontsize=10, alignment="left")
-    figure.set_label(f"Microbatches whose activations a rank holds over time, {', '.join(schedules)}. "
-                     + "; ".join(f"{axes.get_ylabel()}: {axes.texts[0].get_text()}" for axes in rows) + ".")
-    return figure
-
-
-def draw_rank(axes, schedules: list[tuple[tuple[Span, ...], float]]) -> None:
-    """Draw what one rank holds, from its spans under each schedule and the fraction of its layers in a stage."""
-    most = []
-    for color, (spans, share) in zip(OWNERS, schedules):
-        times, counts = held(spans)
-        levels = [share * n for n in counts]
-        axes.fill_between(times, levels, step="post", color=color, alpha=0.35, linewidth=0)
-        axes.step(times, levels, where="post", color=color, linewidth=1.5)
-        most.append(f"{max(levels):g}")
-    axes.text(1.0, 0.5, "at most " + ", ".join(most), transform=axes.transAxes, fontsize=9, va="center")
-    axes.tick_params(labelsize=9)
-    axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
-    axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    return described(figure, f"Microbatches whose activations a rank holds over time, {', '.join(schedules)}. ", words)

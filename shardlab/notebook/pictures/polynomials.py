@@ -5,7 +5,7 @@ import numpy as np
 
 from shardlab.notebook.pictures.shards import OWNERS
 from shardlab.report.charts import finish
-from shardlab.report.drawing import Picture, name_rows, one_panel
+from shardlab.report.drawing import Picture, described, name_rows, one_panel
 
 SAME, DIFFERENT, SILENT = OWNERS[2], OWNERS[6], "#F0F0F0"
 
@@ -20,9 +20,8 @@ def draw_meetings(first: Sequence[int], second: Sequence[int], names: Sequence[s
               markeredgewidth=2, label=f"equal, {len(meetings)} of {len(first)}")
     finish(axes, "x", title, "both")
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
-    figure.set_label(f"{title}: points without a pattern. {' and '.join(names)} are equal at {len(meetings)} of "
-                     f"{len(first)} places: x = {', '.join(map(str, meetings))}.")
-    return figure
+    return described(figure, f"{title}: points without a pattern. {' and '.join(names)} are equal at {len(meetings)} "
+                     f"of {len(first)} places: x = {', '.join(map(str, meetings))}")
 
 
 def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str, int], landmarks: Mapping[str, float],
@@ -46,11 +45,10 @@ def draw_chances(degree: int, counted: Mapping[int, float], marked: Mapping[str,
                       textcoords="offset points", ha="right" if above else "left", fontsize=9, color="#505050")
     finish(axes, "P", title, "both", "chance to agree at a random point")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
-    marks = [f"{name} {degree / prime:.1e}" for name, prime in marked.items()]
-    others = [f"{name} {chance:.1e}" for name, chance in landmarks.items()]
-    figure.set_label(f"{title}: the bound {degree} / P falls as P grows, {', '.join(marks)}. Points are shares that "
-                     f"were counted. To compare: {', '.join(others)}.")
-    return figure
+    marks = ", ".join(f"{name} {degree / prime:.1e}" for name, prime in marked.items())
+    others = ", ".join(f"{name} {chance:.1e}" for name, chance in landmarks.items())
+    return described(figure, f"{title}: the bound {degree} / P falls as P grows, {marks}. Points are shares that were "
+                     f"counted. To compare: {others}")
 
 
 def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) -> Picture:
@@ -75,7 +73,6 @@ def draw_differences(found: Mapping[str, tuple[float, bool]], tolerance: float) 
     axes.set_xlim(left, right)
     name_rows(axes, list(found), 0)
     finish(axes, "largest difference of the floats / largest element", "", "x")
-    said = (f"{name}: {'floats see it' if size > tolerance else 'floats are silent'}, and it is "
-            f"{'another' if differs else 'the same'} formula" for name, (size, differs) in found.items())
-    figure.set_label(f"How far floats are off, with a tolerance of {tolerance:g}. {'; '.join(said)}.")
-    return figure
+    return described(figure, f"How far floats are off, with a tolerance of {tolerance:g}. ", (
+        f"{name}: {'floats see it' if size > tolerance else 'floats are silent'}, and it is "
+        f"{'another' if differs else 'the same'} formula" for name, (size, differs) in found.items()))

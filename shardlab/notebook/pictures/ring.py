@@ -4,7 +4,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardlab.notebook.pictures.shards import color_of
-from shardlab.report.drawing import Picture, draw_box, draw_legend, whole_axes
+from shardlab.report.drawing import SMALL, Picture, described, draw_box, draw_cells, draw_legend, whole_axes, write
 
 WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
 
@@ -48,33 +48,28 @@ def draw_ring(steps: list[RingStep]) -> Picture:
         row, column = (0, i) if i < t else (1, i - t + 1)
         left, top = 0.75 + panel * column, 0.45 + tall * row
         draw_step(axes, step, left, top)
-        if column == (0 if row == 0 else 1):
+        if column == row:
             for rank in range(t):
-                axes.text(left - 0.12, top + (HIGH + DOWN) * rank + HIGH / 2, f"rank {rank}", ha="right", va="center",
-                          fontsize=8)
+                write(axes, left - 0.12, top + (HIGH + DOWN) * rank + HIGH / 2, f"rank {rank}", "left", SMALL)
     for piece in range(t):
-        axes.text(0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", ha="center",
-                  va="center", fontsize=7)
+        write(axes, 0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", size=7)
     draw_legend(figure, {f"rank {rank}'s number": color_of(rank) for rank in range(t)}, "lower left")
-    said = (f"{step.name}: {', '.join(f'rank {rank} {own.tolist()}' for rank, own in enumerate(step.held))}"
-            for step in steps)
-    figure.set_label("Sums in the pieces of each rank. Rank i began with 2^i, so that binary digits say whose numbers "
-                     f"are in a sum. {'; '.join(said)}.")
-    return figure
+    return described(figure, "Sums in the pieces of each rank. Rank i began with 2^i, so that binary digits say whose "
+                     "numbers are in a sum. ", (
+        f"{step.name}: {', '.join(f'rank {rank} {own.tolist()}' for rank, own in enumerate(step.held))}"
+        for step in steps))
 
 
 def draw_step(axes, step: RingStep, left: float, top: float) -> None:
     t = len(step.held)
-    axes.text(left, top - 0.2, step.name, fontsize=9, va="bottom")
-    for rank in range(t):
-        y = top + (HIGH + DOWN) * rank
-        for piece in range(t):
-            x, arrived = left + (WIDE + RIGHT) * piece, bool(step.sent) and step.sent[rank - 1] == piece
-            for who in range(t):
-                there = int(step.held[rank, piece]) >> who & 1
-                draw_box(axes, x + WIDE * who / t, y, WIDE / t, HIGH, color_of(who) if there else "#F4F4F4")
-            draw_box(axes, x, y, WIDE, HIGH, "none", edgecolor="black" if arrived else "#D0D0D0",
-                     linewidth=1.8 if arrived else 0.6)
-            if arrived:
-                axes.annotate("", (x + WIDE / 2, y), (x + WIDE / 2, y - DOWN),
-                              arrowprops={"arrowstyle": "->", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0})
+    write(axes, left, top - 0.2, step.name, "above", ha="left")
+    for (rank, piece), total in np.ndenumerate(step.held):
+        x, y = left + (WIDE + RIGHT) * piece, top + (HIGH + DOWN) * rank
+        draw_cells(axes, x, y, [[color_of(who) if int(total) >> who & 1 else "#F4F4F4" for who in range(t)]], WIDE / t,
+                   HIGH)
+        arrived = bool(step.sent) and step.sent[rank - 1] == piece
+        draw_box(axes, x, y, WIDE, HIGH, "none", edgecolor="black" if arrived else "#D0D0D0",
+                 linewidth=1.8 if arrived else 0.6)
+        if arrived:
+            axes.annotate("", (x + WIDE / 2, y), (x + WIDE / 2, y - DOWN),
+                          arrowprops={"arrowstyle": "->", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0})

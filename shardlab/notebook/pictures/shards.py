@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardlab.report.drawing import Picture, draw_box, draw_legend, whole_axes
+from shardlab.report.drawing import SMALL, Picture, described, draw_box, draw_legend, whole_axes, write
 
 # Near those of Okabe and Ito: people who are blind to red or green can tell them apart.
 OWNERS = ("#0072B2", "#EE7733", "#008F6B", "#CC79A7", "#F0C842", "#56B4E9", "#AA4422", "#888888")
@@ -48,28 +48,30 @@ def owners_of(n: int, t: int) -> np.ndarray:
     return np.concatenate([np.full(len(part), rank) for rank, part in enumerate(np.array_split(np.arange(n), t))])
 
 
-def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Picture:
+def draw_matrices(items: Sequence[Matrix | str], t: int, title: str) -> Picture:
     """Draw matrices side by side, with signs ('x', '=', 'GeLU') between them as in a formula; t ranks."""
     sizes = [drawn_size(item, t) for item in items]
-    width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
     height = max(h for _, h in sizes) + 1.35
-    figure, axes = whole_axes(width, height)
+    figure, axes = whole_axes(sum(w for w, _ in sizes) + GAP * (len(items) + 1), height)
     left, middle = GAP, (height - 0.35) / 2 + 0.12
+    owners, words = set[int](), []
     for item, (w, h) in zip(items, sizes):
         if isinstance(item, str):
-            axes.text(left + w / 2, middle, item, ha="center", va="center", fontsize=13)
+            write(axes, left + w / 2, middle, item, size=13)
+            words.append(item)
         else:
             draw_matrix(axes, item, left, middle - h / 2, w, h, t)
+            owners |= {*range(t)} if is_partial(item) else {*item.owners.flat}
+            words.append(describe_matrix(item))
         left += w + GAP
-    if title:
-        axes.text(GAP, 0.2, title, fontsize=11, va="center")
-    found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
-    if EACH in found:
-        found = {*range(t), *found} - {EACH}
-    draw_legend(figure, rank_colors(found), "lower left")
-    said = (item if isinstance(item, str) else describe_matrix(item) for item in items)
-    figure.set_label(f"{title or 'A formula'}: {' '.join(said)}.")
-    return figure
+    write(axes, GAP, 0.2, title, "right", 11)
+    draw_legend(figure, rank_colors(map(int, owners)), "lower left")
+    return described(figure, f"{title}: {' '.join(words)}")
+
+
+def is_partial(matrix: Matrix) -> bool:
+    """Report whether every rank has a summand of full size."""
+    return bool((matrix.owners == EACH).all())
 
 
 def drawn_size(item: Matrix | str, t: int) -> tuple[float, float]:
@@ -77,34 +79,33 @@ def drawn_size(item: Matrix | str, t: int) -> tuple[float, float]:
     if isinstance(item, str):
         return 0.11 * len(item), 0.2
     rows, columns = item.owners.shape
-    sheets = SHEET * (t - 1) if (item.owners == EACH).all() else 0
+    sheets = SHEET * (t - 1) * is_partial(item)
     return min(columns, LONGEST) * CELL + sheets, min(rows, LONGEST) * CELL + sheets
 
 
 def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, height: float, t: int) -> None:
     """Draw a rectangle for each owner's part; partial sums as sheets behind one another, one for each rank."""
     rows, columns = matrix.owners.shape
-    if (matrix.owners == EACH).all():
+    if is_partial(matrix):
         behind = SHEET * (t - 1)
         for rank in reversed(range(t)):
             draw_box(axes, left + SHEET * rank, top + SHEET * rank, width - behind, height - behind, color_of(rank),
                      edgecolor="white", linewidth=1)
     else:
         for r, c, n, m in stretches(matrix.owners):
-            x, y, wide, high = c / columns * width, r / rows * height, m / columns * width, n / rows * height
-            owner = int(matrix.owners[r, c])
+            owner, wide, high = int(matrix.owners[r, c]), m / columns * width, n / rows * height
             numbered = owner != EVERYONE and min(wide, high) > NUMBERED      # colours are hard to tell apart in grey
-            draw_box(axes, left + x, top + y, wide, high, color_of(owner), f"{owner}" if numbered else "", 7,
-                     edgecolor="white", linewidth=1.5)
-    axes.text(left + width / 2, top - 0.1, matrix.name, ha="center", va="bottom", fontsize=11)
-    axes.text(left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", ha="center", va="top",
-              fontsize=8, color="#505050")
+            draw_box(axes, left + c / columns * width, top + r / rows * height, wide, high, color_of(owner),
+                     f"{owner}" if numbered else "", 7, edgecolor="white", linewidth=1.5)
+    write(axes, left + width / 2, top - 0.1, matrix.name, "above", 11)
+    write(axes, left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", "below", SMALL,
+          color="#505050")
 
 
 def describe_matrix(matrix: Matrix) -> str:
     """Return a matrix in words: 'A [4, 8], sharded by columns'."""
     owners, (rows, columns) = matrix.owners, matrix.owners.shape
-    held = ("on every rank" if (owners == EVERYONE).all() else "a summand on every rank" if (owners == EACH).all() else
+    held = ("on every rank" if (owners == EVERYONE).all() else "a summand on every rank" if is_partial(matrix) else
             "sharded by columns" if (owners == owners[0]).all() else
             "sharded by rows" if (owners == owners[:, :1]).all() else "sharded by both")
     return f"{matrix.name} [{rows}, {columns}], {held}" + (f" ({matrix.note})" if matrix.note else "")

@@ -60,42 +60,6 @@ function shardlabSliders({draw, controls, tables}) {
   }
 
   const pictures = {
-    // A row for each rank, a box for each action, as Python's simulator has timed it.
-    schedule({schedule, p, m, v}) {
-      const takesV = tables.takesV.includes(schedule);
-      form.elements.v.disabled = !takesV;
-      const found = tables.timelines[[schedule, p, m, ...(takesV ? [v] : [])].join(" ")];
-      if (found[0] === "!") return [found.slice(1), ""];
-      const [timeline, most] = found.split("|"), length = {F: 1, I: 1, W: 1, B: 2};
-      const ranks = timeline.split("/").map(row => {
-        let now = 0;
-        return [...row.matchAll(/(\d*)([FBIW])(\d)(\w)/g)].map(([, idle, kind, stage, microbatch]) => {
-          const start = now + Number(idle), end = now = start + length[kind];
-          return {kind, start, end, stage: Number(stage), label: String(parseInt(microbatch, 36))};
-        });
-      });
-      const all = ranks.flat(), stages = 1 + Math.max(...all.map(one => one.stage));
-      const makespan = Math.max(...all.map(one => one.end)), work = Math.max(...ranks.map(row =>
-        sum(row.map(one => one.end - one.start)))), across = 920 / makespan, drawn = [];
-      const size = Math.min(15, ...all.map(one => (one.end - one.start) * across / (0.64 * one.label.length + 0.35)));
-      ranks.forEach((row, r) => {
-        drawn.push(text(0, 34 * r + 22, `rank ${r}`), rect(70, 34 * r + 3, 920, 28, "#EDEDED"));
-        for (const {kind, start, end, stage, label} of row) {
-          const [color, ink] = tables.colors[kind][stages - 1][stage];
-          drawn.push(rect(70 + start * across, 34 * r + 3, (end - start) * across, 28, color));
-          if (size >= 5) drawn.push(text(70 + (start + end) / 2 * across, 34 * r + 17 + size / 3, label,
-            `text-anchor="middle" font-size="${size.toFixed(1)}" fill="${ink}"`));
-        }
-      });
-      [...new Set(all.map(one => one.kind))].forEach((kind, i) => drawn.push(
-        rect(70 + 190 * i, 34 * p + 14, 12, 12, tables.colors[kind][0][0][0]),
-        text(88 + 190 * i, 34 * p + 25, tables.words[kind])));
-      const unit = stages === 1 ? "a rank's layers" : `1/${stages} of a rank's layers`;
-      return [`makespan ${Number((makespan / stages).toPrecision(4))}, idle / ideal time ` +
-        `${percent((makespan - work) / work)}; held at most, each of ${unit}: ${most.replaceAll(",", ", ")}`,
-      svg(34 * p + 36, `timeline of ${schedule}`, drawn)];
-    },
-
     // Python has drawn the picture, with an `@` for the state of each cell. The row that the sentence names is in bold.
     zero({stage, frame}) {
       const step = tables.steps[stage], end = step.length - 1, at = Math.min(frame, end), [sentence, cells] = step[at];

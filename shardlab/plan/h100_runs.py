@@ -7,8 +7,8 @@ from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan
 from reference.costs.published import FSDP, H100_PEAK, LLAMA_3, MEGATRON_CORE, TORCHTITAN, FullyShardedRun, LongRun
 from reference.costs.step_time import flops_per_second, step_time
-from shardlab.experiments.published_rows import Row, Share, Table, fits, scheduled
 from shardlab.plan.candidates import divisors
+from shardlab.plan.published import Row, Share, Table, fits, scheduled
 
 SELECTIVE = Recompute("selective")      # fused attention keeps no scores
 

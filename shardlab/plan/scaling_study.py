@@ -1,4 +1,4 @@
-"""The papers' measurements beside our formulas' predictions: `python -m shardlab.experiments.scaling_study`.
+"""The papers' measurements beside our formulas' predictions: `python -m shardlab.plan.scaling_study`.
 
 Every figure is computed by `step_time` and `memory` of reference/costs/ from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
@@ -21,10 +21,10 @@ from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, P
                                        V100_REACHED, ZERO, Compared, PublishedRun, Recomputed)
 from reference.costs.step_time import flops_per_second, step_time
 from reference.parallel.model_states import model_states
-from shardlab.experiments.h100_runs import h100_tables
-from shardlab.experiments.published_rows import Row, Share, Table, describe, fits, scheduled
 from shardlab.plan.candidates import divisors
+from shardlab.plan.h100_runs import h100_tables
 from shardlab.plan.profiles import load
+from shardlab.plan.published import Row, Share, Table, describe, fits, scheduled
 
 FULL = Recompute("full")        # as the first two papers, in all runs
 
@@ -35,7 +35,7 @@ neighbours."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="shardlab.experiments.scaling_study",
+    p = ArgumentParser(prog="shardlab.plan.scaling_study",
                        description="Set the papers' scaling studies beside our formulas' predictions.")
     p.add_argument("--plot", default="scaling_study.png", metavar="FILE", help="(default: scaling_study.png)")
     args = p.parse_args(argv)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [row for table in tables for row in table.rows]
     print(f"\n{sum(row.meets for row in rows)} of {len(rows)} figures are within what is allowed")
     from mpi_impl.runtime.pictures import save
-    from shardlab.experiments.published_figures import draw_tables  # matplotlib takes a second to import
+    from shardlab.plan.published_figures import draw_tables  # matplotlib takes a second to import
     save(draw_tables(tables), args.plot)
     print(f"all are drawn in {args.plot}")
 

@@ -5,7 +5,7 @@ from math import ceil
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from shardlab.experiments.published_rows import Share, Table
+from shardlab.plan.published import Share, Table
 from shardlab.report.charts import finish
 
 PAPER, OURS, MISSED = "#202020", "#0072B2", "#D55E00"
