@@ -122,6 +122,10 @@ def argparse_settings(one: Field, kind: Any) -> dict[str, Any]:
 
 
 def filled(config: type[Config], options: Any, **others: Any) -> Config:
-    """Make a config of the options that have the names of its fields, and of others. Raises UserError."""
-    values = {name: getattr(options, name) for name in declared(config) if hasattr(options, name)}
+    """Make a config of the options that have the names of its fields, and of others. Raises UserError.
+
+    An option that is None leaves its field at the config's default, if there is one.
+    """
+    values = {name: getattr(options, name, None) for name, one in declared(config).items()
+              if getattr(options, name, None) is not None or hasattr(options, name) and one.default is MISSING}
     return config(**values | others)
