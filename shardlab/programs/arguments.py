@@ -57,9 +57,7 @@ class PretrainingSettings:
         heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
         model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads,
                        experts=experts_config(self.args), **in_other_words(self.args))
-        check_model_fits(model, self.parallel)
-        stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
-        check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
+        check_split(model, self.parallel)
         return model
 
 
@@ -108,11 +106,9 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
     check_partners(given, args)
     parallel = parallel_config(args, world_size, args.num_layers)
     args = with_defaults(args, parallel.data_parallel_size)
-    microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
-    check_schedule(args, parallel, microbatches)
+    microbatches = microbatches_of(args, parallel)
     check_graph(args, world_size, architecture)
     check_sequence(args)
-    check_sequence_fits(args.seq_length, parallel)
     if args.data_path:
         parse_blend(args.data_path)
     if architecture == "bert":
@@ -200,11 +196,22 @@ def recompute(args) -> Recompute:
     return Recompute(granularity, args.recompute_method or "uniform", 1 if n is None else n)
 
 
-def check_recompute_fits(recompute: Recompute, layers: int) -> None:
-    """Raise UserError for more recomputed layers than the largest stage has."""
+def check_split(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Raise UserError for a model that the ranks cannot share, and for more recomputed layers than a stage has."""
+    check_model_fits(model, parallel)
+    stages = stages_of_ranks(model, parallel)     # raises if there are more stages than layers
+    layers, recompute = max(len(layers) for held in stages for layers in held.values()), parallel.recompute
     if recompute.num_layers > layers:
         raise UserError(f"--recompute-num-layers is {recompute.num_layers}, but no stage has more layers than {layers}."
                         f" Choose at most {layers}.")
+
+
+def microbatches_of(args, parallel: ParallelConfig) -> int:
+    """Return the number of microbatches of a replica's step. Raise UserError for sizes of steps that do not fit."""
+    m = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
+    check_schedule(args, parallel, m)
+    check_sequence_fits(args.seq_length, parallel)
+    return m
 
 
 def virtual_size(each: int, num_layers: int, p: int) -> int:

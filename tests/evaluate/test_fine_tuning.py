@@ -21,10 +21,9 @@ from reference.precision import Precision
 from reference.training import trainer as training
 from shardlab.evaluate.arguments import FineTuningLength
 from shardlab.evaluate.fine_tuning import describe_measures, metrics_of
-from shardlab.evaluate.glue import MNLI, QQP, PairsDataset
-from shardlab.evaluate.options import HEADS
+from shardlab.evaluate.glue import MNLI, QQP
 from shardlab.evaluate.race import LEVELS, PARTS, RACEDataset
-from shardlab.evaluate.squad import SQuADDataset
+from shardlab.evaluate.tasks import TASKS
 from shardlab.evaluate.tuning_data import TuningDataset
 from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
 from tests.evaluate.test_glue import write
@@ -122,14 +121,14 @@ def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, 
     assert next(rows, None) is None
 
 
-TASKS = {"mnli": MNLI, "qqp": QQP}
+PAIRS = {"mnli": MNLI, "qqp": QQP}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """Return the folders of the tasks, of random words; in those for pairs the second sentence tells the class."""
-    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*TASKS, "squad")}
-    for name, task in TASKS.items():
+    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*PAIRS, "squad")}
+    for name, task in PAIRS.items():
         write(found[name], task, [[(" ".join(rng.choice(WORDS, 9)), WORDS[i], task.classes[i])
                                    for i in rng.integers(0, len(task.classes), count)] for count in (7, 40, 4)])
     texts = [" ".join(rng.choice(WORDS[:-3], n)) for n in rng.integers(3, 30, 8)]
@@ -141,9 +140,8 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 def textbook_of(task: str, folder, tokenizer, model, iterations: int, seed: int = SEED) -> Textbook:
-    common = str(folder), tokenizer, 24, seed
-    dataset = SQuADDataset(*common, 8) if task == "squad" else PairsDataset(TASKS[task], *common)
-    return Textbook(dataset, HEADS[task], model, iterations, seed)
+    dataset = TASKS[task].dataset(str(folder), tokenizer, 24, seed, *[8] * (task == "squad"))
+    return Textbook(dataset, TASKS[task].head, model, iterations, seed)
 
 
 @pytest.mark.parametrize("task, n, options", [
@@ -158,7 +156,8 @@ def test_other_tasks_are_tuned_as_in_one_process(ranks, race, folders, tmp_path,
     length = FineTuningLength(textbook.dataset.samples("train"), 4, 5)
     for iteration in range(1, 6):
         row = next(rows)
-        assert (row[f"{HEADS[task]}_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, 4), rel=1e-10)
+        losses = row[f"{TASKS[task].head}_loss"], row["grad_norm"]
+        assert losses == pytest.approx(textbook.step(iteration, 4), rel=1e-10)
         if length.ends_epoch(iteration):
             found = textbook.dataset.measures("validation", textbook.probabilities("validation"))
             assert next(rows) == pytest.approx({"iteration": iteration} | metrics_of("validation", found))
