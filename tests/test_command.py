@@ -22,7 +22,7 @@ from reference.errors import UserError
 from shardlab import command as front_door, doctor
 from shardlab.command import COMMANDS, PROGRAMS, Module, program_of
 from shardlab.demos import DEMOS
-from shardlab.evaluate import options as evaluation
+from shardlab.evaluate import tasks as evaluation
 from shardlab.generate.options import GenerationOptions
 from shardlab.programs.arguments import parse
 from shardlab.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
@@ -83,7 +83,7 @@ def test_the_options_before_a_program_are_those_of_the_launcher(line):
 
 def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
-    kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
+    kinds = (*KINDS.values(), GenerationOptions, *(task.options for task in evaluation.TASKS.values()))
     names = {name for kind in kinds for name in fields_of(kind)}
     names |= {name for demo in DEMOS for name in declared_options(f"shardlab.demos.{demo}")}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}
@@ -200,7 +200,7 @@ def fields_of(kind: type) -> dict[str, bool]:
     (PROGRAMS["pretrain_gpt"].options, [GPTPretrainingOptions]),
     (PROGRAMS["pretrain_bert"].options, [BERTPretrainingOptions]),
     (PROGRAMS["generate"].options, [GenerationOptions]),
-    (PROGRAMS["evaluate"].options, evaluation.OPTIONS.values()),
+    (PROGRAMS["evaluate"].options, [task.options for task in evaluation.TASKS.values()]),
     (PROGRAMS["prove"].options, KINDS.values()),
 ])
 def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where, kinds):

@@ -5,7 +5,7 @@ inherits from its groups. Parsing returns only the given options: so the values 
 come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from inspect import get_annotations
 from types import NoneType
@@ -89,6 +89,17 @@ def parse_given(prog: str, description: str, kind: type, argv: Sequence[str] | N
         if about["check"]:
             about["check"](name, value)
     return given
+
+
+def parse_choosing(prog: str, description: str, name: str, kinds: Mapping[str, type], argv: Sequence[str] | None,
+                   usual: Any) -> tuple[type, dict[str, Any]]:
+    """Parse a command line whose option `name` chooses its kind of options, by default the `usual` one. Return that
+    kind, and the given options. Raises UserError.
+    """
+    parser = ArgumentParser(prog=prog, add_help=False)
+    parser.add_argument(option(name), choices=tuple(kinds), dest="chosen")
+    kind = kinds.get(parser.parse_known_args(argv)[0].chosen, usual)
+    return kind, parse_given(prog, description, kind, argv)
 
 
 def add_options(parser: ArgumentParser, kind: type) -> None:

@@ -4,8 +4,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from mpi_impl.launch.entry import ArgumentParser
-from mpi_impl.launch.option_fields import parse_given
+from mpi_impl.launch.option_fields import parse_choosing
 from reference.config import LARGEST, ModelConfig, ParallelConfig, option, require_not_negative, require_positive
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -21,11 +20,8 @@ DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each
 
 def parse(argv: Sequence[str] | None) -> Any:
     """Parse the options and check them, as far as possible before the model is known. Raise UserError if wrong."""
-    first = ArgumentParser(prog="evaluate", add_help=False)
-    first.add_argument("--task", choices=tuple(TASKS))
-    task = first.parse_known_args(argv)[0].task
-    kind = TASKS[task].options if task else TaskOptions
-    given = parse_given("evaluate", DESCRIPTION, kind, argv)
+    kinds = {name: task.options for name, task in TASKS.items()}
+    kind, given = parse_choosing("evaluate", DESCRIPTION, "task", kinds, argv, TaskOptions)
     args: Any = kind(**given)
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "

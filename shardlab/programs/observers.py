@@ -56,17 +56,11 @@ class Observers:
 
     def begin(self, batch: list):
         """Note the microbatches of a step, and return who is shown its tensors, or None."""
-        observer = self.recorded.observer if self.recorded else None
         if self.verifier:
             self.verifier.begin(batch, self.args.global_batch_size)
-        return observer
+        return self.recorded.observer if self.recorded else None
 
-    def write(self) -> None:
-        """Write what was recorded of a step."""
-        if self.recorded:
-            self.recorded.write()
-
-    def verify(self, iteration: int, result: StepResult) -> str:
+    def end(self, iteration: int, result: StepResult) -> str:
         """Compute the textbook's step with --verify, and describe how far the ranks are from it."""
         if self.verifier is None:
             return ""

@@ -127,9 +127,10 @@ class Pretraining(TrainingProgram):
                 batch = self.batches.microbatches_of("train", iteration - 1)
                 result = self.trainer.step(batch, a.global_batch_size, self.observers.begin(batch))
             seconds = time.perf_counter() - began
-            self.observers.write()
+            if self.observers.recorded:
+                self.observers.recorded.write()
             self.divergence.step(iteration, result, batch, a.global_batch_size)
-            self.metrics.step(iteration, result, seconds, self.observers.verify(iteration, result))
+            self.metrics.step(iteration, result, seconds, self.observers.end(iteration, result))
             if self.resident and iteration == first:
                 self.say(resident_memory.describe(self.world, self.resident, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)

@@ -19,7 +19,6 @@ from shardlab.programs.introduction import introduction
 from shardlab.programs.program import Program
 from shardlab.report import forecast
 from shardlab.report.metrics import Metrics
-from shardlab.report.throughput import Throughput
 
 
 class TrainingProgram(Program):
@@ -53,7 +52,7 @@ class TrainingProgram(Program):
         return Batches(dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
                        microbatches, self.device.like)
 
-    def make_metrics(self, iterations: int, throughput: Throughput | None = None) -> None:
+    def make_metrics(self, iterations: int, throughput: Any = None) -> None:
         """Begin the curves of the run, after its checkpoint has been loaded."""
         a, model = self.args, self.model
         self.metrics = Metrics(iterations, a.global_batch_size * sequences_of(model) * a.seq_length, a.log_interval,
