@@ -3,7 +3,7 @@ and the parallelism of a run.
 
 Ranks import this, so it does without hypothesis, with which `tests/strategies.py` draws cases.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +112,11 @@ class MuonChoices(NamedTuple):
     muon_scale_mode: str = "spectral"
 
 
+LONG_NAMES = {"c": "context_parallel_size", "e": "expert_model_parallel_size", "schedule": "pipeline_schedule",
+              "chunks": "virtual_pipeline_size", "scatter_gather": "scatter_gather_tensors_in_pipeline",
+              "bucket_size": "ddp_bucket_size", "instances": "num_distributed_optimizer_instances"}
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parallelism of a case beside t: the pipeline, the replicas, the states that each keeps, c ranks for the
@@ -133,16 +138,11 @@ class Plan:
     muon: MuonChoices | None = None     # None: Adam
 
     def parallel(self, world_size: int, case: Case) -> ParallelConfig:
-        return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
-                                        virtual_pipeline_size=self.chunks,
-                                        scatter_gather_tensors_in_pipeline=self.scatter_gather,
-                                        ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
-                                        cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
-                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute,
-                                        context_parallel_size=self.c, cp_comm_type=self.cp_comm_type,
-                                        expert_model_parallel_size=self.e,
-                                        num_distributed_optimizer_instances=self.instances,
-                                        whole_matrices=self.muon is not None)
+        """Return the config: a field of the plan or of the case is the config's field of that name, or of a longer one.
+        """
+        named = {LONG_NAMES.get(name, name): value for name, value in {**vars(case), **vars(self)}.items()}
+        choices = {one.name: named[one.name] for one in fields(ParallelConfig) if one.name in named}
+        return ParallelConfig.for_world(world_size, case.t, self.p, whole_matrices=self.muon is not None, **choices)
 
     def optimizer(self, lr: float, lr_decay_iters: int, **choices) -> OptimizerConfig:
         """Return the settings of the plan's optimizer, with these of the others."""

@@ -22,7 +22,7 @@ from shardlab import command as front_door, doctor
 from shardlab.command import COMMANDS, PROGRAMS, Module, program_of
 from shardlab.completion import parser_of
 from shardlab.demos import DEMOS
-from shardlab.evaluate import options as evaluation
+from shardlab.evaluate import tasks as evaluation
 from shardlab.generate.options import GenerationOptions
 from shardlab.programs.arguments import parse
 from shardlab.prove.options import KINDS
@@ -82,7 +82,7 @@ def test_the_options_before_a_program_are_those_of_the_launcher(line):
 
 def test_no_program_has_an_option_of_the_launcher():
     """So that the launcher's may stand anywhere."""
-    kinds = (*KINDS.values(), GenerationOptions, *evaluation.OPTIONS.values())
+    kinds = (*KINDS.values(), GenerationOptions, *(task.options for task in evaluation.TASKS.values()))
     names = {option(name) for kind in kinds for name in declared(kind)}
     names |= {name for demo in DEMOS for name in parser_of(f"shardlab.demos.{demo}")._option_string_actions}
     assert len(names) > 100 and not names & {"--timeout", "--hostfile", "--max-restarts"}

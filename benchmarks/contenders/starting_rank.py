@@ -44,13 +44,13 @@ def main() -> None:
     import_module("mpi4py.MPI")
     note("start of MPI")
     train = import_module("mpi_impl.pretrain_gpt").main
-    program = import_module("shardlab.programs.pretraining")
+    run = import_module("shardlab.programs.pretraining").Pretraining
     note("import of the rest")
-    run = program.Pretraining
-    run.check_files = noting("options", run.check_files)
+    inputs, metrics = import_module("shardlab.programs.inputs").Inputs, import_module("shardlab.report.metrics").Metrics
+    inputs.check_files = noting("options", inputs.check_files)
     run.connect = noting("data and tokenizer", run.connect)
     run.work = noting("model, checks, measured rate", run.work, before=True)
-    program.Metrics.step = noting("first step", program.Metrics.step, before=True)     # a prediction steps, too
+    metrics.step = noting("first step", metrics.step, before=True)     # a prediction steps, too
     import_module("mpi_impl.launch.entry").run(train)
     if import_module("mpi_impl.comm.group").world().rank == 0:
         report(began)

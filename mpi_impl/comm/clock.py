@@ -4,9 +4,8 @@ from collections import defaultdict, deque
 from contextlib import contextmanager, nullcontext
 from statistics import median
 
-from reference.costs.hardware import Link
-from reference.schedules.actions import Action
-from reference.schedules.simulate import Times
+from reference.comm.ring import Link
+from reference.schedules.actions import Action, Times
 
 
 class WallClock:

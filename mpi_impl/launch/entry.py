@@ -36,7 +36,6 @@ from typing import NoReturn
 
 from mpi_impl.launch import begin
 from mpi_impl.launch.lifelines import lifeline
-from mpi_impl.launch.megatron_options import advice
 from mpi_impl.runtime import interrupt
 from mpi_impl.runtime.mpis import implementation
 from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
@@ -319,6 +318,8 @@ class ArgumentParser(OptionParser):
         """Parse the options. Raises UserError for unknown ones, and says what to do about each of them."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            from mpi_impl.launch.megatron_options import advice  # on a mistake alone
+
             given = [shorten(word.split("=")[0]) for word in unknown]
             names = list(dict.fromkeys(name for name in given if name.startswith("--"))) or given[:1]
             raise UserError(f"{self.prog} has no option {', '.join(names)}. "

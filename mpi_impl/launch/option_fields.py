@@ -5,7 +5,7 @@ inherits from its groups. Parsing returns only the given options: so the values 
 come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from inspect import get_annotations
 from types import NoneType
@@ -91,6 +91,17 @@ def parse_given(prog: str, description: str, kind: type, argv: Sequence[str] | N
     return given
 
 
+def parse_choosing(prog: str, description: str, name: str, kinds: Mapping[str, type], argv: Sequence[str] | None,
+                   usual: Any) -> tuple[type, dict[str, Any]]:
+    """Parse a command line whose option `name` chooses its kind of options, by default the `usual` one. Return that
+    kind, and the given options. Raises UserError.
+    """
+    parser = ArgumentParser(prog=prog, add_help=False)
+    parser.add_argument(option(name), choices=tuple(kinds), dest="chosen")
+    kind = kinds.get(parser.parse_known_args(argv)[0].chosen, usual)
+    return kind, parse_given(prog, description, kind, argv)
+
+
 def add_options(parser: ArgumentParser, kind: type) -> None:
     """Add the options of a program, group by group, in the order in which the program names its groups."""
     known, types, added = declared(kind), get_type_hints(kind), set[str]()
@@ -125,6 +136,10 @@ def argparse_settings(one: Field, kind: Any) -> dict[str, Any]:
 
 
 def filled(config: type[Config], options: Any, **others: Any) -> Config:
-    """Make a config of the options that have the names of its fields, and of others. Raises UserError."""
-    values = {name: getattr(options, name) for name in declared(config) if hasattr(options, name)}
+    """Make a config of the options that have the names of its fields, and of others. Raises UserError.
+
+    An option that is None leaves its field at the config's default, if there is one.
+    """
+    values = {name: getattr(options, name, None) for name, one in declared(config).items()
+              if getattr(options, name, None) is not None or hasattr(options, name) and one.default is MISSING}
     return config(**values | others)

@@ -8,8 +8,8 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from reference.array_bytes import array_bytes
 from reference.config import ModelConfig
-from reference.costs.array_bytes import array_bytes
 from reference.layer_context import EVALUATION, LayerContext
 from reference.models.stage import StageCache, has_head
 from reference.schedules.actions import Action

@@ -9,7 +9,6 @@ from mpi_impl.parallel.model_state import Held, ModelState
 from mpi_impl.parallel.passes import ForwardPass, Peaks, StepObserver, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.runtime.arrays import to_host
-from mpi_impl.training.muon import Muon
 from mpi_impl.training.optimizer import Adam
 from mpi_impl.training.replays import Replays
 from reference.batches import number_of_tokens
@@ -50,8 +49,13 @@ class Trainer:
         """With `replayed` steps on a GPU are recorded, and replayed. Nothing is dropped, and no message is MPI's."""
         self.state, self.topology, self.ledger = state, state.topology, state.topology.world.ledger
         assert optimizer.muon == state.topology.config.whole_matrices, "the layout is another optimizer's"
-        of = state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted
-        self.optimizer = Muon(*of, state.topology.tensor) if optimizer.muon else Adam(*of)
+        owned = state.pieces, state.parameters.own, state.optimizer_states, optimizer, state.counted
+        if optimizer.muon:
+            from mpi_impl.training.muon import Muon  # loaded where it is chosen
+
+            self.optimizer: Adam = Muon(*owned, state.topology.tensor)
+        else:
+            self.optimizer = Adam(*owned)
         self.scaler = LossScaler(state.precision.scaling)
         self.iteration = 0            # steps so far, skipped ones included
         self.measured = False         # whether the next steps count the bytes of activations

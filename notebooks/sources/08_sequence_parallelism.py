@@ -166,7 +166,7 @@ guess = ...                # 2 would be half of the bytes
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
-from reference.costs.array_bytes import array_bytes
+from reference.array_bytes import array_bytes
 from reference.layer_context import LayerContext
 from reference.params import tree_map
 

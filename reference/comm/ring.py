@@ -1,4 +1,5 @@
-"""The number of elements that a rank sends in a collective over a ring of ranks, which is the least possible."""
+"""Collectives over a ring of ranks: the elements that each rank sends, the least possible, and their time on a link."""
+from dataclasses import dataclass
 
 
 def ring_all_gather(elements: int, ranks: int) -> float:
@@ -25,3 +26,16 @@ RING = {
     "send": lambda size, ranks: size,            # no ring: to one other rank
     "all_to_all_rows": lambda size, ranks: size,     # likewise, and only what goes to others was counted
 }
+
+
+@dataclass(frozen=True)
+class Link:
+    """The speed of messages between devices: by default that of 200 Gb/s InfiniBand."""
+
+    latency: float = 5e-6        # seconds
+    bandwidth: float = 25e9      # bytes a second
+
+    def seconds(self, operation: str, ranks: int, size: float) -> float:
+        """Return the time for `size` bytes in one message, or in a ring collective over `ranks`."""
+        turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
+        return turns * self.latency + RING[operation](size, ranks) / self.bandwidth

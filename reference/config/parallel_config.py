@@ -62,19 +62,8 @@ class ParallelConfig:
     @classmethod
     def for_world(cls, world_size: int, t: int, p: int = 1, **choices) -> "ParallelConfig":
         """Derive the data-parallel size from the world size, t, p and c. `choices` are the other fields."""
-        sizes = {"tensor": t, "pipeline": p, "context": choices.get("context_parallel_size", 1)}
-        names = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size",
-                 "context": "context_parallel_size"}
-        for size in sizes:
-            require_positive(names[size], sizes[size])
-        together = prod(sizes.values())
-        if world_size % together:
-            given = " and ".join(f"{option(names[size])} is {value}" for size, value in sizes.items()
-                                 if value > 1 or size == "tensor")
-            raise UserError(f"{given}, so the number of ranks must be a multiple of {together}, but it is "
-                            f"{world_size}. Start {-(-world_size // together) * together} ranks, or choose a size that "
-                            f"divides {world_size}.")
-        return cls(t, p, world_size // together, **choices)
+        c = choices.get("context_parallel_size", 1)
+        return cls(t, p, data_parallel_size(world_size, t, p, c), **choices)
 
     @property
     def world_size(self) -> int:
@@ -123,6 +112,21 @@ class ParallelConfig:
     def bucket_size(self) -> int:
         """Return the smallest size of a bucket, in elements. ZeRO-3 gathers unit by unit."""
         return 1 if self.zero_stage == 3 else self.ddp_bucket_size
+
+
+def data_parallel_size(world_size: int, t: int, p: int = 1, c: int = 1) -> int:
+    """Return the number of replicas that t, p and c leave to the world. Raises UserError if they do not divide it."""
+    sizes = {"tensor_model_parallel_size": t, "pipeline_model_parallel_size": p, "context_parallel_size": c}
+    for name, size in sizes.items():
+        require_positive(name, size)
+    together = prod(sizes.values())
+    if world_size % together:
+        given = " and ".join(f"{option(name)} is {size}" for name, size in sizes.items()
+                             if size > 1 or name == "tensor_model_parallel_size")
+        raise UserError(f"{given}, so the number of ranks must be a multiple of {together}, but it is "
+                        f"{world_size}. Start {-(-world_size // together) * together} ranks, or choose a size that "
+                        f"divides {world_size}.")
+    return world_size // together
 
 
 def check_instances(p: ParallelConfig) -> None:

@@ -10,21 +10,8 @@ from functools import cache
 from math import inf, log
 from typing import NamedTuple
 
-from reference.comm.ring import RING
+from reference.comm.ring import Link
 from reference.errors import UserError
-
-
-@dataclass(frozen=True)
-class Link:
-    """The speed of messages between devices: by default that of 200 Gb/s InfiniBand."""
-
-    latency: float = 5e-6        # seconds
-    bandwidth: float = 25e9      # bytes a second
-
-    def seconds(self, operation: str, ranks: int, size: float) -> float:
-        """Return the time for `size` bytes in one message, or in a ring collective over `ranks`."""
-        turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
-        return turns * self.latency + RING[operation](size, ranks) / self.bandwidth
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The language of pipeline schedules: actions, schedules as values, and transfers between ranks. Pure data.
+"""The language of pipeline schedules: actions, their durations, schedules as values, and transfers between ranks.
 
 A model is divided into stages, numbered from the embedding to the loss. An action is one stage's work for one
 microbatch, and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
@@ -12,7 +12,7 @@ A schedule lists each rank's actions in order; the placement of stages on ranks 
 listed: `lower` adds them.
 """
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -92,6 +92,29 @@ def from_csv(text: str) -> Schedule:
     """Parse the output of to_csv. Raise UserError for a cell that is not an action."""
     return Schedule(tuple(tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
                           for line in text.splitlines()))
+
+
+# ---- durations -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Times:
+    """Durations, in any unit, of F, I and W (B takes I and W) and of sending. A number, or a sequence by stage."""
+
+    forward: float | Sequence[float] = 1.0
+    input_gradient: float | Sequence[float] = 1.0
+    weight_gradient: float | Sequence[float] = 1.0
+    communication: float = 0.0
+
+    def of(self, action: Action) -> float:
+        """Return the duration of an action."""
+        forward, i, w = (at_stage(time, action.stage)
+                         for time in (self.forward, self.input_gradient, self.weight_gradient))
+        return {"F": forward, "B": i + w, "I": i, "W": w}[action.kind]
+
+
+def at_stage(time: float | Sequence[float], stage: int) -> float:
+    return time[stage] if isinstance(time, Sequence) else time
 
 
 # ---- transfers between ranks ----------------------------------------------------------------------------------------

@@ -3,31 +3,10 @@
 A rank does its actions in order, each as soon as its inputs have arrived. A transfer between ranks takes the
 communication time and slows no computation. The work is linear in the number of actions.
 """
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reference.schedules.actions import KINDS, Action, Schedule, needs, result
-
-
-@dataclass(frozen=True)
-class Times:
-    """Durations, in any unit, of F, I and W (B takes I and W) and of sending. A number, or a sequence by stage."""
-
-    forward: float | Sequence[float] = 1.0
-    input_gradient: float | Sequence[float] = 1.0
-    weight_gradient: float | Sequence[float] = 1.0
-    communication: float = 0.0
-
-    def of(self, action: Action) -> float:
-        """Return the duration of an action."""
-        forward, i, w = (at_stage(time, action.stage)
-                         for time in (self.forward, self.input_gradient, self.weight_gradient))
-        return {"F": forward, "B": i + w, "I": i, "W": w}[action.kind]
-
-
-def at_stage(time: float | Sequence[float], stage: int) -> float:
-    return time[stage] if isinstance(time, Sequence) else time
+from reference.schedules.actions import KINDS, Action, Schedule, Times, needs, result
 
 
 class Span(NamedTuple):

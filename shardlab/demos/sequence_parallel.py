@@ -7,8 +7,8 @@ positions each rank has, that the same amount is sent, and how much less is kept
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.runtime.tables import aligned
+from reference.array_bytes import arrays_under
 from reference.config import ModelConfig, round_up
-from reference.costs.array_bytes import arrays_under
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext

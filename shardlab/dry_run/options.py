@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_given
+from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_choosing
 from mpi_impl.runtime.outputs import check_outputs
 from reference.config import option, require_positive
 from reference.errors import UserError
 from shardlab.plan import profiles
 from shardlab.predict.rank import ImaginedWorld
 from shardlab.programs.arguments import settings_of
-from shardlab.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, DeviceOptions, GPTPretrainingOptions,
-                                       GraphOptions, ReportOptions, StateOptions, TokenizerFileOptions, architecture_in)
+from shardlab.programs.options import (NAMES, OUTSIDE_A_STEP, BERTPretrainingOptions, DeviceOptions,
+                                       GPTPretrainingOptions, GraphOptions)
 from shardlab.programs.presets import VOCABULARIES, VOCABULARY
 
 
@@ -50,10 +50,8 @@ KINDS: dict[str, Any] = {"gpt": GPTDryRunOptions, "bert": BERTDryRunOptions}
 DESCRIPTION = ("Run the training program as single ranks of an imagined world, on arrays without data: its "
                "memory, its messages and its time on GPUs. The other options are those of the run, pretrain_gpt's or, "
                "with --model bert, pretrain_bert's.")
-WITHOUT_EFFECT = {*declared(DataOptions), *declared(DeviceOptions), *declared(GraphOptions),
-                  *declared(TokenizerFileOptions), *declared(StateOptions), *declared(ReportOptions), "sample_tokens",
-                  "short_seq_prob", "train_iters", "exit_interval", "init_method_std", "offload_folder", "seed",
-                  "distributed_timeout_minutes"} - {"load_hf", "vocab_size", "trace"}
+WITHOUT_EFFECT = {*OUTSIDE_A_STEP, *declared(DeviceOptions), *declared(GraphOptions), "seed",
+                  "distributed_timeout_minutes"} - {"trace"}
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ class DryRunRequest:
 
 def parse(argv: Sequence[str] | None) -> DryRunRequest:
     """Parse and check a command line. Raises UserError."""
-    architecture = architecture_in("dry_run", argv)
-    given = parse_given("dry_run", DESCRIPTION, KINDS[architecture], argv)
-    settings = settings_of(given, KINDS[architecture], given["world_size"], architecture)
+    kind, given = parse_choosing("dry_run", DESCRIPTION, "model", KINDS, argv, GPTDryRunOptions)
+    architecture = given.get("model", "gpt")
+    settings = settings_of(given, kind, given["world_size"], architecture)
     a = settings.args
     check_outputs(Namespace(**{name: value for name, value in vars(a).items() if name not in WITHOUT_EFFECT}))
     check_ranks(a.rank, a.world_size)

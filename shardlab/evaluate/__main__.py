@@ -7,23 +7,17 @@
 
 Tasks for a BERT are also mnli, qqp and squad.
 """
-from collections.abc import Callable
 from functools import partial
 
 from mpi_impl.launch.entry import run
 from shardlab.evaluate.arguments import parse
-from shardlab.evaluate.options import HEADS
-from shardlab.evaluate.protocol import fine_tuning
-from shardlab.evaluate.zero_shot import LastWords, Perplexity
+from shardlab.evaluate.protocol import evaluation
 from shardlab.programs.program import run_program
-
-PROGRAMS: dict[str, Callable] = {"wikitext103": Perplexity, "lambada": LastWords,
-                                 **dict.fromkeys(HEADS, fine_tuning)}
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    run_program(partial(PROGRAMS[args.task], args), args)
+    run_program(partial(evaluation, args), args)
 
 
 if __name__ == "__main__":

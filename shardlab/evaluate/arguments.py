@@ -4,16 +4,14 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from mpi_impl.launch.entry import ArgumentParser
-from mpi_impl.launch.option_fields import parse_given
-from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_not_negative, require_positive)
+from mpi_impl.launch.option_fields import parse_choosing
+from reference.config import LARGEST, ModelConfig, ParallelConfig, option, require_not_negative, require_positive
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
-from reference.parallel.stages import stages_of_ranks
-from shardlab.evaluate.options import EPOCHS, OPTIONS, TASKS, TaskOptions
-from shardlab.programs.arguments import (check_device, check_recompute_fits, check_schedule, optimizer_config,
-                                         parallel_config, precision)
+from shardlab.evaluate.options import EPOCHS, TaskOptions
+from shardlab.evaluate.tasks import TASKS
+from shardlab.programs.arguments import (check_device, check_split, microbatches_of, optimizer_config, parallel_config,
+                                         precision)
 from shardlab.programs.options import NAMES
 
 DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each task has options of its own, which "
@@ -22,14 +20,12 @@ DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each
 
 def parse(argv: Sequence[str] | None) -> Any:
     """Parse the options and check them, as far as possible before the model is known. Raise UserError if wrong."""
-    first = ArgumentParser(prog="evaluate", add_help=False)
-    first.add_argument("--task", choices=tuple(TASKS))
-    kind = OPTIONS.get(first.parse_known_args(argv)[0].task, TaskOptions)
-    given = parse_given("evaluate", DESCRIPTION, kind, argv)
+    kinds = {name: task.options for name, task in TASKS.items()}
+    kind, given = parse_choosing("evaluate", DESCRIPTION, "task", kinds, argv, TaskOptions)
     args: Any = kind(**given)
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
-                        f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
+                        f"pretrain_{TASKS[args.task].architecture}, or --load-hf for a model in Hugging Face's layout.")
     for name in ("lr", "global_batch_size"):
         if name in given and f"tune_{name}" in given:
             raise UserError(f"{option(name)} is given, but {option(f'tune_{name}')} tries values of its own. Leave one "
@@ -40,9 +36,9 @@ def parse(argv: Sequence[str] | None) -> Any:
 
 def check_architecture(args, found: str) -> None:
     """Raise UserError for a task that is for another model than the one that was `found`."""
-    wanted = TASKS[args.task]
+    wanted = TASKS[args.task].architecture
     if found != wanted:
-        others = " or ".join(task for task, architecture in TASKS.items() if architecture == found)
+        others = " or ".join(name for name, task in TASKS.items() if task.architecture == found)
         raise UserError(f"--task {args.task} is for a {NAMES[wanted]}, but {args.load or args.load_hf} holds a "
                         f"{NAMES[found]}. Give another model, or choose --task {others}.")
 
@@ -62,8 +58,7 @@ def forward_parallel(args, model: ModelConfig, world_size: int) -> ParallelConfi
     """Return the parallelism of a model that only goes forward. Raise UserError if it is impossible."""
     parallel = ParallelConfig.for_world(world_size, args.tensor_model_parallel_size,
                                         args.pipeline_model_parallel_size)
-    check_model_fits(model, parallel)
-    stages_of_ranks(model, parallel)      # raises for more stages than layers
+    check_split(model, parallel)
     return parallel
 
 
@@ -100,12 +95,8 @@ def complete_options(args, model: ModelConfig, world_size: int) -> tuple[Any, Pa
     d = parallel.data_parallel_size
     args = replace(args, seq_length=seq_length(args, model),
                    global_batch_size=args.global_batch_size or args.micro_batch_size * d)
-    m = number_of_microbatches(args.global_batch_size, args.micro_batch_size, d)
-    check_schedule(args, parallel, m)
-    check_sequence_fits(args.seq_length, parallel)
-    check_model_fits(model, parallel)
-    stages = stages_of_ranks(model, parallel)
-    check_recompute_fits(parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
+    m = microbatches_of(args, parallel)
+    check_split(model, parallel)
     return args, parallel, m
 
 

@@ -6,37 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl import kernels
-from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.folder_lock import only_saver
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.data.tokenizer import WordPieceTokenizer
 from mpi_impl.inference.replica import trained_replica
-from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.training.batches import Batches
-from mpi_impl.training.trainer import Trainer
 from reference.errors import UserError
-from reference.models.model import sequences_of
 from shardlab.evaluate.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
                                          optimizer_of)
-from shardlab.evaluate.glue import MNLI, QQP, PairsDataset
 from shardlab.evaluate.predictions import Predictions
 from shardlab.evaluate.pretrained import Pretrained, architecture_of, find_pretrained
 from shardlab.evaluate.progress import report_progress
-from shardlab.evaluate.race import RACEDataset
-from shardlab.evaluate.squad import SQuADDataset
 from shardlab.evaluate.sums import check_finite
-from shardlab.evaluate.tuning_data import TuningDataset
-from shardlab.predict.rank import ImaginedWorld
+from shardlab.evaluate.tasks import TASKS
 from shardlab.programs.arguments import PretrainingSettings, precision
-from shardlab.programs.divergence import DivergenceCheck
-from shardlab.programs.introduction import introduction
-from shardlab.programs.program import Program
-from shardlab.report import forecast
-from shardlab.report.metrics import Metrics
+from shardlab.programs.training_program import TrainingProgram
 
 # Options that the tuned weights depend on, which are saved with them.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "max_query_length", "doc_stride",
@@ -44,37 +30,29 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "max_qu
 QUIET = np.errstate(over="ignore", invalid="ignore")     # a run that diverges says so once, in a sentence
 
 
-class FineTuning(Program):
+class FineTuning(TrainingProgram):
     """One rank's part of the program."""
 
     def __init__(self, args, ranks: Group):
         check_tuning(args)
         super().__init__(args, ranks)
         self.pretrained: Pretrained = ranks.broadcast_object(self.find_model)
-        self.model = self.pretrained.model
-        self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
-        args = self.args
-        self.topology = self.connect(self.parallel)
+        model = self.pretrained.model
+        self.args, parallel, microbatches = complete_options(args, model, ranks.size)
+        self.topology = self.connect(parallel)
         self.dataset: Any = None      # on each replica's first rank of a tensor group
         ranks.collect_objects(self.read)
         self.samples: dict[str, int] = ranks.broadcast_object(
             lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
-        self.length = fine_tuning_length(args, self.samples["train"])
-        self.optimizer = optimizer_of(args, self.length.iterations)
-        imagined = ImaginedWorld(self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length,
-                                 self.microbatches, cudnn=self.has_cudnn)
-        self.hosts, _, self.forecast = forecast.checked_memory(self.topology, imagined, self.device,
-                                                               args.offload_folder)
-        self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
-                                          args.offload_folder), self.optimizer)
+        self.length = fine_tuning_length(self.args, self.samples["train"])
+        self.check_memory(PretrainingSettings(self.args, parallel, optimizer_of(self.args, self.length.iterations),
+                                              precision(self.args), microbatches, model.architecture), model)
+        self.make_trainer()
         self.pretrained.load(self.trainer)
-        self.batches = self.make_batches(self.microbatches)
-        self.predictions = Predictions(trained_replica(self.trainer),
-                                       self.make_batches(self.topology.pipeline.size), args.seq_length)
-        self.divergence = DivergenceCheck(self.trainer, args.lr)
-        self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
-                               * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
-                               self.model.heads, self.trainer.state.precision.scaled)
+        self.batches = self.make_batches(self.dataset, microbatches)
+        self.predictions = Predictions(trained_replica(self.trainer), self.make_batches(
+            self.dataset, self.topology.pipeline.size), self.args.seq_length)
+        self.make_metrics(self.length.iterations)
 
     # ---- before the first step ----
 
@@ -101,20 +79,13 @@ class FineTuning(Program):
     def read(self) -> None:
         """Read the samples on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
-            self.dataset = open_dataset(self.args, self.pretrained.tokenizer)
-
-    def make_batches(self, microbatches: int) -> Batches:
-        return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
-                       microbatches, self.device.like)
+            self.dataset = TASKS[self.args.task].open(self.args, self.pretrained.tokenizer)
 
     # ---- the run ----
 
     def work(self) -> None:
-        settings = PretrainingSettings(self.args, self.parallel, self.optimizer, self.trainer.state.precision,
-                                       self.microbatches, self.model.architecture)
-        self.say(introduction(settings, self.model, self.world.hosts()))
-        self.say(f"{self.device.description or kernels.describe(precision(self.args).compute)}\n"
-                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
+        self.introduce()
+        self.say(self.pretrained.describe())
         counts = ", ".join(f"{part} {n:,}" for part, n in self.samples.items())
         self.say(f"samples of {self.args.task}: {counts}; {self.length.iterations:,} iterations")
         self.train()
@@ -172,23 +143,9 @@ class FineTuning(Program):
     def save(self) -> None:
         """Save the tuned model, with its tokenizer next to it."""
         tokenizer = self.pretrained.tokenizer
-        settings = {name: value for name, value in vars(self.args).items() if name in OF_A_STEP}
-        settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        root, moved = self.world.broadcast_object(lambda: self.folder.place(), "the folder of --save")
-        self.say(checkpoint.save(self.trainer, root, settings))
-        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, root), "the tokenizer next to it")
-        if moved:
-            raise UserError(moved)
-
-
-def open_dataset(args, tokenizer: WordPieceTokenizer) -> TuningDataset:
-    """Return the samples of the task. Raise UserError for files that are not the task's."""
-    common = args.data_path, tokenizer, args.seq_length, args.seed
-    if args.task == "race":
-        return RACEDataset(*common, args.max_qa_length)
-    if args.task == "squad":
-        return SQuADDataset(*common, args.max_query_length, args.doc_stride, args.max_answer_length)
-    return PairsDataset(MNLI if args.task == "mnli" else QQP, *common)
+        options = {name: value for name, value in vars(self.args).items() if name in OF_A_STEP}
+        options |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
+        self.save_checkpoint(options, lambda root: saved_tokenizer.save(tokenizer, root))
 
 
 def metrics_of(part: str, found: dict[str, float]) -> dict[str, float]:

@@ -32,6 +32,8 @@ class LAMBADA(ScoredDataset):
     that is not a passage.
     """
 
+    name = "passages"
+
     def __init__(self, data_path: str, tokenizer: Tokenizer, seq_length: int):
         excerpts = []
         for number, line in enumerate(read_text(data_path, WANTED).split("\n"), start=1):
@@ -39,6 +41,11 @@ class LAMBADA(ScoredDataset):
                 where = f"{data_path}, line {number},"
                 excerpts.append(excerpt(parse(line, Passage, where, LIKE)["text"], tokenizer, seq_length, where))
         super().__init__(excerpts, seq_length, tokenizer.eod)
+
+    def measures(self, total: float) -> tuple[str, dict[str, float]]:
+        right, n = round(total), self.samples("test")
+        return (f"accuracy {right / n:.2%}: of {n:,} last words {right:,} are right",
+                {"accuracy": right / n, "right": right, "samples": n})
 
 
 def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Excerpt:

@@ -1,5 +1,4 @@
 """The options of shardlab/evaluate/__main__.py, different for each task. Their combinations: arguments.py."""
-
 from mpi_impl.launch.option_fields import option_field, option_group, same_option
 from reference.config import require_positive
 from reference.precision import FORMATS
@@ -90,10 +89,3 @@ class SQuADOptions(TuningOptions):
     max_query_length: int = option_field(64, "the longest that a question may be, in tokens", "N")
     doc_stride: int = option_field(128, "tokens between the beginnings of a long passage's windows", "N")
     max_answer_length: int = option_field(30, "the longest that a predicted answer may be, in tokens", "N")
-
-
-HEADS = {"race": "choice", "mnli": "entailment", "qqp": "paraphrase", "squad": "span"}    # of a tuned BERT
-TASKS = {"wikitext103": "gpt", "lambada": "gpt"} | dict.fromkeys(HEADS, "bert")     # and the model that each is for
-OPTIONS: dict[str, type[TaskOptions]] = {
-    "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions, "mnli": TuningOptions,
-    "qqp": TuningOptions, "squad": SQuADOptions}

@@ -12,7 +12,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.models.bert import CLASSIFIERS
-from shardlab.evaluate.options import HEADS
+from shardlab.evaluate.tasks import TASKS
 from shardlab.generate.sources import Checkpoint, named_tokenizer
 
 
@@ -70,12 +70,12 @@ def from_hugging_face(args) -> Pretrained:
 
 def tensor_of_head(args) -> str:
     """Return the name of a tensor that only a model has that was tuned on the task."""
-    return f"{CLASSIFIERS.get(HEADS[args.task], 'span_head')}.w"
+    return f"{CLASSIFIERS.get(TASKS[args.task].head, 'span_head')}.w"
 
 
 def with_head(model: ModelConfig, args) -> ModelConfig:
     """Return the same model with the task's head, and with the options' dropout."""
-    return replace(model, heads=(HEADS[args.task],), hidden_dropout=args.hidden_dropout,
+    return replace(model, heads=(TASKS[args.task].head,), hidden_dropout=args.hidden_dropout,
                    attention_dropout=args.attention_dropout)
 
 

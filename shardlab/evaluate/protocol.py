@@ -23,13 +23,15 @@ from reference.errors import UserError
 from shardlab.evaluate.arguments import check_tuning, complete_options
 from shardlab.evaluate.fine_tuning import FineTuning, describe_measures, metrics_of
 from shardlab.evaluate.pretrained import find_pretrained
+from shardlab.evaluate.tasks import TASKS
+from shardlab.evaluate.zero_shot import ZeroShot
 
 
 class Protocol:
     """Several runs of fine-tuning, one after the other on the same ranks. The constructor checks all of them."""
 
     def __init__(self, args, ranks: Group):
-        self.args, self.ranks, self.name = args, ranks, "F1" if args.task == "squad" else "accuracy"
+        self.args, self.ranks, self.name = args, ranks, TASKS[args.task].figure
         for name in ("save", "metrics_file"):
             if value := getattr(args, name):
                 raise UserError(f"{option(name)} {value} is for one run, but --seeds and --tune-lr do several. Leave "
@@ -117,8 +119,10 @@ def listed(figures: Sequence[float]) -> str:
     return ", ".join(f"{one:.2%}" for one in sorted(figures))
 
 
-def fine_tuning(args, ranks: Group) -> FineTuning | Protocol | Ensemble:
-    """Return one run of fine-tuning; or the protocol, if the options ask for several; or an ensemble."""
+def evaluation(args, ranks: Group) -> ZeroShot | FineTuning | Protocol | Ensemble:
+    """Return the program of the options: a GPT as it is; or one run of fine-tuning, several of them, or an ensemble."""
+    if TASKS[args.task].architecture == "gpt":
+        return ZeroShot(args, ranks)
     if args.ensemble:
         return Ensemble(args, ranks)
     several = args.seeds > 1 or args.tune_lr or args.tune_global_batch_size

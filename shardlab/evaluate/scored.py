@@ -45,8 +45,10 @@ class Excerpt(NamedTuple):
 class ScoredDataset:
     """Excerpts in their order, once: the part "test" is the only one.
 
-    `filler` is any token of the vocabulary.
+    `filler` is any token of the vocabulary. A subclass turns a sum over all excerpts into measures.
     """
+
+    name = "excerpts"
 
     def __init__(self, excerpts: Sequence[Excerpt], seq_length: int, filler: int):
         self.parts = {"test": excerpts}
@@ -55,6 +57,10 @@ class ScoredDataset:
     def samples(self, part: str) -> int:
         """Return the number of excerpts."""
         return len(self.parts[part])
+
+    def measures(self, total: float) -> tuple[str, dict[str, float]]:
+        """Return a line for a person, and numbers by name, from the sum of the task's pass over all excerpts."""
+        raise NotImplementedError
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
         """Return samples first_sample, ..., first_sample + count - 1: int64 [count, 3 s], rows of a ScoredBatch.

@@ -33,18 +33,14 @@ class Sums:
         found, batch = np.zeros(1, np.float64, like=self.batches.like), self.batches.global_batch_size
         with self.topology.world.ledger.phase("evaluation"):
             for step in range(ceil(samples / batch)):
-                found += self.of_batch(self.batches.microbatches_of(part, step))
+                found += self.play(self.batches.microbatches_of(part, step)).losses
                 report(min((step + 1) * batch, samples))
             total = self.topology.data.all_reduce(self.on_host(found), "sum over samples")
             total = self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)
             return total.tolist()[0]
 
-    def of_batch(self, microbatches: list):
-        """Return this replica's sum, on the last stage's ranks: float64 [1]."""
-        return self.play(microbatches).losses
-
     def play(self, microbatches: list) -> Any:
-        """Play the pass of these microbatches."""
+        """Play the pass of these microbatches, which has their results on the last stage's ranks."""
         (b, s), config = microbatches[0].tokens.shape, self.topology.config
         context = EVALUATION._replace(part=part_of(self.topology.context, config.cp_comm_type, s))
         work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0],

@@ -50,6 +50,8 @@ class WikiText103(ScoredDataset):
     Raises UserError for a file that is not WikiText's or is too short, and for windows that leave out tokens.
     """
 
+    name = "windows"
+
     def __init__(self, data_path: str, tokenizer: Tokenizer, seq_length: int, overlapping_eval: int = 32):
         check_windows(seq_length, overlapping_eval)
         text = read_text(data_path, WANTED)
@@ -70,6 +72,13 @@ class WikiText103(ScoredDataset):
         loss = summed_loss / (self.tokens - 1)
         exponents = loss, summed_loss / self.original_tokens, summed_loss / (self.original_tokens - 1)
         return Perplexities(loss, *(exp(min(x, 700.0)) for x in exponents))    # exp(710) is infinite
+
+    def measures(self, total: float) -> tuple[str, dict[str, float]]:
+        found, t, t_o = self.perplexities(total), self.tokens, self.original_tokens
+        return (f"perplexity {found.perplexity:.4f}, for each of T_o = {t_o:,} words\n"
+                f"perplexity {found.token_perplexity:.4f}, for each of T = {t:,} tokens: a loss of {found.loss:.4f} "
+                f"nats\nperplexity {found.adjusted_perplexity:.4f}, as Megatron's program has it (T_o - 1)"
+                ), found._asdict() | {"tokens": t, "original_tokens": t_o}
 
 
 def original_tokens(text: str) -> int:

@@ -1,7 +1,6 @@
-"""The zero-shot evaluation of a GPT on WikiText-103 or LAMBADA, without training on them."""
+"""The zero-shot evaluation of a GPT, without training on the task."""
 import json
 import time
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +10,16 @@ from mpi_impl import kernels
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, needs_samples
 from reference.config import ModelConfig
 from shardlab.evaluate.arguments import check_architecture, forward_parallel, seq_length
-from shardlab.evaluate.lambada import LAMBADA
-from shardlab.evaluate.passes import WordsPass
 from shardlab.evaluate.pretrained import architecture_of
 from shardlab.evaluate.progress import report_progress
 from shardlab.evaluate.scored import ScoredBatch, ScoredDataset
 from shardlab.evaluate.sums import Sums, check_finite
-from shardlab.evaluate.wikitext103 import WikiText103
+from shardlab.evaluate.tasks import TASKS
 from shardlab.generate.sources import ModelSource, find, load_model
 from shardlab.programs.program import Program
 
@@ -39,32 +35,22 @@ class ScoredBatches(Batches):
 
 
 class ZeroShot(Program):
-    """One rank's part of the program. Subclasses define the task."""
+    """One rank's part of the program."""
 
-    make_pass: type[ForwardPass]
-    samples: str                 # their name
     dataset: Any = None          # on the ranks that need it, rank 0 among them
-
-    @abstractmethod
-    def open_dataset(self, tokenizer: Tokenizer) -> ScoredDataset:
-        """Return the samples. Raise UserError for a file that is not the task's."""
-
-    @abstractmethod
-    def measures(self, total: float) -> tuple[str, dict[str, float]]:
-        """Return, on rank 0, a line for a person and numbers by name, from the sum over all samples."""
 
     def __init__(self, args, ranks: Group):
         super().__init__(args, ranks)
-        device = self.device
+        device, self.task = self.device, TASKS[args.task]
         source, tokenizer = ranks.broadcast_object(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = self.connect(forward_parallel(args, source.model, ranks.size))
         ranks.collect_objects(lambda: self.read(source, tokenizer))
-        self.count: int = ranks.broadcast_object(lambda: self.dataset.samples("test"))
+        self.count, self.samples = ranks.broadcast_object(lambda: (self.dataset.samples("test"), self.dataset.name))
         replica = load_model(source, self.topology, args.dtype, device.like)
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
-        self.sums = Sums(replica, batches, self.make_pass)
+        self.sums = Sums(replica, batches, self.task.make_pass)
         placed = ranks.hosts().describe(self.topology.tensor.size)
         work = device.description or kernels.describe(args.dtype)
         self.introduction = "\n".join(filter(None, [source.describe() + tokenizer.note, work, self.about(),
@@ -80,7 +66,7 @@ class ZeroShot(Program):
     def read(self, source: ModelSource, tokenizer: Tokenizer) -> None:
         """Read the data set on the ranks that need it."""
         if self.topology.place.tensor == 0 and needs_samples(source.model, self.topology):
-            self.dataset = self.open_dataset(tokenizer)
+            self.dataset = self.task.open(self.args, tokenizer)
 
     def about(self) -> str:
         c = self.topology.config
@@ -96,41 +82,9 @@ class ZeroShot(Program):
         seconds = time.perf_counter() - began
         check_finite(total)
         if self.first:
-            line, numbers = self.measures(total)
+            line, numbers = self.dataset.measures(total)
             self.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                      f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
             if self.args.metrics_file:
                 row = {"task": self.args.task} | numbers | {"seconds": seconds}
                 write_whole(self.args.metrics_file, json.dumps(row) + "\n")
-
-
-class Perplexity(ZeroShot):
-    """The task WikiText-103: the losses of all windows."""
-
-    make_pass = ForwardPass
-    samples = "windows"
-
-    def open_dataset(self, tokenizer: Tokenizer) -> WikiText103:
-        return WikiText103(self.args.data_path, tokenizer, self.args.seq_length, self.args.overlapping_eval)
-
-    def measures(self, total: float) -> tuple[str, dict[str, float]]:
-        found, t, t_o = self.dataset.perplexities(total), self.dataset.tokens, self.dataset.original_tokens
-        return (f"perplexity {found.perplexity:.4f}, for each of T_o = {t_o:,} words\n"
-                f"perplexity {found.token_perplexity:.4f}, for each of T = {t:,} tokens: a loss of {found.loss:.4f} "
-                f"nats\nperplexity {found.adjusted_perplexity:.4f}, as Megatron's program has it (T_o - 1)"
-                ), found._asdict() | {"tokens": t, "original_tokens": t_o}
-
-
-class LastWords(ZeroShot):
-    """The task LAMBADA: the number of right words."""
-
-    make_pass = WordsPass
-    samples = "passages"
-
-    def open_dataset(self, tokenizer: Tokenizer) -> LAMBADA:
-        return LAMBADA(self.args.data_path, tokenizer, self.args.seq_length)
-
-    def measures(self, total: float) -> tuple[str, dict[str, float]]:
-        right = round(total)
-        return (f"accuracy {right / self.count:.2%}: of {self.count:,} last words {right:,} are right",
-                {"accuracy": right / self.count, "right": right, "samples": self.count})

@@ -48,16 +48,20 @@ class ImaginedWorld:
         return self.micro_batch_size * self.microbatches * self.parallel.data_parallel_size
 
     @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that a rank sends to the next stage at a time."""
+        tokens = self.micro_batch_size * self.seq_length // self.parallel.context_parallel_size
+        return tokens * self.model.hidden_size // self.parallel.sent_parts * FORMATS[self.precision.compute].bytes
+
+    @property
     def sending(self) -> float:
         """Return the seconds of a message from one stage to the next."""
-        c, p = self.model, self.parallel
+        p = self.parallel
         if self.hardware is None or p.pipeline_model_parallel_size == 1:
             return 0.0
-        elements = self.micro_batch_size * self.seq_length // p.context_parallel_size * c.hidden_size // p.sent_parts
         neighbours = RankGroup(p.pipeline_model_parallel_size, p.world_size // p.pipeline_model_parallel_size,
                                p.world_size)
-        return slowest_link(self.hardware, neighbours).seconds(
-            "send", 2, elements * FORMATS[self.precision.compute].bytes)
+        return slowest_link(self.hardware, neighbours).seconds("send", 2, self.sent_bytes)
 
     @cached_property
     def colors(self) -> Colors:

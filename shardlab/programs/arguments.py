@@ -11,8 +11,8 @@ from mpi_impl.launch.restarts import RESTARTS
 from mpi_impl.runtime.outputs import same_file
 from mpi_impl.runtime.rank_environment import environment_count
 from mpi_impl.runtime.tables import count
-from reference.config import (CP_COMM_TYPES, ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
-                              check_sequence_fits, number_of_microbatches, option, require_positive)
+from reference.config import (ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              check_sequence_fits, data_parallel_size, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -57,9 +57,7 @@ class PretrainingSettings:
         heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
         model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads,
                        experts=experts_config(self.args), **in_other_words(self.args))
-        check_model_fits(model, self.parallel)
-        stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
-        check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
+        check_split(model, self.parallel)
         return model
 
 
@@ -108,11 +106,9 @@ def settings_of(given: dict[str, Any], kind: Any, world_size: int, architecture:
     check_partners(given, args)
     parallel = parallel_config(args, world_size, args.num_layers)
     args = with_defaults(args, parallel.data_parallel_size)
-    microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
-    check_schedule(args, parallel, microbatches)
+    microbatches = microbatches_of(args, parallel)
     check_graph(args, world_size, architecture)
     check_sequence(args)
-    check_sequence_fits(args.seq_length, parallel)
     if args.data_path:
         parse_blend(args.data_path)
     if architecture == "bert":
@@ -139,11 +135,27 @@ def with_defaults(args: PretrainingOptions, data_parallel_size: int) -> Pretrain
 
 
 def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
-    """Return how ranks share the work. The schedule is 1F1B, or interleaved where the layers of a stage are given."""
+    """Return how ranks share the work. An option with the name of a field is that field.
+
+    The schedule is 1F1B, or interleaved where the layers of a stage are given.
+    """
     each = args.num_layers_per_virtual_pipeline_stage
     name = args.pipeline_schedule or ("1f1b" if each is None else "interleaved")
-    if (name == "interleaved") != (each is not None):
-        raise UserError(f"--pipeline-schedule is {name}, " + (
+    check_parallelism(args, name)
+    t, p, c = args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size
+    return filled(ParallelConfig, args, data_parallel_size=data_parallel_size(world_size, t, p, c),
+                  pipeline_schedule=name,
+                  virtual_pipeline_size=None if each is None else virtual_size(each, num_layers, p),
+                  scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
+                  zero_stage=zero_stage(args), recompute=recompute(args),
+                  whole_matrices=isinstance(args, MuonOptions) and args.optimizer == "muon")
+
+
+def check_parallelism(args, schedule: str) -> None:
+    """Raise UserError for options of parallelism that do not go together."""
+    each = args.num_layers_per_virtual_pipeline_stage
+    if (schedule == "interleaved") != (each is not None):
+        raise UserError(f"--pipeline-schedule is {schedule}, " + (
             "which needs --num-layers-per-virtual-pipeline-stage: how many layers each of a rank's several stages has."
             if each is None else "which takes no --num-layers-per-virtual-pipeline-stage. Leave that out, or choose "
             "interleaved."))
@@ -153,26 +165,11 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
     if args.sequence_parallel and args.no_scatter_gather_tensors_in_pipeline:
         raise UserError("--no-scatter-gather-tensors-in-pipeline sends whole activations to the next stage, but with "
                         "--sequence-parallel no rank has one. Leave it out.")
-    p = args.pipeline_model_parallel_size
-    return ParallelConfig.for_world(
-        world_size, args.tensor_model_parallel_size, p, pipeline_schedule=name,
-        virtual_pipeline_size=None if each is None else virtual_size(each, num_layers, p),
-        scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
-        ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
-        zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
-        sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
-        recompute=recompute(args), context_parallel_size=args.context_parallel_size, cp_comm_type=cp_comm_type(args),
-        expert_model_parallel_size=args.expert_model_parallel_size,
-        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
-        whole_matrices=isinstance(args, MuonOptions) and args.optimizer == "muon")
-
-
-def cp_comm_type(args) -> str:
-    """Return how attention communicates between context-parallel ranks. Raise UserError if there is only one."""
     if args.cp_comm_type is not None and args.context_parallel_size == 1:
         raise UserError(f"--cp-comm-type is {args.cp_comm_type}, but --context-parallel-size is 1, so that no rank "
                         "needs the keys of another. Choose at least 2, or leave the option out.")
-    return args.cp_comm_type or CP_COMM_TYPES[0]
+    if args.offload_folder is not None and not args.cpu_offload:
+        raise UserError(f"--offload-folder is {args.offload_folder}, but nothing is offloaded. Add --cpu-offload.")
 
 
 def zero_stage(args) -> int:
@@ -181,13 +178,6 @@ def zero_stage(args) -> int:
         raise UserError(f"--use-distributed-optimizer is ZeRO-1, but --zero-stage is {args.zero_stage}. Give one of "
                         "them.")
     return 1 if args.use_distributed_optimizer else args.zero_stage or 0
-
-
-def cpu_offload(args) -> bool:
-    """Return whether shards are offloaded. Raise UserError for a folder without --cpu-offload."""
-    if args.offload_folder is not None and not args.cpu_offload:
-        raise UserError(f"--offload-folder is {args.offload_folder}, but nothing is offloaded. Add --cpu-offload.")
-    return args.cpu_offload
 
 
 def recompute(args) -> Recompute:
@@ -206,11 +196,22 @@ def recompute(args) -> Recompute:
     return Recompute(granularity, args.recompute_method or "uniform", 1 if n is None else n)
 
 
-def check_recompute_fits(recompute: Recompute, layers: int) -> None:
-    """Raise UserError for more recomputed layers than the largest stage has."""
+def check_split(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Raise UserError for a model that the ranks cannot share, and for more recomputed layers than a stage has."""
+    check_model_fits(model, parallel)
+    stages = stages_of_ranks(model, parallel)     # raises if there are more stages than layers
+    layers, recompute = max(len(layers) for held in stages for layers in held.values()), parallel.recompute
     if recompute.num_layers > layers:
         raise UserError(f"--recompute-num-layers is {recompute.num_layers}, but no stage has more layers than {layers}."
                         f" Choose at most {layers}.")
+
+
+def microbatches_of(args, parallel: ParallelConfig) -> int:
+    """Return the number of microbatches of a replica's step. Raise UserError for sizes of steps that do not fit."""
+    m = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
+    check_schedule(args, parallel, m)
+    check_sequence_fits(args.seq_length, parallel)
+    return m
 
 
 def virtual_size(each: int, num_layers: int, p: int) -> int:

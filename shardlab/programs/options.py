@@ -4,8 +4,7 @@ from typing import Any
 
 from mpi_impl.comm.transports import BACKENDS
 from mpi_impl.data.tokenizer_types import TOKENIZER_TYPES
-from mpi_impl.launch.entry import ArgumentParser
-from mpi_impl.launch.option_fields import option_field, option_group, parse_given, same_option
+from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_given, same_option
 from reference.config import (ACTIVATIONS, CP_COMM_TYPES, DECAY_STYLES, MUON_SCALE_MODES, NORMALIZATIONS, OPTIMIZERS,
                               POSITION_EMBEDDINGS, RECOMPUTE, ExpertsConfig, ModelConfig, OptimizerConfig, option,
                               require_not_negative, require_positive)
@@ -347,12 +346,10 @@ class BERTPretrainingOptions(PretrainingOptions):
 
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}
 
-
-def architecture_in(prog: str, argv: Sequence[str] | None) -> str:
-    """Return --model, which decides what other options a command line has."""
-    parser = ArgumentParser(prog=prog, add_help=False)
-    parser.add_argument("--model", choices=tuple(NAMES), default="gpt")
-    return parser.parse_known_args(argv)[0].model
+# Options that say nothing of what a step computes, for programs that take a run's command line and do not train.
+OUTSIDE_A_STEP = {*declared(DataOptions), *declared(TokenizerFileOptions), *declared(StateOptions),
+                  *declared(ReportOptions), "sample_tokens", "short_seq_prob", "train_iters", "exit_interval",
+                  "init_method_std", "offload_folder"} - {"load_hf", "vocab_size"}
 
 
 def parse_options(argv: Sequence[str] | None, architecture: str) -> dict[str, Any]:

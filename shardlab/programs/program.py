@@ -58,8 +58,10 @@ class Program(ABC):
             print(text, flush=True)
 
 
-def run_program(make: Callable[[Group], Program], args: Any) -> None:
-    """Make a program on every rank of the world, under the time limit of its options, and run it to its end."""
+def run_program(make: Callable[[Group], Any], args: Any) -> None:
+    """Make a Program, or several that run one after the other, on every rank of the world, under the time limit of its
+    options, and run it to its end.
+    """
     limit = 60 * args.distributed_timeout_minutes
     clock = VirtualClock() if getattr(args, "trace_clock", "wall") == "virtual" else WallClock()
     instruments = Instruments(trace=Trace(clock), watchdog=Watchdog(limit, give_up),

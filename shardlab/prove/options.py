@@ -6,12 +6,11 @@ rounds has none, and is refused; what reads or writes files has no effect, and i
 from collections.abc import Sequence
 from typing import Any
 
-from mpi_impl.launch.option_fields import declared, option_field, option_group, parse_given
+from mpi_impl.launch.option_fields import option_field, option_group, parse_choosing
 from reference.config import option, require_positive
 from reference.errors import UserError
 from shardlab.programs.arguments import LOSS_SCALING, PretrainingSettings, settings_of
-from shardlab.programs.options import (NAMES, BERTPretrainingOptions, DataOptions, GPTPretrainingOptions, ReportOptions,
-                                       StateOptions, TokenizerFileOptions, architecture_in)
+from shardlab.programs.options import NAMES, OUTSIDE_A_STEP, BERTPretrainingOptions, GPTPretrainingOptions
 
 
 @option_group
@@ -38,18 +37,14 @@ DESCRIPTION = ("Prove that a training run on these ranks computes the same formu
                "small model in its place, on exact numbers. The other options are those of the run, pretrain_gpt's "
                "or, with --model bert, pretrain_bert's.")
 
-WITHOUT_EFFECT = {*declared(DataOptions), *declared(TokenizerFileOptions), *declared(StateOptions),
-                  *declared(ReportOptions), "sample_tokens", "short_seq_prob", "train_iters",
-                  "exit_interval", "dtype", "init_method_std", "offload_folder", "distributed_backend"} - {
-                      "load_hf", "vocab_size"}
+WITHOUT_EFFECT = OUTSIDE_A_STEP | {"dtype", "distributed_backend"}
 
 
 def parse(argv: Sequence[str] | None, world_size: int) -> tuple[PretrainingSettings, list[str]]:
     """Parse and check a command line; return also the given options that have no effect. Raises UserError."""
-    architecture = architecture_in("prove", argv)
-    given = parse_given("prove", DESCRIPTION, KINDS[architecture], argv)
+    kind, given = parse_choosing("prove", DESCRIPTION, "model", KINDS, argv, GPTProofOptions)
     check_exact(given)
-    settings = settings_of(given, KINDS[architecture], world_size, architecture)
+    settings = settings_of(given, kind, world_size, given.get("model", "gpt"))
     check_exact(vars(settings.args))        # a preset's, too
     replaces = {"dtype"} if "preset" in given else set()        # it takes the place of the preset's 16 bits
     return settings, [option(name) for name in given if name in WITHOUT_EFFECT - replaces]

@@ -16,8 +16,8 @@ from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import aligned, verdict
+from reference.array_bytes import array_bytes, arrays_under
 from reference.config import ParallelConfig, Recompute
-from reference.costs.array_bytes import array_bytes, arrays_under
 from reference.costs.memory import layer_activations
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext

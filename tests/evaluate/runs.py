@@ -15,8 +15,8 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
-from shardlab.evaluate.__main__ import PROGRAMS
 from shardlab.evaluate.arguments import parse
+from shardlab.evaluate.protocol import evaluation
 from tests.mpi_impl.test_training import places
 from tests.program import refusal
 from tests.strategies import cases
@@ -50,8 +50,7 @@ def save(group, model, tokenizer, root, folder=None) -> None:
 
 
 def evaluate(group, options) -> None:
-    args = parse(options)
-    PROGRAMS[args.task](args, group).run()
+    evaluation(parse(options), group).run()
 
 
 def metrics(ranks, n: int, path, task: str, *options) -> list[dict]:

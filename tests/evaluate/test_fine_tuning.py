@@ -21,10 +21,9 @@ from reference.precision import Precision
 from reference.training import trainer as training
 from shardlab.evaluate.arguments import FineTuningLength
 from shardlab.evaluate.fine_tuning import describe_measures, metrics_of
-from shardlab.evaluate.glue import MNLI, QQP, PairsDataset
-from shardlab.evaluate.options import HEADS
-from shardlab.evaluate.race import LEVELS, PARTS, RACEDataset
-from shardlab.evaluate.squad import SQuADDataset
+from shardlab.evaluate.glue import MNLI, QQP
+from shardlab.evaluate.race import LEVELS, PARTS
+from shardlab.evaluate.tasks import TASKS
 from shardlab.evaluate.tuning_data import TuningDataset
 from tests.evaluate.runs import evaluate, metrics, params_of, refused, save, split
 from tests.evaluate.test_glue import write
@@ -88,48 +87,19 @@ class Textbook:
         batch = whole_batch(self.dataset, self.model, part, 0, self.dataset.samples(part))
         return softmax(answer_logits(None, self.trainer.params, self.model, batch))
 
-    def accuracies(self, part: str) -> list[float]:
-        """Return the accuracy over all questions, and over each level's."""
-        right = self.probabilities(part).argmax(1) == [question.answer for question in self.dataset.parts[part]]
-        middle = QUESTIONS[part][0]
-        return [right.mean(), right[:middle].mean(), right[middle:].mean()]
-
 
 def accuracies(row: dict, part: str) -> list[float]:
     return [row[name] for name in (f"{part}_accuracy", *(f"{part}_{level}_accuracy" for level in LEVELS))]
 
 
-@pytest.mark.parametrize("n, source, batch, options", [
-    (8, "--load", 4, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
-    (3, "--load-hf", 3, [*split(1, 3), "--pipeline-schedule", "zb-h1"]),
-])
-def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, options):
-    """The loss and the gradient's norm at each step, dropout on; what is right of the validation part after each epoch
-    of nine questions, several at a time; and in the end of the test: to the last question.
-    """
-    data, model, tokenizer, root, folder = race
-    rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, source,
-                        {"--load": root, "--load-hf": folder}[source], *TUNING, "--epochs", 2, "--global-batch-size",
-                        batch, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
-    iterations = -(-18 // batch)
-    textbook = Textbook(RACEDataset(str(data), tokenizer, 24, SEED, 8), "choice", model, iterations)
-    for iteration in range(1, iterations + 1):
-        row = next(rows)
-        assert (row["choice_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, batch), rel=1e-10)
-        if iteration in (-(-9 // batch), iterations):
-            assert accuracies(next(rows), "validation") == textbook.accuracies("validation")
-    assert accuracies(next(rows), "test") == textbook.accuracies("test")
-    assert next(rows, None) is None
-
-
-TASKS = {"mnli": MNLI, "qqp": QQP}
+PAIRS = {"mnli": MNLI, "qqp": QQP}
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
+def folders(race, tmp_path_factory) -> dict[str, Path]:
     """Return the folders of the tasks, of random words; in those for pairs the second sentence tells the class."""
-    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*TASKS, "squad")}
-    for name, task in TASKS.items():
+    rng, found = np.random.default_rng(2), {name: tmp_path_factory.mktemp(name) for name in (*PAIRS, "squad")}
+    for name, task in PAIRS.items():
         write(found[name], task, [[(" ".join(rng.choice(WORDS, 9)), WORDS[i], task.classes[i])
                                    for i in rng.integers(0, len(task.classes), count)] for count in (7, 40, 4)])
     texts = [" ".join(rng.choice(WORDS[:-3], n)) for n in rng.integers(3, 30, 8)]
@@ -137,32 +107,47 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         {"question": str(rng.choice(WORDS)), "answers": [{"text": text[i:i + 8], "answer_start": i}]} for i in (0, 3)]}
         for text in texts]
     write_squad(found["squad"], passages[:4], passages[4:])
-    return found
+    return found | {"race": race[0]}
 
 
 def textbook_of(task: str, folder, tokenizer, model, iterations: int, seed: int = SEED) -> Textbook:
-    common = str(folder), tokenizer, 24, seed
-    dataset = SQuADDataset(*common, 8) if task == "squad" else PairsDataset(TASKS[task], *common)
-    return Textbook(dataset, HEADS[task], model, iterations, seed)
+    dataset = TASKS[task].dataset(str(folder), tokenizer, 24, seed, *[8] * (task in ("race", "squad")))
+    return Textbook(dataset, TASKS[task].head, model, iterations, seed)
 
 
-@pytest.mark.parametrize("task, n, options", [
-    ("mnli", 4, [*split(2, 2), "--sequence-parallel"]), ("qqp", 2, ["--context-parallel-size", "2"]),
-    ("squad", 8, [*split(2, 2), "--sequence-parallel", "--context-parallel-size", "2", "--max-query-length", "8"])])
-def test_other_tasks_are_tuned_as_in_one_process(ranks, race, folders, tmp_path, task, n, options):
-    """At each step, and in what a measure sees of the validation part after each epoch."""
-    _, model, tokenizer, root, _ = race
-    rows = iter(metrics(ranks, n, tmp_path / "metrics", task, "--data-path", folders[task], "--load", root, *COMMON,
-                        *RATE, "--train-iters", 5, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
-    textbook = textbook_of(task, folders[task], tokenizer, model, 5)
-    length = FineTuningLength(textbook.dataset.samples("train"), 4, 5)
-    for iteration in range(1, 6):
+LENGTHS = {"race": "--epochs 2 --max-qa-length 8", "squad": "--train-iters 5 --max-query-length 8"}
+
+
+@pytest.mark.parametrize("task, n, source, batch, options", [
+    ("race", 8, "--load", 4, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
+    ("race", 3, "--load-hf", 3, [*split(1, 3), "--pipeline-schedule", "zb-h1"]),
+    ("mnli", 4, "--load", 4, [*split(2, 2), "--sequence-parallel"]),
+    ("qqp", 2, "--load", 4, ["--context-parallel-size", "2"]),
+    ("squad", 8, "--load", 4, [*split(2, 2), "--sequence-parallel", "--context-parallel-size", "2"])])
+def test_tuning_is_that_of_one_process(ranks, race, folders, tmp_path, task, n, source, batch, options):
+    """The loss and the gradient's norm at each step, dropout on; the figures of the validation part after each epoch,
+    and in the end those of the test part, if there is one: to the last sample.
+    """
+    _, model, tokenizer, root, folder = race
+    rows = iter(metrics(ranks, n, tmp_path / "metrics", task, "--data-path", folders[task], source,
+                        {"--load": root, "--load-hf": folder}[source], *COMMON, *RATE, "--global-batch-size", batch,
+                        "--seq-length", 24, "--hidden-dropout", 0.2, *options,
+                        *LENGTHS.get(task, "--train-iters 5").split()))
+    iterations = -(-18 // batch)        # two epochs of RACE's nine questions
+    textbook = textbook_of(task, folders[task], tokenizer, model, iterations)
+
+    def figures(part):
+        return pytest.approx({"iteration": iteration} | metrics_of(
+            part, textbook.dataset.measures(part, textbook.probabilities(part))))
+
+    length = FineTuningLength(textbook.dataset.samples("train"), batch, iterations)
+    for iteration in range(1, iterations + 1):
         row = next(rows)
-        assert (row[f"{HEADS[task]}_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, 4), rel=1e-10)
+        losses = row[f"{TASKS[task].head}_loss"], row["grad_norm"]
+        assert losses == pytest.approx(textbook.step(iteration, batch), rel=1e-10)
         if length.ends_epoch(iteration):
-            found = textbook.dataset.measures("validation", textbook.probabilities("validation"))
-            assert next(rows) == pytest.approx({"iteration": iteration} | metrics_of("validation", found))
-    assert next(rows, None) is None
+            assert next(rows) == figures("validation")
+    assert [*rows] == [figures(part) for part in textbook.dataset.parts if part == "test"]
 
 
 def test_an_ensemble_answers_with_the_mean_of_its_probabilities(ranks, race, folders, tmp_path, capfd):

@@ -3,7 +3,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from math import exp
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
 from shardlab.evaluate.passes import WordsPass
-from shardlab.evaluate.scored import Excerpt, ScoredBatch, ScoredDataset
+from shardlab.evaluate.scored import Excerpt, ScoredDataset
 from shardlab.evaluate.sums import Sums
 from shardlab.evaluate.wikitext103 import WikiText103, detokenize
 from shardlab.evaluate.zero_shot import ScoredBatches
@@ -95,30 +94,20 @@ def wikitext(ranks, tmp_path_factory):
     return path, model, tokenizer, root, folder
 
 
-def perplexities(path, model, tokenizer, s, o):
-    """Compute the perplexities from the losses of one window after another."""
-    dataset, params, total = WikiText103(str(path), tokenizer, s, o), params_of(model), 0.0
-    for window in range(dataset.samples("test")):
-        batch = ScoredBatch.unpack(dataset.batch("test", window, 1))
-        total += (gpt_forward(batch.tokens, params, model, batch.targets)[0] * batch.weights).sum()
-    t, t_o = dataset.tokens, dataset.original_tokens
-    return {"loss": total / (t - 1), "token_perplexity": exp(total / (t - 1)), "perplexity": exp(total / t_o),
-            "adjusted_perplexity": exp(total / (t_o - 1)), "tokens": t, "original_tokens": t_o}
-
-
 def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp_path):
     """Windows that do not fill the batches, shorter than what the model can see; and by default the paper's: all that
-    it sees, and an overlap of 32. The model is a checkpoint, or one in Hugging Face's layout.
+    it sees, and an overlap of 32. The model is a checkpoint, or one in Hugging Face's layout. (Sums are those over
+    samples: above. The figures made of them: test_wikitext103.py.)
     """
-    path, model, tokenizer, root, folder = wikitext
-    for (n, t, p), s, o, options in (
-        ((8, 2, 2), 11, 9, ["--load", root, "--seq-length", 11, "--overlapping-eval", 9]),
-        ((3, 1, 3), 40, 32, ["--load-hf", folder]),
-    ):
-        expected = perplexities(path, model, tokenizer, s, o)
+    path, _, tokenizer, root, folder = wikitext
+    for (n, t, p), s, o, source in (((8, 2, 2), 11, 9, ["--load", root]), ((3, 1, 3), 40, 32, ["--load-hf", folder])):
+        dataset = WikiText103(str(path), tokenizer, s, o)
+        sizes = ["--seq-length", s, "--overlapping-eval", o]
+        (one,) = metrics(ranks, 1, tmp_path / "metrics", "wikitext103", "--data-path", path, "--load", root, *sizes)
         (row,) = metrics(ranks, n, tmp_path / "metrics", "wikitext103", "--data-path", path, "--micro-batch-size", 5,
-                         *options, *split(t, p))
-        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)
+                         *source, *sizes * (s < 40), *split(t, p))
+        _, figures = dataset.measures(one["loss"] * (dataset.tokens - 1))
+        assert {name: row[name] for name in figures} == pytest.approx(figures, rel=1e-10)
 
 
 @pytest.fixture(scope="module")

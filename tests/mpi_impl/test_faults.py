@@ -117,12 +117,12 @@ def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, n, options, stoppe
     assert "Traceback" not in stderr
 
 
-TRAINING = "shardlab.programs.pretraining"
 LONG_WORK = "time.sleep(4); open(f'{folder}/prepared', 'w')"     # longer than the limit
 
 
 @pytest.mark.parametrize("moment, fate", one_fast_of(3, [
-    (f"{TRAINING}:prepare 1", f"{LONG_WORK}; {STOP}"), (f"{TRAINING}:Pretraining.report_outcome 1", STOP),
+    ("shardlab.programs.inputs:prepare 1", f"{LONG_WORK}; {STOP}"),
+    ("shardlab.programs.pretraining:Pretraining.report_outcome 1", STOP),
     ("shardlab.programs.gpt:PretrainingGPT.conclude 1", f"{LONG_WORK}; {STOP}")]))
 def test_the_limit_holds_from_the_first_meeting_to_the_last(job, tmp_path, moment, fate):
     """What takes long on one rank while it lives has no limit: it comes to its end; and then the rank stops."""

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from reference.array_bytes import array_bytes
 from reference.config import RECOMPUTE, ModelConfig
-from reference.costs.array_bytes import array_bytes
 from reference.costs.memory import activations_outside_layers, layer_activations, most_in_flight
 from reference.costs.published import ZERO
 from reference.parallel.model_states import model_states

@@ -5,7 +5,6 @@ from typing import Any
 from mpi4py import MPI
 
 from mpi_impl.comm.instruments import Instruments
-from mpi_impl.comm.transports.exact import ExactTransport
 from mpi_impl.comm.transports.halves import HalvesTransport
 from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.nccl import NcclTransport
@@ -28,6 +27,8 @@ class Transports:
     @cached_property
     def on_device(self) -> list[Transport]:
         """Return the transports of arrays on a device. A run chooses its path before it makes the first such array."""
+        from mpi_impl.comm.transports.exact import ExactTransport  # with the arithmetic of proofs
+
         staging, nccl = self.instruments.device_path
         collectives = [NcclTransport(nccl, self.comm)] if nccl else []
         rest = [StagedTransport(staging, self.choose)] if staging else [
