@@ -4,11 +4,14 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 
+import nbformat
+
 from course.grading.answers import CURRENT, answers_of
 from course.grading.draws import Draws, secret_draws
 from course.grading.grade import Mark, marks
 from course.grading.hunts import HUNTED, Culprit
 from course.grading.lab_source import labs, notebook_of
+from course.grading.release import without_secrets
 from course.grading.variants import PUBLIC
 
 SOURCES = {source.stem: source for source in labs()}
@@ -25,6 +28,11 @@ SEED = "a seed that the answers of these tests do not know"
 def solution(lab: str, variant: str = PUBLIC):
     """Return the instructor's notebook of a lab such as `lab1_collectives`, in the variant of a seed."""
     return notebook_of(SOURCES[lab], variant)
+
+
+def released(lab: str) -> str:
+    """Return the text of a lab's notebook as students get it."""
+    return nbformat.writes(without_secrets(solution(lab)))
 
 
 def marks_of(lab: str, seed: str = SEED, *, variant: str = PUBLIC, **answers: str) -> dict[str, Mark]:

@@ -11,13 +11,14 @@ import nbformat
 import pytest
 
 from course.grading import release
-from course.grading.answers import answers_of
+from course.grading.answers import about, answers_of
 from course.grading.bundle import make_bundle, name_of
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.lab_source import labs, notebook_of
-from course.grading.release import ROOT, course_seed, main, make_course, open_gradebook, without_secrets
+from course.grading.release import (ROOT, course_seed, main, make_course, open_gradebook, public_autograder,
+                                    without_secrets)
 from course.grading.stored import FOLDER
-from course.tests.submissions import LAB1, LAB8, LAB_NAMES, solution
+from course.tests.submissions import LAB1, LAB8, LAB_NAMES, released, solution
 from reference.errors import UserError
 
 MADE = [labs()[0], labs()[-1]]
@@ -34,9 +35,9 @@ def course(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bundle(course) -> dict[str, bytes]:
+def bundle() -> dict[str, bytes]:
     """Return the files of the students' bundle."""
-    return unzip((course / "students" / "shardlab.zip").read_bytes())
+    return unzip(make_bundle({lab: released(lab) for lab in LAB_NAMES}, {}))
 
 
 def path_of(course, lab, step="release") -> Path:
@@ -75,10 +76,12 @@ def secret_lines(lab: str) -> set[str]:
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
 def test_no_line_of_a_solution_or_of_a_hidden_test_is_shown(bundle, lab):
-    """Neither on the site, nor in the release, which is the same, nor anywhere in the bundle."""
+    """Neither on the site, nor in the release, which is the same, nor anywhere in the bundle or a public autograder."""
     secret, shown = secret_lines(lab), {"site": code_of(without_secrets(solution(lab)))}
     assert len(secret) > 10 and not re.search("SOLUTION|HIDDEN", shown["site"])
-    for name, data in bundle.items():
+    public = public_autograder(lab, released(lab), {})["grader.zip"]
+    assert len(public) < 10 << 20, "Classroom 50 reads no more"
+    for name, data in (unzip(public) | bundle).items():
         if not name.endswith((".bin", ".png")):
             shown[name] = code_of(nbformat.reads(data.decode(), 4)) if name.endswith(".ipynb") else data.decode()
     assert {name for name, text in shown.items() if secret & lines(text)} == set()
@@ -95,22 +98,26 @@ def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, t
 
 @pytest.mark.parametrize("lab", [LAB1, LAB8])
 def test_the_release_is_what_the_site_shows(course, lab):
-    released = nbformat.read(path_of(course, lab), 4)
-    assert code_of(released) == code_of(without_secrets(solution(lab)))
-    assert not any(cell.get("outputs") for cell in released.cells)
+    notebook = nbformat.read(path_of(course, lab), 4)
+    assert code_of(notebook) == code_of(without_secrets(solution(lab)))
+    assert not any(cell.get("outputs") for cell in notebook.cells)
     public = unzip(contents(course)[f"classroom50/{lab}/grader.zip"])
     assert public[f"{lab}.ipynb"].decode() == path_of(course, lab).read_text(), "students can read it"
 
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
-def test_a_lab_without_its_secrets_has_answers_to_write(lab):
-    source, released = solution(lab), without_secrets(solution(lab))
-    assert len(source.cells) == len(released.cells) and "%load_ext course.grading" in code_of(released)
-    assert set(answers_of(source)) == set(answers_of(released))
-    assert all("raise NotImplementedError()" in answer for answer in answers_of(released).values())
-    for cell in source.cells:
-        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("locked"):
-            assert "default_rng" not in cell.source and "np.random" not in cell.source, "a seed that all can read"
+def test_a_lab_is_a_notebook_that_nbgrader_takes_and_without_its_secrets_has_answers_to_write(lab):
+    source, students = solution(lab), without_secrets(solution(lab))
+    nbformat.validate(source)
+    names = [about(cell)["grade_id"] for cell in source.cells if about(cell)]
+    assert len(set(names)) == len(names) and len(source.cells) == len(students.cells)
+    assert "%load_ext course.grading" in code_of(students) and set(answers_of(source)) == set(answers_of(students))
+    assert all("raise NotImplementedError()" in answer for answer in answers_of(students).values())
+    for cell in (cell for cell in source.cells if cell.cell_type == "code"):
+        assert ("### BEGIN SOLUTION" in cell.source) == bool(about(cell).get("solution"))
+        assert ("### BEGIN HIDDEN TESTS" not in cell.source) or about(cell).get("grade")
+        assert not about(cell).get("solution") or cell.source.startswith(f"%%answer {about(cell)['grade_id']}\n")
+        assert not (about(cell).get("locked") and re.search("default_rng|np.random", cell.source)), "a known seed"
 
 
 def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(bundle):
@@ -123,7 +130,7 @@ def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(
     assert not instructors & set(bundle) and not re.search(r"answers\.sealed|seed|docs/\S*bug_zoo", " ".join(bundle))
     walkthroughs = {path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {name.split("/")[-1] for name in bundle if re.match("shardlab/(notebooks|course/labs)/", name)} == {
-        *walkthroughs, f"{LAB1}.ipynb", f"{LAB8}.ipynb", *(path.name for path in FOLDER.iterdir()),
+        *walkthroughs, *(f"{lab}.ipynb" for lab in LAB_NAMES), *(path.name for path in FOLDER.iterdir()),
         "page_config.json", "default_setting_overrides.json"}
     assert not any(b'"jupytext"' in bundle[f"shardlab/notebooks/{name}"] for name in walkthroughs), "a twin"
 
@@ -136,21 +143,16 @@ def test_the_bundle_has_every_file_of_the_packages(bundle):
     assert {f"shardlab/{name}" for name in files} <= bundle.keys()
 
 
-def test_all_that_labs_import_is_in_the_bundle():
-    released = {lab: nbformat.writes(without_secrets(solution(lab))) for lab in LAB_NAMES}
-    there = unzip(make_bundle(released, {}))
-    named = set(re.findall(r"from (course[.\w]*) import", " ".join(released.values())))
-    assert "course.grading.hunts" in named, "of lab 7 alone"
-    for path in (f"shardlab/{module.replace('.', '/')}" for module in named):
-        assert f"{path}.py" in there or f"{path}/__init__.py" in there
-
-
-def test_all_that_the_bundles_packages_import_is_in_it(bundle):
-    """It leaves out some modules of `course`; none that it keeps may import one of those."""
+def test_all_that_labs_and_packages_import_is_in_the_bundle(bundle):
+    """It leaves out some modules of `course`; nothing that it keeps may import one of those."""
+    named = {}
     for name, data in bundle.items():
-        for module in re.findall(rb"^\s*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)", data, re.MULTILINE):
-            path = f"shardlab/{module.decode().replace('.', '/')}"
-            assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
+        for module in re.findall(rb'^[\s"]*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)', data, re.MULTILINE):
+            named[module.decode()] = name
+    assert "course.grading.hunts" in named, "of lab 7 alone"
+    for module, name in named.items():
+        path = f"shardlab/{module.replace('.', '/')}"
+        assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
 
 
 def test_every_link_in_the_bundle_leads_to_a_file_or_folder_in_it(bundle):

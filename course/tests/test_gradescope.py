@@ -57,12 +57,6 @@ def test_the_solution_has_all_points(grade_one):
             {"name": "It is one, still", "score": 7, "max_score": 7, **right}]}
 
 
-def test_a_name_that_no_file_can_hold_costs_nothing(grade_one):
-    odd = json.dumps(answer_cell("two", "")).replace("two", r"\ud800")
-    text = f'{{"cells": [{", ".join(map(json.dumps, SOURCE.cells))}, {odd}]}}'
-    assert grade_one(text)["output"].startswith("12 of 12 points. ? is no task of this lab")
-
-
 def test_a_wrong_answer_has_none_and_its_hidden_tests_are_shown_when_the_instructor_says(grade_one):
     found = grade_one(WRONG, "--hidden-tests", "after_due_date")
     assert [(test["score"], test["status"], test["output"], test["visibility"]) for test in found["tests"]] == [
@@ -92,12 +86,6 @@ def test_the_bugs_are_those_of_the_student_whom_gradescope_names(grade_one, tmp_
             (tmp_path / METADATA).write_text(text)
         assert (bug() == PRACTICE["step"].kind + "\n") == ("a@b.c" in str(text))
     assert "There is no case for you" in bug("--student", "bob")
-
-
-def test_a_link_to_the_instructors_notebook_has_results_and_no_points(grade_one, tmp_path):
-    (tmp_path / "submission" / "lab.ipynb").symlink_to(tmp_path / "lab.ipynb")
-    found = grade_one(folder=False)
-    assert "is a link" in found["output"] and not any(one["score"] for one in found["tests"])
 
 
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
