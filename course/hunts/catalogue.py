@@ -14,11 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from course.grading.draws import SEED_FILE, read_seed
+from course.grading.hunts import read_entries
 from course.grading.release import write
 from course.hunts.faults import LEVELS, Fault, answer_of, drawn_faults, in_order, probable_level
 from course.hunts.trial import Evidence, Trials
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import is_there, read_text, reading
+from mpi_impl.runtime.files import reading
 from reference.errors import UserError
 from tests.small_pools import SmallPools
 
@@ -80,13 +81,7 @@ def drawn_cases(course: Path, secret: str) -> dict[Fault, Evidence]:
 
 def read(path: Path) -> dict[str, Evidence | None]:
     """Return what the trials of a course's mutants have found, if there were any. Raises UserError."""
-    if not is_there(str(path)):
-        return {}
-    try:
-        return {key: case and Evidence(*case) for key, case in json.loads(read_text(str(path))).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a catalogue of hunts: restore it, or move it away and give python -m "
-                        "course.hunts.catalogue, which draws the same mutants again.") from error
+    return read_entries(path, lambda case: case and Evidence(*case), "course.hunts.catalogue")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from course.grading.broker import Broker
+from course.grading.broker import Broker, find_cycle
 from course.grading.lab_group import DTYPES, OPERATIONS
 
 RANKS = st.integers(1, 8)
@@ -70,6 +70,10 @@ def test_a_send_waits_for_its_receiver_however_small_it_is():
     assert broker.begin(0, "send", np.ones(0), 1, None) == [] and broker.messages == [0, 0]
     ended = {reply.rank: reply.value for reply in broker.begin(1, "receive", None, 0, None)}
     assert ended[0] is None and ended[1].size == 0 and broker.messages == [1, 0]
+
+
+def test_a_cycle_is_found_without_the_ranks_that_lead_to_it():
+    assert find_cycle({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3] and find_cycle({0: 1, 1: 2}) == []
 
 
 TWO, THREE = np.ones(2), np.ones(3)

@@ -18,10 +18,11 @@ from course.grading.lab_source import labs, notebook_of
 from course.grading.release import (ROOT, course_seed, main, make_course, open_gradebook, public_autograder,
                                     without_secrets)
 from course.grading.stored import FOLDER
-from course.tests.submissions import LAB1, LAB8, LAB_NAMES, released, solution
+from course.grading.variants import FILE as VARIANT_FILE, PUBLIC
+from course.tests.submissions import LAB1, LAB2, LAB_NAMES, released, solution
 from reference.errors import UserError
 
-MADE = [labs()[0], labs()[-1]]
+MADE, VARIANT, OTHER = labs()[:2], "apple", "berry"
 REGIONS = re.compile(r"### BEGIN (SOLUTION|HIDDEN TESTS)\n(.*?)### END \1", re.DOTALL)
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("courses") / "course"
-    make_course(folder, MADE)
+    make_course(folder, MADE, VARIANT)
     return folder
 
 
@@ -91,18 +92,28 @@ def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, t
     seed = read_seed(course / SEED_FILE)
     holders = {name for name, data in contents(course).items()
                if seed.encode() in (b"".join(unzip(data).values()) if name.endswith(".zip") else data)}
-    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in (LAB1, LAB8))}
+    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in (LAB1, LAB2))}
     assert seed.encode() not in (course / "gradebook.db").read_bytes()
     assert len(seed) == 32 and seed != course_seed(tmp_path / SEED_FILE) == course_seed(tmp_path / SEED_FILE)
 
 
-@pytest.mark.parametrize("lab", [LAB1, LAB8])
-def test_the_release_is_what_the_site_shows(course, lab):
-    notebook = nbformat.read(path_of(course, lab), 4)
-    assert code_of(notebook) == code_of(without_secrets(solution(lab)))
-    assert not any(cell.get("outputs") for cell in notebook.cells)
-    public = unzip(contents(course)[f"classroom50/{lab}/grader.zip"])
+@pytest.mark.parametrize("lab", [LAB1, LAB2])
+def test_everything_in_a_course_is_of_its_variant_and_students_get_no_solution(course, lab):
+    varied, files = solution(lab, VARIANT), contents(course)
+    made, students = (nbformat.read(path_of(course, lab, step), 4) for step in ("source", "release"))
+    grader, public, given = (unzip(files[name]) for name in (
+        f"gradescope/{lab}.zip", f"classroom50/{lab}/grader.zip", "students/shardlab.zip"))
+    assert code_of(made) == code_of(nbformat.reads(grader[f"{lab}.ipynb"].decode(), 4)) == code_of(varied)
+    assert code_of(students) == code_of(without_secrets(varied)) != code_of(without_secrets(solution(lab)))
+    assert code_of(nbformat.reads(given[f"shardlab/notebooks/labs/{lab}.ipynb"].decode(), 4)) == code_of(students)
+    assert not any(cell.get("outputs") for cell in students.cells)
     assert public[f"{lab}.ipynb"].decode() == path_of(course, lab).read_text(), "students can read it"
+    if lab == LAB2:
+        results = files[f"expected/{lab}.bin"]
+        assert results == public[f"course/labs/expected/{lab}.bin"] == given[f"shardlab/course/labs/expected/{lab}.bin"]
+        assert results != (FOLDER / f"{lab}.bin").read_bytes()
+    assert (course / VARIANT_FILE).read_text().strip() == VARIANT
+    assert not any(name.startswith("shardlab/course/variants") or VARIANT_FILE in name for name in given)
 
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
@@ -127,7 +138,8 @@ def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(
     assert all(name.endswith(".svg") for name in bundle if "/benchmarks/" in name), "pictures of docs/"
     instructors = {f"shardlab/course/grading/{name}.py" for name in (
         "release", "grade", "submission", "nbgrader_checks", "gradescope", "canvas", "model_answers", "bundle")}
-    assert not instructors & set(bundle) and not re.search(r"answers\.sealed|seed|docs/\S*bug_zoo", " ".join(bundle))
+    assert not instructors & set(bundle)
+    assert not re.search(r"answers\.sealed|seed|instructors|docs/\S*bug_zoo", " ".join(bundle))
     walkthroughs = {path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {name.split("/")[-1] for name in bundle if re.match("shardlab/(notebooks|course/labs)/", name)} == {
         *walkthroughs, *(f"{lab}.ipynb" for lab in LAB_NAMES), *(path.name for path in FOLDER.iterdir()),
@@ -201,22 +213,27 @@ def test_made_again_it_is_made_the_same(course, capsys):
     config.write_text(config.read_text() + "\nc.IncludeHeaderFooter.header = ''     # the instructor's\n")
     with open_gradebook(course / "gradebook.db") as gradebook:
         gradebook.add_student("alice")
-    make_course(course, labs()[:1])
-    assert contents(course) == before | {"nbgrader_config.py": config.read_bytes()}
+    before |= {"nbgrader_config.py": config.read_bytes()}
+    make_course(course, MADE[:1])
+    assert contents(course) == before, "without --variant, it is of its own"
+    make_course(course, MADE[:1], OTHER)
+    assert (course / VARIANT_FILE).read_text().strip() == OTHER and contents(course) != before
+    make_course(course, MADE[:1], VARIANT)
+    assert contents(course) == before
     with open_gradebook(course / "gradebook.db") as gradebook:
-        assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == {LAB1, LAB8}
+        assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == {LAB1, LAB2}
     assert re.search(r"\d+ checks with 60 points, 2 texts with 10\n", capsys.readouterr().out)
 
 
 def test_a_notebook_that_was_changed_by_hand_is_kept(course):
-    path = path_of(course, LAB8, "source")
+    path = path_of(course, LAB2, "source")
     as_it_was, notebook = path.read_text(), nbformat.read(path, 4)
     notebook.metadata["language_info"] = {"name": "python", "version": "3"}      # as Jupyter does when it saves
     notebook.cells[1].source += "\n# a remark"
     for text in nbformat.writes(notebook), "{":
         path.write_text(text)
         before = contents(course)
-        with pytest.raises(UserError, match=f"changed by hand.*course/labs/{LAB8}.py"):
+        with pytest.raises(UserError, match=f"changed by hand.*course/labs/{LAB2}.py"):
             make_course(course, MADE)
         assert contents(course) == before, "nothing is made if anything cannot be"
     path.write_text(as_it_was)
@@ -238,6 +255,9 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
     with open_gradebook(course / "gradebook.db") as gradebook:
         assert len(gradebook.find_submission(LAB1, "bob").notebooks) == 1
     assert notebook_of(changed).cells[0].source == nbformat.read(path_of(course, LAB1), 4).cells[0].source
+    for asked, words in (OTHER, "1 submissions to labs of the variant 'apple'.*'berry'"), (PUBLIC, "public variant"):
+        with pytest.raises(UserError, match=words):
+            make_course(course, MADE[:1], asked)
 
 
 def test_a_folder_that_is_not_a_course_is_left_alone(tmp_path, monkeypatch):

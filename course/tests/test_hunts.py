@@ -147,7 +147,7 @@ def test_a_catalogue_resumes_and_changes_other_lines_first_and_gives_a_page_and_
     hunts("alice")
     assert (tmp_path / FILE).read_text() == text, "the same again, and the others are kept"
     (tmp_path / CATALOGUE).write_text("[]")
-    with pytest.raises(UserError, match="is not a catalogue of hunts"):
+    with pytest.raises(UserError, match="is not a file of hunts: .*course.hunts.catalogue"):
         drawn_cases(tmp_path, "secret")
 
 
