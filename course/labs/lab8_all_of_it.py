@@ -441,7 +441,7 @@ check_held(CASES[0], [160, 160, 160, 160, 144, 144, 144, 144])
 passed("held is as the inventory says")
 ### BEGIN HIDDEN TESTS
 from reference.schedules.generators import make
-from reference.schedules.simulate import Times, activations_in_flight, simulate
+from reference.schedules.simulate import activations_in_flight
 
 
 def held_by_inventory(t, p, d, m, b, V, h, f, L):
@@ -468,6 +468,10 @@ def check_bubble(case, right):
 check_bubble(CASES[0], 1 / 3)
 passed("the bubble is as the schedule says")
 ### BEGIN HIDDEN TESTS
+from reference.schedules.generators import make
+from reference.schedules.simulate import Times, simulate
+
+
 def bubble_played(p, m):
     """Return the idle fraction of GPipe, played: each action begins when its inputs are there and its stage is free."""
     played = simulate(make("gpipe", p, m), Times(1.0, 2.0, 0.0)).makespan
