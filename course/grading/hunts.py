@@ -5,13 +5,13 @@ the bugs have left behind in a run.
 """
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from course.grading.checks import CheckFailed, expect
-from course.grading.draws import GRADED
+from course.grading.draws import GRADED, pushed
 from mpi_impl.runtime.files import is_there, read_text
 from reference.errors import UserError
 
@@ -34,16 +34,10 @@ class Culprit(NamedTuple):
 HUNTED: list[Mapping[str, Culprit]] = []        # of the student who is graded; empty in a notebook
 
 
-@contextmanager
-def hunted_by(names: Iterable[str], path: Path) -> Iterator[None]:
+def hunted_by(names: Iterable[str], path: Path) -> AbstractContextManager:
     """Let checks compare with the bugs of the student who has one of these names in a course's file."""
     known = read(path)
-    found = next((known[name] for name in names if name in known), {})
-    HUNTED.append(found)
-    try:
-        yield
-    finally:
-        HUNTED.pop()
+    return pushed(HUNTED, next((known[name] for name in names if name in known), {}))
 
 
 def read(path: Path) -> dict[str, dict[str, Culprit]]:

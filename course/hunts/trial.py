@@ -4,10 +4,12 @@ The theorem is that of `shardlab prove`: every tensor of two steps is the same f
 """
 import io
 import json
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from course.hunts.faults import Fault, level_of
@@ -134,13 +136,9 @@ def differs(group, options: tuple[str, ...], seed: int) -> bool:
 def command(fault: Fault) -> str:
     """Return the command of a run, for a shell."""
     words = (*fault.options, *STEPS, "--data-path", TEXT, "--record", "recorded", "--ledger", "ledger.json")
-    options = [f"--{option}".strip() for option in " ".join(words).split("--")[1:]]     # each with its value
-    lines, program = [""], f"python -m mpi_impl.launch -n {fault.ranks} -m mpi_impl.pretrain_gpt"
-    for option in options:
-        if len(lines[-1]) + len(option) > 100:
-            lines.append("")
-        lines[-1] += f" {option}"
-    return " \\\n   ".join([program, *lines])
+    joined = re.sub(" (?!--)", "~", " ".join(words))         # each option with its value
+    return " \\\n    ".join([f"python -m mpi_impl.launch -n {fault.ranks} -m mpi_impl.pretrain_gpt",
+                             *wrap(joined, 100, break_on_hyphens=False)]).replace("~", " ")
 
 
 # ---- what the student reads -----------------------------------------------------------------------------------------
