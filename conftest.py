@@ -54,16 +54,15 @@ def pytest_sessionstart(session):
 
 # A worker takes one file after the other. Those that take long come first, so that no worker is left with one; those
 # that compute stand between those that wait, so that the cores are busy.
-LONG = """course/test_mistakes test_launch mpi_impl/test_training mpi_impl/test_dry_run mpi_impl/test_prediction
-    test_entry course/test_nbgrader reference/test_theorems test_readme_commands notebooks/test_walkthroughs
-    mpi_impl/test_recording mpi_impl/test_layers mpi_impl/test_faults mpi_impl/test_collectives course/test_course
-    test_hosts gpu/test_ranks checkpoints/test_checkpoint test_microshard course/test_labs mpi_impl/test_prove
-    mpi_impl/test_pretrain course/test_canvas plan/test_candidates mpi_impl/test_memory mpi_impl/test_forecast
-    test_pool evaluate/test_fine_tuning mpi_impl/test_waits mpi_impl/test_compare checkpoints/test_huggingface
-    mpi_impl/test_experiments mpi_impl/test_demos mpi_impl/test_timelines mpi_impl/test_kills
-    checkpoints/test_resumed_runs evaluate/test_zero_shot course/test_in_jupyterlab test_bug_matrix
-    generate/test_decoding mpi_impl/test_kernels test_command course/test_cheats notebooks/test_ranks_magic
-    test_bug_zoo gpu/test_kernels test_benchmarks mpi_impl/test_device mpi_impl/test_mixed_precision""".split()
+LONG = """test_launch mpi_impl/test_training mpi_impl/test_dry_run mpi_impl/test_prediction test_entry
+    reference/test_theorems test_readme_commands notebooks/test_walkthroughs mpi_impl/test_recording
+    mpi_impl/test_layers mpi_impl/test_faults mpi_impl/test_collectives test_hosts gpu/test_ranks
+    checkpoints/test_checkpoint test_microshard mpi_impl/test_prove mpi_impl/test_pretrain plan/test_candidates
+    mpi_impl/test_memory mpi_impl/test_forecast test_pool evaluate/test_fine_tuning mpi_impl/test_waits
+    mpi_impl/test_compare checkpoints/test_huggingface mpi_impl/test_experiments mpi_impl/test_demos
+    mpi_impl/test_timelines mpi_impl/test_kills checkpoints/test_resumed_runs evaluate/test_zero_shot test_bug_matrix
+    generate/test_decoding mpi_impl/test_kernels test_command notebooks/test_ranks_magic test_bug_zoo gpu/test_kernels
+    test_benchmarks mpi_impl/test_device mpi_impl/test_mixed_precision""".split()
 
 
 def place(item) -> int:

@@ -211,12 +211,17 @@ lock() {
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
     : >"$tools/none"
-    all="--extra mpich --extra notebook --extra course --extra prepare --extra test --extra docs --extra quizzes"
+    all="course/pyproject.toml --extra mpich --extra notebook --extra prepare --extra test --extra docs --extra quizzes"
     pin $all --upgrade --output-file "$tools/all"
     set --
     for purpose in $purposes; do
-        case $purpose in run) set -- --extra mpich ;; test) set -- "$@" --extra prepare ;; docs) set -- "$@" --extra quizzes ;; esac
-        [ "$purpose" = run ] || set -- "$@" --extra "$purpose"
+        case $purpose in
+            run)    set -- --extra mpich ;;
+            course) set -- "$@" course/pyproject.toml ;;
+            test)   set -- "$@" --extra prepare --extra test ;;
+            docs)   set -- "$@" --extra docs --extra quizzes ;;
+            *)      set -- "$@" --extra "$purpose" ;;
+        esac
         pin "$@" --constraint "$tools/all" --output-file "$tools/$purpose"
         { [ $before = none ] || echo "-r $before.lock"; } >"requirements/$purpose.lock"
         added "$tools/$before" "$tools/$purpose" >>"requirements/$purpose.lock"
@@ -236,7 +241,7 @@ added() {
 # Lets uv choose versions for all systems, and print their hashes without an address.
 pin() {
     "$tools/bin/uv" pip compile pyproject.toml --quiet --universal --python-version "$minimum_python" \
-        --generate-hashes --no-emit-index-url --no-annotate --no-header "$@"
+        --generate-hashes --no-emit-index-url --no-emit-package shardlab --no-annotate --no-header "$@"
 }
 
 command=${1:-help}

@@ -1,4 +1,4 @@
-"""The base install: `pip install ".[mpich]"` is enough for everything but pictures, notebooks, tests and labs."""
+"""The base install: `pip install ".[mpich]"` is enough for everything but pictures, notebooks and tests."""
 import subprocess
 import sys
 
@@ -7,17 +7,14 @@ import pytest
 from tests.base_install import base_environment, lacking
 from tests.launching import ROOT
 
-# Modules that serve notebooks, and so need what only the extras `notebook` and `course` bring.
-OF_NOTEBOOKS = {"shardlab.notebook", *(f"course.grading.{name}" for name in (
-    "bundle", "canvas", "class_table", "classroom50", "expected", "gradescope", "lab_source", "model_answers",
-    "nbgrader_checks", "release", "search", "submission"))}
-OF_OTHERS = {"shardlab.compare.their_runs.shardlab_recorder"}       # for programs that have PyTorch
+# Modules for notebooks, which need the extra `notebook`, and for programs that have PyTorch.
+OF_OTHERS = {"shardlab.notebook", "shardlab.compare.their_runs.shardlab_recorder"}
 
 IMPORT_ALL = """\
 import importlib, pkgutil
-import course.grading, mpi_impl, reference, shardlab
+import mpi_impl, reference, shardlab
 failed = {}
-for package in (course.grading, mpi_impl, reference, shardlab):
+for package in (mpi_impl, reference, shardlab):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
         try:
             if not module.name.endswith("__main__"):
@@ -49,7 +46,7 @@ def test_what_a_base_install_lacks():
 
 def test_every_module_that_is_not_for_notebooks_can_be_imported(python):
     failed = eval(python(0, "-c", IMPORT_ALL))
-    assert {module for module in failed if failed[module] != "matplotlib"} <= OF_NOTEBOOKS | OF_OTHERS, failed
+    assert {module for module in failed if failed[module] != "matplotlib"} <= OF_OTHERS, failed
     assert "shardlab.notebook" in failed, "nothing was blocked"
 
 

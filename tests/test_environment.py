@@ -3,16 +3,19 @@ import os
 import re
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 
 import pytest
 
 from mpi_impl.runtime.mpis import KNOWN
 from tests.launching import ROOT, write_script
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT, COURSE = (tomllib.loads((ROOT / path).read_text())["project"]
+                   for path in ("pyproject.toml", "course/pyproject.toml"))
+EXTRAS = PROJECT["optional-dependencies"] | COURSE["optional-dependencies"] | {"course": COURSE["dependencies"]}
 ENVIRONMENTS = "environment.yml", "environment-cuda.yml", ".binder/postBuild"
 PURPOSES = {"run": ["mpich"], "notebook": ["notebook"], "course": ["course"], "test": ["prepare", "test"],
-            "docs": ["docs"]}    # with extras
+            "docs": ["docs", "quizzes"]}    # with extras
 MPIS = "openmpi", "intel"       # those that --mpi puts in place of the one of run.lock
 NAMES = [*PURPOSES, *(f"mpi/{mpi}" for mpi in MPIS)]
 LOCKS = {name: (ROOT / "requirements" / f"{name}.lock").read_text() for name in NAMES}
@@ -29,12 +32,16 @@ def test_environments_of_conda_name_extras(path):
     assert extras and set(",".join(extras).split(",")) <= PROJECT["optional-dependencies"].keys()
 
 
+def test_the_course_has_the_version_of_the_project_and_only_its_folder_has_the_course():
+    assert COURSE["version"] == PROJECT["version"] and COURSE["name"] == f"{PROJECT['name']}-course"
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert not [pattern for pattern in packages if fnmatch("course", pattern)]
+
+
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_a_lock_pins_what_its_purpose_adds_to_those_before_it(purpose):
     """And nothing that one before it pins already: an environment is as small as it can be."""
-    extras = PROJECT["optional-dependencies"]
-    added = {extra: set(map(name, extras[extra])) for extra in sum(PURPOSES.values(), [])}
-    wanted = set().union(*(added[extra] for extra in PURPOSES[purpose]))
+    wanted = {name(requirement) for extra in PURPOSES[purpose] for requirement in EXTRAS[extra]} - {PROJECT["name"]}
     wanted |= set(map(name, PROJECT["dependencies"])) if purpose == "run" else set()
     before = [*PURPOSES][:[*PURPOSES].index(purpose)]
     there = set().union(*map(pinned, before))

@@ -5,6 +5,7 @@ process. So nothing can be sent that a task does not allow, or that is not count
 """
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,10 +187,8 @@ def add_up(xs: list[np.ndarray], op: Any) -> np.ndarray:
 
 def find_cycle(waits_for: Mapping[int, int]) -> list[int]:
     """Return the ranks of a cycle, in which each waits for the next and the last for the first; [] if there is none."""
-    for start in waits_for:
-        path = [start]
-        while (following := waits_for.get(path[-1])) is not None:
-            if following in path:
-                return path[path.index(following):]
-            path.append(following)
+    try:
+        TopologicalSorter({rank: [other] for rank, other in waits_for.items()}).prepare()
+    except CycleError as error:
+        return error.args[1][:0:-1]
     return []

@@ -10,11 +10,10 @@
 
 A link to a file that students do not get becomes plain text.
 """
-import ast
 import posixpath
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -24,8 +23,11 @@ from course.grading.stored import FOLDER
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT / "course" / "labs" / "bundle"      # the bundle's own pages
+CHECKS = """__init__ answers broker checks conversation draws fork_server hunts kernel_limits lab_group limited_rank
+    limits sandbox stored values""".split()     # of course/grading: what labs and their ranks import
 FILES = ("LICENSE", "requirements/run.lock", "requirements/notebook.lock", "requirements/mpi/openmpi.lock",
-         "requirements/mpi/intel.lock", "course/cheat_sheet.html")
+         "requirements/mpi/intel.lock", "course/cheat_sheet.html", "course/__init__.py",
+         *(f"course/grading/{name}.py" for name in CHECKS))
 WITHHELD = "docs/bug_zoo.md"                     # lab 7 asks students to find such bugs
 LINK = re.compile(r"!?\[([^]]*)\]\(([^)#\s]+)[^)]*\)")
 SETTINGS = "notebooks/.jupyter"
@@ -45,8 +47,6 @@ def make_bundle(labs: Mapping[str, str], results: Mapping[str, bytes]) -> bytes:
     add_linked(files)
     for package in "reference", "mpi_impl", "shardlab":
         files |= {name_of(path): path.read_text() for path in (ROOT / package).rglob("*") if path.suffix in SOURCES}
-    modules = ["course", "course.grading", *re.findall(r"course(?:\.\w+)+", " ".join(labs.values()))]
-    files |= {name_of(path): path.read_text() for path in needed_modules(modules)}
     files |= stored_results(results)
     return pack({f"shardlab/{name}": without_dead_links(name, data, files) for name, data in files.items()},
                 {"shardlab/run.sh"})
@@ -113,32 +113,6 @@ def edit_text(name: str, data: str, edit: Callable[[str], str]) -> str:
         if cell.cell_type == "markdown":
             cell.source = edit(cell.source)
     return nbformat.writes(notebook) + "\n"
-
-
-def needed_modules(names: Iterable[str]) -> set[Path]:
-    """Return the files of the modules of `course` with these names, and of those that they import or start."""
-    found, waiting = set(), list(names)
-    while waiting:
-        name = waiting.pop()
-        stem = ROOT / Path(*name.split("."))
-        path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
-        if path.is_file() and path not in found:
-            found.add(path)
-            waiting += named_modules(path.read_text())
-    return found
-
-
-def named_modules(source: str) -> list[str]:
-    """Return the names in a module's source that may be modules of `course`, such as those of programs for ranks."""
-    names = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.append(node.value)
-    return [name for name in names if re.fullmatch(r"course(\.\w+)*", name)]
 
 
 def students_commands(run_sh: str) -> str:

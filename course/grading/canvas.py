@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from course.grading.release import open_gradebook, write
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_readable, check_writable, is_there, read_bytes
+from mpi_impl.runtime.files import check_writable, read_bytes
 from reference.errors import UserError
 
 KEYS = ("SIS Login ID", "SIS User ID", "ID")    # columns that may have nbgrader's names, the likeliest first
@@ -77,9 +77,6 @@ def read_roster(path: Path) -> list[list[str]]:
 
 def read_gradebook(database: Path) -> list[Lab]:
     """Read the labs and scores that nbgrader has stored. Raises UserError."""
-    if not is_there(str(database)):
-        raise UserError(f"There is no {database}: --course names the folder that ./run.sh labs has made.")
-    check_readable(str(database))
     with open_gradebook(database) as gradebook:
         return [Lab(assignment.name, float(assignment.max_score),
                     {found.student.id: max(0.0, float(found.score) - float(found.late_submission_penalty or 0))

@@ -9,14 +9,16 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from mpi_impl.runtime.files import read_bytes
 from reference.errors import UserError
 
+T = TypeVar("T")
 SEED_FILE = "check_seed.txt"        # in the folder of a course
 LARGEST_SEED = 1 << 20              # bytes
 PUBLIC = "public"
@@ -47,14 +49,19 @@ def check_data(name: str) -> np.random.Generator:
     return GRADED[-1].generator(name) if GRADED else generator(PUBLIC, name)
 
 
-@contextmanager
-def secret_draws(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
+def secret_draws(seed: str, answers: Mapping[str, str]) -> AbstractContextManager[Draws]:
     """Let all checks draw from this secret seed, for these answers."""
-    GRADED.append(Draws(seed, answers))
+    return pushed(GRADED, Draws(seed, answers))
+
+
+@contextmanager
+def pushed(stack: list[T], value: T) -> Iterator[T]:
+    """Put a value on a stack for a while."""
+    stack.append(value)
     try:
-        yield GRADED[-1]
+        yield value
     finally:
-        GRADED.pop()
+        stack.pop()
 
 
 def generator(*key) -> np.random.Generator:

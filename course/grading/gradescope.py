@@ -33,14 +33,13 @@ def main() -> None:
                         help="when students see the message of a check with hidden tests (default: %(default)s)")
     parser.add_argument("--seed-file", metavar="FILE", type=Path, help=f"the course's {SEED_FILE}, from which the "
                         "checks' random numbers come (default: a new seed, which is printed)")
-    parser.add_argument("--student", metavar="NAME", help="whose bugs lab 7 asks for (default: what Gradescope says)")
     options = parser.parse_args()
     source = read_source(options.source)
     seed = read_seed(options.seed_file) if options.seed_file else None
     check_folder(str(options.results.absolute().parent))
     check_writable(str(options.results))
     hidden = {about(cell)["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
-    with hunted_by(names_of_student(options), (options.seed_file or options.source).with_name(FILE)):
+    with hunted_by(names_of_student(options.submission), (options.seed_file or options.source).with_name(FILE)):
         graded = grade_file(source, options.submission, options.source.name, seed)
     if texts := names_of_texts(source):
         graded.remarks.append(f"A person grades {' and '.join(texts)}, for more points.")
@@ -49,11 +48,9 @@ def main() -> None:
     print(results["output"])
 
 
-def names_of_student(options) -> list[str]:
-    """Return the names by which the course may know the student: the given one, or Gradescope's."""
-    about = options.submission.absolute().parent / METADATA
-    if options.student:
-        return [options.student]
+def names_of_student(submission: Path) -> list[str]:
+    """Return the names by which the course may know the student: Gradescope's."""
+    about = submission.absolute().parent / METADATA
     with suppress(UserError, ValueError, TypeError, AttributeError, KeyError):      # no file, or another one
         return [str(user[key]) for user in json.loads(read_text(str(about), LARGEST))["users"]
                 for key in ("email", "sid", "name", "id") if user.get(key)]

@@ -5,13 +5,13 @@ the bugs have left behind in a run.
 """
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course.grading.checks import CheckFailed, expect
-from course.grading.draws import GRADED
+from course.grading.draws import GRADED, pushed
 from mpi_impl.runtime.files import is_there, read_text
 from reference.errors import UserError
 
@@ -34,28 +34,27 @@ class Culprit(NamedTuple):
 HUNTED: list[Mapping[str, Culprit]] = []        # of the student who is graded; empty in a notebook
 
 
-@contextmanager
-def hunted_by(names: Iterable[str], path: Path) -> Iterator[None]:
+def hunted_by(names: Iterable[str], path: Path) -> AbstractContextManager:
     """Let checks compare with the bugs of the student who has one of these names in a course's file."""
     known = read(path)
-    found = next((known[name] for name in names if name in known), {})
-    HUNTED.append(found)
-    try:
-        yield
-    finally:
-        HUNTED.pop()
+    return pushed(HUNTED, next((known[name] for name in names if name in known), {}))
 
 
 def read(path: Path) -> dict[str, dict[str, Culprit]]:
     """Return the bugs by student and level; nobody's if there is no file. Raises UserError."""
+    return read_entries(path, lambda cases: {level: Culprit(*(case[name] for name in Culprit._fields))
+                                             for level, case in cases.items()}, "course.hunts")
+
+
+def read_entries(path: Path, parse: Callable[[Any], Any], program: str) -> dict[str, Any]:
+    """Return what a file of this program has by name, parsed; nothing if there is no file. Raises UserError."""
     if not is_there(str(path)):
         return {}
     text = read_text(str(path))
     try:
-        return {student: {level: Culprit(*(case[name] for name in Culprit._fields)) for level, case in cases.items()}
-                for student, cases in json.loads(text).items()}
+        return {name: parse(entry) for name, entry in json.loads(text).items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not a file of hunts: restore it, or move it away and give python -m course.hunts, "
+        raise UserError(f"{path} is not a file of hunts: restore it, or move it away and give python -m {program}, "
                         "which draws the same bugs again.") from error
 
 

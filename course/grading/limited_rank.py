@@ -51,7 +51,7 @@ class BrokerLine:
     """The connection to the broker's process."""
 
     def __init__(self, connection: socket.socket):
-        self.connection = connection
+        self.connection, self.incoming = connection, connection.makefile("rb")
 
     def tell(self, *message) -> None:
         data = to_bytes(list(message))
@@ -60,16 +60,8 @@ class BrokerLine:
         self.connection.sendall(struct.pack(HEAD, len(data)) + data)
 
     def hear(self) -> Any:
-        return from_bytes(self._read(struct.unpack(HEAD, self._read(struct.calcsize(HEAD)))[0]))
-
-    def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
-            parts.append(self.connection.recv(size))
-            if not parts[-1]:
-                os._exit(0)
-            size -= len(parts[-1])
-        return b"".join(parts)
+        head = self.incoming.read(struct.calcsize(HEAD)) or os._exit(0)
+        return from_bytes(self.incoming.read(struct.unpack(HEAD, head)[0]))
 
     def ask(self, *operation) -> Any:
         """Ask the broker for an operation of the group. Return its result, or raise the exception that it names."""

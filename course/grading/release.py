@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
-from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions
@@ -42,7 +42,7 @@ from course.grading.model_answers import open_answers, write_pages
 from course.grading.variants import FILE as VARIANT_FILE, PUBLIC
 from course.grading.writing import is_writing
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_folder, read_text, reading, replacing, writing
+from mpi_impl.runtime.files import check_folder, is_there, read_text, reading, replacing, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -129,11 +129,12 @@ def make_course(folder: Path, sources: list[Path] | None = None, variant: str | 
     """
     sources = sources or labs()
     check_course(folder)
-    variant = check_variant(folder, variant)
+    submitted = read_submitted(folder)
+    variant = check_variant(folder, variant, sum(count for count, _ in submitted.values()))
     made = {source.stem: sign(notebook_of(source, variant)) for source in sources}
     for lab, notebook in made.items():
         check_unchanged(folder / "source" / lab / f"{lab}.ipynb")
-        check_submissions(folder, lab, notebook)
+        check_cells(folder, lab, notebook, *submitted.get(lab, (0, set())))
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
     if variant != PUBLIC:
@@ -161,7 +162,16 @@ def course_seed(path: Path) -> str:
 
 # ---- checks that nothing is lost ----
 
-def check_variant(folder: Path, asked: str | None) -> str:
+def read_submitted(folder: Path) -> dict[str, tuple[int, set[str]]]:
+    """Return for each lab in a course's gradebook how many submissions it has, and the names of its cells."""
+    if not (folder / "gradebook.db").exists():
+        return {}
+    with open_gradebook(folder / "gradebook.db") as gradebook:
+        return {lab.name: (len(lab.submissions), {cell.name for notebook in lab.notebooks
+                                                  for cell in notebook.source_cells}) for lab in gradebook.assignments}
+
+
+def check_variant(folder: Path, asked: str | None, submissions: int) -> str:
     """Return the seed of the course's variant: what was asked for, or its own. Raises UserError."""
     path = folder / VARIANT_FILE
     own = read_text(str(path)).strip() if path.exists() else PUBLIC
@@ -169,7 +179,7 @@ def check_variant(folder: Path, asked: str | None) -> str:
         raise UserError("The seed of --variant is empty, which stands for the public variant. Give a text that nobody "
                         "can guess, or leave --variant out.")
     asked = own if asked is None else asked.strip()
-    if asked != own and (submissions := count_submissions(folder)):
+    if asked != own and submissions:
         raise UserError(f"{folder} has {submissions} submissions to labs of {describe_variant(own)}, which do not fit "
                         f"those of {describe_variant(asked)}. Leave --variant out, or make a new course in another "
                         "folder.")
@@ -178,15 +188,6 @@ def check_variant(folder: Path, asked: str | None) -> str:
 
 def describe_variant(seed: str) -> str:
     return f"the variant {seed!r}" if seed != PUBLIC else "the public variant"
-
-
-def count_submissions(folder: Path) -> int:
-    """Return how many submissions the gradebook of a course has."""
-    database = folder / "gradebook.db"
-    if not database.exists():
-        return 0
-    with open_gradebook(database) as gradebook:
-        return sum(len(assignment.submissions) for assignment in gradebook.assignments)
 
 
 def check_course(folder: Path) -> None:
@@ -213,27 +214,20 @@ def check_unchanged(path: Path) -> None:
                         f"{path.stem}.py, from which it is made, and move the notebook away.")
 
 
-def check_submissions(folder: Path, lab: str, notebook) -> None:
+def check_cells(folder: Path, lab: str, notebook, submissions: int, before: set[str]) -> None:
     """Check that graded submissions can be graded again, since the lab still has the same cells. Raises UserError."""
-    database = folder / "gradebook.db"
-    if not database.exists():
-        return
-    with open_gradebook(database) as gradebook:
-        try:
-            known = gradebook.find_notebook(lab, lab)
-        except MissingEntry:
-            return
-        before, submissions = {cell.name for cell in known.source_cells}, len(known.submissions)
     now = {about(cell)["grade_id"] for cell in notebook.cells if about(cell)}
     if submissions and before != now:
         other = ", ".join(sorted(before ^ now))
-        raise UserError(f"{lab} has {submissions} submissions in {database}, but its cells have changed since then "
-                        f"({other}). In a running course change the contents of cells, but neither their number nor "
-                        "their names; or make a new course in another folder.")
+        raise UserError(f"{lab} has {submissions} submissions in {folder / 'gradebook.db'}, but its cells have changed "
+                        f"since then ({other}). In a running course change the contents of cells, but neither their "
+                        "number nor their names; or make a new course in another folder.")
 
 
 def open_gradebook(database: Path) -> Gradebook:
-    """Open nbgrader's gradebook. Raises UserError."""
+    """Open nbgrader's gradebook, which is there. Raises UserError."""
+    if not is_there(str(database)):
+        raise UserError(f"There is no {database}: --course names the folder that ./run.sh labs has made.")
     find_programs()
     try:
         return Gradebook(f"sqlite:///{database}", "shardlab")

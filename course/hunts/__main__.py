@@ -9,25 +9,23 @@ one on each line. It writes
     hunts/STUDENT.md        what the student gets: the traces of three bugs, one of each level
     hunts.json              the bugs, for grading; only the instructor has it
 
-The bugs are drawn from the course's secret seed, so a second run writes the same. If the course has a catalogue of its
-own (`python -m course.hunts.catalogue --course FOLDER`), they come from it, and no two students share one. Afterwards
-give ./run.sh labs again if you use Gradescope: its autograder for lab 7 contains hunts.json.
+The bugs come from the course's catalogue (`python -m course.hunts.catalogue --course FOLDER`), which its secret seed
+draws: a second run writes the same, and no two students share one. Afterwards give ./run.sh labs again if you use
+Gradescope: its autograder for lab 7 contains hunts.json.
 """
 import json
 import os
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.hunts import FILE
 from course.grading.release import write
 from course.hunts.catalogue import drawn_cases, read_roster
-from course.hunts.faults import LEVELS, Fault, faults, in_order
-from course.hunts.trial import Evidence, Trials, command
+from course.hunts.faults import LEVELS, Fault, in_order
+from course.hunts.trial import Evidence, command
 from mpi_impl.launch.entry import ArgumentParser, run_alone
 from reference.errors import UserError
-from tests.small_pools import SmallPools
 
 HEAD = """# Three bugs
 
@@ -70,31 +68,15 @@ def main() -> None:
     secret = read_seed(options.course / SEED_FILE)
     key = options.course / FILE
     known = json.loads(key.read_text()) if key.exists() else {}
-    students, drawn = list(dict.fromkeys(students)), drawn_cases(options.course, secret)
-    dealt = deal(drawn, secret, students, known) if drawn else {}
-    with SmallPools() as pools, TemporaryDirectory() as folder:
-        trials = Trials(pools, Path(folder))
-        for student in students:
-            found = dealt[student] if drawn else cases_of(trials, secret, student)
-            known[student] = {level: about(fault) for level, (fault, _) in found.items()}
-            write(options.course / "hunts" / f"{file_name(student)}.md", page(student, found).encode())
-            write(key, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
-            print(f"{student}: {len(found)} cases", flush=True)
-            if options.show:
-                for level, (fault, _) in found.items():
-                    print(f"  {level}: {fault.bug.file}, line {fault.lines[0]}, {fault.kind}: {fault.name}")
-
-
-def cases_of(trials: Trials, secret: str, student: str) -> dict[str, tuple[Fault, Evidence]]:
-    """Return for each level the student's first fault that a run shows at this level, and a theorem refutes."""
-    found = {}
-    for level in LEVELS:
-        for fault in in_order(faults(level), secret, student):
-            evidence = trials.of(fault)
-            if evidence and evidence.level == level:
-                found[level] = fault, evidence
-                break
-    return found
+    dealt = deal(drawn_cases(options.course, secret), secret, list(dict.fromkeys(students)), known)
+    for student, found in dealt.items():
+        known[student] = {level: about(fault) for level, (fault, _) in found.items()}
+        write(options.course / "hunts" / f"{file_name(student)}.md", page(student, found).encode())
+        print(f"{student}: {len(found)} cases")
+        if options.show:
+            for level, (fault, _) in found.items():
+                print(f"  {level}: {fault.bug.file}, line {fault.lines[0]}, {fault.kind}: {fault.name}")
+    write(key, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
 
 
 def deal(drawn: dict[Fault, Evidence], secret: str, students: list[str],

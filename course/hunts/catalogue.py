@@ -1,28 +1,25 @@
-"""The catalogue of the mutants that can be hunted: `python -m course.hunts.catalogue` tries those that it lacks.
-
-It holds for each mutant by name the level at which it shows and the run in which it does, or null if it cannot be
-hunted. The zoo's bugs need no catalogue: the bug matrix has tried them.
+"""The catalogue of a course's bugs: `python -m course.hunts.catalogue` tries mutants that only its secret tells.
 
     python -m course.hunts.catalogue --course runs/course --roster students.txt
 
-tries mutants of the course's own, with numbers that only its secret seed tells, until each level has a case
-for each student, and keeps what their runs leave behind in the course's `hunts_catalogue.json`. A second mutant of the
-same line and kind comes after the first ones of all lines. It resumes where it was interrupted.
+It goes on until each level has a case for each student, keeps what their runs leave behind in the course's
+`hunts_catalogue.json` (null for a mutant that cannot be hunted), and resumes where it was interrupted. A second mutant
+of the same line and kind comes after the first ones of all lines.
 """
 import json
 import os
 import time
-import zlib
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from course.grading.draws import SEED_FILE, read_seed
+from course.grading.hunts import read_entries
 from course.grading.release import write
-from course.hunts.faults import CATALOGUE, LEVELS, RUNS, Fault, answer_of, in_order, mutations, probable_level
+from course.hunts.faults import LEVELS, Fault, answer_of, drawn_faults, in_order, probable_level
 from course.hunts.trial import Evidence, Trials
 from mpi_impl.launch.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import is_there, read_text, reading
+from mpi_impl.runtime.files import reading
 from reference.errors import UserError
 from tests.small_pools import SmallPools
 
@@ -30,47 +27,25 @@ FILE = "hunts_catalogue.json"       # in the folder of a course
 
 
 def main() -> None:
-    parser = ArgumentParser(prog="course.hunts.catalogue", description="Try the mutants that a catalogue lacks. It can "
-                            "be interrupted at any time.")
-    parser.add_argument("--most", type=int, default=1 << 30, metavar="N", help="stop after N mutants")
-    parser.add_argument("--course", metavar="FOLDER", type=Path, help="make the catalogue of this course, not the "
-                        "public one")
+    parser = ArgumentParser(prog="course.hunts.catalogue", description="Try mutants until a course has enough "
+                            "cases. It can be interrupted at any time.")
+    parser.add_argument("--course", required=True, metavar="FOLDER", type=Path, help="what ./run.sh labs has made")
     parser.add_argument("--roster", metavar="FILE", type=Path, help="a file with a student's name on each line: as "
                         "many cases of each level")
     parser.add_argument("--cases", type=int, metavar="N", help="this many cases of each level")
+    parser.add_argument("--most", type=int, default=1 << 30, metavar="N", help="stop after N mutants")
     options = parser.parse_args()
-    if options.course and not (options.roster or options.cases):
+    if not (options.roster or options.cases):
         raise UserError("How many cases? Give the --roster, for a case of each level for each student, or --cases N.")
-    cases = options.cases or len(read_roster(options.roster) if options.roster else ())
+    cases = options.cases or len(read_roster(options.roster))
     with SmallPools() as pools, TemporaryDirectory() as folder:
-        trials = Trials(pools, Path(folder))
-        if options.course:
-            try_drawn(trials, options.course, cases, options.most)
-        else:
-            try_public(trials, options.most)
+        try_drawn(Trials(pools, Path(folder)), options.course, cases, options.most)
 
 
 def read_roster(path: Path) -> list[str]:
     """Return the lines of a file that are not empty. Raises UserError."""
     with reading(str(path)):
         return [line.strip() for line in path.read_text().splitlines() if line.strip()]
-
-
-def try_public(trials: Trials, most: int) -> None:
-    """Try the mutants that the public catalogue lacks."""
-    known = json.loads(CATALOGUE.read_text()) if CATALOGUE.exists() else {}
-    faults = {(fault.name, run): fault for run in RUNS for fault in mutations(run)}
-    todo = [key for key in faults if key[0] not in known]
-    todo = sorted(todo, key=lambda key: zlib.crc32(key[0].encode()))[:most]     # something of each file first
-    for name, run in todo:
-        if known.get(name):
-            continue
-        evidence = trials.of(faults[name, run])
-        known[name] = [evidence.level, run] if evidence and evidence.level else None
-        print(known[name], name, flush=True)
-        current = {fault for fault, _ in faults}
-        lines = [f"{json.dumps(key)}: {json.dumps(known[key])}" for key in sorted(known) if key in current]
-        CATALOGUE.write_text("{" + ",\n".join(lines) + "}\n")
 
 
 def try_drawn(trials: Trials, course: Path, cases: int, most: int) -> None:
@@ -98,26 +73,15 @@ def in_turn(faults: list[Fault]) -> list[Fault]:
     return [faults[i] for i in sorted(range(len(faults)), key=turns.__getitem__)]
 
 
-def drawn_faults(secret: str) -> dict[str, Fault]:
-    """Return all mutants that a course may draw, by name."""
-    return {fault.name: fault for run in RUNS for fault in mutations(run, secret)}
-
-
 def drawn_cases(course: Path, secret: str) -> dict[Fault, Evidence]:
-    """Return the cases of a course's catalogue that are still those of the source; none if it has no catalogue."""
+    """Return the cases of a course's catalogue that are still those of the source."""
     faults = drawn_faults(secret)
     return {faults[key]: evidence for key, evidence in read(course / FILE).items() if evidence and key in faults}
 
 
 def read(path: Path) -> dict[str, Evidence | None]:
     """Return what the trials of a course's mutants have found, if there were any. Raises UserError."""
-    if not is_there(str(path)):
-        return {}
-    try:
-        return {key: case and Evidence(*case) for key, case in json.loads(read_text(str(path))).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a catalogue of hunts: restore it, or move it away and give python -m "
-                        "course.hunts.catalogue, which draws the same mutants again.") from error
+    return read_entries(path, lambda case: case and Evidence(*case), "course.hunts.catalogue")
 
 
 if __name__ == "__main__":

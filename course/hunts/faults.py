@@ -1,27 +1,22 @@
-"""The bugs that can be hunted: those of the zoo, and mutants that people could have written; and who gets which.
+"""The bugs that can be hunted: mutants with numbers that only a course's secret tells. A level says where a bug shows
+first.
 
-A level says where a bug shows first. A fault of a level is drawn by a digest of the course's secret, the student and
-the fault itself. So nobody without the secret can find out which one is theirs, each student's can be drawn again at
-any time, and a fault that comes or goes later changes few other students'.
+The secret also orders them, by a digest of each. So nobody without it can find out which bugs a course has, they can be
+drawn again at any time, and a bug that comes or goes later moves few others.
 """
 import ast
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from benchmarks.bug_matrix import results
-from benchmarks.bug_matrix.hunt import hunts, lines_of
 from tests.planted import source_of
 from tests.zoo.entry import Bug
 from tools.mutants.operators import COMMUNICATION, Change, Mutant, Place, but, called, is_text, mutants
 
-CATALOGUE = Path(__file__).with_name("catalogue.json")
 LEVELS = {"forward": ("forward",), "backward": ("backward", "gradients"), "step": ("reduction", "step")}     # phases
 
 SIZES = ("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16", "--vocab-size",
@@ -37,15 +32,13 @@ PLACES = {"comm/mappings": ("tensor", "sequence"), **{f"layers/{name}": ("tensor
           "parallel/model_state": ("data", "pipeline"), "parallel/passes": ("pipeline",),
           "parallel/pipeline": ("pipeline",), "parallel/sinks": ("data",), "parallel/zero": ("data",),
           "training/optimizer": ("data",), "training/trainer": ("data", "pipeline")}
-KINDS = {"drop communication": "missing communication", "group": "wrong group", "rescale": "scaling",
-         "alias": "aliasing", **dict.fromkeys(("drop update", "+= to =", "sign", "swap operands", "axis", "off by one",
-                                               "comparison", "condition", "offset"), "computation")}
+KINDS = {"drop communication": "missing communication", "rescale": "scaling", "offset": "computation"}
+SENDS = set("all_reduce all_gather reduce_scatter broadcast enter leave enter_backward leave_backward".split())
+NUMBERS = 4     # of each place: as many cases differ in nothing else
 GIVE_ARRAYS = set("""linear total rows reshape sum mean max exp log sqrt square tanh where concatenate stack astype copy
     einsum matmul swapaxes widened output_table take_along_axis lookup dropout dropout_backward residual
     residual_backward mask_padding layer_norm clip_coefficient learning_rate global_norm sum_of_squares
     core_attention_backward core_attention_forward ravel""".split())
-SENDS = re.compile(r"[\w.]*\b(all_reduce|all_gather|reduce_scatter|broadcast|enter|leave|enter_backward|leave_backward)"
-                   r"\(")
 
 
 class Fault(NamedTuple):
@@ -59,49 +52,30 @@ class Fault(NamedTuple):
     options: tuple[str, ...]
 
 
-@cache
-def faults(level: str) -> tuple[Fault, ...]:
-    """Return all faults of a level."""
-    known = results.read()
-    zoo = (Fault(hunt.entry.name, hunt.entry.kind, hunt.entry.bug,
-                 (lines_of(hunt.entry).start, lines_of(hunt.entry).stop - 1), hunt.ranks, without_steps(hunt.options))
-           for hunt in hunts() if level_of(known[hunt.entry.name]["compare"].says) == level)
-    catalogue = json.loads(CATALOGUE.read_text())
-    return (*zoo, *(fault for run in RUNS for fault in mutations(run) if catalogue.get(fault.name) == [level, run]))
-
-
-def without_steps(options: list[str]) -> tuple[str, ...]:
-    """Return the options without the number of steps, which all hunts share."""
-    at = options.index("--train-iters")
-    return (*options[:at], *options[at + 2:])
-
-
 def level_of(says: str) -> str:
     """Return the level of a difference such as '1 forward: embedding.output', or nothing if it comes too late."""
     return next((level for level, phases in LEVELS.items()
                  if says.startswith(tuple(f"1 {phase}:" for phase in phases))), "")
 
 
-def in_order(faults: Iterable[Fault], secret: str, student: str) -> list[Fault]:
-    """Return the faults in an order that nobody can compute without the secret: the first is the student's."""
+def in_order(faults: Iterable[Fault], secret: str, purpose: str) -> list[Fault]:
+    """Return the faults in an order that nobody can compute without the secret, another one for each purpose."""
     def drawn(fault: Fault) -> bytes:
-        return hmac.digest(secret.encode(), f"{student}\n{fault.name}".encode(), hashlib.sha256)
+        return hmac.digest(secret.encode(), f"{purpose}\n{fault.name}".encode(), hashlib.sha256)
 
     return sorted(faults, key=drawn)
 
 
 @cache
-def mutations(run: str, secret: str = "") -> tuple[Fault, ...]:
-    """Return the mutants that look like a person's mistake and could be live in a run; or a course's, by its secret."""
-    found = []
-    for path in (f"mpi_impl/{place}.py" for place, runs in PLACES.items() if run in runs):
-        for mutant in mutants(path, partial(drawn, secret) if secret else None):
-            fewer = len(SENDS.findall(mutant.after)) < len(SENDS.findall(mutant.before))
-            if mutant.operator in KINDS and (mutant.operator != "drop communication" or fewer):
-                bug, lines = as_bug(mutant)
-                name = f"{run}: {mutant.name}" if secret else mutant.name
-                found.append(Fault(name, KINDS[mutant.operator], bug, lines, *RUNS[run]))
-    return tuple(found)
+def drawn_faults(secret: str) -> dict[str, Fault]:
+    """Return all mutants that a course may draw, by name: each in the runs in which it could be live."""
+    found = {}
+    for place, runs in PLACES.items():
+        for mutant in mutants(f"mpi_impl/{place}.py", partial(drawn, secret)):
+            for run in runs:
+                name = f"{run}: {mutant.name}"
+                found[name] = Fault(name, KINDS[mutant.operator], *as_bug(mutant), *RUNS[run])
+    return found
 
 
 def answer_of(fault: Fault) -> tuple:
@@ -118,7 +92,7 @@ def probable_level(fault: Fault) -> str:
 def drawn(secret: str, place: Place) -> Iterator[Change]:
     """Yield changes of a place with numbers that only the secret tells."""
     random = Random(f"{secret}\n{ast.unparse(place.statement)}\n{ast.unparse(place.nodes[0])}")
-    for number in random.sample((*range(40, 96), *range(105, 196)), 2):
+    for number in random.sample((*range(40, 96), *range(105, 196)), NUMBERS):
         yield from changes_by(ast.Constant(number / 100), place)
 
 
@@ -134,7 +108,8 @@ def changes_by(number: ast.Constant, place: Place) -> Iterator[Change]:
                 yield "rescale", ast.BinOp(node, ast.Mult(), number)
                 yield "offset", ast.BinOp(node, ast.Add(), number)
         case ast.Call(args=[argument, *others]) if called(node) in COMMUNICATION:
-            yield "drop communication", ast.BinOp(argument, ast.Mult(), number)
+            if called(node) in SENDS:
+                yield "drop communication", ast.BinOp(argument, ast.Mult(), number)
             yield "rescale", but(node, args=[ast.BinOp(argument, ast.Mult(), number), *others])
             yield "offset", but(node, args=[ast.BinOp(argument, ast.Add(), number), *others])
         case ast.Call() if called(node) in GIVE_ARRAYS:

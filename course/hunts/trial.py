@@ -4,10 +4,13 @@ The theorem is that of `shardlab prove`: every tensor of two steps is the same f
 """
 import io
 import json
+import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from tempfile import TemporaryDirectory, mkdtemp
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from course.hunts.faults import Fault, level_of
 from mpi_impl.launch.pool import RankFailure
@@ -42,18 +45,23 @@ class Evidence(NamedTuple):
 
 
 class Trials:
-    """Trials of faults on a pool of ranks. Runs without a fault are recorded once."""
+    """Trials of faults on a pool of ranks. What runs without a fault have left is kept."""
 
     def __init__(self, pools: SmallPools, folder: Path):
         """Keep recordings in the folder."""
         self.pools, self.folder = pools, folder
-        self.right: dict[tuple, Path] = {}
-        self.theorems: dict[tuple, bool] = {}
-        self.lines: dict[tuple, list] = {}
+        self.kept: dict[tuple, Any] = {}
+
+    def once(self, what: str, fault: Fault, compute: Callable[[], Any]) -> Any:
+        """Return what is computed once for all faults of the same run."""
+        key = what, fault.ranks, fault.options
+        if key not in self.kept:
+            self.kept[key] = compute()
+        return self.kept[key]
 
     def of(self, fault: Fault) -> Evidence | None:
         """Return the evidence of a run with this fault; None if it cannot be hunted."""
-        right = self.recorded(fault)
+        right = self.once("recording", fault, lambda: self.recorded(fault))
         with TemporaryDirectory(dir=self.folder) as folder:
             try:
                 buggy_codes(fault.bug)
@@ -71,49 +79,40 @@ class Trials:
 
     def runs(self, fault: Fault) -> bool:
         """Report whether a rank runs a line that the fault changes."""
-        key = fault.ranks, fault.options
-        if key not in self.lines:
-            argv = (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
-                    str(self.folder / "cache"))
-            self.lines[key] = self.pools.run(fault.ranks, observed_run, train, argv, timeout=8 * PATIENCE)
-        return any(line in lines.get(fault.bug.file, ()) for _, lines in self.lines[key]
+        observed = self.once("lines", fault, lambda: self.pools.run(
+            fault.ranks, observed_run, train, self.argv(fault), timeout=8 * PATIENCE))
+        return any(line in lines.get(fault.bug.file, ()) for _, lines in observed
                    for line in range(fault.lines[0], fault.lines[1] + 1))
 
     def recorded(self, fault: Fault) -> Path:
-        """Return the recording of the same run without the fault."""
-        key = fault.ranks, fault.options
-        if key not in self.right:
-            folder = self.folder / f"right-{len(self.right)}"
-            self.run(fault, folder)
-            self.right[key] = folder
-        return self.right[key]
+        """Return the folder of a recording of the same run without the fault."""
+        folder = Path(mkdtemp(dir=self.folder))
+        self.run(fault, folder)
+        return folder
 
     def run(self, fault: Fault, folder: Path, bug: Bug | None = None) -> str:
         """Train with the fault's options, and return what is printed. Raises RankFailure."""
-        folder.mkdir(exist_ok=True)
-        argv = (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
-                str(self.folder / "cache"), "--record", str(folder), "--ledger", str(folder / "ledger.json"))
-        if bug is None:
-            return self.pools.run(fault.ranks, train, argv, timeout=PATIENCE)[0]
-        return self.pools.run(fault.ranks, planted_run, bug, train, argv, timeout=PATIENCE)[0]
+        argv = (*self.argv(fault), "--record", str(folder), "--ledger", str(folder / "ledger.json"))
+        program = (planted_run, bug, train) if bug else (train,)
+        return self.pools.run(fault.ranks, *program, argv, timeout=PATIENCE)[0]
+
+    def argv(self, fault: Fault) -> tuple[str, ...]:
+        return (*fault.options, *STEPS, "--data-path", str(ROOT / TEXT), "--data-cache-path",
+                str(self.folder / "cache"))
 
     def refuted(self, fault: Fault) -> bool:
         """Report whether the theorem fails with the fault, and holds without it."""
-        if not self.proved(fault):
+        if self.once("theorem", fault, lambda: self.differ(fault, differs)):
             return False
         try:
-            return any(self.pools.run(fault.ranks, planted_run, fault.bug, differs, fault.options, seed,
-                                      timeout=2 * PATIENCE)[0] for seed in range(PROOFS))
+            return self.differ(fault, planted_run, fault.bug, differs)
         except RankFailure:
             return True
 
-    def proved(self, fault: Fault) -> bool:
-        """Report whether the theorem holds for the run without the fault."""
-        key = fault.ranks, fault.options
-        if key not in self.theorems:
-            self.theorems[key] = not any(self.pools.run(fault.ranks, differs, fault.options, seed,
-                                                        timeout=2 * PATIENCE)[0] for seed in range(PROOFS))
-        return self.theorems[key]
+    def differ(self, fault: Fault, *program) -> bool:
+        """Report whether a proof with one of a few seeds finds a difference."""
+        return any(self.pools.run(fault.ranks, *program, fault.options, seed, timeout=2 * PATIENCE)[0]
+                   for seed in range(PROOFS))
 
 
 def train(group, argv: tuple[str, ...]) -> str:
@@ -137,13 +136,9 @@ def differs(group, options: tuple[str, ...], seed: int) -> bool:
 def command(fault: Fault) -> str:
     """Return the command of a run, for a shell."""
     words = (*fault.options, *STEPS, "--data-path", TEXT, "--record", "recorded", "--ledger", "ledger.json")
-    options = [f"--{option}".strip() for option in " ".join(words).split("--")[1:]]     # each with its value
-    lines, program = [""], f"python -m mpi_impl.launch -n {fault.ranks} -m mpi_impl.pretrain_gpt"
-    for option in options:
-        if len(lines[-1]) + len(option) > 100:
-            lines.append("")
-        lines[-1] += f" {option}"
-    return " \\\n   ".join([program, *lines])
+    joined = re.sub(" (?!--)", "~", " ".join(words))         # each option with its value
+    return " \\\n    ".join([f"python -m mpi_impl.launch -n {fault.ranks} -m mpi_impl.pretrain_gpt",
+                             *wrap(joined, 100, break_on_hyphens=False)]).replace("~", " ")
 
 
 # ---- what the student reads -----------------------------------------------------------------------------------------

@@ -103,52 +103,37 @@ def shard(group, whole):
 # %% check="check_shard" points=4
 # Sharding: what belongs to a head by heads, and the rest replicated
 ### BEGIN HIDDEN TESTS
-def rotation(s, r):
-    """Return for each position the matrix [r, r] by which rope multiplies: [s, r, r]."""
-    half = np.arange(r // 2)
-    angle = np.arange(s)[:, None] * 10000.0 ** (-2 * half / r)
-    matrix = np.zeros((s, r, r))
-    matrix[:, half, half] = matrix[:, half + r // 2, half + r // 2] = np.cos(angle)
-    matrix[:, half, half + r // 2], matrix[:, half + r // 2, half] = np.sin(angle), -np.sin(angle)
-    return matrix
+from reference.ops import attention_core, attention_core_backward, layer_norm, layer_norm_backward
+from reference.rope import rotary_cos_sin, rotate, rotate_backward
 
 
 def whole_attention(x, p, dy):
     """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
-    (s, r), d = (x.shape[1], p["R"].shape[1]), p["K"].shape[2]
-    turn, latent = rotation(s, r), x @ p["C"]
-    rope_key = np.einsum("bsn,snm->bsm", x @ p["R"], turn)
-    q = np.einsum("bsh,han->basn", x, p["Q"])
-    q_rope = np.einsum("basn,snm->basm", q[..., d:], turn)
-    key, value = (np.einsum("bsc,cad->basd", latent, p[name]) for name in "KV")
-    scores = (q[..., :d] @ key.swapaxes(2, 3) + np.einsum("basm,btm->bast", q_rope, rope_key)) / np.sqrt(d + r)
-    probs = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(s)
-    probs = probs / probs.sum(-1, keepdims=True)
-    mixed = probs @ value
-    dmixed = np.einsum("bsh,adh->basd", dy, p["O"])
-    dprobs = dmixed @ value.swapaxes(2, 3)
-    dscores = probs * (dprobs - (dprobs * probs).sum(-1, keepdims=True)) / np.sqrt(d + r)
-    dvalue, dkey = probs.swapaxes(2, 3) @ dmixed, dscores.swapaxes(2, 3) @ q[..., :d]
-    dq_rope = np.einsum("bast,btm,snm->basn", dscores, rope_key, turn)
-    dq = np.concatenate([dscores @ key, dq_rope], -1)
-    drope = np.einsum("bast,basm,tnm->btn", dscores, q_rope, turn)                      # from all heads
-    dlatent = np.einsum("basd,cad->bsc", dkey, p["K"]) + np.einsum("basd,cad->bsc", dvalue, p["V"])
-    dx = np.einsum("basn,han->bsh", dq, p["Q"]) + dlatent @ p["C"].T + drope @ p["R"].T
+    (r, d), latent = (p["R"].shape[1], p["K"].shape[2]), x @ p["C"]
+    angles, q = rotary_cos_sin(x.shape[1], r, x), np.einsum("bsh,han->bsan", x, p["Q"])
+    rope_key = rotate((x @ p["R"])[:, :, None], angles)                                 # the same for all heads
+    key, value = (np.einsum("bsc,cad->bsad", latent, p[name]) for name in "KV")
+    q = np.concatenate([q[..., :d], rotate(q[..., d:], angles)], -1)
+    k = np.concatenate([key, np.broadcast_to(rope_key, (*key.shape[:3], r))], -1)
+    mixed, kept = attention_core(q, k, value, causal=True) if value.size else (value, None)
+    dmixed = np.einsum("bsh,adh->bsad", dy, p["O"])
+    dq, dk, dvalue = attention_core_backward(dmixed, kept) if value.size else (q, k, value)
+    dq = np.concatenate([dq[..., :d], rotate_backward(dq[..., d:], angles)], -1)
+    dkey, drope = dk[..., :d], rotate_backward(dk[..., d:].sum(2, keepdims=True), angles)[:, :, 0]
+    dlatent = np.einsum("bsad,cad->bsc", dkey, p["K"]) + np.einsum("bsad,cad->bsc", dvalue, p["V"])
+    dx = np.einsum("bsan,han->bsh", dq, p["Q"]) + dlatent @ p["C"].T + drope @ p["R"].T
     grads = {"C": np.einsum("bsh,bsc->hc", x, dlatent), "R": np.einsum("bsh,bsr->hr", x, drope),
-             "Q": np.einsum("bsh,basn->han", x, dq), "K": np.einsum("bsc,basd->cad", latent, dkey),
-             "V": np.einsum("bsc,basd->cad", latent, dvalue), "O": np.einsum("basd,bsh->adh", mixed, dy)}
-    return np.einsum("basd,adh->bsh", mixed, p["O"]), dx, grads
+             "Q": np.einsum("bsh,bsan->han", x, dq), "K": np.einsum("bsc,bsad->cad", latent, dkey),
+             "V": np.einsum("bsc,bsad->cad", latent, dvalue), "O": np.einsum("bsad,bsh->adh", mixed, dy)}
+    return np.einsum("bsad,adh->bsh", mixed, p["O"]), dx, grads
 
 
 def whole_layer(x, p, dy):
     """Return y, dx, and the gradients, a dict like p, of x + attention(norm(x)). x: [b, s, h]; dy: like x."""
-    centered = x - x.mean(-1, keepdims=True)
-    std = np.sqrt((centered ** 2).mean(-1, keepdims=True) + 1e-5)
-    unit = centered / std
-    attention, dn, grads = whole_attention(unit * p["gain"] + p["shift"], p, dy)
-    dunit = dn * p["gain"]
-    dx = (dunit - dunit.mean(-1, keepdims=True) - unit * (dunit * unit).mean(-1, keepdims=True)) / std
-    return x + attention, dy + dx, {**grads, "gain": (dn * unit).sum((0, 1)), "shift": dn.sum((0, 1))}
+    n, kept = layer_norm(x, p["gain"], p["shift"], 1e-5)
+    attention, dn, grads = whole_attention(n, p, dy)
+    dx, dgain, dshift = layer_norm_backward(dn, p["gain"], kept)
+    return x + attention, dy + dx, {**grads, "gain": dgain, "shift": dshift}
 
 
 def ragged_shards_of(p, n):

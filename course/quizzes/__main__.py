@@ -46,7 +46,8 @@ def qti_writer():
         from text2qti.qti import QTI
         from text2qti.quiz import Quiz
     except ImportError:
-        raise UserError("text2qti, which makes Canvas's format, is not installed: pip install '.[quizzes]'.") from None
+        raise UserError("text2qti, which makes Canvas's format, is not installed: "
+                        "pip install './course[quizzes]'.") from None
     return lambda text, path: QTI(Quiz(text, config=Config())).save(path)
 
 

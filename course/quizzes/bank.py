@@ -7,15 +7,15 @@ A question of a TOML file has a name, and
     right, because  the right choice, and why it is right
     [NAME.wrong]    each wrong choice, and the misconception behind it
 
-or in the exam `numbers`, of each of which a variant draws one for the stem, for `because`, and for the key, a function
-of exam.py that has the question's name.
+or in the exam `numbers`, of each of which a variant draws one for the stem, for `because`, and for the `key`, an
+expression of what exam.py names.
 """
 import tomllib
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from course.quizzes import exam
+from course.quizzes.exam import key_of
 
 FOLDER = Path(__file__).parent
 QUIZZES = {"prerequisites": "Prerequisites", "concepts": "Concept inventory", "exam": "Exam questions"}
@@ -48,7 +48,7 @@ def question_of(name: str, about: dict, random: Random) -> Question:
     stem, because, see = about["stem"].strip(), about["because"].strip(), f"See {about['see']}."
     if "numbers" in about:
         numbers = {letter: random.choice(values) for letter, values in about["numbers"].items()}
-        right = getattr(exam, name)(**numbers)
+        right = key_of(about["key"], numbers)
         return Question(name, stem.format(**numbers), right, f"{because.format(answer=right, **numbers)} {see}", {})
     choices = [(about["right"], f"Right. {because}"),
                *((wrong, f"{why.strip()} {see}") for wrong, why in about["wrong"].items())]

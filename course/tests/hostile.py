@@ -84,10 +84,6 @@ SUBMISSIONS = {
         LAB7, "columns", "group.all_reduce(dy @ w.T)", "sum(group.all_gather((dy @ w.T)[None]))"), "", ""),
 
     # ---- wrong ----
-    "another name": Submission(LAB1, {"pass_on": "def passon(group, x): return x"}, "pass_on", "it renamed"),
-    "everyone sends first": passes_on(
-        "group.send(x, (group.rank + 1) % group.size)\nreturn group.receive((group.rank - 1) % group.size)",
-        "They wait in a cycle: 0 -> 1 -> 0"),
     "one wrong line, on which others build": Submission(
         LAB1, plant(LAB1, "reduce_scatter", "range(1, group.size):", "range(1, group.size - 1):"),
         "reduce_scatter reduce_scatter_cost", "its chunk of the sum is not right"),
@@ -107,13 +103,9 @@ SUBMISSIONS = {
     # ---- other ranks' data, without a message ----
     "from frames": Submission(LAB1, cheats.LAB1_FROM_FRAMES, None, "has no len|NoneType|None was returned|iterat"),
     "drawn again from the public seed": Submission(LAB1, cheats.LAB1_FROM_SEED, None, "expected|not right"),
-    "from open files": passes_on("return [os.read(file, 100) for file in range(64)]",
-                                 "Bad file|died|did not finish|cannot be passed"),
     "kept from an earlier run": Submission(LAB1, cheats.LAB1_KEPT, "reduce_scatter_cost", "are enough"),
 
     # ---- hidden channels between ranks ----
-    "a file": passes_on("np.save('/tmp/%d' % group.rank, x)\nreturn np.load('/tmp/%d.npy' % (group.rank - 1))",
-                        "not use files"),
     "shapes of empty arrays": Submission(LAB1, cheats.LAB1_IN_SHAPES, "all_gather all_gather_cost",
                                          "are enough|never ends"),
     "numbers of empty messages": Submission(LAB1, cheats.LAB1_IN_MESSAGES, "all_gather_cost",
@@ -122,8 +114,6 @@ SUBMISSIONS = {
                                                     "ctypes may not be imported"),
     "arrays of one element": Submission(LAB3, cheats.LAB3_ONE_BY_ONE, "attention_cost",
                                         "a rank has sent|are enough"),
-    "errors, caught": passes_on("try: group.exchange(x, int(1e6 * abs(x[0])) + 9, 0)\nexcept ValueError: return x",
-                                "there is no rank"),
 
     # ---- the count, the check and the grader ----
     "the lab's whole layer": Submission(
@@ -153,18 +143,10 @@ SUBMISSIONS = {
     "an array that equals everything": passes_on(
         "class Array(np.ndarray):\n    def __eq__(self, other): return True\nreturn np.zeros(len(x)).view(Array)",
         "expected"),
-    "a pickle that runs": passes_on("class Bomb:\n    def __reduce__(self): return os.system, ('id',)\nreturn Bomb()",
-                                    "cannot be passed"),
     "NumPy changed": passes_on("np.subtract = np.abs = np.any = lambda *_, **__: 0\nreturn x * 0", "expected"),
     "a broken function that is replaced": Submission(
         LAB7, cheats.LAB7_CHANGED_PROGRAM, "diagnose_columns",
         "With your inputs the broken function is right|KeyError|died|raised"),
     "the course's answer, read": Submission(LAB1, {"reduce_scatter": cheats.READS_THE_COURSES_ANSWER},
                                             "reduce_scatter reduce_scatter_cost", "its own: 1answer"),
-
-    # ---- harm ----
-    "ends": passes_on("os._exit(0)", "exit status 0"),
-    "loops": passes_on("while True: pass", "is there an endless loop"),
-    "something for later": passes_on("import atexit\natexit.register(group.barrier)\nreturn x * 0", "expected"),
-    "sends too much": passes_on("return group.exchange(np.zeros(10_000_000), 0, 0)", "the limit"),
 }

@@ -1,14 +1,16 @@
 """Submissions of labs, and the marks that they get."""
 import re
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 
+import nbformat
+
 from course.grading.answers import CURRENT, answers_of
-from course.grading.draws import Draws, secret_draws
+from course.grading.draws import Draws, pushed, secret_draws
 from course.grading.grade import Mark, marks
 from course.grading.hunts import HUNTED, Culprit
 from course.grading.lab_source import labs, notebook_of
+from course.grading.release import without_secrets
 from course.grading.variants import PUBLIC
 
 SOURCES = {source.stem: source for source in labs()}
@@ -27,6 +29,11 @@ def solution(lab: str, variant: str = PUBLIC):
     return notebook_of(SOURCES[lab], variant)
 
 
+def released(lab: str) -> str:
+    """Return the text of a lab's notebook as students get it."""
+    return nbformat.writes(without_secrets(solution(lab)))
+
+
 def marks_of(lab: str, seed: str = SEED, *, variant: str = PUBLIC, **answers: str) -> dict[str, Mark]:
     """Return the marks by check of the solution with these answers replaced. The ranks are kept for the next call."""
     source = solution(lab, variant) if variant != PUBLIC else solution(lab)     # tests replace `solution`
@@ -34,18 +41,8 @@ def marks_of(lab: str, seed: str = SEED, *, variant: str = PUBLIC, **answers: st
     CURRENT.update(answers_of(source))
     assert not set(answers) - set(CURRENT), "there is no such answer"
     CURRENT.update(answers)
-    with secret_draws(seed, CURRENT) as draws, solved_hunts():
+    with secret_draws(seed, CURRENT) as draws, pushed(HUNTED, PRACTICE):     # the bugs that lab 7's solution finds
         return {mark.check: mark for mark in marks(source, draws)}
-
-
-@contextmanager
-def solved_hunts():
-    """Let lab 7 ask for the bugs that its solution finds."""
-    HUNTED.append(PRACTICE)
-    try:
-        yield
-    finally:
-        HUNTED.pop()
 
 
 def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:

@@ -1,24 +1,15 @@
 """The cheat sheet: each formula is what its function of reference/ computes, and all of it prints on two pages."""
 import re
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from reference import kv_cache, precision
-from reference.comm import ring
+from course.quizzes.exam import FUNCTIONS
 from reference.config import ModelConfig
-from reference.costs import bubbles, flops, hardware, memory, parameters, volumes
-from reference.parallel import model_states
-from reference.schedules import generators, simulate
 from tests.browser import open_browser
 
 SHEET = Path(__file__).parents[1] / "cheat_sheet.html"
-FUNCTIONS: dict = {"replace": replace}
-for module in (kv_cache, precision, ring, bubbles, flops, hardware, memory, parameters, volumes, model_states,
-               generators, simulate):
-    FUNCTIONS |= vars(module)
 FORMULAS = re.findall(r'<b data-is="(.+?)">(.+?)</b>', SHEET.read_text())
 
 

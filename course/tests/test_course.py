@@ -11,16 +11,18 @@ import nbformat
 import pytest
 
 from course.grading import release
-from course.grading.answers import answers_of
+from course.grading.answers import about, answers_of
 from course.grading.bundle import make_bundle, name_of
 from course.grading.draws import SEED_FILE, read_seed
 from course.grading.lab_source import labs, notebook_of
-from course.grading.release import ROOT, course_seed, main, make_course, open_gradebook, without_secrets
+from course.grading.release import (ROOT, course_seed, main, make_course, open_gradebook, public_autograder,
+                                    without_secrets)
 from course.grading.stored import FOLDER
-from course.tests.submissions import LAB1, LAB8, LAB_NAMES, solution
+from course.grading.variants import FILE as VARIANT_FILE, PUBLIC
+from course.tests.submissions import LAB1, LAB2, LAB_NAMES, released, solution
 from reference.errors import UserError
 
-MADE = [labs()[0], labs()[-1]]
+MADE, VARIANT, OTHER = labs()[:2], "apple", "berry"
 REGIONS = re.compile(r"### BEGIN (SOLUTION|HIDDEN TESTS)\n(.*?)### END \1", re.DOTALL)
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
@@ -29,14 +31,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     folder = tmp_path_factory.mktemp("courses") / "course"
-    make_course(folder, MADE)
+    make_course(folder, MADE, VARIANT)
     return folder
 
 
 @pytest.fixture(scope="module")
-def bundle(course) -> dict[str, bytes]:
+def bundle() -> dict[str, bytes]:
     """Return the files of the students' bundle."""
-    return unzip((course / "students" / "shardlab.zip").read_bytes())
+    return unzip(make_bundle({lab: released(lab) for lab in LAB_NAMES}, {}))
 
 
 def path_of(course, lab, step="release") -> Path:
@@ -75,10 +77,12 @@ def secret_lines(lab: str) -> set[str]:
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
 def test_no_line_of_a_solution_or_of_a_hidden_test_is_shown(bundle, lab):
-    """Neither on the site, nor in the release, which is the same, nor anywhere in the bundle."""
+    """Neither on the site, nor in the release, which is the same, nor anywhere in the bundle or a public autograder."""
     secret, shown = secret_lines(lab), {"site": code_of(without_secrets(solution(lab)))}
     assert len(secret) > 10 and not re.search("SOLUTION|HIDDEN", shown["site"])
-    for name, data in bundle.items():
+    public = public_autograder(lab, released(lab), {})["grader.zip"]
+    assert len(public) < 10 << 20, "Classroom 50 reads no more"
+    for name, data in (unzip(public) | bundle).items():
         if not name.endswith((".bin", ".png")):
             shown[name] = code_of(nbformat.reads(data.decode(), 4)) if name.endswith(".ipynb") else data.decode()
     assert {name for name, text in shown.items() if secret & lines(text)} == set()
@@ -88,29 +92,43 @@ def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, t
     seed = read_seed(course / SEED_FILE)
     holders = {name for name, data in contents(course).items()
                if seed.encode() in (b"".join(unzip(data).values()) if name.endswith(".zip") else data)}
-    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in (LAB1, LAB8))}
+    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in (LAB1, LAB2))}
     assert seed.encode() not in (course / "gradebook.db").read_bytes()
     assert len(seed) == 32 and seed != course_seed(tmp_path / SEED_FILE) == course_seed(tmp_path / SEED_FILE)
 
 
-@pytest.mark.parametrize("lab", [LAB1, LAB8])
-def test_the_release_is_what_the_site_shows(course, lab):
-    released = nbformat.read(path_of(course, lab), 4)
-    assert code_of(released) == code_of(without_secrets(solution(lab)))
-    assert not any(cell.get("outputs") for cell in released.cells)
-    public = unzip(contents(course)[f"classroom50/{lab}/grader.zip"])
+@pytest.mark.parametrize("lab", [LAB1, LAB2])
+def test_everything_in_a_course_is_of_its_variant_and_students_get_no_solution(course, lab):
+    varied, files = solution(lab, VARIANT), contents(course)
+    made, students = (nbformat.read(path_of(course, lab, step), 4) for step in ("source", "release"))
+    grader, public, given = (unzip(files[name]) for name in (
+        f"gradescope/{lab}.zip", f"classroom50/{lab}/grader.zip", "students/shardlab.zip"))
+    assert code_of(made) == code_of(nbformat.reads(grader[f"{lab}.ipynb"].decode(), 4)) == code_of(varied)
+    assert code_of(students) == code_of(without_secrets(varied)) != code_of(without_secrets(solution(lab)))
+    assert code_of(nbformat.reads(given[f"shardlab/notebooks/labs/{lab}.ipynb"].decode(), 4)) == code_of(students)
+    assert not any(cell.get("outputs") for cell in students.cells)
     assert public[f"{lab}.ipynb"].decode() == path_of(course, lab).read_text(), "students can read it"
+    if lab == LAB2:
+        results = files[f"expected/{lab}.bin"]
+        assert results == public[f"course/labs/expected/{lab}.bin"] == given[f"shardlab/course/labs/expected/{lab}.bin"]
+        assert results != (FOLDER / f"{lab}.bin").read_bytes()
+    assert (course / VARIANT_FILE).read_text().strip() == VARIANT
+    assert not any(name.startswith("shardlab/course/variants") or VARIANT_FILE in name for name in given)
 
 
 @pytest.mark.parametrize("lab", LAB_NAMES)
-def test_a_lab_without_its_secrets_has_answers_to_write(lab):
-    source, released = solution(lab), without_secrets(solution(lab))
-    assert len(source.cells) == len(released.cells) and "%load_ext course.grading" in code_of(released)
-    assert set(answers_of(source)) == set(answers_of(released))
-    assert all("raise NotImplementedError()" in answer for answer in answers_of(released).values())
-    for cell in source.cells:
-        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("locked"):
-            assert "default_rng" not in cell.source and "np.random" not in cell.source, "a seed that all can read"
+def test_a_lab_is_a_notebook_that_nbgrader_takes_and_without_its_secrets_has_answers_to_write(lab):
+    source, students = solution(lab), without_secrets(solution(lab))
+    nbformat.validate(source)
+    names = [about(cell)["grade_id"] for cell in source.cells if about(cell)]
+    assert len(set(names)) == len(names) and len(source.cells) == len(students.cells)
+    assert "%load_ext course.grading" in code_of(students) and set(answers_of(source)) == set(answers_of(students))
+    assert all("raise NotImplementedError()" in answer for answer in answers_of(students).values())
+    for cell in (cell for cell in source.cells if cell.cell_type == "code"):
+        assert ("### BEGIN SOLUTION" in cell.source) == bool(about(cell).get("solution"))
+        assert ("### BEGIN HIDDEN TESTS" not in cell.source) or about(cell).get("grade")
+        assert not about(cell).get("solution") or cell.source.startswith(f"%%answer {about(cell)['grade_id']}\n")
+        assert not (about(cell).get("locked") and re.search("default_rng|np.random", cell.source)), "a known seed"
 
 
 def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(bundle):
@@ -120,10 +138,11 @@ def test_nothing_of_the_instructors_is_in_the_bundle_and_all_that_students_need(
     assert all(name.endswith(".svg") for name in bundle if "/benchmarks/" in name), "pictures of docs/"
     instructors = {f"shardlab/course/grading/{name}.py" for name in (
         "release", "grade", "submission", "nbgrader_checks", "gradescope", "canvas", "model_answers", "bundle")}
-    assert not instructors & set(bundle) and not re.search(r"answers\.sealed|seed|docs/\S*bug_zoo", " ".join(bundle))
+    assert not instructors & set(bundle)
+    assert not re.search(r"answers\.sealed|seed|instructors|docs/\S*bug_zoo", " ".join(bundle))
     walkthroughs = {path.name for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {name.split("/")[-1] for name in bundle if re.match("shardlab/(notebooks|course/labs)/", name)} == {
-        *walkthroughs, f"{LAB1}.ipynb", f"{LAB8}.ipynb", *(path.name for path in FOLDER.iterdir()),
+        *walkthroughs, *(f"{lab}.ipynb" for lab in LAB_NAMES), *(path.name for path in FOLDER.iterdir()),
         "page_config.json", "default_setting_overrides.json"}
     assert not any(b'"jupytext"' in bundle[f"shardlab/notebooks/{name}"] for name in walkthroughs), "a twin"
 
@@ -136,21 +155,16 @@ def test_the_bundle_has_every_file_of_the_packages(bundle):
     assert {f"shardlab/{name}" for name in files} <= bundle.keys()
 
 
-def test_all_that_labs_import_is_in_the_bundle():
-    released = {lab: nbformat.writes(without_secrets(solution(lab))) for lab in LAB_NAMES}
-    there = unzip(make_bundle(released, {}))
-    named = set(re.findall(r"from (course[.\w]*) import", " ".join(released.values())))
-    assert "course.grading.hunts" in named, "of lab 7 alone"
-    for path in (f"shardlab/{module.replace('.', '/')}" for module in named):
-        assert f"{path}.py" in there or f"{path}/__init__.py" in there
-
-
-def test_all_that_the_bundles_packages_import_is_in_it(bundle):
-    """It leaves out some modules of `course`; none that it keeps may import one of those."""
+def test_all_that_labs_and_packages_import_is_in_the_bundle(bundle):
+    """It leaves out some modules of `course`; nothing that it keeps may import one of those."""
+    named = {}
     for name, data in bundle.items():
-        for module in re.findall(rb"^\s*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)", data, re.MULTILINE):
-            path = f"shardlab/{module.decode().replace('.', '/')}"
-            assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
+        for module in re.findall(rb'^[\s"]*(?:from|import) ((?:course|mpi_impl|reference)[\w.]*)', data, re.MULTILINE):
+            named[module.decode()] = name
+    assert "course.grading.hunts" in named, "of lab 7 alone"
+    for module, name in named.items():
+        path = f"shardlab/{module.replace('.', '/')}"
+        assert f"{path}.py" in bundle or f"{path}/__init__.py" in bundle, f"{name} imports {module}"
 
 
 def test_every_link_in_the_bundle_leads_to_a_file_or_folder_in_it(bundle):
@@ -199,22 +213,27 @@ def test_made_again_it_is_made_the_same(course, capsys):
     config.write_text(config.read_text() + "\nc.IncludeHeaderFooter.header = ''     # the instructor's\n")
     with open_gradebook(course / "gradebook.db") as gradebook:
         gradebook.add_student("alice")
-    make_course(course, labs()[:1])
-    assert contents(course) == before | {"nbgrader_config.py": config.read_bytes()}
+    before |= {"nbgrader_config.py": config.read_bytes()}
+    make_course(course, MADE[:1])
+    assert contents(course) == before, "without --variant, it is of its own"
+    make_course(course, MADE[:1], OTHER)
+    assert (course / VARIANT_FILE).read_text().strip() == OTHER and contents(course) != before
+    make_course(course, MADE[:1], VARIANT)
+    assert contents(course) == before
     with open_gradebook(course / "gradebook.db") as gradebook:
-        assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == {LAB1, LAB8}
+        assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == {LAB1, LAB2}
     assert re.search(r"\d+ checks with 60 points, 2 texts with 10\n", capsys.readouterr().out)
 
 
 def test_a_notebook_that_was_changed_by_hand_is_kept(course):
-    path = path_of(course, LAB8, "source")
+    path = path_of(course, LAB2, "source")
     as_it_was, notebook = path.read_text(), nbformat.read(path, 4)
     notebook.metadata["language_info"] = {"name": "python", "version": "3"}      # as Jupyter does when it saves
     notebook.cells[1].source += "\n# a remark"
     for text in nbformat.writes(notebook), "{":
         path.write_text(text)
         before = contents(course)
-        with pytest.raises(UserError, match=f"changed by hand.*course/labs/{LAB8}.py"):
+        with pytest.raises(UserError, match=f"changed by hand.*course/labs/{LAB2}.py"):
             make_course(course, MADE)
         assert contents(course) == before, "nothing is made if anything cannot be"
     path.write_text(as_it_was)
@@ -236,6 +255,9 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
     with open_gradebook(course / "gradebook.db") as gradebook:
         assert len(gradebook.find_submission(LAB1, "bob").notebooks) == 1
     assert notebook_of(changed).cells[0].source == nbformat.read(path_of(course, LAB1), 4).cells[0].source
+    for asked, words in (OTHER, "1 submissions to labs of the variant 'apple'.*'berry'"), (PUBLIC, "public variant"):
+        with pytest.raises(UserError, match=words):
+            make_course(course, MADE[:1], asked)
 
 
 def test_a_folder_that_is_not_a_course_is_left_alone(tmp_path, monkeypatch):

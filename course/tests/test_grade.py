@@ -1,15 +1,17 @@
 """Answers are found in whatever was handed in, and the instructor's checks alone decide on points."""
+import re
 from copy import deepcopy
 
 import nbformat
 import pytest
 
-from course.grading import checks
+from course.grading import checks, draws as module
 from course.grading.answers import CURRENT
+from course.grading.draws import check_data, read_seed, secret_draws
 from course.grading.grade import grade
 from course.grading.submission import Unreadable, cell_of, find_notebook, grade_file, remarks
 from course.tests.notebooks import answer_cell, cell, check_cell, notebook
-from course.tests.submissions import LAB_NAMES, solution
+from reference.errors import UserError
 
 ONE = "def one():\n    return 1"
 CHECK = """
@@ -125,10 +127,13 @@ def test_remarks():
     (b" \n", "is empty"), (b"[" * 100_000, "not JSON"), (b'{"cells": 3}', "has no cells"),
     (b'{"cells": [{"cell_type": "code", "source": [1], "metadata": {}}]}', "has no cells"),
     (b'{"cells": [{"cell_type": "code", "metadata": {"nbgrader": {"grade_id": [], "solution": 1}}}]}', "none of"),
-    (b'{"cells": []}' + b" " * 99, "larger than"), (None, "cannot be read")], ids=lambda data: str(data)[:30])
+    (b'{"cells": []}' + b" " * 99, "larger than"), (None, "cannot be read"),
+    ("/dev/null", "is a link")], ids=lambda data: str(data)[:30])
 def test_what_is_not_a_notebook_has_no_points_and_a_sentence(tmp_path, monkeypatch, data, words):
     path = tmp_path / "lab.ipynb"
-    if data is not None:
+    if isinstance(data, str):
+        path.symlink_to(data)
+    elif data:
         path.write_bytes(data)
     if words == "larger than":
         monkeypatch.setattr("course.grading.submission.LARGEST", 99)
@@ -147,15 +152,49 @@ def test_the_notebook_of_a_folder(tmp_path):
         find_notebook(tmp_path, "c.ipynb")
 
 
-@pytest.mark.parametrize("lab", LAB_NAMES)
-def test_a_lab_is_a_notebook_that_nbgrader_takes(lab):
-    found = solution(lab)
-    nbformat.validate(found)
-    names = [one.metadata.nbgrader.grade_id for one in found.cells if "nbgrader" in one.metadata]
-    assert len(set(names)) == len(names)
-    for one in found.cells:
-        about = one.metadata.get("nbgrader", {})
-        answer = about.get("solution") and one.cell_type == "code"
-        assert ("### BEGIN SOLUTION" in one.source) == bool(answer)
-        assert ("### BEGIN HIDDEN TESTS" not in one.source) or about.get("grade")
-        assert not answer or one.source.startswith(f"%%answer {about.grade_id}\n")
+# ---- the numbers that checks draw ----
+
+EMPTY_ANSWERS = {"f": "def f(): pass"}
+DRAW = "from course.grading import check_data\nprint([check_data('x').integers(10 ** 9) for _ in range(2)])"
+DRAWING = notebook(cell("locked", "tools", "TOOLS = 1"), answer_cell("f", EMPTY_ANSWERS["f"]),
+                  check_cell("first", f"# First\n{DRAW}"), check_cell("second", f"# Second\n{DRAW}"))
+
+
+def number(name: str = "x") -> int:
+    return int(check_data(name).integers(1 << 60))
+
+
+def numbers(seed: str, answers: dict[str, str] = EMPTY_ANSWERS, checks=("a", "b")) -> dict[str, list[int]]:
+    """Return each check's numbers: it draws twice by one name and once by another."""
+    found = {}
+    with secret_draws(seed, answers) as mine:
+        for check in checks:
+            mine.begin(check)
+            found[check] = [number(), number(), number("y")]
+    return found
+
+
+def test_no_numbers_come_twice_but_in_a_notebook():
+    assert number() == number() != number("y")
+    seeds, answers = ("one", "two"), (EMPTY_ANSWERS, {"f": EMPTY_ANSWERS["f"] + " "}, {"g": EMPTY_ANSWERS["f"]})
+    found = [x for seed in seeds for given in answers for drawn in numbers(seed, given).values() for x in drawn]
+    assert len(found) == 36 and len({*found, number(), number("y")}) == 38
+    assert not module.GRADED, "a notebook's numbers again"
+
+
+def test_the_same_seed_gives_the_same_submission_the_same_numbers_whatever_other_checks_have_drawn():
+    assert numbers("one") == numbers("one") and numbers("one")["b"] == numbers("one", checks=("b",))["b"]
+
+
+def test_marks_can_be_repeated_with_the_seed_that_was_printed(capsys, tmp_path):
+    given, drawn = grade(DRAWING, DRAWING, "mine"), grade(DRAWING, DRAWING)
+    seed, = re.findall(r"No seed was given: .* a new one, (\w{32})\n", capsys.readouterr().out)
+    (tmp_path / "seed").write_text(f"{seed}\n")
+    assert drawn == grade(DRAWING, DRAWING, read_seed(tmp_path / "seed"))
+    assert given == grade(DRAWING, DRAWING, "mine")
+    said = [mark.said for mark in given + drawn + grade(DRAWING, DRAWING, "another")]
+    assert len(set(said)) == 6 and "seed" not in capsys.readouterr().out
+    assert "mine" not in str(given), "from its numbers the seed cannot be found"
+    (tmp_path / "seed").write_text("\n")
+    with pytest.raises(UserError, match="is empty"):
+        read_seed(tmp_path / "seed")

@@ -3,9 +3,9 @@ import os
 import re
 import subprocess
 import sys
-import time
 import zipfile
 from io import BytesIO
+from threading import Timer
 
 import nbformat
 import pytest
@@ -13,8 +13,7 @@ from jupyter_client.manager import start_new_kernel
 
 from course.grading.answers import about, name_of
 from course.grading.bundle import make_bundle
-from course.grading.release import without_secrets
-from course.tests.submissions import LAB1, LAB_NAMES, solution
+from course.tests.submissions import LAB1, LAB_NAMES, released, solution
 from tests.browser import DESK, open_browser
 
 # What stands below each cell in JupyterLab, as soon as a certain cell has something below it, or there is an error.
@@ -28,60 +27,47 @@ OUTPUTS = """last => {
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("student")
-    released = {lab: nbformat.writes(without_secrets(solution(lab))) for lab in LAB_NAMES}
-    zipfile.ZipFile(BytesIO(make_bundle(released, {}))).extractall(folder)
+    zipfile.ZipFile(BytesIO(make_bundle({lab: released(lab) for lab in LAB_NAMES}, {}))).extractall(folder)
     return folder / "shardlab"
 
 
-class Kernel:
-    """A notebook's kernel that finds the packages of the bundle alone."""
+@pytest.fixture
+def run(bundle):
+    """Start a kernel that finds the packages of the bundle alone. Return a function that runs a cell in it, interrupts
+    it after some seconds, and returns what is below the cell, without colours.
+    """
+    manager, client = start_new_kernel(cwd=bundle / "notebooks" / "labs",
+                                       env={**os.environ, "PYTHONPATH": str(bundle)})
 
-    def __init__(self, bundle, folder):
-        self.manager, self.client = start_new_kernel(cwd=folder, env={**os.environ, "PYTHONPATH": str(bundle)})
-
-    def run(self, source: str, seconds: float | None = None) -> str:
-        """Run a cell, and interrupt it after some seconds. Return what is below it, without colours."""
+    def run(source: str, seconds: float | None = None) -> str:
         said: list[str] = []
         if seconds:
-            started = self.client.execute(source)
-            time.sleep(seconds)
-            self.manager.interrupt_kernel()
-            while (message := self.client.get_iopub_msg(timeout=60))["content"].get("execution_state") != "idle" or \
-                    message["parent_header"]["msg_id"] != started:
-                said += message["content"].get("traceback", [])
-        else:
-            self.client.execute_interactive(source, timeout=120, output_hook=lambda message: said.append(
-                message["content"].get("text") or "\n".join(message["content"].get("traceback", ()))))
+            Timer(seconds, manager.interrupt_kernel).start()
+        client.execute_interactive(source, timeout=120, output_hook=lambda message: said.append(
+            message["content"].get("text") or "\n".join(message["content"].get("traceback", ()))))
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(said))
 
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+    yield run
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
-def kernel(bundle):
-    found = Kernel(bundle, bundle / "notebooks" / "labs")
-    yield found
-    found.close()
-
-
-def test_a_student_solves_the_first_task(kernel, bundle):
+def test_a_student_solves_the_first_task(run, bundle):
     """With an error first, then a deadlock, an endless loop, and the right answer."""
     cells = {cell.metadata.nbgrader.grade_id: cell.source for cell in nbformat.read(
         bundle / "notebooks" / "labs" / f"{LAB1}.ipynb", 4).cells if "nbgrader" in cell.metadata}
     head, check = "%%answer pass_on\ndef pass_on(group, x):\n", cells["check_pass_on"]
-    kernel.run("%load_ext course.grading")
-    kernel.run(cells["tools"])
-    said = kernel.run(f"{head}    return x\n\n1 / 0")
+    run("%load_ext course.grading")
+    run(cells["tools"])
+    said = run(f"{head}    return x\n\n1 / 0")
     assert "line 5" in said and "ZeroDivisionError" in said and "The answer pass_on has failed" in said
-    kernel.run(f"{head}    group.send(x, (group.rank + 1) % group.size)\n    return group.receive(0)")
-    assert "They wait in a cycle" in kernel.run(check)
-    kernel.run(f"{head}    while True:\n        x = x + 1")
-    said = kernel.run(check, seconds=3)     # its ranks start, and are at work until its limit of five seconds
+    run(f"{head}    group.send(x, (group.rank + 1) % group.size)\n    return group.receive(0)")
+    assert "They wait in a cycle" in run(check)
+    run(f"{head}    while True:\n        x = x + 1")
+    said = run(check, seconds=3)     # its ranks start, and are at work until its limit of five seconds
     assert "You interrupted pass_on" in said and "in pass_on" in said and "pool.py" not in said
-    kernel.run(f"{head}    return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)")
-    assert "passed: pass_on on 2 and 4 ranks\n" in kernel.run(check)
+    run(f"{head}    return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)")
+    assert "passed: pass_on on 2 and 4 ranks\n" in run(check)
 
 
 @pytest.fixture(scope="module")

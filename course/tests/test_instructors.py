@@ -1,15 +1,13 @@
 """The instructors' pages: each class and each written question has all that it should, and what they quote exists."""
 import re
 import shlex
-import zipfile
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 from nbgrader.apps.nbgraderapp import NbGraderApp
 
-from course.grading.bundle import ROOT, make_bundle
+from course.grading.bundle import ROOT
 from course.grading.lab_source import labs
 from shardlab.command import program_of
 
@@ -49,7 +47,3 @@ def test_what_a_page_tells_you_to_run_exists(page):
             assert f"\n    {word}) " in (ROOT / "run.sh").read_text(), line
         else:
             assert word in NbGraderApp.subcommands if program == "nbgrader" else program_of([word, *rest]), line
-
-
-def test_no_student_gets_them():
-    assert not [name for name in zipfile.ZipFile(BytesIO(make_bundle({}, {}))).namelist() if "instructors" in name]

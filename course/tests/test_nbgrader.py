@@ -1,4 +1,5 @@
 """Through nbgrader itself: the solution has all points, and whatever else is handed in ends nobody's grading."""
+import csv
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
-from course.grading import nbgrader_checks
+from course.grading import canvas, nbgrader_checks
 from course.grading.answers import answers_of
 from course.grading.class_table import read_scores, read_titles, table
 from course.grading.draws import SEED_FILE, read_seed
@@ -136,6 +137,21 @@ def test_the_table_of_a_class_has_every_score_and_counts_who_passed_each_check(c
     for name, title in titles.items():
         passed = sum(mine[name].points == mine[name].of for mine in scores.values())
         assert re.search(rf"^ *\d+  {re.escape(title)} .* {passed} of {len(scores)} ", text, re.MULTILINE)
+
+
+def test_scores_come_into_canvas_less_what_was_late(course, monkeypatch, tmp_path):
+    """From and to a file, with a byte order mark, names that need quotes, and short rows."""
+    with open_gradebook(course / "gradebook.db") as gradebook:
+        gradebook.find_submission_notebook(LAB1, LAB1, "odd").late_submission_penalty = 4.5
+        gradebook.db.commit()
+    rows = [["Student", "ID", "SIS Login ID", "Lab 1 (7)"], ['O"Neil, Ünal\nthe second', "1", "odd"], ["B", "2", "bob"]]
+    with open(tmp_path / "in.csv", "w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows(rows)
+    monkeypatch.setattr("sys.argv", ["canvas", "--roster", str(tmp_path / "in.csv"), "--course", str(course),
+                                     "--output", str(tmp_path / "out.csv")])
+    canvas.main()
+    with open(tmp_path / "out.csv", encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [rows[0], [*rows[1], "55.5"], [*rows[2], "0"]]
 
 
 def test_feedback_lists_checks_by_their_titles_and_needs_no_network_for_formulas(course):

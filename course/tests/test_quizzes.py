@@ -12,20 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from course.quizzes import exam
 from course.quizzes.__main__ import main
 from course.quizzes.bank import FOLDER, QUIZZES, Question, read_quiz
+from course.quizzes.exam import key_of
 from course.quizzes.formats import gift, notebook, text2qti
-from reference import ops
-from reference.comm.collectives import all_reduce
-from reference.comm.ring import ring_all_reduce
-from reference.costs.flops import iteration_flops
-from reference.costs.memory import most_in_flight
-from reference.costs.volumes import data_parallel_traffic
-from reference.positions import in_order
-from reference.precision import FORMATS, rounded
-from reference.schedules.generators import make
-from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 ENTRIES = {quiz: tomllib.loads((FOLDER / f"{quiz}.toml").read_text()) for quiz in QUIZZES}
 EXAM = ENTRIES["exam"]
@@ -40,7 +30,7 @@ def test_a_quiz_has_its_number_of_questions_each_with_all_that_it_needs(quiz):
     assert len(ENTRIES[quiz]) == SIZES[quiz] and len({one["stem"] for one in ENTRIES[quiz].values()}) == SIZES[quiz]
     for name, about in ENTRIES[quiz].items():
         if quiz == "exam":
-            assert set(about) == {"see", "stem", "because", "numbers", "formula"}, name
+            assert set(about) == {"see", "stem", "because", "numbers", "formula", "key"}, name
         else:
             assert set(about) == {"see", "stem", "because", "right", "wrong"}, name
             reasons = list(about["wrong"].values())
@@ -74,110 +64,41 @@ def test_every_variant_has_the_key_that_the_formula_gives(name):
     about = EXAM[name]
     for values in product(*about["numbers"].values()):
         numbers = dict(zip(about["numbers"], values))
-        key, expected = getattr(exam, name)(**numbers), eval(about["formula"], numbers.copy())
+        key, expected = key_of(about["key"], numbers), eval(about["formula"], numbers.copy())
         assert isclose(key, expected, rel_tol=1e-3 if "range" in about["formula"] else 1e-12), numbers
         assert type(key) in (int, float)
         assert not re.search("[{}]|nan|inf\\b", (about["stem"] + about["because"]).format(answer=key, **numbers))
 
 
-# ---- what the inventory claims, executed --------------------------------------------------------------------------
-
-A, B = np.random.default_rng(1).normal(size=(2, 4, 6))
-
-
-def claim(name: str) -> str:
-    """Return the right choice of a concept, which a test has shown."""
-    return ENTRIES["concepts"][name]["right"]
-
-
-def test_what_the_inventory_says_about_sums():
-    gelu = lambda z: ops.gelu(z)[0]                     # noqa: E731
-    assert np.abs(gelu(A) + gelu(B) - gelu(A + B)).max() > 0.1 and "after" in claim("gelu_of_parts")
-    bias = np.ones(6)
-    assert np.allclose(all_reduce([A / 4 + bias] * 4)[0], A + 4 * bias) and claim("bias_on_every_rank") == "x W + 4 b"
-    means = np.array([1 / 6, 1 / 6, 1 / 6, 1]) / 4      # of a token's loss, by replica
-    assert np.isclose(means[3] / means[0], 6) and "six times" in claim("replicas_mean")
-
-
-def test_what_the_inventory_says_about_softmax():
-    whole, parts = A[0], np.split(A[0], 2)
-    def normalizer(shifts):
-        return np.log(sum(np.exp(part - shift).sum() for part, shift in zip(parts, shifts))) + max(shifts)
-    right = np.log(np.exp(whole).sum())
-    assert np.isclose(normalizer([whole.max()] * 2), right) and claim("own_maximum").startswith("No")
-    assert abs(normalizer([part.max() for part in parts]) - right) > 0.01
-    sums = np.array([np.exp(part).sum() for part in parts])
-    means = [np.exp(part) @ v / total for part, v, total in zip(parts, np.split(B[0], 2), sums)]
-    exact = np.exp(whole) @ B[0] / sums.sum()
-    assert np.isclose(means @ sums / sums.sum(), exact) and "weighted" in claim("softmax_in_parts")
-    assert abs(np.mean(means) - exact) > 0.01
-
-
-def test_what_the_inventory_says_about_costs():
-    assert 1.7 < ring_all_reduce(1, 8) < ring_all_reduce(1, 64) < 2 and "below 2 N" in claim("ring_cost")
-    assert data_parallel_traffic(1, 8, 1) == data_parallel_traffic(1, 8) and "same" in claim("zero_one")
-    gpt = exam.gpt(24, 4096, 32, V=1)
-    assert abs(iteration_flops(gpt, 1, 8, "full") / iteration_flops(gpt, 1, 8) - 4 / 3) < 1e-3
-    assert claim("recompute") == "A third"
-    gpipe, pipe = (make(name, 4, 16) for name in ("gpipe", "1f1b"))
-    assert simulate(gpipe, Times()).makespan == simulate(pipe, Times()).makespan
-    assert (max(activations_in_flight(gpipe)), max(activations_in_flight(pipe))) == (16, 4) == (
-        most_in_flight("gpipe", 4, 16, 0), most_in_flight("1f1b", 4, 16, 0)) and "Memory" in claim("one_f_one_b")
-    fractions = [simulate(make("1f1b", p, m), Times()).bubble_fraction for p, m in ((4, 10), (8, 10), (4, 20), (4, 5))]
-    assert min(fractions) == fractions[2] and claim("bubble").startswith("More microbatches")
-    work = [sum(i + 1 for i in range(s.start, s.stop)) for (s,) in in_order(4, 4096)]
-    assert work[3] / np.mean(work) == pytest.approx(7 / 4, rel=1e-2) and "nearly twice" in claim("causal_order")
-
-
-def test_what_the_inventory_says_about_small_updates():
-    weight = np.float32(1)
-    for _ in range(1000):
-        weight = rounded(weight - np.float32(0.001), FORMATS["bfloat16"])
-    assert weight == 1 and "still 1.0" in claim("small_updates")
-
-
 # ---- the formats ----------------------------------------------------------------------------------------------------
 
-ESCAPED = {"\\": "\1", "~": "\2", "=": "\3", "#": "\4", "{": "\5", "}": "\6", ":": "\7", "n": "\n"}
+TEXT = r"((?:[^\\~=#{}:\n]|\\.)*)"       # without control characters that are not escaped
+GIFT = re.compile(rf"::{TEXT}::\[markdown\]{TEXT} \{{(?:#([\d.e-]+):([\d.e-]+)\n####{TEXT}|"
+                  rf"((?:\n[=~]{TEXT}#{TEXT})*))\n\}}\n")
 
 
-def parsed_gift(text: str) -> list[tuple]:
-    """Read GIFT as Moodle's importer does: (name, stem, answers, feedback); an answer is (mark, text, feedback)."""
-    def plain(part):
-        for escape, placeholder in ESCAPED.items():
-            part = part.replace(placeholder, "\n" if escape == "n" else escape)
-        return part.strip()
-    found = []
-    for block in re.split(r"\n\s*\n", text.strip()):
-        if block.startswith("$CATEGORY"):
-            continue
-        block = re.sub(r"\\([\\~=#{}:n])", lambda one: ESCAPED[one[1]] if one[1] != "n" else "\n", block)
-        name, stem, inside = re.fullmatch(r"::([^:]*)::\[markdown\]([^{}~=#]*) \{([^{}]*)\}", block, re.DOTALL).groups()
-        inside, _, general = inside.partition("####")
-        if inside.strip().startswith("#"):
-            answers = [("#", inside.strip()[1:], "")]
+def plain(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)
+
+
+def expect_gift(questions):
+    """Read GIFT as Moodle's importer does, and compare."""
+    category, *blocks = re.split(r"\n\n|(?<=\n\}\n)\n", gift("Title", questions))
+    assert category == "$CATEGORY: Shardlab/Title" and len(blocks) == len(questions)
+    for question, block in zip(questions, blocks):
+        name, stem, key, within, because, choices, *_ = GIFT.fullmatch(block.rstrip("\n") + "\n").groups()
+        assert (plain(name), plain(stem)) == (question.name, question.stem)
+        if question.choices:
+            assert [(mark, plain(choice), plain(said)) for mark, choice, said in re.findall(
+                rf"\n([=~]){TEXT}#{TEXT}", choices)] == [
+                ("=" if choice == question.right else "~", choice, said) for choice, said in question.choices.items()]
         else:
-            answers = [(mark, *map(plain, body.split("#"))) for mark, body in re.findall(r"([=~])([^=~]*)", inside)]
-        found.append((plain(name), plain(stem), answers, plain(general)))
-    return found
+            assert (float(key), float(within), plain(because)) == (question.right, question.within, question.because)
 
 
 @pytest.mark.parametrize("quiz", QUIZZES)
 def test_gift_says_what_the_bank_says(quiz):
     expect_gift(read_quiz(quiz))
-
-
-def expect_gift(questions):
-    parsed = parsed_gift(gift("Title", questions))
-    assert len(parsed) == len(questions)
-    for question, (name, stem, answers, general) in zip(questions, parsed):
-        assert (name, stem) == (question.name, question.stem)
-        if question.choices:
-            assert answers == [("=" if one == question.right else "~", one, said)
-                               for one, said in question.choices.items()] and not general
-        else:
-            key, within = map(float, answers[0][1].split(":", 1)) if len(answers) == 1 else ()
-            assert (key, within, general) == (question.right, question.within, question.because)
 
 
 TEXTS = st.text("~=#{}:\\n\n ax", min_size=1).map(lambda text: f"a{text}a")

@@ -52,8 +52,6 @@ FORBIDDEN = {
     "from the environment": ("return float(os.environ['SEED'])", "KeyError: 'SEED'"),
     "shared memory": ("from multiprocessing import shared_memory", "may not be imported"),
     "a socket": ("import socket\nsocket.socket()", "processes or the network"),
-    "its priority": ("os.nice(1)\nreturn os.getpriority(os.PRIO_PROCESS, os.getpid())", "not permitted"),
-    "its processor's time": ("import time\nreturn time.clock_gettime((~os.getpid() << 3) | 2)", "not permitted"),
     "imports the grader": ("from course.grading import checks", "may not be imported"),
     "forks": ("while True: os.fork()", "processes"),
     "a thread left behind": ("import threading\nthreading.Thread(target=print).start()", "thread|may not be"),

@@ -15,12 +15,13 @@ def draw(random: Generator) -> dict[str, str]:
     bent = f"    dlatent = dlatent * ({slope.format(y='latent')})\n"
     return {
         r"\Lambda = X C, \qquad": rf"\Lambda = {formula.format(z='X C')}, \qquad",
-        'latent = rotation(s, r), x @ p["C"]': "latent = rotation(s, r), " + code.format(z='x @ p["C"]'),
+        'p["K"].shape[2]), x @ p["C"]': 'p["K"].shape[2]), ' + code.format(z='x @ p["C"]'),
         'dvalue, p["V"])\n': f'dvalue, p["V"])\n{bent}',
         'x @ shard["C"]\n': code.format(z='x @ shard["C"]') + "\n",
         'dv, shard["V"])\n': f'dv, shard["V"])\n{bent}',
         r"{\sqrt{d + r}}": rf"{{{cool} \sqrt{{d + r}}}}",
-        "np.sqrt(d + r)": f"({cool} * np.sqrt(d + r))",
+        "attention_core(q, k": f"attention_core(q / {cool}, k",
+        "rotate_backward(dq[..., d:], angles)], -1)": f"rotate_backward(dq[..., d:], angles)], -1) / {cool}",
         "np.sqrt(q.shape[3])": f"({cool} * np.sqrt(q.shape[3]))",
 
         "the first ranks have one\n# more. With fewer heads than ranks, the last ranks have none.":
@@ -40,7 +41,7 @@ def draw(random: Generator) -> dict[str, str]:
             f'expect_equal(dxs, [dx + {around} * dy] * n, "dx", "dy goes around the heads, once, and ',
 
         r"$$Y = X + \mathrm{Attention}(N), \qquad": rf"$$Y = X + \tfrac{{1}}{{{by}}} \mathrm{{Attention}}(N), \qquad",
-        'p["shift"], p, dy)': f'p["shift"], p, dy / {by})',
+        "whole_attention(n, p, dy)": f"whole_attention(n, p, dy / {by})",
         "return x + attention, dy": f"return x + attention / {by}, dy",
         "reduce_scatter(partial, axis=1), (n": f"reduce_scatter(partial, axis=1) / {by}, (n",
         "inside_backward(group.all_gather(dy, axis": f"inside_backward(group.all_gather(dy / {by}, axis",

@@ -67,7 +67,7 @@ def inventory(random: Generator, order: str) -> dict[str, str]:
         "and the bubble of its timeline beside yours.": "and the bubble of its timeline, which is a fraction of "
             "the\n#    step, beside yours, which is a time.",
         "check_bubble(CASES[0], 1 / 3)": f"check_bubble(CASES[0], {both})",
-        '(("F", 1.0), ("B", 2.0))': f'(("F", {forward}.0), ("B", {backward}.0))',
-        "return 1 - 3 * m / max(free)": f"return max(free) - {both} * m",
+        "Times(1.0, 2.0, 0.0)": f"Times({forward}.0, {backward}.0, 0.0)",
+        "return 1 - 3 * m / played": f"return played - {both} * m",
         "Return the idle fraction of GPipe": "Return the idle time of GPipe",
     }

@@ -1,4 +1,4 @@
-"""Gradescope always gets its results, unless the instructor's own files are wrong."""
+"""Gradescope and Classroom 50 always get their results, unless the instructor's own files are wrong."""
 import json
 import os
 import subprocess
@@ -9,13 +9,16 @@ from io import BytesIO
 import nbformat
 import pytest
 
+from course.grading.classroom50 import FIELDS
 from course.grading.draws import SEED_FILE
 from course.grading.gradescope import METADATA, main
 from course.grading.hunts import FILE
-from course.grading.release import autograder
+from course.grading.release import autograder, public_autograder
 from course.tests.notebooks import answer_cell, cell, check_cell, notebook
-from course.tests.submissions import LAB1, PRACTICE, solution
+from course.tests.submissions import LAB1, LAB3, LAB7, PRACTICE, released, solution
 from tests.launching import ROOT
+
+# ---- Gradescope ----
 
 SOURCE = notebook(answer_cell("one", "def one():\n    return 1"), check_cell("seen", """
 # It is one
@@ -57,12 +60,6 @@ def test_the_solution_has_all_points(grade_one):
             {"name": "It is one, still", "score": 7, "max_score": 7, **right}]}
 
 
-def test_a_name_that_no_file_can_hold_costs_nothing(grade_one):
-    odd = json.dumps(answer_cell("two", "")).replace("two", r"\ud800")
-    text = f'{{"cells": [{", ".join(map(json.dumps, SOURCE.cells))}, {odd}]}}'
-    assert grade_one(text)["output"].startswith("12 of 12 points. ? is no task of this lab")
-
-
 def test_a_wrong_answer_has_none_and_its_hidden_tests_are_shown_when_the_instructor_says(grade_one):
     found = grade_one(WRONG, "--hidden-tests", "after_due_date")
     assert [(test["score"], test["status"], test["output"], test["visibility"]) for test in found["tests"]] == [
@@ -91,13 +88,8 @@ def test_the_bugs_are_those_of_the_student_whom_gradescope_names(grade_one, tmp_
         if text is not None:
             (tmp_path / METADATA).write_text(text)
         assert (bug() == PRACTICE["step"].kind + "\n") == ("a@b.c" in str(text))
-    assert "There is no case for you" in bug("--student", "bob")
-
-
-def test_a_link_to_the_instructors_notebook_has_results_and_no_points(grade_one, tmp_path):
-    (tmp_path / "submission" / "lab.ipynb").symlink_to(tmp_path / "lab.ipynb")
-    found = grade_one(folder=False)
-    assert "is a link" in found["output"] and not any(one["score"] for one in found["tests"])
+    (tmp_path / METADATA).write_text('{"users": [{"email": "bob"}]}')
+    assert "There is no case for you" in bug()
 
 
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
@@ -121,3 +113,50 @@ def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
     assert done.returncode == 0 and str(ROOT) not in done.stderr, done.stderr
     found = json.loads((tmp_path / "results" / "results.json").read_text())
     assert "not JSON" in found["output"] and len(found["tests"]) > 3
+
+
+# ---- Classroom 50: students may read its autograder ----
+
+ENVIRONMENT = {name: f"the {field}" for field, name in FIELDS.items()}
+
+
+@pytest.fixture
+def push(tmp_path):
+    """Return a function that grades a checkout with these files, as Classroom 50 does: result.json, and the page."""
+    (checkout := tmp_path / "checkout").mkdir()
+
+    def grade(lab: str, **files: str) -> tuple[dict, str]:
+        for name, data in public_autograder(lab, released(lab), {}).items():
+            (tmp_path / name).write_bytes(data)
+        for name, text in files.items():
+            (path := checkout / name.replace("__", "/")).parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".py" if path.name in ("pip", "course") else ".ipynb").write_text(text)
+        done = subprocess.run([sys.executable, tmp_path / "autograder.py"], cwd=checkout, capture_output=True,
+                              text=True, timeout=300,
+                              env=os.environ | ENVIRONMENT | {"PIP_NO_INDEX": "1", "PYTHONPATH": ""})
+        assert done.returncode == 0 and str(ROOT) not in done.stderr, done.stderr
+        return json.loads((checkout / "result.json").read_text()), (checkout / "release-body.md").read_text()
+    return grade
+
+
+@pytest.mark.parametrize("lab, place", [(LAB3, "notebooks__labs__"), (LAB7, "")])
+def test_a_solution_has_all_points(push, lab, place):
+    """Lab 3 compares with stored results, and what lab 7 hunts is known to nobody here."""
+    result, page = push(lab, **{f"{place}{lab}": nbformat.writes(solution(lab))})
+    assert (result["score"], result["max-score"]) == (60, 60) == tuple(
+        sum(test[of] for test in result["tests"]) for of in ("score", "max-score"))
+    assert result["schema"] == "classroom50/result/v1" and result["commit"] == "the commit"
+    assert all(type(test["score"]) is int and test["passed"] for test in result["tests"])
+    assert page.startswith("60 of 60 points.")
+
+
+def test_an_empty_submission_has_none_and_says_why(push):
+    result, page = push(LAB1)
+    assert result["score"] == 0 and result["max-score"] == 60 and "There is no notebook" in page
+    assert len(result["tests"]) > 3 and not any(test["passed"] for test in result["tests"])
+
+
+def test_a_students_modules_are_never_imported(push):
+    result, _ = push(LAB1, pip="raise SystemExit(9)", course="raise SystemExit(9)",
+                     lab1_collectives=nbformat.writes(solution(LAB1)))
+    assert result["score"] == 60
