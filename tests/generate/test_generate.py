@@ -132,21 +132,6 @@ def refusal_of(ranks, options, n=2) -> str:
     return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
 
 
-@pytest.mark.parametrize("options, words", [
-    ("--load A --load-hf B", "A text comes from one model"), ("--load ''", "--load is empty"),
-    ("--load nowhere", "nowhere holds no checkpoint"), ("--load R --top-k 271", "--top-k is 271"),
-    ("--load R --greedy --top-k 3", "whatever --top-k says"),
-    ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000"),
-    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b"),
-    ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
-    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy"), (f"--load R {T} 3", "multiple of 3"),
-    ("--load R --tokenizer-type NullTokenizer", "The tokenizer is not that of"),
-])
-def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, words):
-    given = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
-    assert words in refusal_of(ranks, given)
-
-
 def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
     ranks.run(2, save, model_of(10, architecture="bert", heads=("lm", "sop")), NullTokenizer(9), tmp_path)
     assert "holds a BERT" in refusal_of(ranks, ["--load", tmp_path])

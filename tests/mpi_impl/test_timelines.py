@@ -14,7 +14,6 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
-from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
@@ -210,23 +209,6 @@ def test_the_printed_numbers_are_the_simulators(plot, tmp_path):
                         " ".join(map(str, activations_in_flight(schedule))))
         assert panel == (name, slices_of(timeline))
     assert plot("")[0] == [("1f1b, p = 4, m = 8", "33", "0.375", "4 3 2 1")]    # (m + p - 1)(F + I + W), (p - 1) / m
-
-
-@pytest.mark.parametrize("arguments, said", {
-    "--schedule 1f1b -v 2": "1f1b", "--schedule interleaved": "-v", "--forward 0": "--forward",
-    "--schedule interleaved -v 2 -m 7": "m = 7", "-p 100000 -m 8": "p is 100,000", "--output table.txt": "--output",
-    "--output no/picture.png": "no/picture.png", "--csv none.csv": "none.csv", "--csv binary.csv": "binary.csv",
-    "--csv long.csv": "long.csv", "--csv gap.csv": "gap.csv", "--csv circle.csv": ">1B0< >1F0<"}.items())
-def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
-    """Nothing is printed or written besides."""
-    monkeypatch.chdir(tmp_path)
-    files = {"binary.csv": b"\xff\xfe\x00", "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n",
-             "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=re.escape(said)):
-        main(arguments.split())
-    assert capsys.readouterr().out == "" and {path.name for path in tmp_path.iterdir()} == {*files}
 
 
 def test_the_program(tmp_path):
