@@ -11,11 +11,14 @@ from contextlib import chdir
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pytest
 
+from docs.playground import pipelines
+from mpi_impl.checkpoints.huggingface import check_weights
 from mpi_impl.comm.group import world
 from mpi_impl.data import cached
 from mpi_impl.data.bert import BERTDataset
@@ -32,20 +35,15 @@ from mpi_impl.launch.entry import ArgumentParser
 from mpi_impl.launch.hostfile import fill_hosts, read_hosts
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.fsdp import FSDP
-from reference import prove as textbook_proof
-from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits
+from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, check_model_fits
 from reference.costs.hardware import Link
 from reference.errors import UserError
 from reference.generation import batching
-from reference.generation.decoding import Sampling
 from reference.optimizer import OptimizerConfig
-from reference.parallel.fsdp import FullySharded
 from reference.parallel.stale_weights import STASHED
-from reference.precision import LossScaling, Precision
-from reference.schedules import __main__ as schedules
-from reference.schedules.actions import parse_action
-from reference.schedules.generators import evaluation_schedule, make
-from shardlab import plot_schedule
+from reference.schedules.actions import from_csv, to_csv
+from reference.schedules.generators import zero_bubble_v
+from reference.schedules.validate import validate
 from shardlab.command import program_of
 from shardlab.compare import __main__ as compare
 from shardlab.dry_run import options as dry_run
@@ -55,6 +53,7 @@ from shardlab.programs.arguments import parse
 from shardlab.score import __main__ as score, traffic
 from shardlab.score.entry import Entry
 from tests.cases import Case
+from tests.checkpoints.runs import GOLDEN_MODELS, model_in, options as load_options, weights_of, write_model
 from tests.data.test_bert import corpus as documents_of, word_pieces
 from tests.fsdp_theorems import Wrapping, layers_of
 from tests.generate.test_generate import bytes_run, program as generate  # noqa: F401
@@ -105,7 +104,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(section, given, said, folder, r
     """It names what is at fault, and comes before any work: nothing is printed, and no file is made or changed."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.exists()}
     with pytest.raises(UserError) as refused:
-        PLAYERS[section](given, request)
+        player_of(section)(given, request)
     sentence = str(refused.value)
     assert said in sentence and re.search("[.?]$", sentence, re.M) and "Traceback" not in sentence, sentence
     assert capsys.readouterr().out == ""
@@ -128,6 +127,13 @@ def test_a_program_that_refuses_ends_with_status_2(line):
 # ---- how the rows of a section are played ---------------------------------------------------------------------------
 
 
+def player_of(section: str):
+    """Return the player of a section; one without an entry in PLAYERS is a function or a program, module:name."""
+    if section in PLAYERS:
+        return PLAYERS[section]
+    return (line if section.endswith(":main") else arguments)(resolve_name(section))
+
+
 def line(act, before: str = ""):
     """Play rows that are command lines, after some options that fit."""
     return lambda given, _: act([*before.split(), *shlex.split(given)])
@@ -136,6 +142,11 @@ def line(act, before: str = ""):
 def arguments(act):
     """Play rows that are arguments by name, as TOML writes them."""
     return lambda given, _: act(**tomllib.loads(f"arguments = {{{given}}}")["arguments"])
+
+
+def rewritten(text: str, act):
+    """Play rows that say what stands in this text in place of what."""
+    return lambda given, _: act(text.replace(*given.split(" -> "), 1))
 
 
 def text(act):
@@ -191,9 +202,30 @@ def on_board(task: str):
     return play
 
 
+def changed(fields: dict, changes: dict) -> dict:
+    """Return fields with other values; {} says that one is missing."""
+    return {name: value for name, value in (fields | changes).items() if value != {}}
+
+
 def profile(**changes):
-    fields = tomllib.loads((HERE / "dgx-a100.toml").read_text()) | changes
-    hardware_of("mine", {name: value for name, value in fields.items() if value != {}})
+    hardware_of("mine", changed(tomllib.loads((HERE / "dgx-a100.toml").read_text()), changes))
+
+
+def golden_folder(kind: str, **changes) -> Path:
+    """Write a golden model as transformers saves it; return its folder."""
+    golden = GOLDEN_MODELS[kind]
+    Path("given").mkdir()
+    return write_model(Path("given/hf"), changed(golden["config"], changes), weights_of(golden))
+
+
+def begin_with(kind: str, words):
+    architecture = "bert" if kind == "rearranged" else "gpt"
+    parse(load_options(golden_folder(kind), " ".join(words)), 1, architecture)
+
+
+def check_model_of(kind: str, **changes):
+    folder = golden_folder(kind, **changes)
+    check_weights(str(folder), model_in(folder))
 
 
 def model(moe_layer_freq=None, **choices):
@@ -227,30 +259,23 @@ PLAYERS: dict[str, Any] = {
     "pretrain_gpt, started on 2 ranks": on_ranks(pretrain, " ".join(TINY)),
     "pretrain_bert, started on 2 ranks": on_ranks(pretrain_bert, " ".join(TINY)),
     "generate on 2 ranks, t 2": on_ranks(generate, "--tensor-model-parallel-size 2"),
+    **{f"a model of transformers, {kind}": line(partial(begin_with, kind)) for kind in GOLDEN_MODELS},
+    **{f"a config.json, {kind}": arguments(partial(check_model_of, kind)) for kind in GOLDEN_MODELS},
     # functions of the textbook, and its programs
     "ModelConfig": arguments(model),
     "ExpertsConfig": arguments(partial(ExpertsConfig, num_experts=4)),
     "ParallelConfig": arguments(partial(ParallelConfig, 1, 1, 4)),
     "check_model_fits": arguments(lambda **plan: check_model_fits(replace(GPT, share_layers=True),
                                                                   ParallelConfig(**plan))),
-    "Recompute": arguments(Recompute),
     "OptimizerConfig": arguments(partial(OptimizerConfig, **{"lr": 1.0, "lr_decay_iters": 10})),
-    "LossScaling": arguments(LossScaling),
-    "Precision": arguments(Precision),
     "Hardware": arguments(partial(replace, IDEAL)),
     "Link": arguments(lambda **link: replace(IDEAL, inside=Link(**link))),
-    "Sampling": arguments(Sampling),
-    "FullySharded": arguments(partial(FullySharded, [])),
     "FSDP": arguments(lambda **choices: FSDP(layers_of(Wrapping((2, 2), ()), np.random.default_rng(0)), world(),
                                              **choices)),
     "stale weights": arguments(lambda **choices: trained((Case(1, replace(UNTIED, **choices), 2, 5, seed=7), 4, 6),
                                                          STASHED)),
     "batches of requests": arguments(requests),
-    "parse_action": arguments(parse_action),
-    "make": arguments(make),
-    "evaluation_schedule": arguments(evaluation_schedule),
-    "reference.schedules": line(schedules.main),
-    "reference.prove": line(textbook_proof.main),
+    "validate": text(lambda ranks: validate(from_csv(ranks.replace(" ", ",").replace("/", "\n")))),
     # the bench
     "shardlab": line(lambda words: launcher.check_options(program_of(words))),
     "mpi_impl.launch": line(lambda words: launcher.check_options(launcher.parse_options(words))),
@@ -265,11 +290,11 @@ PLAYERS: dict[str, Any] = {
     "prove on 4 ranks": line(lambda words: sizes_of(" ".join(words), 4)),
     "prove on 6,400 ranks": line(lambda words: sizes_of(" ".join(words), 6400)),
     "compare": line(compare_runs),
-    "plot_schedule": line(plot_schedule.main),
     "score: memory": text(lambda options: on_board("memory")(options=options)),
     "score: bytes": arguments(on_board("bytes")),
-    "shardlab.score": line(score.main),
+    "score: bubble": rewritten(to_csv(zero_bubble_v(4, 8)), lambda schedule: on_board("bubble")(schedule=schedule)),
     "outputs of programs": text(lambda options: check_outputs(named(options))),
+    "the playground's schedules": arguments(lambda **state: pipelines.play(pipelines.DEFAULTS | state)),
     # texts and tokens
     "prepare": line(preparation.main, "--input corpus --output-prefix out --workers 1 --jaccard 0"),
     "a tokenizer's options": arguments(lambda **options: given_tokenizer(TokenizerChoice(**options))),

@@ -105,25 +105,11 @@ def replaced(schedule, r, actions):
     return Schedule(tuple(tuple(actions) if rank == r else row for rank, row in enumerate(schedule.ranks)))
 
 
-def wrong(text):
-    return from_csv(text.replace(" ", ",").replace("/", "\n"))
-
-
-@pytest.mark.parametrize("schedule, sentence", [
-    ("0B0 0F0", "0B0 comes before 0F0"), ("0F0 0W0 0I0", "0W0 comes before 0I0"),
-    ("0F0 1F0 0I0 1I0 1W0 0W0", "0I0 comes before 1I0"), ("1F0 0F0 1B0 0B0", "1F0 comes before 0F0"),
-    ("0F0 0B0 0F0", "0F0 is done twice"), ("0F0 0B0 0W0", "Stage 0 does F and B and W"),
-    ("0F0 1F0 1B0/0B0", "Stage 0 is on rank 0 and on rank 1"),
-    ("0F0 0F2", "Stage 0 does nothing for microbatch 1"),
-    ("0F0 0B0 0F1 0B1/1F1 1B1 1F0 1B0", "rank 0 waits for 1B0 of rank 1; rank 1 waits for 0F1 of rank 0")])
-def test_why_a_schedule_is_wrong(schedule, sentence):
-    """Cells are marked, where there is one. The last: each rank insists on a backward that only the other's next
-    forward makes possible; microbatches in another order alone are no mistake.
-    """
-    validate(wrong("0F0 0F1 0B0 0B1/1F1 1B1 1F0 1B0"))
-    with pytest.raises(ScheduleError) as error:
-        validate(wrong(schedule))
-    assert sentence in str(error.value) and (">" in str(error.value) or "does nothing" in sentence)
+def test_cells_that_are_wrong_are_marked():
+    """Microbatches in another order on each rank are not wrong."""
+    validate(from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0"))
+    with pytest.raises(ScheduleError, match=">0B0< >0F0<"):
+        validate(from_csv("0B0,0F0"))
 
 
 @pytest.mark.parametrize("schedule, back", [(one_f_one_b, "1B0"), (zero_bubble_v, "2F0")])
@@ -217,7 +203,8 @@ def test_activations_in_flight_of_a_v(p, m):
 
 def test_a_forward_without_a_backward_keeps_nothing():
     """In an evaluation between training steps, only forwards with a backward count."""
-    assert activations_in_flight(wrong("0F0 0F1 0F2 0B1")) == activations_in_flight(wrong("0F0 0F1 0I1 0W1 0F3")) == [1]
+    assert activations_in_flight(from_csv("0F0,0F1,0F2,0B1")) == [1]
+    assert activations_in_flight(from_csv("0F0,0F1,0I1,0W1,0F3")) == [1]
 
 
 def test_the_work_is_the_busiest_ranks():
