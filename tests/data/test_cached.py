@@ -202,9 +202,6 @@ def test_a_corpus_for_bert_has_its_sentences(make, tmp_path):
         options = {"tokenizer_model": str(Path(prepared.prefix).with_name("tokenizer.json")), "vocab_size": None}
 
 
-# ---- what cannot be -------------------------------------------------------------------------------------------------
-
-
 def test_a_cache_inside_the_corpus_is_no_part_of_it(make, corpus):
     """Otherwise the tokenizer that one run writes is text to the next, which trains again."""
     (first, _), (second, said) = (make(cache=corpus / "sub" / "cache") for _ in range(2))

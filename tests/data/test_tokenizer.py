@@ -1,4 +1,4 @@
-"""Tokenizers: text comes back unchanged, and options that do not fit are refused."""
+"""Tokenizers: text comes back unchanged, options choose them, and foreign files are refused."""
 import json
 import os
 import pickle

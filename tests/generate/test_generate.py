@@ -1,5 +1,8 @@
 """The program: from a folder to text, on any number of ranks."""
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,6 @@ from reference.config import ModelConfig
 from reference.generation.decoding import Sampling, generate
 from shardlab.generate.generation import Generation
 from shardlab.generate.options import parse
-from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluate.runs import params_of, save
 from tests.generate.test_saved_tokenizer import a_models
 from tests.program import refusal
@@ -125,6 +127,15 @@ def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_pat
         assert "no file with it is named" in refusal_of(ranks, options)
     finally:
         (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
+
+
+def with_a_layer_too_few(folder, to) -> Path:
+    """Copy a folder in Hugging Face's layout; the copy's config.json says that the model has a layer more."""
+    to = shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (name,) = {"n_layer", "num_hidden_layers"} & config.keys()
+    (to / "config.json").write_text(json.dumps(config | {name: config[name] + 1}))
+    return to
 
 
 def refusal_of(ranks, options, n=2) -> str:

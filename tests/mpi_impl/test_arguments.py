@@ -1,4 +1,4 @@
-"""Megatron's options become configs; what cannot be is refused in a sentence before any work."""
+"""Megatron's options become configs, each option in the one that has a field of its name."""
 from dataclasses import MISSING
 
 import pytest
@@ -98,8 +98,6 @@ def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunk
     held = [len(layers) for stages in stages_of_ranks(settings.model(50), settings.parallel)
             for layers in stages.values()]
     assert settings.parallel.virtual_pipeline_size == chunks and max(held) <= each and sum(held) == layers
-
-
 
 
 @given(st.lists(st.sampled_from([*sorted(WITHOUT_EFFECT), *INSTEAD, "--nope"]), min_size=1))

@@ -1,4 +1,4 @@
-"""`dry_run` as a program: what it prints, what it writes, and what it refuses."""
+"""`dry_run` as a program: what it prints and writes, and its status where ranks do not match."""
 import json
 from dataclasses import replace
 

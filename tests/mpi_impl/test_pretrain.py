@@ -153,7 +153,7 @@ def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
     assert " skipped |" in printed and "iteration     20/20" in printed and "NOT" not in printed
 
 
-# ---- bad input ------------------------------------------------------------------------------------------------------
+# ---- refused runs, and a full disk ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")

@@ -180,7 +180,7 @@ def test_proof_keeps_two_of_each():
     assert (one.model.num_attention_heads, one.seq_length, one.micro_batch_size, one.microbatches) == (1, 1, 1, 1)
 
 
-# ---- bad input, and what is said ------------------------------------------------------------------------------------
+# ---- how it ends ----------------------------------------------------------------------------------------------------
 
 
 def test_a_bug_ends_every_rank_with_status_1(tmp_path):

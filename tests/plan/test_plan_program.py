@@ -1,4 +1,4 @@
-"""The program: its table is the ranking, its picture the table, and nonsense gets a sentence."""
+"""The program: its table is the ranking, its picture the table."""
 import time
 from dataclasses import replace
 
@@ -86,6 +86,3 @@ def test_a_profile_may_be_a_file_and_the_plans_may_be_drawn(tmp_path, capsys):
     main([*SMALL.split(), "--hardware", str(tmp_path / "mine.toml"), "--best", "1", "--plot", str(tmp_path / "p.png")])
     assert "on 8 of mine" in capsys.readouterr().out
     assert (tmp_path / "p.png").read_bytes()[1:4] == b"PNG"
-
-
-# ---- nonsense -------------------------------------------------------------------------------------------------------

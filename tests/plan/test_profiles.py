@@ -1,4 +1,4 @@
-"""Profiles of hardware as files: they are read as they were written, and nonsense gets a sentence."""
+"""Profiles of hardware as files: they are read as they were written."""
 import tomllib
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Sizes and choices that do not fit together are refused, with a sentence that names the option."""
+"""The number of microbatches follows from the batch, or the nearest batch that would do is named; layers are shared."""
 from dataclasses import replace
 
 import pytest
