@@ -60,7 +60,8 @@ LONG = """test_launch mpi_impl/test_training mpi_impl/test_dry_run mpi_impl/test
     checkpoints/test_checkpoint test_microshard mpi_impl/test_prove mpi_impl/test_pretrain plan/test_candidates
     mpi_impl/test_memory mpi_impl/test_forecast test_pool evaluate/test_fine_tuning mpi_impl/test_waits
     mpi_impl/test_compare checkpoints/test_huggingface mpi_impl/test_experiments mpi_impl/test_demos
-    mpi_impl/test_timelines mpi_impl/test_kills checkpoints/test_resumed_runs evaluate/test_zero_shot test_bug_matrix
+    mpi_impl/test_timelines mpi_impl/test_kills test_refusals checkpoints/test_resumed_runs evaluate/test_zero_shot
+    test_bug_matrix
     generate/test_decoding mpi_impl/test_kernels test_command notebooks/test_ranks_magic test_bug_zoo gpu/test_kernels
     test_benchmarks mpi_impl/test_device mpi_impl/test_mixed_precision""".split()
 

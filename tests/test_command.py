@@ -17,7 +17,6 @@ from mpi_impl.launch.option_fields import declared
 from mpi_impl.runtime.advice import typed
 from mpi_impl.runtime.mpis import MPICH
 from reference.config import option
-from reference.errors import UserError
 from shardlab import command as front_door, doctor
 from shardlab.command import COMMANDS, PROGRAMS, Module, program_of
 from shardlab.completion import parser_of
@@ -118,17 +117,6 @@ def test_a_demo_that_saves_nothing_keeps_the_last_ones_checkpoint(options, saves
             front_door.act(["demo", *options.split()])
     assert old.exists() == kept and new.exists() == saves and tracker.read_text() == ("100" if saves else "500")
     assert not (tmp_path / front_door.RESULTS / front_door.ASIDE).exists()
-
-
-@pytest.mark.parametrize("line, sentence", [
-    ("dmo", "demo"), ("demo -n 3", "-n is 3"), ("xyzzy", "doctor, demo, "), ("demos mpl", "mlp"),
-    ("run -n 2 pretrain_gtp", "pretrain_gpt or pretrain_bert"), ("run -n 2 plan", "shardlab plan"),
-    ("demos mlp 4", "-n 4"), ("run -n 2", "nothing to run"), ("run pretrain_gpt", "-n"),
-    ("run -n 2 --timeot 3 pretrain_gpt", "--timeout")])
-def test_an_unknown_word_is_a_sentence_that_names_near_ones(line, sentence):
-    with pytest.raises(UserError, match=sentence):
-        program = program_of(line.split())
-        launcher.check_options(program)
 
 
 @pytest.mark.parametrize("line, name", [

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.launch.entry import ArgumentParser, exit_status, say
+from mpi_impl.launch.entry import exit_status, say
 from mpi_impl.launch.launcher import find_mpiexec
 from mpi_impl.launch.status import LAUNCHER_FAILED
-from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.launching import MPI, SOON, command, environment, in_foreground, launch, write_program
 
@@ -236,27 +235,6 @@ def test_a_world_of_another_size_than_asked_for_is_refused(tmp_path):
     job = subprocess.run(line, env=told, capture_output=True, text=True, timeout=SOON)
     assert job.returncode == 2
     assert job.stderr.count("error: 4 ranks were asked for, but the world has 3.") == 1
-
-
-def parser() -> ArgumentParser:
-    made = ArgumentParser(prog="train")
-    made.add_argument("--hidden-size", type=int)
-    made.add_argument_group("training").add_argument("--lr", type=float, nargs="+")
-    made.add_argument("--dtype", choices=["float32", "float64"])
-    return made
-
-
-@pytest.mark.parametrize("arguments, sentence", [
-    (["--hiden-size", "8"], "Did you mean --hidden-size?"),
-    (["--nope"], "no option --nope. Run it with --help"),
-    (["--hidden-size", "big"], "--hidden-size: invalid int value: 'big'."),
-    (["--hidden-size", "9" * 5000], f"--hidden-size: {'9' * 40} has more than 15 digits"),
-    *((["--lr", "0.5", value], f"--lr: {value} is not a finite number") for value in ("nan", "1e999")),
-    (["--lr=--"], "--lr: -- is not a value")])
-def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):
-    with pytest.raises(UserError) as error:
-        parser().parse_args(arguments)
-    assert sentence in str(error.value)
 
 
 NOBODY_READS = "error: rank 0 of 1 cannot print: the reader of its output has left. Send it to a file, and read that.\n"

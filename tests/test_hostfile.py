@@ -41,27 +41,10 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     assert [host.name for host in filled for _ in range(host.slots)] == slots[:ranks] and all(n for _, n in filled)
 
 
-@pytest.mark.parametrize("text, sentence", [
-    (None, "cannot be read"), ("# node1:4\n\n", "lists no hosts"), ("node1:2\nnode2\n", "line 2"),
-    ("node1 slots=0\n", "line 1"), ("node1 slots=1.5\n", "1.5 slots"),
-    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4'"),
-    ("-Fevil:4\n", "line 1 is '-Fevil:4'"),      # which ssh would take for an option
-    ("node1:2\nnode2:2\nnode1:2\n", "node1 2 times"), ("node1:2\nnode2:1\n", "3 slots in all")])
-def test_nonsense_is_a_sentence(tmp_path, text, sentence):
-    path = tmp_path / "hosts"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        fill_hosts(read_hosts(str(path)), 4, str(path))
-    assert f"--hostfile {path}" in str(refused.value) and sentence in str(refused.value)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir,
-                                  lambda path: (path.touch(), os.truncate(path, 20 * 10**9))])
-def test_only_a_file_of_some_size_is_read(tmp_path, make):
-    """A pipe would be waited for, and the others fill the memory."""
-    make(tmp_path / "hosts")
-    with pytest.raises(UserError, match=f"^--hostfile {tmp_path}/hosts (cannot be read: |has 20,000,000,000 bytes)"):
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path):
+    (tmp_path / "hosts").touch()
+    os.truncate(tmp_path / "hosts", 20 * 10**9)
+    with pytest.raises(UserError, match=f"^--hostfile {tmp_path}/hosts has 20,000,000,000 bytes"):
         read_hosts(str(tmp_path / "hosts"))
 
 

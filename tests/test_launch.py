@@ -17,8 +17,7 @@ from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch.entry import LAST_RESORT
 from mpi_impl.launch.guard import ENDS, children
-from mpi_impl.launch.launcher import (check_options, find_mpiexec, launch_environment, launcher, limit_of,
-                                      parse_options, supervise)
+from mpi_impl.launch.launcher import find_mpiexec, launch_environment, launcher, limit_of, parse_options, supervise
 from mpi_impl.launch.output import BANNER, Output, without_banner
 from mpi_impl.launch.status import LAUNCHER_FAILED
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
@@ -205,21 +204,6 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     assert job.stderr.endswith("error: the job did not end within 8 seconds (--timeout), and has been ended.\n")
     assert len(pids(tmp_path)) == 2
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids(tmp_path))))
-
-
-@pytest.mark.parametrize("arguments, sentence", [
-    (["-n", "0", "program.py"], "-n is 0"), (["-n", "1001", "program.py"], "-n is 1001"),
-    (["-n", "2", "--timeout", "nan", "program.py"], "--timeout"),
-    (["-n", "2", "--timeout", "1e300", "program.py"], "--timeout is 1e+300"), (["-n", "2"], "nothing to run"),
-    (["-n", "2", "nosuch.py"], "no script nosuch.py"), (["-n", "2", "/dev/zero"], "/dev/zero cannot be read"),
-    (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "no module mpi_impl.launch.nosuch"),
-    (["-n", "2", "-m", "mpi_impl..launch"], "no module mpi_impl..launch"),
-])
-def test_an_option_that_is_wrong_is_a_sentence(monkeypatch, arguments, sentence):
-    monkeypatch.setattr(sys, "argv", ["mpi_impl.launch", *arguments])
-    with pytest.raises(UserError) as error:
-        check_options(parse_options())
-    assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.fixture

@@ -65,14 +65,8 @@ def test_a_move_is_refused_by_the_validators_sentence_or_gives_a_valid_order(sta
         assert pipelines.play(state | answer)["csv"] == answer["order"]
 
 
-WRONG = ({"p": "0"}, {"m": ""}, {"schedule": "interleaved", "m": "7"}, {"schedule": "x" * 5000}, {"p": "9" * 400},
-         {"p": "11", "m": "100"}, {"F": "-1"}, {"I": "nan"}, {"W": "1e400"}, {"link": "x"},
-         {"F": "0", "I": "0", "W": "0"}, {"schedule": "forward-only", "F": "0"}, {"order": "0F0\n\n1F0"},
-         {"order": "0F0,0F0"}, {"order": "hello"}, {"order": "9F999999999"})
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_wrong_input_gets_a_sentence(wrong):
+@pytest.mark.parametrize("wrong", [{"schedule": "x" * 5000}, {"p": "9" * 400}], ids=["schedule", "p"])
+def test_long_input_gets_a_short_sentence(wrong):
     with pytest.raises(UserError, match="(?s)^.{9,500}$"):
         pipelines.play(pipelines.DEFAULTS | wrong)
 

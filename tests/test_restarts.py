@@ -13,7 +13,6 @@ from hypothesis import example, given, strategies as st
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import restarts
 from mpi_impl.launch.hostfile import Host
-from mpi_impl.launch.launcher import check_options, parse_options
 from mpi_impl.launch.restarts import REFUSED, RESTARTS, numbers_of_ranks, run_with_restarts
 from reference.errors import UserError
 from shardlab.programs.arguments import check_restarts, parse
@@ -175,11 +174,6 @@ def test_a_job_whose_output_is_lost_does_not_start_again(tmp_path):
         job = subprocess.run([sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--max-restarts", "3", program],
                              env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=SOON)
     assert job.returncode == 1 and "again" not in job.stderr
-
-
-def test_a_number_below_zero_is_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="--max-restarts is -1"):
-        check_options(parse_options(["-n", "2", "--max-restarts", "-1", str(write_program(tmp_path, ""))]))
 
 
 # ---- of a training run ----------------------------------------------------------------------------------------------

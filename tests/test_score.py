@@ -69,10 +69,7 @@ def test_no_schedule_is_below_the_bound(schedule):
 
 
 @pytest.mark.parametrize("schedule, words", [
-    ("", "0 ranks"), ("0F0,x", "'x' is not an action"), (V.replace("0F0,", ""), "Stage 0 does I and W for"),
-    (V.replace("0F0,0F1", "0F1,0F1"), "is done twice"), (V.replace("7F0,7I0", "7I0,7F0"), "7I0 comes before 7F0"),
     ("\n".join(",".join(cell for cell in line.split(",") if "F" in cell) for line in V.splitlines()), "forwards only"),
-    (V.replace("\n", ",", 1), "3 ranks"), (V.replace("\n", ",", 1) + "\n", "none of them empty"),
     (V.replace(",7F0", "").replace("0F0", "7F0,0F0", 1), "The ranks deadlock")])
 def test_what_is_not_a_schedule_of_the_task(schedule, words):
     assert words in refusal("bubble", schedule=schedule)
@@ -119,25 +116,7 @@ def test_an_axis_that_changes_its_direction_is_gathered_first(small, monkeypatch
         assert "Not proved equal" in refusal("bytes", layout=layout)
 
 
-@pytest.mark.parametrize("layout, words", [
-    ({}, "The layout is of nothing"), ({"mlp": {}}, "The layout is of mlp, but"),
-    (dict.fromkeys(traffic.PARTS, {"f": "t"}), "it must have t"),
-    (dict.fromkeys(traffic.PARTS, {"q": "u"}), "No size is given for q"),
-    (dict.fromkeys(traffic.PARTS, {"r": "u"}), "share evenly"),
-    (dict.fromkeys(traffic.PARTS, {"b": "u"}), "bytes, but may hold 40,000")])
-def test_what_is_not_a_layout_of_the_task(layout, words):
-    assert words in refusal("bytes", layout=layout)
-
-
 # ---- memory ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options, words", [
-    ("--cpu-offload", "The options have --cpu-offload, but may have"), ("--help", "The options have --help"),
-    ("--hardware=mine", "--hardware=mine"), ("8", "no option 8"), ("--zero-stage 4", "4"),
-    ("--tensor-model-parallel-size 3", "3"), ("--micro-batch-size 4", "must be a multiple")])
-def test_what_is_not_a_plan_of_the_task(options, words):
-    assert words in refusal("memory", options=options)
 
 
 def test_limits_and_mistakes_of_plans(monkeypatch):
@@ -173,8 +152,6 @@ def test_a_folder_is_ranked(tmp_path, capsys, monkeypatch):
                   "broken.toml is not TOML", "unknown field `grade`"):
         assert words in str(error.value)
     assert (tmp_path / "all.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match="There is no nowhere"):
-        main(["nowhere"])
 
 
 def test_tasks_are_printed_with_their_rules(capsys):

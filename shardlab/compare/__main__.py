@@ -87,9 +87,9 @@ def recording_of(name: str, run: str, until_compared: ExitStack) -> Recording:
     """Read a recording, or record a run now, in a folder that lasts until the runs are compared."""
     if not run.startswith("-"):
         return read(run)
+    ranks, options = ranks_and_options(name, run)
     folder = until_compared.enter_context(TemporaryDirectory(prefix=f"recorded-{name}-"))
     print(f"running {name}: {run}", flush=True)
-    ranks, options = ranks_and_options(name, run)
     command = own_job(ranks, "mpi_impl.pretrain_gpt", *options, "--record", folder, "--exit-interval", "2",
                       "--eval-iters", "0")      # two are recorded
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")

@@ -71,10 +71,10 @@ def parse(argv: Sequence[str] | None) -> DryRunRequest:
     architecture = given.get("model", "gpt")
     settings = settings_of(given, kind, given["world_size"], architecture)
     a = settings.args
-    check_outputs(Namespace(**{name: value for name, value in vars(a).items() if name not in WITHOUT_EFFECT}))
     check_ranks(a.rank, a.world_size)
     check_alone(a)
     check_shapes(a)
+    check_outputs(Namespace(**{name: value for name, value in vars(a).items() if name not in WITHOUT_EFFECT}))
     usual = VOCABULARIES.get(a.preset or "", VOCABULARY[architecture])
     words = usual if a.vocab_size is None else a.vocab_size
     world = ImaginedWorld(settings.model(words), settings.parallel, settings.precision, a.micro_batch_size,

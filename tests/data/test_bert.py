@@ -11,10 +11,9 @@ from mpi_impl.data import spans
 from mpi_impl.data.bert import BERTDataset
 from mpi_impl.data.dataset import PARTS, shuffle
 from mpi_impl.data.spans import Spans
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase, NullTokenizer
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from reference import counter_rng
 from reference.batches import BERTBatch
-from reference.errors import UserError
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 
@@ -76,13 +75,6 @@ def test_short_targets_have_their_share_and_are_spread_evenly():
     expected = n * (np.full(10, 0.01) + 0.9 * (np.arange(2, 12) == longest))
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
     assert (targets != others).any()
-
-
-@pytest.mark.parametrize("documents", [[[5], [7]], [[0, 5, 0]]])
-def test_documents_of_single_sentences_are_refused(documents):
-    """Nothing can be learned about the order of sentences where there is only one."""
-    with pytest.raises(UserError, match="--split-sentences"):
-        Spans(corpus(documents), 20, 1, 0.1)
 
 
 def plain_mask(begins, text, budget, turn, chance):
@@ -187,15 +179,3 @@ def test_an_end_of_document_in_the_data_is_not_a_word():
     assert not (batch.targets == SEP).any()
     words_after = batch.weights[:, 1:][unmask(batch)[:, :-1] == SEP]
     assert words_after.any() and not words_after.all()
-
-
-@pytest.mark.parametrize("options, said", [
-    ({"seq_length": 4}, "--seq-length 4"), ({"masked_lm_prob": 0}, "--mask-prob"), ({"masked_lm_prob": 1.0}, "--mask"),
-    ({"short_seq_prob": -0.1}, "--short-seq-prob"), ({"tokenizer": NullTokenizer(9)}, "--tokenizer-type NullTokenizer"),
-])
-def test_impossible_options_are_refused(options, said):
-    """Before any sample is made."""
-    fitting = {"indexed": corpus([[5, 5]]), "seq_length": 8, "seed": 1, "split": "1", "tokenizer": word_pieces(20)}
-    BERTDataset(**fitting)
-    with pytest.raises(UserError, match=said):
-        BERTDataset(**fitting | options)

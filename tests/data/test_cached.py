@@ -202,24 +202,6 @@ def test_a_corpus_for_bert_has_its_sentences(make, tmp_path):
         options = {"tokenizer_model": str(Path(prepared.prefix).with_name("tokenizer.json")), "vocab_size": None}
 
 
-# ---- what cannot be -------------------------------------------------------------------------------------------------
-
-
-def test_paths_that_cannot_be_are_refused(make, corpus, cache, pair, tmp_path):
-    """Tokens without their tokenizer, no path, the cache itself, a file where the cache should be (which stops even the
-    superuser), a corpus without text; and none leaves a trace in the cache.
-    """
-    (tmp_path / "empty.txt").touch()
-    for options, said in (
-        ({"data_path": pair}, "already tokenized"), ({"data_path": ""}, "--data-path is empty"),
-        ({"cache": corpus}, "is the cache folder"), ({"data_path": tmp_path / "empty.txt"}, "The corpus is empty"),
-        ({"cache": tmp_path / "empty.txt" / "cache"}, "--data-cache-path"),
-    ):
-        with pytest.raises(UserError, match=said):
-            make(**options)
-    assert not list(cache.iterdir())
-
-
 def test_a_cache_inside_the_corpus_is_no_part_of_it(make, corpus):
     """Otherwise the tokenizer that one run writes is text to the next, which trains again."""
     (first, _), (second, said) = (make(cache=corpus / "sub" / "cache") for _ in range(2))

@@ -61,13 +61,6 @@ def test_a_split_has_its_proportions(split, n):
         assert weight or not len(part)
 
 
-@pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "9,-1,1", "1,,2", "1e999999999,1", "1234567890,1"])
-def test_a_split_that_is_none_is_refused(split):
-    """Not numbers, too many, negative, nothing at all, or numbers that only a computer writes."""
-    with pytest.raises(UserError, match=f"--split {split} is not a division"):
-        split_samples(split, 10)
-
-
 @given(st.integers(), st.integers(0, 3), st.integers(1, 3))
 def test_every_epoch_of_every_seed_is_another_permutation(seed, epoch, more):
     """Any integer is a seed, negative ones and large ones too."""

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.inference.decoding import last_logits
-from reference.errors import UserError
 from reference.generation.batching import (Request, Server, continuous_batches, latencies, serve, static_batches,
                                            throughput)
 from reference.generation.decoding import Sampling
@@ -88,16 +87,6 @@ def test_the_latency_of_one_request_alone(prompt, output, arrival):
     rest = sum(1.5 + 0.25 * (prompt + i) for i in range(1, output))
     assert isclose(first, 1 + 0.75 * prompt) and isclose(each * (output - 1), rest)
     assert isclose(throughput(steps), output / (first + rest))
-
-
-@pytest.mark.parametrize("requests, server, words", [
-    ([Request(1, 1, 1), Request(0, 1, 1)], Server(1), "not in the order"), ([Request(0, 0, 1)], Server(1), "never"),
-    ([Request(0, 1, 0)], Server(1), "never"), ([Request(0, 1, 1)], Server(0), "never"),
-    ([Request(0, 5, 4)], Server(1, 3, 2), "Server(slots=1, blocks=3, block=2")])
-def test_requests_that_cannot_be_served(requests, server, words):
-    with pytest.raises(UserError) as caught:
-        static_batches(requests, server)
-    assert words in str(caught.value)
 
 
 @given(requests_and_servers(), WAYS)

@@ -1,5 +1,8 @@
 """The program: from a folder to text, on any number of ranks."""
+import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,6 @@ from reference.config import ModelConfig
 from reference.generation.decoding import Sampling, generate
 from shardlab.generate.generation import Generation
 from shardlab.generate.options import parse
-from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluate.runs import params_of, save
 from tests.generate.test_saved_tokenizer import a_models
 from tests.program import refusal
@@ -127,24 +129,18 @@ def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_pat
         (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
 
 
+def with_a_layer_too_few(folder, to) -> Path:
+    """Copy a folder in Hugging Face's layout; the copy's config.json says that the model has a layer more."""
+    to = shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (name,) = {"n_layer", "num_hidden_layers"} & config.keys()
+    (to / "config.json").write_text(json.dumps(config | {name: config[name] + 1}))
+    return to
+
+
 def refusal_of(ranks, options, n=2) -> str:
     """Return the message with which all ranks refuse."""
     return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
-
-
-@pytest.mark.parametrize("options, words", [
-    ("--load A --load-hf B", "A text comes from one model"), ("--load ''", "--load is empty"),
-    ("--load nowhere", "nowhere holds no checkpoint"), ("--load R --top-k 271", "--top-k is 271"),
-    ("--load R --greedy --top-k 3", "whatever --top-k says"),
-    ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000"),
-    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b"),
-    ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
-    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy"), (f"--load R {T} 3", "multiple of 3"),
-    ("--load R --tokenizer-type NullTokenizer", "The tokenizer is not that of"),
-])
-def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, words):
-    given = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
-    assert words in refusal_of(ranks, given)
 
 
 def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):

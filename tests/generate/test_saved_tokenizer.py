@@ -8,7 +8,6 @@ from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
 from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
                                      GPT2BPETokenizer, NullTokenizer)
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
-from reference.errors import UserError
 
 TEXT = "The cat sat on the mat, and the dog sat on the cat. "
 
@@ -48,21 +47,3 @@ def test_it_comes_back(tmp_path, make):
     if type(again) is ByteLevelBPETokenizer:
         choice = TokenizerChoice(tokenizer_type=again.name, tokenizer_model=str(tmp_path / SAVED))
         assert given_tokenizer(choice).fingerprint == one.fingerprint, "it is what the option reads"
-
-
-@pytest.mark.parametrize("content", [
-    "[]", '{"NullTokenizer": 0}', '{"HuggingFaceTokenizer": 3}',
-    json.dumps({"model": {"type": "BPE", "vocab": 3}})], ids=repr)
-def test_another_file_is_refused(tmp_path, content):
-    (tmp_path / SAVED).write_text(content)
-    with pytest.raises(UserError):
-        load(str(tmp_path))
-
-
-@pytest.mark.parametrize("act, words", [
-    (lambda folder: given_tokenizer(TokenizerChoice(tokenizer_type="HuggingFaceTokenizer")), "--tokenizer-model"),
-    (lambda folder: load(str(folder)), "cannot be read"),
-    (lambda folder: save(NullTokenizer(3), str(folder / "nowhere")), "cannot be written")])
-def test_no_file_is_refused(tmp_path, act, words):
-    with pytest.raises(UserError, match=words):
-        act(tmp_path)

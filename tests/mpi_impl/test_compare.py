@@ -142,10 +142,7 @@ def test_a_run_that_diverges_says_where(corpus):
     assert "the run has diverged. In the order of computation it appears first in blocks.0." in ended.stderr
 
 
-@pytest.mark.parametrize("a, told", [
-    ("no/such", "no/such holds no recording"), ("-n 0 --lr 1", "Run A ended with status 2"),
-    ("--lr 1", "Begin it with -n RANKS"), ("-n 2 'x", "No closing quotation")])
-def test_nonsense_is_told_in_a_sentence(monkeypatch, a, told):
-    monkeypatch.setattr("sys.argv", ["compare", a, "x"])
-    with pytest.raises(UserError, match=told):
+def test_a_run_that_fails_ends_the_comparison(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["compare", "-n 0 --lr 1", "x"])
+    with pytest.raises(UserError, match="Run A ended with status 2"):
         main()

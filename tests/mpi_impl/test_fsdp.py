@@ -3,9 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from mpi_impl.comm.group import world
-from mpi_impl.training.fsdp import FSDP, STRATEGIES, size_based
-from reference.errors import UserError
+from mpi_impl.training.fsdp import STRATEGIES, size_based
 from tests.fsdp_theorems import Wrapping, fsdp_trains_as_one_process, layers_of, sent_and_kept
 
 SLIDES = (8, 4, 16, 4)
@@ -54,12 +52,3 @@ def test_units_are_as_small_as_the_policy_allows(sizes, least):
     assert len(units) == 1 or min(map(sum, weights)) >= least
     for unit in weights[:-1]:
         assert sum(unit[:-2]) < least       # the last two are a linear layer, and a tanh without parameters
-
-
-@pytest.mark.parametrize("choices, said", [
-    ({"sharding_strategy": "SHARDED"}, "NO_SHARD"), ({"sharding_strategy": "HYBRID_SHARD", "instances": 3}, "divide"),
-    ({"instances": 2}, "1 for the others"), ({"sharding_strategy": "HYBRID_SHARD"}, "at least 2 for HYBRID_SHARD"),
-    ({"sharding_strategy": "NO_SHARD", "cpu_offload": True}, "no shards")])
-def test_what_does_not_go_together_is_refused(choices, said):
-    with pytest.raises(UserError, match=said):
-        FSDP(layers_of(Wrapping((2, 2), ()), np.random.default_rng(0)), world(), **choices)

@@ -153,23 +153,7 @@ def test_skipped_steps_are_predicted_too(ranks, corpus, capfd):
     assert " skipped |" in printed and "iteration     20/20" in printed and "NOT" not in printed
 
 
-# ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("program, options, said", [
-    (pretrain, "--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size is 4, so the number of ranks"),
-    (pretrain, "--data-path no/such/file", "no/such/file"), (pretrain, "--lr 1e300", "the run has diverged"),
-    (pretrain, "--num-layers 10000 --hidden-size 1000000", "Choose a smaller --num-layers"),
-    (pretrain, f"--trace {__file__} --data-path no/such", f"{__file__} is a file, where a folder is needed"),
-    (pretrain, f"--zero-stage 1 --cpu-offload --offload-folder {__file__} --data-path no/such", f"{__file__} is"),
-    (pretrain, "--metrics-file no/such/folder/file", "no/such/folder/file cannot be written"),
-    (pretrain, "--seq-length 100000", "too few for one sample of --seq-length 100000"),
-    (pretrain, "--split 1,0,0", "--split"), (pretrain, "--vocab-size 256 --data-path no/such", "256 is too small"),
-    (pretrain, "--preset bert-336m", "bert-336m"),
-    (pretrain_bert, "--tokenizer-type ByteLevelBPETokenizer", "has no [CLS], [SEP] and [MASK]"),
-    (pretrain_bert, "--mask-prob 1.5", "--mask-prob 1.5"), (pretrain_bert, "--seq-length 4", "--seq-length 4 is too")])
-def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, program, options, said):
-    assert ranks.run(2, refusal, program, [*SMALL, *corpus, *options.split()], timeout=60)[0].count(said) == 1
+# ---- refused runs, and a full disk ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
@@ -196,12 +180,6 @@ def test_a_refused_run_loses_nothing(ranks, corpus, tmp_path):
     before = (tmp_path / "S" / "tokenizer.json").read_bytes()
     found = ranks.run(1, refusal, pretrain_bert, [*options, "--load", str(tmp_path / "S"), "--vocab-size", "110"])[0]
     assert "The tokenizer is not that of " in found and (tmp_path / "S" / "tokenizer.json").read_bytes() == before
-
-
-def test_a_blend_for_which_two_tokenizers_would_be_trained_is_refused(ranks, corpus, tmp_path):
-    (tmp_path / "b.txt").write_text("Another text. " * 2000)
-    blend = [*SMALL, *corpus, "--data-path", "1", corpus[1], "1", str(tmp_path / "b.txt")]
-    assert "--tokenizer-model" in ranks.run(1, refusal, pretrain_bert, blend)[0]
 
 
 # ---- models by name -------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from mpi_impl.parallel.pipeline import largest_tag
 from mpi_impl.runtime.mpis import FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.boxes import boxes_of_run
 from reference.parallel.stages import schedule_of
@@ -28,7 +27,6 @@ from reference.precision import Precision
 from shardlab.dry_run import scale
 from shardlab.dry_run.__main__ import main
 from shardlab.dry_run.matching import Matching
-from shardlab.dry_run.options import parse
 from shardlab.dry_run.scale import Count, checkpoint_of, describe, files_to_start, most_sends, partners
 from shardlab.dry_run.world import DryRun
 from shardlab.predict.rank import ImaginedWorld, run_rank, saved_bytes
@@ -155,12 +153,6 @@ def test_the_count_nearest_to_its_limit_is_named_and_beyond_it_with_advice():
     assert describe(counts).endswith("\n\nthe first limit: files, 300.0% of it. Raise it.")
     assert describe([*counts[:2], Count("files", 10, 10, "here", "Raise it.")]).endswith("files, 100.0% of it.")
     assert "tags, 5.0% of it" in describe(counts[:2])
-
-
-@pytest.mark.parametrize("given", ["--rank 0", "--trace folder"])
-def test_an_option_that_check_scale_would_ignore_is_refused(given):
-    with pytest.raises(UserError, match=f"so {given.split()[0]} has no effect"):
-        parse(["--check-scale", "--world-size", "2", *given.split()])
 
 
 def test_files_of_a_start_are_counted(tmp_path, monkeypatch):

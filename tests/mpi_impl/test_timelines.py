@@ -1,6 +1,5 @@
 """Timelines of runs and of schedules: traced, written for a viewer, drawn; --trace and plot_schedule."""
 import json
-import re
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -14,7 +13,6 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
-from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision
@@ -199,23 +197,6 @@ def test_the_printed_numbers_are_the_simulators(tmp_path, monkeypatch, capsys):
         assert line.endswith(f"in flight {' '.join(map(str, activations_in_flight(schedule)))}")
         assert panel == (name, slices_of(timeline))
     assert last == "schedules drawn in picture.png"
-
-
-@pytest.mark.parametrize("arguments, said", {
-    "--schedule 1f1b -v 2": "1f1b", "--forward 0": "--forward", "--schedule interleaved -v 2 -m 7": "m = 7",
-    "-p 100000 -m 8": "p is 100,000", "--output table.txt": "--output", "--csv none.csv": "none.csv",
-    "--csv binary.csv": "binary.csv", "--csv long.csv": "long.csv", "--csv gap.csv": "gap.csv",
-    "--csv circle.csv": ">1B0< >1F0<"}.items())
-def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
-    """Nothing is printed or written besides."""
-    monkeypatch.chdir(tmp_path)
-    files = {"binary.csv": b"\xff\xfe\x00", "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n",
-             "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=re.escape(said)):
-        main(arguments.split())
-    assert capsys.readouterr().out == "" and {path.name for path in tmp_path.iterdir()} == {*files}
 
 
 def test_the_program(tmp_path):

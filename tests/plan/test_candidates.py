@@ -206,9 +206,3 @@ def test_where_no_number_of_devices_helps():
     """A model too large for any of them, and a batch that no plan splits into few microbatches."""
     assert "No number of them would do" in said(job(4, 2, 2, REAL.reserved + 10))
     assert "--global-batch-size is 1000003, but the schedule of every plan" in said(job(1, 1, 1_000_003))
-
-
-@pytest.mark.parametrize("n, B, says", [(0, 8, "--num-gpus is 0"), (8, -1, "--global-batch-size is -1")])
-def test_numbers_below_one(n, B, says):
-    with pytest.raises(UserError, match=says):
-        PlanSearch(model_of(4), n, B, REAL)

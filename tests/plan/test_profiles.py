@@ -1,4 +1,4 @@
-"""Profiles of hardware as files: they are read as they were written, and nonsense gets a sentence."""
+"""Profiles of hardware as files: they are read as they were written."""
 import tomllib
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.costs.hardware import Link, Sharded
-from reference.errors import UserError
 from shardlab.plan.profiles import HERE, hardware_of, known, load, save
 from tests.plan_cases import REAL
 
@@ -48,26 +47,3 @@ def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server)
 
 def read(name="dgx-a100") -> dict:
     return tomllib.loads((HERE / f"{name}.toml").read_text())
-
-
-@pytest.mark.parametrize("change, said", [
-    (lambda f: f.pop("peak"), "`peak`"), (lambda f: f.update(speed=3), "speed means nothing there"),
-    (lambda f: f.update(peak="fast"), r"at `\$.peak`"), (lambda f: f.update(memory=-1), "above 0"),
-    (lambda f: f["inside"].update(delay=1), "inside.delay means nothing there")])
-def test_a_profile_that_makes_no_sense_is_refused(change, said):
-    """With its name."""
-    found = read()
-    change(found)
-    with pytest.raises(UserError, match=f"--hardware mine .*{said}"):
-        hardware_of("mine", found)
-
-
-def test_other_files_are_refused(tmp_path):
-    path = tmp_path / "broken.toml"
-    path.write_text("peak = = 3")
-    with pytest.raises(UserError, match="is not TOML: "):
-        load(str(path))
-    with pytest.raises(UserError, match="must be dgx-2h, dgx-a100, dgx-h100, or a profile's file"):
-        load("dgx-z9")
-    with pytest.raises(UserError, match="cannot be written"):
-        save(REAL, str(tmp_path / "no" / "such.toml"))

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from reference.errors import UserError
 from reference.parallel import fsdp
 from reference.parallel.fsdp import FullySharded
 from tests.cases import close
@@ -70,9 +69,3 @@ def test_what_a_rank_sends_and_holds(n, reshard, sent, held, monkeypatch):
     wrapped.backward([np.ones_like(y) for y in ys], caches)
     assert sum(counted) == sent
     assert sum(unit.shards[0].size + unit.grads[0].size for unit in wrapped.units) == held
-
-
-def test_groups_that_do_not_divide_are_refused():
-    for d, n in ((4, 3), (4, 0), (2, 4)):
-        with pytest.raises(UserError, match=f"{d} replicas cannot be divided into groups of {n}"):
-            FullySharded([], d, n)

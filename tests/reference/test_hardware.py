@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from reference.comm.ring import RING
 from reference.costs.hardware import Link, RankGroup, collective_time, groups_that_leave, size_of_product, slowest_link
-from reference.errors import UserError
 from tests.plan_cases import IDEAL, REAL
 
 SIDES = st.integers(1, 5000)
@@ -67,12 +66,3 @@ def test_a_collective_is_a_ring_at_the_pace_of_its_slowest_link(operation, ranks
 def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_faster():
     between = replace(IDEAL, inside=Link(2.0, 10.0), between=Link(1.0, 1e6))
     assert slowest_link(between, RankGroup(16, 1, 16)) == Link(2.0, 10.0)
-
-
-@pytest.mark.parametrize("wrong, says", [
-    ({"server": 2.5}, "server"), ({"reserved": 80e9}, "memory"), ({"efficiency": ((9.0, 0.5), (8.0, 0.1))}, "small"),
-    ({"hidden": 1.5}, "hidden"), ({"inside": Link(-1.0, 1.0)}, "latency")])
-def test_impossible_hardware_is_refused_in_a_sentence(wrong, says):
-    """The rest of what a profile may not say: tests/plan/test_profiles.py."""
-    with pytest.raises(UserError, match=says):
-        replace(IDEAL, **wrong)

@@ -90,16 +90,6 @@ def test_an_owner_has_whole_matrices(case, bucket_size, parts):
     assert max(costs) <= sum(costs) / parts + max(multiplications(piece.of.tensor) for piece in pieces)
 
 
-@pytest.mark.parametrize("choices, error", [
-    (dict(optimizer="sgd"), "--optimizer is 'sgd', but must be one of adam, muon"),
-    (dict(muon_tp_mode="blockwise"), "orthogonalizes each rank's shard"),
-    (dict(muon_scale_mode="large"), "--muon-scale-mode is 'large'"),
-    (dict(muon_num_ns_steps=0), "--muon-num-ns-steps is 0"), (dict(muon_momentum=1.0), "--muon-momentum is 1.0")])
-def test_values_that_make_no_sense_are_refused(choices, error):
-    with pytest.raises(UserError, match=error):
-        OptimizerConfig(0.1, 10, **choices)
-
-
 def test_the_trainer_of_zero_is_adams():
     with pytest.raises(UserError, match="Muon needs whole matrices"):
         ZeroTrainer(LLAMA, C, 1, "float64", d=2, stage=1)

@@ -41,13 +41,3 @@ def test_where_a_divisor_is_0_others_are_drawn_but_not_for_ever(capsys):
     with planted("reference.training.random_start", "return tree_map(", dividing.format("0")):
         status, text = run("--seed 5", capsys)
     assert status == 2 and "A divisor was 0 in 3 draws of random numbers, which chance does not explain" in text
-
-
-@pytest.mark.parametrize("line, says", [
-    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0"), ("--seed -1", "--seed is -1"),
-    ("--pipeline-model-parallel-size 20 --pipeline-schedule zb-v", "A proof of 2 tensor-parallel ranks, 40 stages"),
-    ("--model bert --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", "All sizes are 1"),
-    ("--proofs 1000000000", "--proofs is 1,000,000,000")])
-def test_nonsense_is_a_sentence(line, says, capsys):
-    status, text = run(line, capsys)
-    assert status == 2 and f"error: {says}" in text

@@ -2,14 +2,11 @@
 papers': the closed forms and the published figures.
 """
 import re
-from functools import partial
 
 import pytest
 from hypothesis import given, strategies as st
 
 from reference.costs.bubbles import bubble_fraction, bubbles
-from reference.errors import UserError
-from reference.printing import run
 from reference.schedules.__main__ import main
 from reference.schedules.actions import Action, Schedule, from_csv, parse_action, table, to_csv
 from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, gpipe, interleaved, make,
@@ -86,22 +83,6 @@ def test_an_evaluation_schedule_ends_on_any_placement(placement, m):
         assert keys == sorted(keys)
 
 
-def test_other_text_is_refused_as_an_action():
-    for text in ("F0", "0X1", "-1F0", "0F0 1F0"):
-        with pytest.raises(UserError, match="is not an action"):
-            parse_action(text)
-
-
-@pytest.mark.parametrize("schedule, says", [
-    (lambda: interleaved(4, 6, 2), "m = 6"), (lambda: interleaved(4, 1, 2), "nearest .* 4"),
-    (lambda: gpipe(2, 0), "m is 0"), (lambda: zero_bubble_v(0, 1), "p is 0"),
-    (lambda: evaluation_schedule((), 1), "p is 0"),
-    (lambda: make("interleaved", 2, 4), "-v"), (lambda: make("zbv", 2, 4), "'zbv' .* gpipe, 1f1b,")])
-def test_sizes_that_do_not_fit_are_refused(schedule, says):
-    with pytest.raises(UserError, match=says):
-        schedule()
-
-
 # ---- wrong schedules ----------------------------------------------------------------------------------------------
 
 
@@ -124,25 +105,11 @@ def replaced(schedule, r, actions):
     return Schedule(tuple(tuple(actions) if rank == r else row for rank, row in enumerate(schedule.ranks)))
 
 
-def wrong(text):
-    return from_csv(text.replace(" ", ",").replace("/", "\n"))
-
-
-@pytest.mark.parametrize("schedule, sentence", [
-    ("0B0 0F0", "0B0 comes before 0F0"), ("0F0 0W0 0I0", "0W0 comes before 0I0"),
-    ("0F0 1F0 0I0 1I0 1W0 0W0", "0I0 comes before 1I0"), ("1F0 0F0 1B0 0B0", "1F0 comes before 0F0"),
-    ("0F0 0B0 0F0", "0F0 is done twice"), ("0F0 0B0 0W0", "Stage 0 does F and B and W"),
-    ("0F0 1F0 1B0/0B0", "Stage 0 is on rank 0 and on rank 1"),
-    ("0F0 0F2", "Stage 0 does nothing for microbatch 1"),
-    ("0F0 0B0 0F1 0B1/1F1 1B1 1F0 1B0", "rank 0 waits for 1B0 of rank 1; rank 1 waits for 0F1 of rank 0")])
-def test_why_a_schedule_is_wrong(schedule, sentence):
-    """Cells are marked, where there is one. The last: each rank insists on a backward that only the other's next
-    forward makes possible; microbatches in another order alone are no mistake.
-    """
-    validate(wrong("0F0 0F1 0B0 0B1/1F1 1B1 1F0 1B0"))
-    with pytest.raises(ScheduleError) as error:
-        validate(wrong(schedule))
-    assert sentence in str(error.value) and (">" in str(error.value) or "does nothing" in sentence)
+def test_cells_that_are_wrong_are_marked():
+    """Microbatches in another order on each rank are not wrong."""
+    validate(from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0"))
+    with pytest.raises(ScheduleError, match=">0B0< >0F0<"):
+        validate(from_csv("0B0,0F0"))
 
 
 @pytest.mark.parametrize("schedule, back", [(one_f_one_b, "1B0"), (zero_bubble_v, "2F0")])
@@ -236,7 +203,8 @@ def test_activations_in_flight_of_a_v(p, m):
 
 def test_a_forward_without_a_backward_keeps_nothing():
     """In an evaluation between training steps, only forwards with a backward count."""
-    assert activations_in_flight(wrong("0F0 0F1 0F2 0B1")) == activations_in_flight(wrong("0F0 0F1 0I1 0W1 0F3")) == [1]
+    assert activations_in_flight(from_csv("0F0,0F1,0F2,0B1")) == [1]
+    assert activations_in_flight(from_csv("0F0,0F1,0I1,0W1,0F3")) == [1]
 
 
 def test_the_work_is_the_busiest_ranks():
@@ -291,12 +259,3 @@ def test_the_command_prints_table_bubble_and_memory(capsys, options, bubble, mem
 def test_the_command_prints_csv_that_parses_back(capsys):
     main("--schedule zb-h1 -p 3 -m 4 --csv".split())
     assert from_csv(capsys.readouterr().out) == SCHEDULES["zb-h1"](3, 4)
-
-
-@pytest.mark.parametrize("options, says", [
-    ("--schedule 1f1b -v 2", "-v is 2"), ("--schedule zb-v -m -1", "m is -1"), ("-p 100000 -m 100000", "p is 100,000"),
-    ("--schedule forward-only -p 2 -m 2 -v 10000000000000000000", "p v m = 40,000,000,000,000,000,000 forwards")])
-def test_the_command_refuses_in_a_sentence(capsys, options, says):
-    with pytest.raises(SystemExit) as ended:
-        run(partial(main, options.split()))
-    assert ended.value.code == 2 and says in capsys.readouterr().err

@@ -1,12 +1,9 @@
 """Pipelines without a flush: how late their gradients are, and of which model they are the gradients."""
-from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig
-from reference.errors import UserError
 from reference.models.model import model_tensors
 from reference.models.stage import join_stages
 from reference.parallel.pipeline import split_into_stages
@@ -15,7 +12,6 @@ from reference.parallel.stale_weights import NEWEST, STASHED, VERTICAL_SYNC, WAY
 from reference.params import leaves, tree_map
 from reference.schedules.generators import make
 from reference.training.trainer import loss_and_gradients
-from tests.cases import Case
 from tests.strategies import cases, close, trees_close
 
 RATE = 0.1
@@ -102,10 +98,3 @@ def test_one_stage_is_gradient_descent(drawn, way):
         close(np.stack([found]), np.stack([loss]))
         params = tree_map(lambda weight, grad: weight - RATE * grad, params, grads)
     trees_close(last.newest.params, params, 1e-10)
-
-
-@pytest.mark.parametrize("choice, said", [
-    ({"untie_embeddings_and_output_weights": False}, "tied"), ({"share_layers": True}, "share")])
-def test_copies_that_would_move_apart_are_refused(choice, said):
-    with pytest.raises(UserError, match=said):
-        trained((Case(1, replace(UNTIED, **choice), 2, 5, seed=7), 4, 6), STASHED)

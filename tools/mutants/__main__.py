@@ -24,7 +24,8 @@ from tools.mutants.worker import FOUND, checksum, results, write
 FOLDERS = ["reference", *(f"mpi_impl/{name}" for name in
                           ("comm", "layers", "models", "parallel", "training", "checkpoints"))]
 TESTS = ["tests/reference", "tests/mpi_impl", "tests/checkpoints", "tests/generate",
-         "tests/evaluate/test_argmax_token.py", "tests/test_spy_layers.py", "tests/gpu/test_ranks.py"]
+         "tests/evaluate/test_argmax_token.py", "tests/test_refusals.py", "tests/test_spy_layers.py",
+         "tests/gpu/test_ranks.py"]
 # Tests that start programs, in which no mutant is planted, or that repeat others.
 LEFT_OUT = """mpi_impl/test_demos mpi_impl/test_pretrain mpi_impl/test_kills mpi_impl/test_faults
     mpi_impl/test_report_page mpi_impl/test_sample mpi_impl/test_experiments mpi_impl/test_timelines

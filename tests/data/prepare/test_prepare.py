@@ -248,20 +248,6 @@ def test_other_options_and_other_texts_do_not_go_on_with_a_run(prepare, tmp_path
         prepare(texts)
 
 
-REFUSED = [         # more options, and what the sentence names
-    (["--workers", 0], "--workers 0"), (["--min-tokens", -5], "--min-tokens"), (["--jaccard", 1.5], "--jaccard 1.5"),
-    (["--input", "no/such"], "--input no/such"), (["--tokenizer-model", "no/such"], "no/such"),
-    (["--output-prefix", "folder/"], "does not name a file"), (["--output-prefix", "caf\udce9"], "UTF-8")]
-
-
-@pytest.mark.parametrize("more, said", REFUSED)
-def test_impossible_options_are_refused_before_anything_is_written(corpus, tmp_path, monkeypatch, more, said):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=said):
-        main(options(corpus, tmp_path / "out", *more))
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_that_is_there_is_overwritten(corpus, model, prepare, tmp_path):
     """An input, the tokenizer, a pipe, earlier tokens; nor does the output lie among the inputs or below a file.
     And that is reported before the work.
