@@ -149,7 +149,7 @@ SMALLEST = {        # programs on one process or two ranks, their options, and t
     "cpu_step": "h128:2 --turns 1 --seconds 0.1 --without compiled JAX bfloat16", "launches": "--layers 1",
     "generation": "1:1 --prompt 2 --new 2 --turns 1", "measured_scaling": "--turns 1 --steps 1", "optimizers": "",
     "overlap": "--turns 1", "predict": "--turns 1 --steps 1", "preparation": "--turns 1 --copies 1",
-    "starting": "--turns 1", "their_bugs": "--only nothing", "where_time_goes": "h128:2", "cuda_step": "--help",
+    "starting": "--turns 1", "their_bugs": "--only nothing", "cuda_step": "--help",
     "registers": "--help"}
 NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "datasketch", "their_bugs": "torch"}
 ON_RANKS = {"checkpoints", "optimizers"}
