@@ -47,18 +47,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = calibrate(args.ranks)
     print(describe(found))
     save(found, args.output)
-    print(f"\nwritten to {args.output}: shardlab.plan and benchmarks/predict.py take it as --hardware")
+    print(f"\nwritten to {args.output}: shardlab.plan takes it as --hardware")
 
 
 def calibrate(ranks: int) -> Hardware:
     """Return the profile of one core, while `ranks` are working."""
     with Pool(ranks) as pool:
-        return profile([pool.run(ranks, machine.measure, timeout=LIMIT)[0]], ranks)
+        return profile(pool.run(ranks, machine.measure, timeout=LIMIT)[0], ranks)
 
 
-def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
-    """Return the profile from one or several measurements at different times: the median of each quantity."""
-    seconds = {key: median(one[key] for one in measured) for key in measured[0]}
+def profile(seconds: dict[tuple, float], ranks: int) -> Hardware:
+    """Return the profile from a measurement."""
     largest = machine.LARGEST
     peak = 2 * largest**3 / seconds["product", largest, largest, largest]
     bandwidth = 2 * machine.COPIED / seconds["copy",]

@@ -4,8 +4,8 @@ Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0,0, and the numb
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. With
 `--data-parallel` ranks divide the samples instead, and with `--zero-stage-3`, too, all states. The step is in float32
 on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU, and with `--graph`, too, by a CUDA graph.
-With `--where`, too, it takes a few steps by itself on the GPU, and prints the milliseconds of a step by kind of work, as
-JSON (gpu_times.py).
+With `--where`, too, it takes a few steps by itself on the GPU, and prints the milliseconds of a step by kind of work,
+as JSON (gpu_times.py).
 """
 import json
 import sys
