@@ -22,9 +22,8 @@ from tests.launching import environment
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
-calibrate, cuda_step, fusion, gpu_rounds, machine, overlap_ranks, starting, steps = map(import_module, (
-    "calibrate", "cuda_step", "fusion", "gpu_rounds", "machine", "contenders.overlap_ranks", "starting",
-    "steps"))
+calibrate, cuda_step, fusion, gpu_rounds, machine, overlap_ranks, steps = map(import_module, (
+    "calibrate", "cuda_step", "fusion", "gpu_rounds", "machine", "contenders.overlap_ranks", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -65,13 +64,6 @@ def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
         assert len(set(found)) == 1 and min(found[0]) > 0
-
-
-def test_a_start_has_all_its_phases():
-    """The program that starts has the functions at which they end, and calls them in this order."""
-    found = starting.phases(1)
-    assert min(found.values()) >= 0 and list(found)[-3:] == ["data and tokenizer", "model, checks, measured rate",
-                                                             "first step"] and len(found) == 9
 
 
 # ---- overlap --------------------------------------------------------------------------------------------------------
