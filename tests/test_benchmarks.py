@@ -131,8 +131,8 @@ SMALLEST = {        # programs on one process or two ranks, their options, and t
     "cpu_step": "h128:2 --turns 1 --seconds 0.1 --without compiled JAX bfloat16",
     "generation": "1:1 --prompt 2 --new 2 --turns 1", "measured_scaling": "--turns 1 --steps 1",
     "overlap": "--turns 1", "preparation": "--turns 1 --copies 1",
-    "starting": "--turns 1", "their_bugs": "--only nothing", "cuda_step": "--help"}
-NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "datasketch", "their_bugs": "torch"}
+    "starting": "--turns 1", "cuda_step": "--help"}
+NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "datasketch"}
 ON_RANKS = {"checkpoints"}
 
 

@@ -44,7 +44,7 @@ def batch_of(work: Work) -> GPTBatch | BERTBatch:
 
 
 def main() -> None:
-    work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
+    work, microbatches, ranks = Work.read(sys.argv[1]), int(sys.argv[2]), world()
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
     sequence, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
     device = device_of("cuda" if cuda else "cpu", ranks)
