@@ -13,18 +13,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log2, prod
+from pathlib import Path
 from statistics import median
 
 import machine
 import numpy as np
 from machine import ShardSizes
+from programs import parse, parser_of
 
-from mpi_impl.launch.entry import ArgumentParser, run_alone
+from mpi_impl.launch.entry import run_alone
 from mpi_impl.launch.pool import Pool
 from mpi_impl.runtime.files import check_writable
 from mpi_impl.runtime.rank_environment import cores
-from mpi_impl.runtime.tables import aligned
-from reference.config import ParallelConfig, require_positive
+from reference.config import ParallelConfig
 from reference.costs.hardware import Hardware, Link, Passes, size_of_product
 from reference.costs.parameters import parameters
 from reference.costs.plans import LayerCounts, Plan
@@ -36,29 +37,23 @@ LIMIT = 600.0       # seconds that a measurement may take
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="calibrate", description="Measure this machine, and write its profile.")
-    p.add_argument("--output", default="machine.toml", metavar="FILE", help="(default: machine.toml)")
-    p.add_argument("--ranks", type=int, default=max(2, cores()), metavar="N",
-                   help="that measure at the same time (default: the number of cores, at least 2)")
-    args = p.parse_args(argv)
-    require_positive("ranks", args.ranks)
+    parser = parser_of("calibrate", __doc__)
+    parser.add_argument("--output", default="machine.toml", metavar="FILE", help="(default: machine.toml)")
+    args = parse(parser, argv, ranks=(max(2, cores()), "that measure at the same time, at least 2"))
     check_writable(args.output)
     print(f"{args.ranks} ranks measure, at the same time ...", flush=True)
-    found = calibrate(args.ranks)
-    print(describe(found))
-    save(found, args.output)
-    print(f"\nwritten to {args.output}: shardlab.plan and benchmarks/predict.py take it as --hardware")
+    save(calibrate(args.ranks), args.output)
+    print(f"{Path(args.output).read_text()}\nwritten to {args.output}: shardlab.plan takes it as --hardware")
 
 
 def calibrate(ranks: int) -> Hardware:
     """Return the profile of one core, while `ranks` are working."""
     with Pool(ranks) as pool:
-        return profile([pool.run(ranks, machine.measure, timeout=LIMIT)[0]], ranks)
+        return profile(pool.run(ranks, machine.measure, timeout=LIMIT)[0], ranks)
 
 
-def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
-    """Return the profile from one or several measurements at different times: the median of each quantity."""
-    seconds = {key: median(one[key] for one in measured) for key in measured[0]}
+def profile(seconds: dict[tuple, float], ranks: int) -> Hardware:
+    """Return the profile from a measurement."""
     largest = machine.LARGEST
     peak = 2 * largest**3 / seconds["product", largest, largest, largest]
     bandwidth = 2 * machine.COPIED / seconds["copy",]
@@ -147,23 +142,6 @@ def link(messages: dict[int, float], ranks: int) -> Link:
     times = list(messages.values())
     latency, each = least_squares([[turns, one] for one in sent], times, times)
     return Link(latency, 1 / max(each, 1e-15))
-
-
-# ---- output ---------------------------------------------------------------------------------------------------------
-
-
-def describe(found: Hardware) -> str:
-    sizes = [["size of a product", *(f"{size:.0f}" for size, _ in found.efficiency)],
-             ["share of the peak", *(f"{share:.0%}" for _, share in found.efficiency)]]
-    kinds = [["passes over", *Passes.__dataclass_fields__, "overhead of a layer"]]
-    for way, name in enumerate(("forward", "backward")):
-        passes = [f"{getattr(found.passes, kind)[way]:.1f}" for kind in Passes.__dataclass_fields__]
-        kinds.append([name, *passes, f"{1e6 * found.overhead[way]:.0f} us"])
-    return (f"\npeak: {found.peak / 1e9:,.0f} GFLOP/s, of a product of {machine.LARGEST}^3\n{aligned(sizes)}\n"
-            f"attention's core: {found.attention[0]:.0%} of the peak forward, {found.attention[1]:.0%} backward\n"
-            f"memory: {found.bandwidth / 1e9:.1f} GB/s; Adam: {found.optimizer / found.bandwidth * 1e9:.2f} ns a "
-            f"parameter\n{aligned(kinds)}\nmessages: {1e6 * found.inside.latency:.1f} us and "
-            f"{found.inside.bandwidth / 1e9:.2f} GB/s")
 
 
 if __name__ == "__main__":

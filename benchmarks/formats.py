@@ -1,6 +1,6 @@
-"""The cost of rounding: the demo's loss curves in float32, bfloat16 and float16, from several seeds.
+"""The cost of rounding: the demo's loss in float32, bfloat16 and float16, from several seeds.
 
-    .venv/bin/python benchmarks/formats.py --plot benchmarks/formats.svg
+    .venv/bin/python benchmarks/formats.py
 
 Each run is `shardlab demo` with another seed and in another format, on two ranks that divide the samples, which is the
 same training and takes less time than 8 ranks on two cores. In 16 bits the first step is rounded otherwise, and from
@@ -10,10 +10,9 @@ the mean over the seeds of the difference to float32, and the standard error of 
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
 
 from programs import head, parse, parser_of, row
 from turns import output_of
@@ -24,37 +23,21 @@ RANKS = "-n 2 --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1".s
 FORMATS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16"]}
 
 
-class Curves(NamedTuple):
-    """The losses of a run, by iteration."""
-
-    training: dict[int, float]
-    validation: dict[int, float]
-
-    @property
-    def last(self) -> float:
-        """Return the validation's loss at the end."""
-        return self.validation[max(self.validation)]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    options = parse(parser_of("formats", __doc__), argv, plot="draw the curves there",
-                    seeds=(4, "of each format"), iters=(500, "iterations of a run"))
-    found: dict[str, list[Curves]] = {form: [] for form in FORMATS}
+    options = parse(parser_of("formats", __doc__), argv, seeds=(4, "of each format"),
+                    iters=(500, "iterations of a run"))
+    losses: dict[str, list[float]] = {form: [] for form in FORMATS}
     print(head("seed", *(f"{form}, validation" for form in FORMATS)), flush=True)
     for seed in range(1, options.seeds + 1):
-        for form in FORMATS:
-            found[form].append(trained(seed, options.iters, FORMATS[form]))
-        print(row(seed, *(f"{curves[-1].last:.4f}" for curves in found.values())), flush=True)
-    print(row("difference to float32", *differences(found)))
-    if options.plot:
-        from pictures import draw_formats  # matplotlib takes a second to import
-
-        from mpi_impl.runtime.pictures import save
-        save(draw_formats(found), options.plot)
+        for form, flags in FORMATS.items():
+            losses[form].append(final_loss(seed, options.iters, flags))
+        print(row(seed, *(f"{of_seeds[-1]:.4f}" for of_seeds in losses.values())), flush=True)
+    print(row("difference to float32", "", *(difference(losses[form], losses["float32"])
+                                             for form in FORMATS if form != "float32")))
 
 
-def trained(seed: int, iterations: int, flags: list[str]) -> Curves:
-    """Run the demo, and return its losses."""
+def final_loss(seed: int, iterations: int, flags: list[str]) -> float:
+    """Run the demo, and return its validation loss at the end."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder, "metrics.jsonl")
         output_of([sys.executable, "-m", "shardlab", "demo", *RANKS, "--seed", str(seed), *flags,
@@ -62,18 +45,14 @@ def trained(seed: int, iterations: int, flags: list[str]) -> Curves:
                    "--metrics-file", str(metrics), "--save", folder, "--ledger", f"{folder}/ledger.json",
                    "--plot", f"{folder}/loss.png", "--report", f"{folder}/report.html"])
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return Curves(*({one["iteration"]: one[name] for one in rows if name in one}
-                    for name in ("lm_loss", "validation_loss")))
+    return [line["validation_loss"] for line in rows if "validation_loss" in line][-1]
 
 
-def differences(found: Mapping[str, Sequence[Curves]]) -> list[str]:
-    """Return for each format the mean difference to float32 at the end, and its standard error."""
-    cells = []
-    for curves in found.values():
-        differ = [one.last - other.last for one, other in zip(curves, found["float32"])]
-        error = stdev(differ) / len(differ) ** 0.5 if len(differ) > 1 else float("nan")
-        cells.append(f"{mean(differ):+.4f} ± {error:.4f}")
-    return ["", *cells[1:]]
+def difference(losses: Sequence[float], others: Sequence[float]) -> str:
+    """Return the mean difference over the seeds, and its standard error."""
+    differences = [loss - other for loss, other in zip(losses, others, strict=True)]
+    error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+    return f"{mean(differences):+.4f} ± {error:.4f}"
 
 
 if __name__ == "__main__":

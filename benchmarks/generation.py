@@ -7,9 +7,7 @@ GPT-2's smallest model, 124 million random weights, which transformers saves and
 bfloat16, greedy, with a KV cache, in batches of texts. Ours is tensor-parallel, one thread a rank. transformers is one
 process, with a thread for each rank, but no more than there are cores; its attention is once eager and once sdpa. All
 take turns (turns.py), and the referee checks that all find the same tokens in float32. The prompts are read in one
-forward, up to the first new token; the rate is that of the tokens after it. Ratios are to a peer's faster format. A
-token needs every weight once: the last row is the time in which the same number of processes multiply a vector with
-matrices of as many elements, as a share of our time for a token of each text.
+forward, up to the first new token; the rate is that of the tokens after it. Ratios are to a peer's faster format.
 """
 import importlib.util
 import json
@@ -29,7 +27,6 @@ from reference.errors import UserError
 
 PEERS, FORMATS = ("eager", "sdpa"), ("float32", "bfloat16")
 CASES = [(1, 1), (1, 2), (1, 4), (8, 1), (8, 2), (8, 4)]
-WEIGHTS = 124_439_808       # of GPT-2's smallest model; its logits use the table of its words
 
 
 def main() -> None:
@@ -77,7 +74,6 @@ def measure(texts: Texts, ranks: int, folder: str, turns: int) -> str:
             raise SystemExit(f"error: transformers ({who}) has found other tokens than we.")
     prompt = {who: median(one for one, _ in found) for who, found in times.items()}
     token = {who: median(both - one for one, both in found) / (texts.new - 1) for who, found in times.items()}
-    reading = median(both for _, both in times["sgemv"])
     title = f"{texts.b} texts, {ranks} ranks, {threads} threads of transformers"
     lines = [head(title, *(f"{what}, {form}" for what in ("prompts", "tokens/s") for form in FORMATS),
                   "ours / it, prompts", "ours / it, tokens")]
@@ -86,11 +82,7 @@ def measure(texts: Texts, ranks: int, folder: str, turns: int) -> str:
         lines.append(row(who, *(f"{prompt[f'{who} {form}']:.2f} s" for form in FORMATS),
                          *(f"{texts.b / token[f'{who} {form}']:,.1f}" for form in FORMATS),
                          *(f"**{ratio:.2f}**" if who in PEERS else "" for ratio in ratios)))
-    same = {who: sum(map(list.__eq__, found[f"{who} bfloat16"], found["ours float32"])) for who in ("ours", *PEERS)}
-    share = f"{reading / token['ours float32']:.0%}"
-    lines.append(row("reading float32's weights, of our time", "", "", share, *3 * [""]))
-    counts = ", ".join(f"{who} {count} of {texts.b}" for who, count in same.items())
-    return "\n".join([*lines, "", f"Texts that are the same in bfloat16: {counts}"])
+    return "\n".join(lines)
 
 
 def best(times: dict[str, float], who: str) -> float:
@@ -108,7 +100,6 @@ def contenders(texts: Texts, ranks: int, threads: int, folder: str, files: dict[
             yield Contender(name, [launched(ranks, "shardlab_texts", *what)], environment, ranks)
         else:
             yield Contender(name, [[*program("transformers_texts"), *what, str(threads), who]], {}, 1)
-    yield Contender("sgemv", [[*program("sgemv"), str(WEIGHTS // ranks)]] * ranks, environment, ranks)
 
 
 if __name__ == "__main__":

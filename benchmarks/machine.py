@@ -89,8 +89,8 @@ def measure(group: Group) -> dict[tuple, float]:
     together = group.allgather_objects((ratios, median(probes)))
     alone.free()
     usual = median(found for _, found in together)
-    return {key: usual * median(ratio for found, _ in together for ratio in found[key]) for key in works} | {
-        ("probe",): usual} | messages(group)
+    return {key: usual * median(ratio for found, _ in together for ratio in found[key])
+            for key in works} | messages(group)
 
 
 def time_probe(group: Group, standard: Callable[[], object]) -> float:

@@ -1,6 +1,6 @@
 """The share of message time that computing hides, and what that wins: buckets of gradients, ZeRO-3's prefetch, rings.
 
-    .venv/bin/python benchmarks/overlap.py [--plot benchmarks/overlap.svg]
+    .venv/bin/python benchmarks/overlap.py
 
 Ranks take training steps (contenders/overlap_ranks.py), two of them unless `--ranks` says otherwise, for each should
 have a core: first through shared memory, where the cores that compute also copy the bytes, and then through a wire: the
@@ -48,19 +48,12 @@ class Overlap(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(parser_of("overlap", __doc__), argv, plot="draw the shares and the steps there",
-                 turns=(6, "of each step in each way"), wire=(8, "the wire's Gbit/s"), ranks=(2, "that train"))
+    args = parse(parser_of("overlap", __doc__), argv, turns=(6, "of each step in each way"),
+                 wire=(8, "the wire's Gbit/s"), ranks=(2, "that train"))
     if args.ranks == 1:
         raise UserError("--ranks is 1, but one rank alone sends nothing: choose at least 2.")
-    found = {}
     for name, wire in (("shared memory", None), (f"a wire of {args.wire} Gbit/s", args.wire)):
-        found[name] = measure(args.ranks, args.turns, wire)
-        print(f"\n{name}\n{table(found[name])}", flush=True)
-    if args.plot:
-        from pictures import draw_overlap  # matplotlib takes a second to import
-
-        from mpi_impl.runtime.pictures import save
-        save(draw_overlap(found, SWEPT), args.plot)
+        print(f"\n{name}\n{table(measure(args.ranks, args.turns, wire))}", flush=True)
 
 
 def measure(ranks: int, turns: int, wire: int | None) -> list[Overlap]:

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/starting.py
 
-The model is so small that its step hardly counts; its corpus is prepared before the first turn. The first table has
-medians of seconds, and the second one tells where the time of rank 0 goes (contenders/starting_rank.py).
+The model is so small that its step hardly counts; its corpus is prepared before the first turn. The table has medians
+of seconds.
 """
 import os
 import subprocess
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from programs import head, parse, parser_of, row
-from turns import HERE, output_of
+from turns import HERE
 
 from mpi_impl.launch.entry import run_alone
 from mpi_impl.runtime.rank_environment import cores
@@ -40,7 +40,6 @@ def main() -> None:
     for name, command in COMMANDS.items():
         seconds(command)        # which prepares the corpus and the bytecode
         print(row(f"`{name}`", f"{median(seconds(command) for _ in range(options.turns)):.2f}"), flush=True)
-    print_phases(options.turns)
 
 
 def seconds(command: Sequence[str]) -> float:
@@ -54,23 +53,6 @@ def seconds(command: Sequence[str]) -> float:
     if process.returncode:
         raise SystemExit(f"error: `python {' '.join(command)}` failed.")
     return (found or time.perf_counter()) - began
-
-
-def print_phases(turns: int) -> None:
-    """Print where the time of rank 0 goes, on 1, 2 and 8 ranks."""
-    columns = [[phases(n) for _ in range(turns)] for n in RANKS]
-    print("\n" + head("seconds of rank 0, of", *RANKS[:-1], f"{RANKS[-1]} ranks"))
-    for name in columns[0][0]:
-        print(row(name, *(f"{median(one[name] for one in column):.3f}" for column in columns)))
-
-
-def phases(ranks: int) -> dict[str, float]:
-    """Start a job, and return the seconds of each of its phases on rank 0."""
-    script = str(HERE / "contenders" / "starting_rank.py")
-    began = time.monotonic()
-    said = output_of([sys.executable, *LAUNCH, str(ranks), script, str(began), *MODEL])
-    lines = [line.split(" ", 2)[1:] for line in said.splitlines() if line.startswith("phase ")]
-    return {name: float(time) for time, name in lines}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Mistakes to plant in contenders/parallel_gpt.py, and the tensor in which each is wrong first.
 
+tests/test_their_bugs.py plants them, and lets `shardlab compare` name that tensor.
 Those with the source "zoo" are the bugs of that title in tests/zoo, made in PyTorch; others have the thread that
 reports the mistake, with "after" where the mistake there is only a similar one, or are classics, known to everybody.
 """

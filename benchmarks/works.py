@@ -1,5 +1,5 @@
 """The work that all contenders of the step benchmarks do."""
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 MASKED = 0.15       # the share of a BERT's tokens that are predicted
 CHOSEN = 2          # the experts that compute a token
@@ -26,6 +26,10 @@ class Work(NamedTuple):
     def __str__(self) -> str:
         kind = "Mixtral: " if self.E else "Llama: " if self.g else "BERT: " if self.bert else ""
         return kind + ", ".join(f"{letter} {getattr(self, letter)}" for letter in "hLasbVgE" if getattr(self, letter))
+
+    @classmethod
+    def read(cls, argument: str) -> Self:
+        return cls(*map(int, argument.split(",")))
 
     @property
     def argument(self) -> str:

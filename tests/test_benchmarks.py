@@ -22,9 +22,8 @@ from tests.launching import environment
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
-calibrate, cuda_step, fusion, gpu_rounds, launches, machine, overlap_ranks, starting, steps = map(import_module, (
-    "calibrate", "cuda_step", "fusion", "gpu_rounds", "launches", "machine", "contenders.overlap_ranks", "starting",
-    "steps"))
+calibrate, cuda_step, fusion, gpu_rounds, machine, overlap_ranks, steps = map(import_module, (
+    "calibrate", "cuda_step", "fusion", "gpu_rounds", "machine", "contenders.overlap_ranks", "steps"))
 
 BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
 
@@ -65,13 +64,6 @@ def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
         assert len(set(found)) == 1 and min(found[0]) > 0
-
-
-def test_a_start_has_all_its_phases():
-    """The program that starts has the functions at which they end, and calls them in this order."""
-    found = starting.phases(1)
-    assert min(found.values()) >= 0 and list(found)[-3:] == ["data and tokenizer", "model, checks, measured rate",
-                                                             "first step"] and len(found) == 9
 
 
 # ---- overlap --------------------------------------------------------------------------------------------------------
@@ -131,28 +123,17 @@ def test_no_contender_starts_after_the_limit():
     assert rounds.times == rounds.errors == {}
 
 
-def test_a_layer_more_is_as_many_launches_and_bytes_as_the_page_says():
-    """Whatever its sizes; and with twice the samples twice the bytes that depend on them."""
-    page = (Path(__file__).parents[1] / "benchmarks" / "README.md").read_text()
-    work = launches.Work(h=64, L=1, a=4, s=32, b=1, V=64)
-    one, two = (launches.count(work._replace(L=layers)) for layers in (1, 2))
-    assert f"A layer is {two.calls.total() - one.calls.total()} launches." in page
-    gelu = [launches.count(work._replace(b=b)).bytes["our kernels", "activation.gelu"] for b in (1, 2)]
-    assert gelu == [2 * 256 * (2 * 32 * b + 1) for b in (1, 2)]         # x and y in 16 bits, and the bias
-
-
 # ---- programs -------------------------------------------------------------------------------------------------------
 
 
 SMALLEST = {        # programs on one process or two ranks, their options, and the packages that they need
     "calibrate": "--ranks 2", "checkpoints": "--turns 1", "formats": "--seeds 1 --iters 2", "fusion": "",
-    "cpu_step": "h128:2 --turns 1 --seconds 0.1 --without compiled JAX bfloat16", "launches": "--layers 1",
-    "generation": "1:1 --prompt 2 --new 2 --turns 1", "measured_scaling": "--turns 1 --steps 1", "optimizers": "",
-    "overlap": "--turns 1", "predict": "--turns 1 --steps 1", "preparation": "--turns 1 --copies 1",
-    "starting": "--turns 1", "their_bugs": "--only nothing", "where_time_goes": "h128:2", "cuda_step": "--help",
-    "registers": "--help"}
-NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "rensa", "their_bugs": "torch"}
-ON_RANKS = {"checkpoints", "optimizers"}
+    "cpu_step": "h128:2 --turns 1 --seconds 0.1 --without compiled JAX bfloat16",
+    "generation": "1:1 --prompt 2 --new 2 --turns 1", "measured_scaling": "--turns 1 --steps 1",
+    "overlap": "--turns 1", "preparation": "--turns 1 --copies 1",
+    "starting": "--turns 1", "cuda_step": "--help"}
+NEEDS = {"cpu_step": "torch", "generation": "transformers", "preparation": "rensa"}
+ON_RANKS = {"checkpoints"}
 
 
 def test_the_table_of_programs_is_complete():

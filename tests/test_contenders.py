@@ -27,7 +27,7 @@ def contenders(monkeypatch):
     yield import_module
     torch.set_default_dtype(torch.float32)
     for name in {"works", "models", "pytorch_gpt", "pytorch_gpu", "pytorch_experts", "pytorch_bert", "jax_gpt",
-                 "shardlab_gpt", "cpu_times", "gpu_times", "turns"} & (set(sys.modules) - before):
+                 "shardlab_gpt", "gpu_times", "turns"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 

@@ -1,20 +1,18 @@
-"""A GPT of Megatron-core on gloo ranks, with tensor parallelism: torch_megatron.py RANK RANKS PORT WAY FOLDER [BUG].
+"""A GPT of Megatron-core on gloo ranks, with tensor parallelism: torch_megatron.py FOLDER [BUG].
 
 It needs no GPU: the model is made on the CPU, in float64, without Transformer Engine, which sequence and context
-parallelism would need. The recorder is beside this file, as `shardlab recorder` prints it.
+parallelism would need. The recorder is next to this file, as `shardlab recorder` prints it.
 """
-import os
-import sys
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer.transformer_config import TransformerConfig
 from shardlab_recorder import Recorder
+from torch_training import on_ranks
 
 V, S, B, STEPS = 32, 8, 2, 3
 
@@ -45,7 +43,7 @@ def model_of(ranks, bug):
     return model
 
 
-def train(ranks, folder, bug):
+def train(rank, ranks, folder, bug=""):
     torch.manual_seed(0)
     model = model_of(ranks, bug)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
@@ -62,15 +60,5 @@ def train(ranks, folder, bug):
         optimizer.zero_grad()
 
 
-def main():
-    rank, ranks, port, _, folder, *bug = sys.argv[1:]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, WORLD_SIZE=ranks)
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo")
-    train(int(ranks), folder, bug[0] if bug else "")
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    on_ranks(train)

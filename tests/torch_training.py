@@ -1,10 +1,10 @@
-"""A training program as PyTorch's users write them: torch_training.py RANK RANKS PORT WAY FOLDER [BUG].
+"""A training program as PyTorch's users write them: torch_training.py FOLDER WAY [BUG].
 
 A transformer of two layers in float64, which returns its loss as those of transformers do, on gloo ranks that divide
-the samples (ddp, fsdp), the layers (tp), or both (fsdp_tp); or a pipeline of PyTorch's, whose loss is the tokens' mean
-or, wrongly, their sum. The recorder is beside this file, as `shardlab recorder` prints it.
+the samples (ddp, fsdp), the layers (tp), or both (fsdp_tp), or that accumulate gradients over microbatches; or a
+pipeline of PyTorch's, whose loss is the tokens' mean or, wrongly, their sum. The recorder is next to this file, as
+`shardlab recorder` prints it.
 """
-import os
 import sys
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 H, HEADS, V, S, B = 16, 4, 32, 6, 4
 STEPS = 3       # one more than are recorded
 MICROBATCHES = 2
+FIRST_RATE = 3e-7     # of a warm-up: some weights move by their last digit in float32
 
 
 class Block(nn.Module):
@@ -141,20 +142,46 @@ def train_in_stages(rank, ranks, way, folder):
         optimizer.zero_grad()
 
 
-def main():
-    rank, ranks, port, way, folder, *bug = sys.argv[1:]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, WORLD_SIZE=ranks)
+def accumulate(rank, ranks, folder, bug):
+    """Train in float32, with gradients of several microbatches. Before the first step rank 0 alone evaluates."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    model = GPT()
+    model = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), FIRST_RATE)
+    recorder = Recorder(folder, model, optimizer)
+    if rank == 0:
+        with torch.no_grad():
+            model(*torch.zeros(2, B, S, dtype=int))
+    for _ in range(2):
+        for micro in range(MICROBATCHES):
+            tokens, targets = (x.chunk(ranks) for x in torch.randint(V, (2, B, S)))
+            tokens, targets = tokens[rank], targets[0 if bug == "targets_of_rank_0" else rank]
+            recorder.batch(tokens=tokens, targets=targets)
+            model.require_backward_grad_sync = micro == (0 if bug == "reduced_too_early" else MICROBATCHES - 1)
+            loss = model(tokens, targets)["loss"] / MICROBATCHES
+            (loss / ranks if bug == "averaged_twice" else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def on_ranks(run):
+    """Call `run(rank, ranks, *arguments)` on a rank of gloo, in float64."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    if way != "alone":
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo")
+    run(dist.get_rank(), dist.get_world_size(), *sys.argv[1:])
+    dist.destroy_process_group()
+
+
+def main(rank, ranks, folder, way, bug=""):
     if way in ("mean", "sum"):
-        train_in_stages(int(rank), int(ranks), way, folder)
+        train_in_stages(rank, ranks, way, folder)
+    elif way == "accumulated":
+        accumulate(rank, ranks, folder, bug)
     else:
-        train(int(rank), int(ranks), way, folder, bug[0] if bug else "")
-    if way != "alone":
-        dist.destroy_process_group()
+        train(rank, ranks, way, folder, bug)
 
 
 if __name__ == "__main__":
-    main()
+    on_ranks(main)

@@ -74,7 +74,7 @@ def update(p, grads, m, v, step, rate=1e-4, decay=0.01):
 
 
 def main():
-    work, threads = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[sys.argv.index("--threads") + 1])
+    work, threads = Work.read(sys.argv[1]), int(sys.argv[sys.argv.index("--threads") + 1])
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])      # before XLA makes its threads
     jax.config.update("jax_num_cpu_devices", threads)
     form = jnp.bfloat16 if "--bf16" in sys.argv else jnp.float32

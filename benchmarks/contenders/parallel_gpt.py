@@ -1,4 +1,4 @@
-"""A GPT as Megatron's users would write it in PyTorch: parallel_gpt.py T C D FOLDER [OPTIONS].
+"""A GPT as Megatron's users would write it in PyTorch: parallel_gpt.py FOLDER T C D [OPTIONS].
 
 t ranks divide the layers, c the positions (zigzag) and d the samples; ranks of one t are neighbours, then those of one
 c. On gloo, in float64, with the environment of torchrun. All weights are drawn whole on every rank, so that all
@@ -18,9 +18,9 @@ H, HEADS, LAYERS, V, S, B = 16, 4, 2, 32, 16, 4
 STEPS, RATE, DECAY = 2, 1e-3, 0.1
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("folder")
 for name in "tcd":
     parser.add_argument(name, type=int)
-parser.add_argument("folder")
 parser.add_argument("--sequence-parallel", action="store_true")
 parser.add_argument("--clip", type=float, default=float("inf"))
 options = parser.parse_args()

@@ -199,7 +199,7 @@ def split_by_samples(model, halves):
 
 
 def main(kind=TorchGPT):
-    work = Work(*map(int, sys.argv[1].split(",")))
+    work = Work.read(sys.argv[1])
     torch.set_num_threads(int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 1)
     if RANKS > 1:
         dist.init_process_group("gloo", rank=int(os.environ[PROCESS]))

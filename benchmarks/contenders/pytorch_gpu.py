@@ -31,7 +31,7 @@ class Training:
     """A model, its optimizer and one batch. A call is a step, which returns the loss; the GPU may end it later."""
 
     def __init__(self, options, device):
-        work = Work(*map(int, options.work.split(",")))
+        work = Work.read(options.work)
         torch.manual_seed(0)
         with torch.device(device):
             model = TorchGPT(work)
@@ -131,7 +131,7 @@ def main():
         run()
         torch.cuda.synchronize()
 
-    with fast_attention(Work(*map(int, options.work.split(",")))):
+    with fast_attention(Work.read(options.work)):
         serve(step)
 
 

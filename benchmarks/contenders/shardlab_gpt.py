@@ -4,13 +4,12 @@ Its arguments are the sizes of a work, as 512,6,8,256,8,8192,0,0,0, and the numb
 `--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. With
 `--data-parallel` ranks divide the samples instead, and with `--zero-stage-3`, too, all states. The step is in float32
 on CPU cores, with `--bf16` in bfloat16; with `--cuda` in bfloat16 on a GPU, and with `--graph`, too, by a CUDA graph.
-With `--where`, too, the ranks take a few steps by themselves and print the milliseconds of a step by kind of work, as
-JSON (cpu_times.py, gpu_times.py).
+With `--where`, too, it takes a few steps by itself on the GPU, and prints the milliseconds of a step by kind of work,
+as JSON (gpu_times.py).
 """
 import json
 import sys
 
-import cpu_times
 import gpu_times
 import numpy as np
 from models import model_of
@@ -45,7 +44,7 @@ def batch_of(work: Work) -> GPTBatch | BERTBatch:
 
 
 def main() -> None:
-    work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
+    work, microbatches, ranks = Work.read(sys.argv[1]), int(sys.argv[2]), world()
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
     sequence, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
     device = device_of("cuda" if cuda else "cpu", ranks)
@@ -67,9 +66,7 @@ def main() -> None:
             cupy.cuda.get_current_stream().synchronize()
 
     if "--where" in sys.argv:
-        found = gpu_times.time_of_steps(step, 3) if cuda else cpu_times.time_of_steps(step, 10, ranks)
-        if ranks.rank == 0:
-            print(json.dumps(found))
+        print(json.dumps(gpu_times.time_of_steps(step, 3)))
     else:
         serve(step)
 

@@ -4,8 +4,7 @@
 
 It tries all plans, drops those that do not fit into memory, and ranks the others by the time of a step, by the papers'
 formulas. A rank of each plan that is shown takes a step without data: its memory must suffice, too. One process.
-shardlab/plan/scaling_study.py compares the formulas with measurements on the papers' clusters,
-benchmarks/predict.py with measurements on the machine at hand.
+shardlab/plan/scaling_study.py compares the formulas with measurements on the papers' clusters.
 """
 import textwrap
 from collections.abc import Sequence

@@ -3,9 +3,6 @@ import json
 import os
 import pickle
 import re
-import shutil
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -15,9 +12,9 @@ from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
 from reference.errors import UserError
-from shardlab.compare.their_runs import RECORDER, are_recordings, compared
+from shardlab.compare.their_runs import are_recordings, compared
 from shardlab.compare.their_runs.checkpoints import in_natural_order
-from tests.mpi_impl.test_their_programs import free_port
+from tests.torch_programs import TorchPrograms
 from tests.torch_saves import save, save_distributed
 
 
@@ -288,22 +285,9 @@ def test_other_files_are_refused(tmp_path, make, said):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a function that runs tests/torch_checkpoints.py, on ranks, and returns the folder of its checkpoints."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
-    tmp = tmp_path_factory.mktemp("torch")
-    for file in (RECORDER, *(Path(__file__).parents[1] / f"torch_{name}.py" for name in ("training", "checkpoints"))):
-        shutil.copy(file, tmp)
-
-    def train(way, ranks, *bug):
-        folder, port = tmp / "-".join((way, *bug)), free_port()
-        if not folder.exists():
-            folder.mkdir()
-            started = [subprocess.Popen([sys.executable, "torch_checkpoints.py", str(rank), str(ranks), port, way,
-                                         str(folder), *bug], cwd=tmp) for rank in range(ranks)]
-            assert [one.wait(200) for one in started] == [0] * ranks
-        return folder
-
-    return train
+    """Return a function that runs tests/torch_saving.py on ranks, and returns the folder of its checkpoints."""
+    programs = TorchPrograms(tmp_path_factory.mktemp("torch"))
+    return lambda way, ranks, *bug: Path(programs.run("torch_saving", ranks, way, *bug))
 
 
 @pytest.mark.deep

@@ -1,45 +1,26 @@
 """Programs of PyTorch, recorded as their users would: right ones agree however they are divided, and bugs are named."""
 import json
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from shardlab.compare.their_runs import RECORDER, compared
+from shardlab.compare.their_runs import compared
 from shardlab.compare.their_runs.differences import Comparison
 from shardlab.compare.their_runs.frameworks import in_common_names
 from shardlab.compare.their_runs.records import read
 from shardlab.compare.their_runs.replay import replay
+from tests.torch_programs import TorchPrograms
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Return a function that runs a program on ranks, tests/torch_training.py or another, and returns its recording."""
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.15.0")
-    tmp = tmp_path_factory.mktemp("torch")
-    for path in (RECORDER, *Path(__file__).parents[1].glob("torch_*.py")):
-        shutil.copy(path, tmp)
+    """Return a function that runs tests/torch_training.py on ranks, or another program, and returns its recording."""
+    programs = TorchPrograms(tmp_path_factory.mktemp("torch"))
 
-    def record(way, ranks, *bug, program="torch_training.py"):
-        folder, port = tmp / "-".join((program, way, str(ranks), *bug)), free_port()
-        if not folder.exists():
-            started = [subprocess.Popen([sys.executable, program, str(rank), str(ranks), port, way,
-                                         str(folder), *bug], cwd=tmp) for rank in range(ranks)]
-            assert [one.wait(200) for one in started] == [0] * ranks
-        return str(folder)
+    def record(way, ranks, *bug, program="torch_training"):
+        return programs.run(program, ranks, *filter(None, (way, *bug)))
 
     return record
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 @pytest.mark.deep
@@ -73,32 +54,21 @@ def test_stages_of_a_pipeline_are_one_model(recorded):
     assert "B is 12 times A, everywhere" in text, text
 
 
-ACCUMULATED = {"right": "", "averaged_twice": "B is 0.5 times A, everywhere",
-               "reduced_too_early": "step 1, gradients: ", "targets_of_rank_0": "step 1, batch: targets"}
-NORM = "step 1, backward: gradient of final_norm output"
-PEERS = {"ours": ACCUMULATED, "nanoGPT": ACCUMULATED,
-         "picotron": ACCUMULATED | {"tp": "", "tp_input_gradient_not_summed": NORM}}
-
-
 @pytest.mark.deep
-@pytest.mark.parametrize("program", PEERS)
-def test_programs_that_accumulate_gradients_are_right_or_their_bug_is_named(recorded, program):
-    """In float32. Before the first step rank 0 evaluates; one process has as many micro-steps as two ranks."""
-    variable = f"SHARDLAB_{program.upper()}"
-    if program in ("nanoGPT", "picotron") and not os.environ.get(variable):
-        pytest.skip(f"{variable} does not name a checkout of {program}")
-    one, two = (recorded(program, n, program="torch_peers.py") for n in (1, 2))
-    for way, said in PEERS[program].items():
-        text, differ = compared(f"{one}/right", f"{two}/{way}")
-        assert differ == bool(said) and (said in text if said else text.startswith("A and B agree")), (way, text)
+@pytest.mark.parametrize("bug, said", [("", ""), ("averaged_twice", "B is 0.5 times A, everywhere"),
+                                       ("reduced_too_early", "step 1, gradients: "),
+                                       ("targets_of_rank_0", "step 1, batch: targets")])
+def test_a_program_that_accumulates_gradients_is_right_or_its_bug_is_named(recorded, bug, said):
+    text, differ = compared(recorded("accumulated", 1), recorded("accumulated", 2, bug))
+    assert differ == bool(bug) and (said in text if bug else text.startswith("A and B agree")), text
 
 
 @pytest.mark.deep
 def test_megatron_core(recorded, tmp_path):
     """Its loss is in float32, and the textbook agrees with it. The bug: a layer does not sum its input's gradient."""
     pytest.importorskip("megatron.core", reason="Megatron-core is not installed: pip install megatron-core==0.16.1")
-    one, two, wrong = (recorded("tp", *run, program="torch_megatron.py")
-                       for run in ((1,), (2,), (2, "input_gradient_not_summed")))
+    one, two, wrong = (recorded("", ranks, bug, program="torch_megatron")
+                       for ranks, bug in ((1, ""), (2, ""), (2, "input_gradient_not_summed")))
     text, differ = compared(one, two)
     assert not differ and re.match(r"A and B agree: 41\d tensors of steps 1 and 2 were compared", text), text
     text, differ = compared(one, wrong)

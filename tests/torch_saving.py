@@ -1,17 +1,13 @@
-"""A training program that saves what it has trained: torch_checkpoints.py RANK RANKS PORT WAY FOLDER [BUG].
+"""A training program that saves what it has trained: torch_saving.py FOLDER WAY [BUG].
 
-The model and the ways to divide it are those of torch_training.py, which is beside this file. One process writes all
-kinds of checkpoints, ranks write FOLDER/dcp.
+The model and the ways to divide it are those of torch_training.py. Ranks write FOLDER/dcp; one process writes all kinds
+of checkpoints.
 """
-import os
-import sys
-
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch_training import GPT, B, S, V, divided
+from torch_training import GPT, B, S, V, divided, on_ranks
 
 
 def trained(way, ranks):
@@ -30,23 +26,16 @@ def trained(way, ranks):
     return get_state_dict(model, optimizer)
 
 
-def main():
-    rank, ranks, port, way, folder, *bug = sys.argv[1:]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, WORLD_SIZE=ranks)
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo")
-    weights, states = trained(way, int(ranks))
-    if bug and int(rank) == int(ranks) - 1:
+def save(rank, ranks, folder, way, bug=""):
+    weights, states = trained(way, ranks)
+    if bug and rank == ranks - 1:
         weights["layers.1.up.weight"].to_local()[-1, -1] += 1e-6
     dcp.save({"model": weights, "optimizer": states, "step": 2, "half": torch.ones(3, dtype=torch.bfloat16)},
              checkpoint_id=f"{folder}/dcp")
     if way == "alone":
         torch.save({"model": weights, "optimizer": states}, f"{folder}/saved.pt")
-        named = {f"model.{name}": x for name, x in weights.items()}
-        save_file(named, f"{folder}/saved.safetensors")
-    dist.destroy_process_group()
+        save_file({f"model.{name}": x for name, x in weights.items()}, f"{folder}/saved.safetensors")
 
 
 if __name__ == "__main__":
-    main()
+    on_ranks(save)
