@@ -13,7 +13,7 @@ import numpy as np
 from models import gpt, trainer_of
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.comm.topology import connect
 from mpi_impl.kernels import accumulate, attention_core, attention_core_backward, linear
 from mpi_impl.models.gpt import gpt_backward, gpt_forward

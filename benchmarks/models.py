@@ -7,7 +7,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ExpertsConfig, ModelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import Precision
 
 

@@ -18,7 +18,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches, require_positive
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.precision import Precision
 

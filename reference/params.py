@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference import counter_rng
 from reference.config import round_up
 from reference.errors import UserError
+from reference.random import counter_rng
 
 HOST = np.empty(0)  # a prototype: arrays made "like" this one are NumPy's
 

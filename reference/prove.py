@@ -9,9 +9,8 @@ from math import log10
 
 import numpy as np
 
-from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
+from reference.comm.regions import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, require_not_negative, require_positive
-from reference.dropout import Dropout
 from reference.errors import UserError
 from reference.exact.degree import TALLY, power_of_ten
 from reference.layer_context import LayerContext
@@ -25,6 +24,7 @@ from reference.parallel.pipeline import pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage, schedule_of
 from reference.params import join, leaves, split
 from reference.printing import run
+from reference.random.dropout import Dropout
 from reference.schedules.generators import SCHEDULES
 from reference.training.random_start import RandomSamples, random_parameters
 from reference.training.trainer import loss_and_gradients

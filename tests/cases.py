@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from reference.batches import BERTBatch, ClassBatch, GPTBatch, SpanBatch
-from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
+from reference.comm.regions import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig, OptimizerConfig, ParallelConfig, Recompute
-from reference.dropout import Dropout
 from reference.exact.array import ExactArray, random_array
 from reference.models.bert import SCORES
 from reference.models.model import batch_type, sequences_of
 from reference.params import leaves, tree_map, with_names
+from reference.random.dropout import Dropout
 
 KEEP_ALL = Recompute()      # nothing is computed again
 

@@ -5,12 +5,12 @@ import numpy as np
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
-from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.context_attention import WAYS, lockstep
 from reference.models.model import model_backward, model_forward
 from reference.ops import CoreInputs, attention_core, attention_core_backward
 from reference.positions import SequencePart, collect, deal, take, zigzag
+from reference.random.dropout import Dropout
 from tests.cases import Case, close, random_numbers, trees_close
 from tests.textbook_theorems import whole_model
 

@@ -4,7 +4,7 @@ from itertools import count
 
 from reference.exact.array import ExactArray, as_exact
 from reference.exact.degree import TALLY, Tally
-from reference.optimizer import OptimizerConfig, clip_coefficient
+from reference.optimizers.adam import OptimizerConfig, clip_coefficient
 from reference.precision import Precision
 from reference.training import trainer as training
 from tests.cases import ExactCase

@@ -7,7 +7,7 @@ from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.comm.topology import disconnect
 from mpi_impl.training.fsdp import FSDP
 from reference import ops
-from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient
+from reference.optimizers.adam import OptimizerConfig, adam_update, clip_coefficient
 from reference.parallel.fsdp import AnyLayer
 from tests.cases import close
 

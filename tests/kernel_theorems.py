@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from mpi_impl import kernels
 from mpi_impl.runtime.arrays import dtype_of, is_half
-from reference import counter_rng, ops, optimizer, rope
-from reference.dropout import Site
+from reference import ops
+from reference.layers import rope
 from reference.layers.cross_entropy import softmax_minus_target
 from reference.ops import CoreInputs
-from reference.optimizer import OptimizerConfig
+from reference.optimizers import adam as formulas
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import FORMATS
+from reference.random import counter_rng
+from reference.random.dropout import Site
 from tests.cases import close
 from tests.reference.test_ops import lengths
 
@@ -51,7 +54,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
     param, m, v = states
     grad *= factor
     for part, decays in runs:
-        optimizer.adam_update(param[part], grad[part], m[part], v[part], step, rate, decays, config)
+        formulas.adam_update(param[part], grad[part], m[part], v[part], step, rate, decays, config)
     if model is not None:
         model[...] = param
 

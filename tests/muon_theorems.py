@@ -1,11 +1,11 @@
-"""Muon by its definition, with singular values: the formulas of reference/muon.py know none."""
+"""Muon by its definition, with singular values: the formulas of reference/optimizers/muon.py know none."""
 from collections.abc import Iterator
 
 import numpy as np
 
 from reference.models.model import model_tensors
-from reference.muon import is_matrix, muon_update, orthogonalized
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
+from reference.optimizers.muon import is_matrix, muon_update, orthogonalized
 from reference.params import leaves
 from tests.cases import Case, close
 

@@ -10,16 +10,16 @@ from mpi_impl.models import bert, gpt
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
-from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.cross_entropy import cross_entropy_backward
 from reference.models import bert as textbook_bert
 from reference.models.bert import SCORES
 from reference.models.model import model_backward, model_forward, sequences_of
 from reference.models.stage import join_stages
-from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
+from reference.optimizers.adam import OptimizerConfig, clip_coefficient, learning_rate
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS, LossScaling, Precision
+from reference.random.dropout import Dropout
 from reference.training import trainer as training
 from tests.cases import Case
 from tests.rank_theorems import first_checks

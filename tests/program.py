@@ -1,8 +1,8 @@
 """The training program on ranks of the pool."""
 from reference.errors import UserError
-from shardlab.programs.arguments import parse
 from shardlab.programs.bert import PretrainingBERT
 from shardlab.programs.gpt import PretrainingGPT
+from shardlab.programs.settings import parse
 
 
 def pretrain(group, options):

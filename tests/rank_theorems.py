@@ -8,7 +8,7 @@ import traceback
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
+from mpi_impl.comm.regions import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.layers import block, cross_entropy, embedding, heads, layer, linear
 from mpi_impl.models import model
 from mpi_impl.models.units import Unit

@@ -47,7 +47,7 @@ def test_detectors_tell_what_is_known(small_pools, clean, name):
 @pytest.mark.deep
 def test_a_change_that_is_no_bug_is_seen_by_nobody(small_pools, clean):
     """No detector cries wolf, and all are asked."""
-    harmless = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)",
+    harmless = Bug("mpi_impl.comm.regions", "return self.group.all_reduce(dx, reason)",
                    "return 1 * self.group.all_reduce(dx, reason)")
     bug = PlantedBug(zoo.BY_NAME["f without its all-reduce"], small_pools, clean, harmless)
     assert {judge(bug).mark for judge in JUDGE.values()} == {SILENT}

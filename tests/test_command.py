@@ -23,7 +23,7 @@ from shardlab.completion import parser_of
 from shardlab.demos import DEMOS
 from shardlab.evaluate import tasks as evaluation
 from shardlab.generate.options import GenerationOptions
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from shardlab.prove.options import KINDS
 from tests.base_install import BLOCKER, base_environment
 from tests.deep import one_fast_of

@@ -10,7 +10,7 @@ import pytest
 from reference.costs.volumes import PassCounts
 from shardlab.predict.predict import predict_alone, sent_by_pipeline
 from shardlab.predict.rank import ImaginedWorld
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 
 GOLDEN = Path(__file__).with_suffix(".json")
 SIZES = "--num-layers 4 --hidden-size 24 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2"

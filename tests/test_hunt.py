@@ -3,7 +3,7 @@ from collections import Counter
 
 from benchmarks.bug_matrix import hunt
 from benchmarks.bug_matrix.hunt import Marks, grade, hunt_of, hunts, lines_of
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from tests.launching import ROOT, launch
 
 STUDENTS = [f"student {i}" for i in range(100)]

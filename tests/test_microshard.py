@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import leaves, tree_map, with_names
 from reference.precision import Precision
 from reference.training.trainer import Trainer

@@ -39,7 +39,7 @@ from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, check_m
 from reference.costs.hardware import Link
 from reference.errors import UserError
 from reference.generation import batching
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stale_weights import STASHED
 from reference.schedules.actions import from_csv, to_csv
 from reference.schedules.generators import zero_bubble_v
@@ -49,7 +49,7 @@ from shardlab.compare import __main__ as compare
 from shardlab.dry_run import options as dry_run
 from shardlab.plan import __main__ as plan
 from shardlab.plan.profiles import HERE, hardware_of, load
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from shardlab.score import __main__ as score, traffic
 from shardlab.score.entry import Entry
 from tests.cases import Case

@@ -15,7 +15,7 @@ from mpi_impl.launch import restarts
 from mpi_impl.launch.hostfile import Host
 from mpi_impl.launch.restarts import REFUSED, RESTARTS, numbers_of_ranks, run_with_restarts
 from reference.errors import UserError
-from shardlab.programs.arguments import check_restarts, parse
+from shardlab.programs.settings import check_restarts, parse
 from tests.launching import MPI, SOON, command, environment, in_foreground, write_program
 
 ENDS = [0, 2, 75, 124, 130]     # done, refused, stopped on request, out of time, interrupted

@@ -5,12 +5,12 @@ The machine does, with its kernels for them, in tests/gpu/test_ranks.py.
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from reference import counter_rng
 from reference.config import ModelConfig
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_tensors
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.params import initialize_shard, join, split, tree_map
+from reference.random import counter_rng
 from tests.rank_theorems import wrapped
 from tests.spy import SpyArray
 from tests.strategies import ANY_MODEL, cases, close, recomputes, trees_close

@@ -19,7 +19,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.costs.volumes import PassCounts, pipeline_traffic
 from reference.models.model import model_tensors, sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
 from reference.params import Shared, deal, split

@@ -22,8 +22,8 @@ from benchmarks.bug_matrix.verdict import SEEN
 from reference.errors import UserError
 from shardlab.command import module_of
 from shardlab.plan import launch_line
-from shardlab.programs.arguments import parse
 from shardlab.programs.options import GPTPretrainingOptions
+from shardlab.programs.settings import parse
 from tests import zoo
 from tests.planted import planted, source_of
 from tests.zoo.entry import Entry

@@ -9,7 +9,7 @@ from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from benchmarks.bug_matrix.verdict import Verdict, not_applicable, seen, silent
 from mpi_impl.launch.pool import RankFailure
 from reference.parallel.stages import schedule_of
-from shardlab.programs.arguments import PretrainingSettings
+from shardlab.programs.settings import PretrainingSettings
 from shardlab.prove import proof
 from shardlab.prove.sizes import ProofSizes, shrink
 from tests.zoo.entry import Theorem

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from benchmarks.bug_matrix.texts import VOCAB_SIZE
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.volumes import PassCounts
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, schedule_of
 from reference.precision import FORMATS, LossScaling, Precision
 from reference.schedules.actions import Schedule

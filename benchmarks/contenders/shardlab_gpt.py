@@ -25,7 +25,7 @@ from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch, GPTBatch
 from reference.config import ParallelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import Precision
 
 

@@ -27,7 +27,7 @@ RUNS = {"tensor": (2, (*SIZES, *TENSOR)),
         "pipeline": (4, (*SIZES, *TENSOR, *PIPELINE, "--micro-batch-size", "2")),
         "data": (4, (*SIZES, *TENSOR, "--micro-batch-size", "2", "--zero-stage", "1", "--ddp-bucket-size", "4036"))}
 LAYERS = "attention", "block", "core_attention", "cross_entropy", "embedding", "mlp"
-PLACES = {"comm/mappings": ("tensor", "sequence"), **{f"layers/{name}": ("tensor",) for name in LAYERS},
+PLACES = {"comm/regions": ("tensor", "sequence"), **{f"layers/{name}": ("tensor",) for name in LAYERS},
           "models/gpt": ("pipeline",), "models/stage": ("pipeline",), "parallel/data_parallel": ("data",),
           "parallel/model_state": ("data", "pipeline"), "parallel/passes": ("pipeline",),
           "parallel/pipeline": ("pipeline",), "parallel/sinks": ("data",), "parallel/zero": ("data",),

@@ -18,8 +18,8 @@ from reference.errors import UserError
 from shardlab.compare.differences import compare
 from shardlab.compare.recording import read
 from shardlab.compare.report import report
-from shardlab.programs.arguments import parse
 from shardlab.programs.gpt import PretrainingGPT
+from shardlab.programs.settings import parse
 from shardlab.prove import proof
 from shardlab.prove.options import parse as parse_proof
 from shardlab.prove.sizes import shrink

@@ -104,7 +104,7 @@ def shard(group, whole):
 # Sharding: what belongs to a head by heads, and the rest replicated
 ### BEGIN HIDDEN TESTS
 from reference.ops import attention_core, attention_core_backward, layer_norm, layer_norm_backward
-from reference.rope import rotary_cos_sin, rotate, rotate_backward
+from reference.layers.rope import rotary_cos_sin, rotate, rotate_backward
 
 
 def whole_attention(x, p, dy):

@@ -10,7 +10,7 @@ import numpy as np
 from reference import config as configs, kv_cache, params, positions, precision
 from reference.comm import ring
 from reference.comm.collectives import all_reduce
-from reference.comm.mappings import TensorParallelRegion
+from reference.comm.regions import TensorParallelRegion
 from reference.config import ExpertsConfig, ModelConfig
 from reference.costs import bubbles, flops, hardware, memory, parameters, volumes
 from reference.costs.memory import layer_activations

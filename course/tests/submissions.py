@@ -17,7 +17,7 @@ SOURCES = {source.stem: source for source in labs()}
 LAB1, LAB2, LAB3, LAB4, LAB5, LAB6, LAB7, LAB8, *_ = LAB_NAMES = tuple(SOURCES)
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS", re.DOTALL)
 # Examples of bugs, which the solution of lab 7 names: lines 33 and 34 add up over ranks, and divide by the loss scale.
-PRACTICE = {"forward": Culprit("mpi_impl/comm/mappings.py", 33, 33, "missing communication"),
+PRACTICE = {"forward": Culprit("mpi_impl/comm/regions.py", 33, 33, "missing communication"),
             "backward": Culprit("mpi_impl/layers/mlp.py", 20, 23, "computation"),
             "step": Culprit("mpi_impl/training/optimizer.py", 34, 34, "scaling")}
 SEED = "a seed that the answers of these tests do not know"

@@ -56,7 +56,7 @@ def returning(value) -> str:
 
 @pytest.mark.parametrize("student, answer, points, words", [
     ("alice", RIGHT, 10, "the form is right"),
-    ("bob", RIGHT, 0, "is not in mpi_impl/comm/mappings.py"),
+    ("bob", RIGHT, 0, "is not in mpi_impl/comm/regions.py"),
     ("carol", RIGHT, 0, "There is no case for you"),
     ("alice", RIGHT | {"line": MINE.last + 1}, 4, f"Line {MINE.last + 1} of {MINE.file} is as it was"),
     ("alice", RIGHT | {"kind": "aliasing"}, 8, "has no bug of the kind 'aliasing'"),

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from reference.comm.mappings import TensorParallelRegion
+from reference.comm.regions import TensorParallelRegion
 from reference.config import ModelConfig
 from reference.layers.mlp import (MLP, mlp_backward, mlp_forward, mlp_tensors, rows_first_mlp_forward,
                                   sharded_mlp_backward, sharded_mlp_forward)

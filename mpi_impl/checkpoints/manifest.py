@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
-from reference.muon import is_matrix
+from reference.optimizers.muon import is_matrix
 from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState

@@ -8,9 +8,9 @@ from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.masking import choose_positions, replace_masked
 from mpi_impl.data.spans import Spans
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
-from reference import counter_rng
 from reference.batches import BERTBatch
 from reference.errors import UserError
+from reference.random import counter_rng
 
 SPECIAL_TOKENS = 3  # in [CLS] A [SEP] B [SEP]
 WORD_PIECE = (BertWordPieceLowerCase.name, BertWordPieceCase.name)

@@ -4,8 +4,8 @@ from array import array
 import numpy as np
 
 from mpi_impl.data.indexed import IndexedDataset
-from reference import counter_rng
 from reference.errors import UserError
+from reference.random import counter_rng
 
 SHORTEST = 2     # tokens: one of each of two sentences
 BLOCK = 1 << 20  # sentences that are handled together, so that memory stays bounded

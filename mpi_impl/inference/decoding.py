@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.inference.replica import Replica
 from mpi_impl.models.gpt import next_logits
 from mpi_impl.runtime.arrays import moved_to, to_host

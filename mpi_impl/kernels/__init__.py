@@ -12,7 +12,8 @@ from mpi_impl.kernels import blockwise, compiled, compiled_halves, cpu, cuda, fu
 from mpi_impl.kernels.fused import core
 from mpi_impl.kernels.fused.launcher import NAMES
 from mpi_impl.runtime.arrays import is_half
-from reference import online_softmax, ops, rope
+from reference import ops
+from reference.layers import online_softmax, rope
 
 
 class Kernel(NamedTuple):

@@ -8,8 +8,9 @@ import numpy as np
 
 from mpi_impl.kernels.plain import and_around
 from mpi_impl.runtime.arrays import TILE
-from reference import counter_rng, ops
+from reference import ops
 from reference.ops import Mask, rows
+from reference.random import counter_rng
 
 
 def tiles(*arrays, elements=None):

@@ -11,7 +11,8 @@ import numpy as np
 from mpi_impl.kernels import blockwise, cpu, plain
 from mpi_impl.kernels.cpu import tiles
 from mpi_impl.runtime.arrays import narrowed, widened
-from reference import ops, rope
+from reference import ops
+from reference.layers import rope
 from reference.ops import CoreInputs
 
 HALF, AS_IS = "rounded", "as it is"

@@ -1,7 +1,7 @@
 """Partial attention for context parallelism, on a core: some queries, some keys, and no probability kept.
 
-Each function has the arguments and results of its namesake in reference/online_softmax.py, where its docstring is. Of
-two-byte formats the arrays are read, and results are float32: they are parts of sums.
+Each function has the arguments and results of its namesake in reference/layers/online_softmax.py, where its docstring
+is. Of two-byte formats the arrays are read, and results are float32: they are parts of sums.
 """
 from itertools import product
 
@@ -11,7 +11,7 @@ from mpi_impl.kernels import blockwise
 from mpi_impl.kernels.blockwise import score_scale
 from mpi_impl.kernels.cpu import draw_mask, empty
 from mpi_impl.runtime.arrays import widened
-from reference.online_softmax import Partial, or_zero
+from reference.layers.online_softmax import Partial, or_zero
 
 ROOM = 1 << 18      # scores at a time
 

@@ -4,8 +4,9 @@ from functools import wraps
 import numpy as np
 
 from mpi_impl.runtime.arrays import is_half, narrowed, widened
-from reference import ops, optimizer
+from reference import ops
 from reference.ops import rows
+from reference.optimizers import adam
 
 UFUNCS = {"sum": np.add, "max": np.maximum}
 
@@ -101,7 +102,7 @@ def cross_entropy_backward(kept, highest, total, dloss, ids, held):
 
 
 def adam_update(states, grad, model, runs, factor, step, rate, config):
-    """Take one AdamW step (reference/optimizer.py) in place on `states`, parameters and both moments, flat like grad.
+    """Take one AdamW step (reference/optimizers/adam.py) in place on `states`, parameters and both moments, like grad.
 
     The gradient is multiplied by `factor` first, in place. `model` gets the parameters in the model's own format,
     unless it is None. `runs` are slices that make up the whole, each with whether it has weight decay.
@@ -111,8 +112,8 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
     param, m, v = states
     for part, decays in runs:
         if decays:
-            optimizer.decay_weights(param[part], rate, config)
-    optimizer.adam_update(param, grad, m, v, step, rate, False, config)
+            adam.decay_weights(param[part], rate, config)
+    adam.adam_update(param, grad, m, v, step, rate, False, config)
     copy_to_model(param, model)
 
 

@@ -201,11 +201,11 @@ def end_all(words: str, status: int) -> NoReturn:
 
 def end_waiting(waited: str) -> None:
     """End all ranks, while another thread is stuck in MPI. Of ranks that fail together, one speaks."""
-    from mpi_impl.comm import ending, group
+    from mpi_impl.comm import group, speaker
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
     world = group.world()
-    if ending.elect_speaker(world, 0.5):
+    if speaker.elect_speaker(world, 0.5):
         end_all(f"error: rank {world.rank} of {world.size} has waited {waited}", 1)
     time.sleep(2 * LAST_RESORT)
 
@@ -225,18 +225,18 @@ def give_up_meeting() -> None:
 
 def end_together(error: BaseException, world) -> None:
     """Let the first rank that failed speak, and end, if all ranks have reached their end. Return if others work."""
-    from mpi_impl.comm import ending, heartbeats
+    from mpi_impl.comm import heartbeats, speaker
 
     try:
-        if not ending.barrier_with_timeout(world, PATIENCE):
+        if not speaker.barrier_with_timeout(world, PATIENCE):
             return
         leave_within(SECONDS_TO_MEET)
         heartbeats.drain_heartbeats(world)
         status = exit_status(error)
-        speaker = first_failure(status, world)
+        says_why = first_failure(status, world)
     except Exception:  # MPI itself has failed
         return
-    if world.rank == speaker:
+    if world.rank == says_why:
         on_purpose = isinstance(error, UserError | SystemExit)
         say(last_words(error, "" if on_purpose else f"rank {world.rank} of {world.size}"))
     if status:

@@ -1,6 +1,6 @@
 """Layers on one tensor-parallel rank. Each file's twin in reference/layers holds the tensors' declarations.
 
-`region` is the behaviour at the edges of the tensor-parallel region (comm/mappings.py): outside, arrays are identical
+`region` is the behaviour at the edges of the tensor-parallel region (comm/regions.py): outside, arrays are identical
 on every rank, or with sequence parallelism each rank has its own positions, and s counts only those. `sink(grad, x,
 dy)` means grad += x^T dy, now or later; other gradients are added to `grads`, views of a flat buffer, immediately.
 """

@@ -14,7 +14,7 @@ from mpi_impl.kernels import (attention_core, attention_core_again, attention_co
 from mpi_impl.runtime.arrays import contiguous, narrowed, widened
 from reference.activations import Nested
 from reference.layers.context_attention import BlocksCache, ExchangedCache, at_block
-from reference.online_softmax import finish, merge
+from reference.layers.online_softmax import finish, merge
 from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
 
 

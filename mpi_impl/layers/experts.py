@@ -9,8 +9,8 @@ positions, and gathers over t what has arrived: t times less between the e ranks
 import numpy as np
 
 from mpi_impl.comm.expert_parallel import counts_of_ranks, return_from_experts, send_to_experts
-from mpi_impl.comm.mappings import WithinRegion
 from mpi_impl.comm.reason import Reason
+from mpi_impl.comm.regions import WithinRegion
 from mpi_impl.kernels import linear
 from mpi_impl.layers.layer import Layer, layer_backward, layer_forward
 from mpi_impl.runtime.arrays import narrowed, to_host, widened

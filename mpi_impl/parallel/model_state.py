@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.mappings import region_of
+from mpi_impl.comm.regions import region_of
 from mpi_impl.comm.topology import Topology
 from mpi_impl.layers.context_attention import ContextPart, part_of
 from mpi_impl.parallel.buffers import Buffer, OffloadedShard, Shard

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpi_impl.comm.mappings import region_of
+from mpi_impl.comm.regions import region_of
 from mpi_impl.comm.topology import Topology
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.models.units import Unit

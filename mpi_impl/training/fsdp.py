@@ -26,7 +26,7 @@ from mpi_impl.training.optimizer import Adam
 from reference.config import ParallelConfig
 from reference.config.checks import require_one_of
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.fsdp import AnyLayer
 from reference.parallel.stages import layout_of
 from reference.params import Tensor, leaves, tree_map

@@ -1,7 +1,7 @@
 """Muon on what a rank owns: whole matrices, or with tensor parallelism its shards of them.
 
 The ranks that share a matrix by tensor parallelism own their shards of it at the same time, whatever the replicas have
-dealt out: so they orthogonalize it together. The textbook twin is reference/muon.py.
+dealt out: so they orthogonalize it together. The textbook twin is reference/optimizers/muon.py.
 """
 from functools import partial
 
@@ -11,8 +11,8 @@ from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.runtime.arrays import narrowed
 from mpi_impl.training.optimizer import Adam
-from reference.muon import EPS, muon_update, orthogonalized, quintic, scale, shards_by_columns
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
+from reference.optimizers.muon import EPS, muon_update, orthogonalized, quintic, scale, shards_by_columns
 from reference.parallel.layout import Piece
 from reference.params import Tensor
 

@@ -6,12 +6,12 @@ from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.parallel.tiles import Tile, tiles
 from mpi_impl.runtime.arrays import to_host
-from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
+from reference.optimizers.adam import OptimizerConfig, clip_coefficient, learning_rate
 from reference.parallel.layout import Piece
 
 
 class Adam:
-    """Moves master weights along gradients, by the formulas of reference/optimizer.py, tile by tile."""
+    """Moves master weights along gradients, by the formulas of reference/optimizers/adam.py, tile by tile."""
 
     def __init__(self, pieces: list[Piece], model: Buffer, states: dict[str, Buffer], config: OptimizerConfig,
                  counted: list[Piece]):

@@ -12,13 +12,13 @@ from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.optimizer import Adam
 from mpi_impl.training.replays import Replays
 from reference.batches import number_of_tokens
-from reference.dropout import Dropout
 from reference.layer_context import EVALUATION, AuxiliaryLosses, LayerContext
 from reference.models.model import sequences_of
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
 from reference.precision import LossScaler
+from reference.random.dropout import Dropout
 from reference.schedules.generators import evaluation_schedule
 
 

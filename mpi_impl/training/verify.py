@@ -35,7 +35,7 @@ from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks
 from reference.params import assign, leaves, tree_map
 from reference.precision import FORMATS, Precision

@@ -27,7 +27,7 @@ from shardlab.notebook.predictions import reveal
 from shardlab.report.charts import finish
 from shardlab.report.drawing import Picture
 from reference.comm.collectives import all_reduce
-from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
+from reference.comm.regions import SequenceParallelRegion, TensorParallelRegion
 
 random = np.random.default_rng(2)
 
@@ -306,7 +306,7 @@ guess = ...                # bytes
 # %% tags=["hide-output"]
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -437,7 +437,7 @@ guess = ...                # as a share: 1 would be twice as much
 
 # %% tags=["hide-output"]
 # %%ranks 4
-from mpi_impl.comm.mappings import SequenceParallelRegion
+from mpi_impl.comm.regions import SequenceParallelRegion
 
 p, mine = shards[rank], slice(rank, rank + 1)                 # of the positions
 for name, region, own in [("f and g", TensorParallelRegion(group), slice(None)),
@@ -468,7 +468,7 @@ print("every rank's dX is its position of the measured one:", np.allclose(np.con
 #
 # One thing is *not* free any more. A tensor that is applied outside the region, such as the gain of a layer norm or the
 # last bias of the MLP, is applied only to a rank's own positions. Its gradient is a partial sum, to be added up at the
-# end of a step: `complete` in `reference/comm/mappings.py`.
+# end of a step: `complete` in `reference/comm/regions.py`.
 
 # %%
 db = ranks["grads"]

@@ -241,7 +241,7 @@ print(inspect.getsource(Gradients.contributed), inspect.getsource(Gradients.coun
 # %%
 # %%ranks 4
 from shardlab.demos.tiny_gpt import OPTIMIZER
-from reference.optimizer import adam_update
+from reference.optimizers.adam import adam_update
 
 def train(add_up, steps=30):
     """Train this rank's copy. Return the loss of its sample in each step, and the weights at the end, [parameters]."""

@@ -26,7 +26,7 @@ from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_forward)
-from reference.comm.mappings import TENSOR_PARALLEL
+from reference.comm.regions import TENSOR_PARALLEL
 
 random = np.random.default_rng(3)
 
@@ -284,7 +284,7 @@ ranks["shards"], ranks["x"], ranks["c"] = split(p, tensors, 4), x, c
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.attention import attention_backward, attention_forward
 
 mine, region = shards[rank], TensorParallelRegion(group)

@@ -26,7 +26,7 @@ from shardlab.notebook.predictions import reveal
 from reference.config import ModelConfig
 from reference.layers import embedding
 from reference.layers.embedding import Embedding, local_ids, word_tensor
-from reference.comm.mappings import TENSOR_PARALLEL
+from reference.comm.regions import TENSOR_PARALLEL
 from reference.params import initialize, split
 
 random = np.random.default_rng(4)
@@ -303,7 +303,7 @@ ranks["shards"], ranks["tokens"], ranks["dloss"], ranks["V"] = shards, tokens, d
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.embedding import embedding_forward, logits_forward
 
 mine, region = shards[rank], TensorParallelRegion(group)

@@ -131,7 +131,7 @@ print(inspect.getsource(shard), inspect.getsource(through), sep="\n")
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.one_block import shard, through
 
 p = shard(group)

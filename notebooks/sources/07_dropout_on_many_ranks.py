@@ -34,9 +34,9 @@ ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.one_block import shard, through
-from reference.dropout import Dropout
+from reference.random.dropout import Dropout
 
 p, dropout = shard(group), Dropout(c, seed=1, step=0, layer=0)
 

@@ -40,7 +40,7 @@ ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.one_block import DROPOUT as dropout, TENSORS as tensors, shard, through
 from reference.params import leaves
 
@@ -78,14 +78,14 @@ draw_block(t, sequence_parallel=True)
 # get another *region*, in which these two replace *f* and *g*:
 
 # %%
-from mpi_impl.comm.mappings import SequenceParallelRegion
+from mpi_impl.comm.regions import SequenceParallelRegion
 
 print(inspect.getsource(SequenceParallelRegion.enter))
 print(inspect.getsource(SequenceParallelRegion.leave))
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import SequenceParallelRegion
+from mpi_impl.comm.regions import SequenceParallelRegion
 
 n = x.shape[1] // size
 mine = slice(rank * n, (rank + 1) * n)

@@ -107,7 +107,7 @@ reveal(guess, ranks["sent_by_halves"][0]["reduce_scatter"], "bytes that a rank s
 # their squares. Only Adam needs them. And Adam treats each element by itself. So its work can be divided anywhere:
 
 # %%
-from reference.optimizer import adam_update
+from reference.optimizers.adam import adam_update
 
 random = np.random.default_rng(1)
 weight, grad, m1, v1 = random.normal(size=(4, 1000))
@@ -359,7 +359,7 @@ reveal(guess, ranks["depths"][0][8]["held"].gathered, "bytes gathered at any tim
 # \leftarrow a X + (b A + c A^2) X$. What happens if two ranks each orthogonalize a half?
 
 # %%
-from reference.muon import newton_schulz
+from reference.optimizers.muon import newton_schulz
 
 x = np.random.default_rng(0).normal(size=(4, 16)) * [[1], [0.3], [0.1], [0.05]]
 halves = np.concatenate([newton_schulz(half, 5) for half in np.split(x, 2, 1)], 1)
@@ -373,7 +373,7 @@ for name, y in ("the momentum", x / np.linalg.norm(x)), ("orthogonalized", newto
 # the owners in a GPT of three layers, on two replicas:
 
 # %%
-from reference.muon import multiplications
+from reference.optimizers.muon import multiplications
 from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_tensors
 

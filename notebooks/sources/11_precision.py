@@ -215,7 +215,7 @@ from shardlab.compare.observer import Observer
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import LossScaling, Precision
 
 V, s, B = 16, 8, 8

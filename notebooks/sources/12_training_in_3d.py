@@ -224,7 +224,7 @@ for d, b in ((1, 4), (2, 1), (2, 2), (8, 1)):
 # has some heads. Here is the mask of one sample over 8 heads; each rank draws only its own rows, in its own colour:
 
 # %%
-from reference.dropout import Dropout
+from reference.random.dropout import Dropout
 from reference.ops import draw_mask
 
 def masks_of(t, sample=3):
@@ -469,7 +469,7 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 # <details><summary>Answer to 2</summary>
 #
 # ```python
-# right = Dropout.attention                         # on the ranks, from reference.dropout
+# right = Dropout.attention                         # on the ranks, from reference.random.dropout
 # Dropout.attention = lambda self, first_head=0: right(self, 0)
 # record = recorded(group, 2, 2, 2, b=2)
 # Dropout.attention = right

@@ -21,7 +21,7 @@ import numpy as np
 from shardlab.notebook.pictures.polynomials import draw_chances, draw_differences, draw_meetings
 from shardlab.notebook.predictions import reveal
 from reference import ops
-from reference.comm.mappings import TENSOR_PARALLEL
+from reference.comm.regions import TENSOR_PARALLEL
 from reference.config import ModelConfig
 from reference.layers.mlp import mlp_forward, mlp_tensors, sharded_mlp_forward
 from reference.params import leaves, split, tree_map, with_names
@@ -347,7 +347,7 @@ for n in 4, 1:
 # and backward. All weights, the input, and the gradient that comes from above are random numbers modulo $P$:
 
 # %%
-from reference.dropout import Dropout
+from reference.random.dropout import Dropout
 from reference.exact.degree import TALLY, Tally
 from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward, block_tensors
@@ -374,10 +374,10 @@ ranks["c"], ranks["x"], ranks["dy"], ranks["whole"] = c, x, dy, whole
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from reference.dropout import Dropout
+from reference.random.dropout import Dropout
 from reference.exact.degree import TALLY
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors

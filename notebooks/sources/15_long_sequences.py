@@ -100,7 +100,7 @@ assert np.isclose(long[-1] / np.mean(long), (2 * c - 1) / c, atol=1e-5)
 # have other units, and before the sum each is multiplied by $e^{m - M}$, $M$ the larger of both:
 
 # %%
-from reference.online_softmax import block_attention, finish, merge
+from reference.layers.online_softmax import block_attention, finish, merge
 from reference.ops import attention_core
 
 q, k, v = np.random.default_rng(1).normal(size=(3, 1, 8, 1, 4))       # [b, s, heads, d]
@@ -129,7 +129,7 @@ draw_ring_of_blocks(zigzag(c, s))
 # slow rank. On real ranks, with dropout on attention's probabilities:
 
 # %%
-from reference.dropout import Dropout
+from reference.random.dropout import Dropout
 from reference.ops import CoreInputs, attention_core_backward
 
 model = ModelConfig(1, 8, 2, 10, s, attention_dropout=0.1)
@@ -257,7 +257,7 @@ reveal(guess, mean_of_means(dealt, deal(one, zigzag(c, s), 0))[0] / losses[-1], 
 
 # %%
 from reference.batches import GPTBatch
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.training import trainer as training
 
 gpt = ModelConfig(2, 16, 4, 11, 16, make_vocab_size_divisible_by=1)

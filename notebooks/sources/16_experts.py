@@ -106,7 +106,7 @@ print("and combined again:           ", combine(dispatch(x, order), routing.weig
 # %%ranks 4
 import numpy as np
 
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.experts import experts_forward
 from reference.config import ExpertsConfig, ModelConfig
 from reference.layers.experts import experts_tensors

@@ -125,7 +125,7 @@ y_torch.backward(torch.tensor(dy))
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -324,7 +324,7 @@ from torch.distributed.fsdp import fully_shard
 from mpi_impl.comm.ledger import ring_bytes
 from mpi_impl.training.fsdp import FSDP, size_based
 from reference import ops
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.fsdp import AnyLayer
 
 random, rate, steps = np.random.default_rng(0), 1e-2, 3

@@ -454,7 +454,7 @@ print(traffic_table(group.ledger))
 
 # %%
 # %%ranks 4
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import ModelConfig

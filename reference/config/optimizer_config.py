@@ -6,7 +6,7 @@ from reference.errors import UserError
 
 DECAY_STYLES = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adam", "muon")
-MUON_SCALE_MODES = ("spectral", "unit_rms_norm", "shape_scaling")    # reference/muon.py has the formulas
+MUON_SCALE_MODES = ("spectral", "unit_rms_norm", "shape_scaling")    # reference/optimizers/muon.py has the formulas
 MUON_TP_MODES = ("duplicated", "distributed")
 
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference import counter_rng
 from reference.config import require_not_negative, require_positive
 from reference.errors import UserError
 from reference.kv_cache import empty_kv_cache, forget
 from reference.models.gpt import next_logits
 from reference.ops import softmax
+from reference.random import counter_rng
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from reference.activations import Activation, Nested
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layers.layer import Layer
+from reference.layers.rope import rotate, rotate_backward
 from reference.ops import CoreInputs, linear, linear_backward, rows
 from reference.params import bias, weight
-from reference.rope import rotate, rotate_backward
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from reference.activations import Nested
 from reference.comm.collectives import all_gather, all_to_all, reduce_scatter
-from reference.online_softmax import Partial, block_attention, block_attention_backward, finish, merge
+from reference.layers.online_softmax import Partial, block_attention, block_attention_backward, finish, merge
 from reference.ops import CoreInputs, attention_core, attention_core_backward
 from reference.positions import SequencePart, collect, deal, visible_blocks, zigzag
 

@@ -19,9 +19,9 @@ from reference.activations import Activation, Nested
 from reference.layer_context import TRAINING
 from reference.layers.core_attention import core_attention_backward, core_attention_forward
 from reference.layers.layer import Layer, declare, layer_backward, layer_forward
+from reference.layers.rope import rotate, rotate_backward
 from reference.ops import CoreInputs, NormCache, linear, linear_backward, rows
 from reference.params import Tensor, bias, tree_map, weight
-from reference.rope import rotate, rotate_backward
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward, sharded_block_backward, sharded_block_forward
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
+from reference.layers.rope import rotary_cos_sin
 from reference.models.blocks import blocks_tensors, gradients_of_blocks, join_blocks
-from reference.rope import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.config import round_up
-from reference.muon import is_matrix, multiplications
+from reference.optimizers.muon import is_matrix, multiplications
 from reference.params import Tensor, children, leaves, tree_map, with_names
 
 SEVERAL = ("blocks", "embedding")    # subtrees of a model that are several units

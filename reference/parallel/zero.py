@@ -24,18 +24,18 @@ import numpy as np
 from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
-from reference.dropout import Dropout
 from reference.errors import UserError
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
 from reference.models.stage import stage_rotary
-from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.optimizers.adam import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.layout import Layout
 from reference.parallel.model_states import ModelStates
 from reference.params import assign, initialize_shard, tree_map
+from reference.random.dropout import Dropout
 
 
 class ZeroRank(NamedTuple):

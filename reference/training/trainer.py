@@ -2,13 +2,13 @@
 import numpy as np
 
 from reference.batches import number_of_tokens
-from reference.dropout import Dropout
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.muon import update_whole
-from reference.optimizer import clip_coefficient, learning_rate, sum_of_squares
+from reference.optimizers.adam import clip_coefficient, learning_rate, sum_of_squares
+from reference.optimizers.muon import update_whole
 from reference.params import initialize, leaves, tree_map
 from reference.precision import rounded
+from reference.random.dropout import Dropout
 
 
 def loss_and_gradients(batch, p, c, dropout=None, auxiliary=None):

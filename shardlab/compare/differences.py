@@ -20,7 +20,7 @@ import numpy as np
 
 from mpi_impl.training.verify import inert_rows
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import FORMATS, Precision
 from shardlab.compare.names import FROM_THE_LOSS, Key
 from shardlab.compare.recording import COMMON, Recording, TensorPart, whole_shape

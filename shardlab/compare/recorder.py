@@ -19,7 +19,7 @@ from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, replacing, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from shardlab.compare.names import Key
 from shardlab.compare.observer import Observer
 from shardlab.compare.recording import INDEX, STEPS, RunFacts, TensorPart

@@ -17,7 +17,7 @@ from mpi_impl.runtime.files import LARGEST, check_readable, is_there, path_insid
 from mpi_impl.runtime.formats import read_json, sentence
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import FORMATS
 from shardlab.compare.names import PHASES, Key, place_of
 from shardlab.compare.steps import RankStep

@@ -13,8 +13,8 @@ import numpy as np
 from mpi_impl.layers.context_attention import arrived, attend, pass_on
 from reference.batches import GPTBatch
 from reference.config import CP_COMM_TYPES, ModelConfig, ParallelConfig, round_up
+from reference.layers.online_softmax import finish
 from reference.models.gpt import gpt_forward
-from reference.online_softmax import finish
 from reference.ops import CoreInputs, attention_core
 from reference.parallel.data_parallel import mean_of_means, weighted_loss
 from reference.positions import SequencePart, deal, in_order, visible_blocks, work_of_ranks, zigzag

@@ -5,7 +5,7 @@ combines the lookups (Shoeybi et al. 2019, section 3).
 """
 import numpy as np
 
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
 from mpi_impl.runtime.tables import aligned, count
 from reference.config import ModelConfig

@@ -4,7 +4,7 @@ It shows which rank holds which experts, what each token's router chooses, how m
 rank to each, and back, and whose gradient is complete already (Lepikhin et al. 2020, 2006.16668, section 3).
 """
 from mpi_impl.comm.expert_parallel import rows_between_ranks
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from reference.config import ExpertsConfig, ModelConfig
 from reference.layer_context import AuxiliaryLosses, LayerContext
 from reference.layers.experts import experts_tensors

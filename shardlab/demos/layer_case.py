@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.layer import layer_backward, layer_forward
 from mpi_impl.parallel.sinks import ImmediateSink

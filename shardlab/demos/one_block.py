@@ -2,14 +2,14 @@
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import ModelConfig
-from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers import block as textbook
 from reference.params import initialize, initialize_shard, leaves, tree_map
+from reference.random.dropout import Dropout
 
 T, B, S = 4, 2, 16      # ranks; a microbatch of B texts, S positions (tokens) each
 CONFIG = ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8, vocab_size=1, max_position_embeddings=S,

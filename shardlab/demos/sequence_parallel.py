@@ -5,15 +5,15 @@ positions each rank has, that the same amount is sent, and how much less is kept
 4.2.2, figure 5).
 """
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
+from mpi_impl.comm.regions import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.runtime.tables import aligned
 from reference.array_bytes import arrays_under
 from reference.config import ModelConfig, round_up
 from reference.costs.volumes import tensor_parallel_traffic
-from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.params import leaves
+from reference.random.dropout import Dropout
 from shardlab.demos.layer_case import LayerCase
 from shardlab.demos.printing import preview, shape
 from shardlab.demos.runner import Demo, Size, program, run_demo

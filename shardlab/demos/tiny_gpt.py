@@ -18,7 +18,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.models.stage import has_embedding, has_head
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.pipeline import split_into_stages
 from reference.parallel.stages import layers_of_rank

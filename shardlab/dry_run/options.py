@@ -13,10 +13,10 @@ from reference.config import option, require_positive
 from reference.errors import UserError
 from shardlab.plan import profiles
 from shardlab.predict.rank import ImaginedWorld
-from shardlab.programs.arguments import settings_of
 from shardlab.programs.options import (NAMES, OUTSIDE_A_STEP, BERTPretrainingOptions, DeviceOptions,
                                        GPTPretrainingOptions, GraphOptions)
 from shardlab.programs.presets import VOCABULARIES, VOCABULARY
+from shardlab.programs.settings import settings_of
 
 
 @option_group

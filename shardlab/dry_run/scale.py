@@ -24,7 +24,7 @@ from mpi_impl.runtime.mpis import COMMUNICATORS, DEFAULT, FILES, FILES_OF_A_HOST
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig
 from reference.models.model import model_tensors
-from reference.muon import is_matrix
+from reference.optimizers.muon import is_matrix
 from reference.parallel.stages import schedule_of
 from reference.params import leaves
 from reference.precision import FORMATS

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from mpi_impl.launch.option_fields import parse_choosing
 from reference.config import LARGEST, ModelConfig, ParallelConfig, option, require_not_negative, require_positive
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from shardlab.evaluate.options import EPOCHS, TaskOptions
 from shardlab.evaluate.tasks import TASKS
-from shardlab.programs.arguments import (check_device, check_split, microbatches_of, optimizer_config, parallel_config,
-                                         precision)
 from shardlab.programs.options import NAMES
+from shardlab.programs.settings import (check_device, check_split, microbatches_of, optimizer_config, parallel_config,
+                                        precision)
 
 DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each task has options of its own, which "
                "--task TASK --help shows.")

@@ -21,7 +21,7 @@ from shardlab.evaluate.pretrained import Pretrained, architecture_of, find_pretr
 from shardlab.evaluate.progress import report_progress
 from shardlab.evaluate.sums import check_finite
 from shardlab.evaluate.tasks import TASKS
-from shardlab.programs.arguments import PretrainingSettings, precision
+from shardlab.programs.settings import PretrainingSettings, precision
 from shardlab.programs.training_program import TrainingProgram
 
 # Options that the tuned weights depend on, which are saved with them.

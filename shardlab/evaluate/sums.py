@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.comm.mappings import region_of
+from mpi_impl.comm.regions import region_of
 from mpi_impl.inference.replica import Replica
 from mpi_impl.layers.context_attention import part_of
 from mpi_impl.parallel.passes import ForwardPass

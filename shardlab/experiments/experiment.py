@@ -20,7 +20,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, require_not_negative, require_positive
 from reference.config.checks import option
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import Precision
 from shardlab.experiments.panels import Panel, draw_panels
 

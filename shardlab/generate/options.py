@@ -9,8 +9,8 @@ from reference.config import ModelConfig, ParallelConfig, option, require_positi
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
 from reference.precision import FORMATS
-from shardlab.programs.arguments import check_device
 from shardlab.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
+from shardlab.programs.settings import check_device
 
 
 @option_group

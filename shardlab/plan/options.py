@@ -9,10 +9,10 @@ from reference.errors import UserError
 from shardlab.plan import profiles
 from shardlab.plan.candidates import SIMULATED
 from shardlab.plan.launch_line import SIZES
-from shardlab.programs.arguments import experts_config, in_other_words
 from shardlab.programs.options import NAMES, OPTIONS, ExpertsOptions, LlamaOptions, ModelOptions
 from shardlab.programs.partners import check_partners
 from shardlab.programs.presets import PRESETS, VOCABULARIES, VOCABULARY
+from shardlab.programs.settings import experts_config, in_other_words
 
 
 @option_group

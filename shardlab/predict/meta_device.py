@@ -13,7 +13,7 @@ from reference.costs.hardware import Hardware
 
 ROOT = Path(__file__).parents[2]
 BELOW = ("shardlab/predict/meta", "mpi_impl/runtime/", "mpi_impl/kernels/", "mpi_impl/comm/", "reference/ops.py",
-         "reference/online_softmax.py")
+         "reference/layers/online_softmax.py")
 
 
 class Origin(NamedTuple):

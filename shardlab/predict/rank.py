@@ -17,7 +17,7 @@ from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.hardware import Hardware, RankGroup, slowest_link
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.boxes import shape_of
 from reference.precision import FORMATS, Precision
 from reference.schedules.actions import Action

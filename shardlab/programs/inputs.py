@@ -18,7 +18,7 @@ from mpi_impl.launch.option_fields import filled
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.trainer import Trainer
 from reference.errors import UserError
-from shardlab.programs.arguments import PretrainingSettings, check_restarts, saves_where_it_loads
+from shardlab.programs.settings import PretrainingSettings, check_restarts, saves_where_it_loads
 
 OpenDataset = Callable[[str, Tokenizer | None], Dataset]    # from a prefix; raises UserError if it holds no samples
 

@@ -4,8 +4,8 @@ from mpi_impl.comm.mpi_library import library
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
-from shardlab.programs.arguments import PretrainingSettings
 from shardlab.programs.options import NAMES
+from shardlab.programs.settings import PretrainingSettings
 
 
 def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts) -> str:

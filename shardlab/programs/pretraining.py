@@ -20,11 +20,11 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.launch.restarts import STOPPED
 from mpi_impl.training.batches import needs_samples
 from reference.costs.volumes import PassCounts
-from shardlab.programs.arguments import PretrainingSettings, settings_of
 from shardlab.programs.inputs import Inputs, Sources
 from shardlab.programs.observers import Observers
 from shardlab.programs.options import NAMES, OPTIONS
 from shardlab.programs.program import run_program
+from shardlab.programs.settings import PretrainingSettings, settings_of
 from shardlab.programs.stop_request import StopRequest
 from shardlab.programs.training_program import TrainingProgram
 from shardlab.report import resident_memory

@@ -13,10 +13,10 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.models.model import sequences_of
 from shardlab.predict.rank import ImaginedWorld
-from shardlab.programs.arguments import PretrainingSettings
 from shardlab.programs.divergence import DivergenceCheck
 from shardlab.programs.introduction import introduction
 from shardlab.programs.program import Program
+from shardlab.programs.settings import PretrainingSettings
 from shardlab.report import forecast
 from shardlab.report.metrics import Metrics
 

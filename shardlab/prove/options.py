@@ -9,8 +9,8 @@ from typing import Any
 from mpi_impl.launch.option_fields import option_field, option_group, parse_choosing
 from reference.config import option, require_positive
 from reference.errors import UserError
-from shardlab.programs.arguments import LOSS_SCALING, PretrainingSettings, settings_of
 from shardlab.programs.options import NAMES, OUTSIDE_A_STEP, BERTPretrainingOptions, GPTPretrainingOptions
+from shardlab.programs.settings import LOSS_SCALING, PretrainingSettings, settings_of
 
 
 @option_group

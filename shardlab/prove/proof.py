@@ -14,9 +14,9 @@ from reference.errors import UserError
 from reference.exact.degree import TALLY, Tally, power_of_ten
 from shardlab.compare.completeness import check_whole
 from shardlab.compare.recording import Recording, RunFacts, in_memory
-from shardlab.programs.arguments import PretrainingSettings
 from shardlab.programs.options import NAMES
 from shardlab.programs.program import Program
+from shardlab.programs.settings import PretrainingSettings
 from shardlab.prove.comparison import Comparison, OtherFormula, Parts, PlayedRun, compare_formulas
 from shardlab.prove.runs import STEPS, play_in_textbook, play_on_ranks
 from shardlab.prove.sizes import ProofSizes, shrink

@@ -12,13 +12,13 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
-from reference.dropout import Dropout
 from reference.exact.array import as_exact
 from reference.layer_context import LayerContext
 from reference.models.model import model_forward
-from reference.optimizer import clip_coefficient
+from reference.optimizers.adam import clip_coefficient
 from reference.params import assign, leaves, shard, tree_map, with_names
 from reference.precision import Precision
+from reference.random.dropout import Dropout
 from reference.training import trainer as training
 from reference.training.random_start import RandomSamples, random_parameters, start_textbook
 from shardlab.compare.names import Key

@@ -10,10 +10,10 @@ from math import lcm
 from mpi_impl.runtime.tables import count
 from reference.config import ExpertsConfig, ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 from reference.schedules.generators import shrink_microbatches
-from shardlab.programs.arguments import PretrainingSettings
+from shardlab.programs.settings import PretrainingSettings
 
 UNKNOWN_VOCABULARY = 4095   # with padding, since that is the harder case
 MOST_HIDDEN, MOST_WORK = 256, 1e8       # columns; multiplications of a step: a million take ten seconds or more

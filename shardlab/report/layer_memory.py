@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.comm.mappings import region_of
+from mpi_impl.comm.regions import region_of
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
@@ -19,7 +19,6 @@ from mpi_impl.runtime.tables import aligned, verdict
 from reference.array_bytes import array_bytes, arrays_under
 from reference.config import ParallelConfig, Recompute
 from reference.costs.memory import layer_activations
-from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.layers.embedding import Embedding
@@ -27,6 +26,7 @@ from reference.models.gpt import GPT
 from reference.models.model import sequences_of
 from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
+from reference.random.dropout import Dropout
 from shardlab.predict.rank import ImaginedWorld
 
 

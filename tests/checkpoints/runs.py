@@ -20,10 +20,10 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
 from reference.models.model import sequences_of
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import leaves
 from reference.precision import Precision
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from tests.cases import Case, close
 from tests.checkpoints.golden import DECAY, GOLDEN, HEADS, RATE, weight
 from tests.training_theorems import Plan, connected, dealt

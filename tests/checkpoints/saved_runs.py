@@ -8,7 +8,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.replicas import join_replicas
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import split
 from reference.precision import Precision
 from reference.training import trainer as textbook

@@ -10,7 +10,7 @@ from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, B
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launch.option_fields import filled
 from reference.config import ExpertsConfig, ModelConfig
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from tests.checkpoints.runs import ODD_FIELDS, model_in, options, refuses
 
 BERT = ModelConfig(2, 8, 4, 11, 7, activation="gelu_exact", layernorm_epsilon=1e-12, architecture="bert",

@@ -12,8 +12,8 @@ from mpi_impl.data.bert import BERTDataset
 from mpi_impl.data.dataset import PARTS, shuffle
 from mpi_impl.data.spans import Spans
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase
-from reference import counter_rng
 from reference.batches import BERTBatch
+from reference.random import counter_rng
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 

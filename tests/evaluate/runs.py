@@ -12,7 +12,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig
 from reference.models.model import model_tensors
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
 from shardlab.evaluate.arguments import parse

@@ -15,7 +15,7 @@ from reference.config import ModelConfig
 from reference.models.bert import answer_logits
 from reference.models.model import model_tensors
 from reference.ops import softmax
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
 from reference.training import trainer as training

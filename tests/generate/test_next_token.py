@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import assume, given, strategies as st
 
-from reference import counter_rng
 from reference.generation.decoding import Sampling, allowed_tokens, next_token
 from reference.ops import softmax
+from reference.random import counter_rng
 
 TIED = st.lists(st.integers(1, 6), min_size=1, max_size=12).map(lambda counts: np.array(counts) / sum(counts))
 LOGITS = st.tuples(st.integers(1, 40), st.integers(0, 2**32 - 1)).map(

@@ -186,7 +186,7 @@ def steps(group, t, form, replayed):
     from mpi_impl.training.trainer import Trainer
     from reference.batches import GPTBatch
     from reference.config import ParallelConfig
-    from reference.optimizer import OptimizerConfig
+    from reference.optimizers.adam import OptimizerConfig
     from reference.precision import Precision
     model = ModelConfig(2, 64, 4, 50, 128, make_vocab_size_divisible_by=4, hidden_dropout=0.0, attention_dropout=0.0)
     with by_nccl(group) as put:

@@ -11,13 +11,13 @@ from reference.config import ModelConfig, ParallelConfig, Recompute, option
 from reference.config.rope_scaling import RopeScaling
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
 from shardlab.evaluate.options import RACEOptions
 from shardlab.generate.options import GenerationOptions
-from shardlab.programs.arguments import parse
 from shardlab.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from shardlab.programs.settings import parse
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001

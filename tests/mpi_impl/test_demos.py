@@ -130,7 +130,7 @@ DEMO = "shardlab.demos."
     ("cross_entropy", "the first one by hand", Bug(f"{DEMO}cross_entropy", "- own.start)", ")")),
     ("sequence_parallel", "every weight's gradient", Bug(f"{DEMO}sequence_parallel", "if tensor.split is None:",
                                                          "if False:")),
-    ("sequence_parallel", "what is sent", Bug("mpi_impl.comm.mappings", 'f"{reason}, again"', "reason")),
+    ("sequence_parallel", "what is sent", Bug("mpi_impl.comm.regions", 'f"{reason}, again"', "reason")),
     ("context_parallel", "attention in a ring", Bug("mpi_impl.layers.context_attention", "else merge(before, partial)",
                                                     "else merge(before, before)")),
     ("context_parallel", "every gradient", Bug("mpi_impl.layers.context_attention", "dkv += others", "pass")),

@@ -12,7 +12,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import UNSCALED, LossScaler, LossScaling, Precision
 from shardlab.programs import divergence
 from shardlab.programs.divergence import ENOUGH, DivergenceCheck

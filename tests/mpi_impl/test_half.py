@@ -13,9 +13,9 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl import kernels
 from mpi_impl.layers.core_attention import core_again
 from mpi_impl.runtime.arrays import dtype_of, narrowed, widened
-from reference.dropout import Site
 from reference.params import tree_map
 from reference.precision import FORMATS
+from reference.random.dropout import Site
 from tests import rank_theorems as theorems
 from tests.allocated import most_bytes
 from tests.kernel_theorems import HALVES, bound_of

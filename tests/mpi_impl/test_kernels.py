@@ -9,9 +9,10 @@ from mpi_impl import kernels
 from mpi_impl.kernels import blockwise, compiled, compiled_halves, cpu, cuda, fused, half, partial_attention, plain
 from mpi_impl.kernels.fused import core
 from mpi_impl.runtime.arrays import dtype_of
-from reference import online_softmax, ops
+from reference import ops
 from reference.config import ACTIVATIONS
-from reference.dropout import Site
+from reference.layers import online_softmax
+from reference.random.dropout import Site
 from tests.kernel_theorems import (ARGUMENTS, HALVES, TABLE, WIDE, Drawing, bits_around_a_carry, column, far_out,
                                    is_the_textbooks)
 from tests.spy import SpyArray

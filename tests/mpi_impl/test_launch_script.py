@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from reference.optimizer import learning_rate
+from reference.optimizers.adam import learning_rate
 from shardlab.dry_run.__main__ import main
-from shardlab.programs.arguments import parse
+from shardlab.programs.settings import parse
 from tests.launching import ROOT
 from tests.program import pretrain
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import FORMATS, LossScaling, Precision
 from tests import precision_theorems as theorems
 from tests.deep import every_other_deep, one_fast_of

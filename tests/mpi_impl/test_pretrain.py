@@ -12,8 +12,8 @@ from mpi_impl.launch.pool import RankFailure
 from mpi_impl.parallel import buffers
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
-from shardlab.programs.arguments import parse
 from shardlab.programs.presets import PRESETS, VOCABULARIES
+from shardlab.programs.settings import parse
 from shardlab.report import metrics
 from tests.deep import one_fast_of
 from tests.planted import Bug, planted_run

@@ -6,7 +6,7 @@ import pytest
 from mpi_impl.launch.pool import RankFailure
 from reference.errors import UserError
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
-from shardlab.programs.arguments import parse as parse_run
+from shardlab.programs.settings import parse as parse_run
 from shardlab.prove import proof
 from shardlab.prove.options import parse
 from shardlab.prove.proof import describe_difference
@@ -73,7 +73,7 @@ RUN = f"{T2} {SMALL}"
 TINY = "(1 + 2**-50)"       # a factor that floats cannot see
 BELOW_ROUNDING = {
     "a sum over ranks that is too large": Bug(
-        "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)",
+        "mpi_impl.comm.regions", "return self.group.all_reduce(partial, reason)",
         "return self.group.all_reduce(partial, reason) * (1 + 2**-50 * (self.group.size > 1))"),
     "the same bias in the textbook": Bug(
         "reference.layers.mlp", "y = linear(a, p.w_out, p.b_out) ", f"y = linear(a, p.w_out, p.b_out * {TINY}) "),

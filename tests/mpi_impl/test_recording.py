@@ -11,7 +11,7 @@ from reference.config import ExpertsConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.layers.block import block_tensors
 from reference.layers.layer import layers_in
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
 from shardlab.compare.completeness import check_whole

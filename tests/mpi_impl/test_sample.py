@@ -7,7 +7,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ExpertsConfig, ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.precision import Precision
 from reference.training import trainer as training
 from shardlab.programs.sample import TEMPERATURE, TOP_P, sample

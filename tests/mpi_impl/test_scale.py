@@ -20,7 +20,7 @@ from mpi_impl.parallel.pipeline import largest_tag
 from mpi_impl.runtime.mpis import FILES, FILES_OF_A_HOST, FILES_OF_A_RANK, PROXY_FILES
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.boxes import boxes_of_run
 from reference.parallel.stages import schedule_of
 from reference.precision import Precision

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 from mpi4py import MPI
 
-from mpi_impl.comm import ending, watchdog
+from mpi_impl.comm import speaker, watchdog
 from mpi_impl.comm.clock import Link, VirtualClock
-from mpi_impl.comm.ending import SPEAKS, elect_speaker
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.heartbeats import Ring, long_work
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.mpi_library import attribute_key
+from mpi_impl.comm.speaker import SPEAKS, elect_speaker
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.parallel.pipeline import Pipeline
@@ -115,8 +115,8 @@ def speak_at_once(group, hosts):
             group.allgather_objects(None)
         return heard
 
-    hears_now = ending._heard_from
-    with patch.object(ending, "_heard_from", hears):
+    hears_now = speaker._heard_from
+    with patch.object(speaker, "_heard_from", hears):
         return speak(group, [0] * 4, hosts)
 
 

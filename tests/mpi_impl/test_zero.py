@@ -17,7 +17,7 @@ from mpi_impl.parallel import tiles as tiles_module
 from mpi_impl.parallel.buffers import OffloadedShard, Whole
 from mpi_impl.parallel.zero import Parameters
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.layout import Layout, Piece
 from reference.params import Tensor
 from tests.cases import Case

@@ -70,7 +70,7 @@ group.all_reduce(own, "sum")
 kind, library = type(own), np
 """
 BLOCK = """
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.regions import TensorParallelRegion
 from shardlab.demos.one_block import shard, through
 y, cache, dx, grads = through(TensorParallelRegion(group), shard(group), x, dy)
 """

@@ -11,8 +11,8 @@ from shardlab.plan.candidates import PlanSearch
 from shardlab.plan.launch_line import launch_line
 from shardlab.plan.options import model_of as model_of_options, parse as parse_plan
 from shardlab.plan.profiles import load
-from shardlab.programs.arguments import PretrainingSettings, parse
 from shardlab.programs.presets import PRESETS
+from shardlab.programs.settings import PretrainingSettings, parse
 from tests.plan_cases import model_of, plans
 
 A100 = load("dgx-a100")

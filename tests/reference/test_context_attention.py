@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from reference.layers.context_attention import WAYS
-from reference.online_softmax import Partial, block_attention, finish, merge
+from reference.layers.online_softmax import Partial, block_attention, finish, merge
 from reference.positions import in_order, work_of_ranks, zigzag
 from tests.context_theorems import ContextCase, targets_are_the_next_tokens
 from tests.strategies import ANY_MODEL, cases, close

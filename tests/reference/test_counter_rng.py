@@ -2,7 +2,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from reference.counter_rng import bits, key, normal, uniform
+from reference.random.counter_rng import bits, key, normal, uniform
 
 SEEDS = st.integers(0, 2**63)
 N = 1 << 16

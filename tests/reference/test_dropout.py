@@ -7,11 +7,11 @@ from hypothesis import given, strategies as st
 
 from reference import ops
 from reference.config import ModelConfig
-from reference.dropout import Dropout, Site
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
 from reference.positions import SequencePart, deal, zigzag
+from reference.random.dropout import Dropout, Site
 from tests.reference.test_ops import RATES, SEEDS, draw
 
 

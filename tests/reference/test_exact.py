@@ -18,7 +18,7 @@ from reference.exact import array, degree, field
 from reference.exact.array import ExactArray, as_exact, new, random_array
 from reference.exact.degree import CONSTANT, INPUT, Tally
 from reference.exact.field import MINUS_INFINITY, P
-from reference.optimizer import OptimizerConfig, adam_update
+from reference.optimizers.adam import OptimizerConfig, adam_update
 from tests.cases import close
 
 NUMBERS = st.sampled_from([0, 1, 2, P - 1]) | st.integers(0, P - 1)

@@ -61,7 +61,7 @@ def grouped_attention(case):
 
 
 UNSEEN = {
-    "the sum over copies": (grouped_attention, "comm.mappings", "for x in all_reduce(parts[first:first + n])",
+    "the sum over copies": (grouped_attention, "comm.regions", "for x in all_reduce(parts[first:first + n])",
                             "for x in all_reduce([y * (1 + 2**-50) for y in parts[first:first + n]])"),
     "a part of softmax": (partial(theorems.losses_agree, scale=1e3), "layers.cross_entropy",
                           "(exp / total[..., None], *cache)", "(exp / (total[..., None] + 2**-50), *cache)"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.comm.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
-from reference.comm.mappings import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion
+from reference.comm.regions import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion
 from tests.cases import close, random_numbers
 
 RANKS, SEEDS, COUNT, EXACT = st.integers(1, 9), st.integers(0, 2**32 - 1), st.integers(1, 3), st.booleans()

@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 from reference.config import MUON_TP_MODES, ModelConfig, OptimizerConfig
 from reference.errors import UserError
 from reference.models.model import model_tensors
-from reference.muon import (is_matrix, matrices, multiplications, newton_schulz, orthogonalized, sharded_orthogonalized,
-                            update_whole)
-from reference.optimizer import adam_update
+from reference.optimizers.adam import adam_update
+from reference.optimizers.muon import (is_matrix, matrices, multiplications, newton_schulz, orthogonalized,
+                                       sharded_orthogonalized, update_whole)
 from reference.parallel.layout import Layout
 from reference.parallel.zero import ZeroTrainer
 from reference.params import leaves, shard

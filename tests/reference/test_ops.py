@@ -4,10 +4,11 @@ import math
 import numpy as np
 from hypothesis import given, strategies as st
 
-from reference import ops, rope
+from reference import ops
 from reference.config import ModelConfig
-from reference.dropout import Dropout
+from reference.layers import rope
 from reference.params import HOST
+from reference.random.dropout import Dropout
 from tests.cases import close
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
+from reference.optimizers.adam import OptimizerConfig, adam_update, clip_coefficient, learning_rate
 from tests.strategies import close
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.params import leaves
 from reference.precision import FORMATS, UNSCALED, LossScaler, LossScaling, Precision, ScaleState, rounded
 from reference.training.trainer import Trainer

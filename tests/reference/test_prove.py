@@ -26,7 +26,7 @@ def test_all_splits_are_proved(line, n, capsys):
 
 
 def test_a_bug_is_named_by_its_split_and_its_tensor(capsys):
-    bug = "reference.comm.mappings", "if tensor.split is not None and tensor.most_shards is None", "if True"
+    bug = "reference.comm.regions", "if tensor.split is not None and tensor.most_shards is None", "if True"
     with planted(*bug):
         status, text = run(SMALL, capsys)
     assert status == 1

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from reference.batches import GPTBatch
 from reference.comm.ring import ring_all_gather
 from reference.costs.volumes import data_parallel_traffic
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.model_states import model_states
 from reference.parallel.zero import ZeroTrainer
 from reference.params import assign, join, split, tree_map

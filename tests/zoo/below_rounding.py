@@ -49,7 +49,7 @@ ENTRIES = [
           on_ranks("rank_theorems.logits_equal_whole", CASE)),
     Entry("f sums a little too much", "below rounding", "TP", "classic",
           "The all-reduce averages, and the average is multiplied by a number of ranks that is not quite whole.",
-          Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)",
+          Bug("mpi_impl.comm.regions", "return self.group.all_reduce(dx, reason)",
               "return self.group.all_reduce(dx * (1 - 2.0**-53), reason)"),
           on_ranks("rank_theorems.mlp_equals_whole", CASE)),
     Entry("the learning rate a little too large", "below rounding", "optimizer", "classic",

@@ -76,6 +76,6 @@ ENTRIES = [
           in_textbook("gradients_are_derivatives", replace(GROUPS, t=1))),
     Entry("the sum over copies, in the textbook", "missing communication", "TP", "classic",
           "The region completes replicated tensors alone, and a head of keys is sharded.",
-          Bug("reference.comm.mappings", "parts if tensor.most_shards is None else", "parts if True else"),
+          Bug("reference.comm.regions", "parts if tensor.most_shards is None else", "parts if True else"),
           in_textbook("attention_equals_whole", COPIES)),
 ]

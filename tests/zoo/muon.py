@@ -31,7 +31,7 @@ ENTRIES = [
     Entry("rows orthogonalized as if they were columns", "computation", "optimizer", "classic",
           "The products are summed over the ranks, as those of a matrix that is sharded by columns; but this one is "
           "sharded by rows, and the sum of its ranks' X X^T belongs to no matrix.",
-          Bug("reference.muon", "if tensor.split == int(tensor.dealt) else found", "if False else found"),
+          Bug("reference.optimizers.muon", "if tensor.split == int(tensor.dealt) else found", "if False else found"),
           small(t=2, muon=DISTRIBUTED)),
     Entry("copies of a shard counted twice in the products", "scaling", "optimizer", "classic",
           "Where there are fewer heads of keys than ranks, neighbours hold the same shard, and the sum over all ranks "
@@ -58,11 +58,12 @@ ENTRIES = [
           small(d=2, zero_stage=1, muon=TWO_ROUNDS)),
     Entry("inputs and outputs exchanged in the factor", "scaling", "optimizer", "classic",
           "The formula has a matrix [outputs, inputs], as PyTorch stores it, but here it is [inputs, outputs].",
-          Bug("reference.muon", '"unit_rms_norm": columns / rows', '"unit_rms_norm": rows / columns'),
+          Bug("reference.optimizers.muon", '"unit_rms_norm": columns / rows', '"unit_rms_norm": rows / columns'),
           BY_DEFINITION),
     Entry("Q, K and V orthogonalized as one matrix", "computation", "optimizer", "classic",
           "They are stored side by side, so the optimizer sees one matrix of 3 h columns.",
-          Bug("reference.muon", "for i in range(stack.shape[1])]", "for i in range(stack.shape[1])] if False else [\n"
+          Bug("reference.optimizers.muon", "for i in range(stack.shape[1])]",
+              "for i in range(stack.shape[1])] if False else [\n"
               "        stack.reshape(len(stack), -1) for stack in stacks]"),
           BY_DEFINITION),
 ]

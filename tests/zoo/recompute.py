@@ -40,7 +40,8 @@ ENTRIES = [
     Entry("an evaluation with dropout", "random numbers", "model", "classic",
           "The model is not told that it is evaluated.",
           Bug("mpi_impl.parallel.passes", "[context] * len(microbatches)",
-              "[LayerContext(__import__('reference.dropout').dropout.Dropout(model, 1, 1))] * len(microbatches)"),
+              "[LayerContext(__import__('reference.random.dropout').random.dropout.Dropout(model, 1, 1))] "
+              "* len(microbatches)"),
           small()),
     Entry("the output kept, where the input is needed", "computation", "recompute", "classic",
           "A recomputed layer is started again from its own output.",

@@ -7,7 +7,7 @@ REPLICATED = "piece.of.tensor.split is None"
 ENTRIES = [
     Entry("an all-gather without its reduce-scatter", "missing communication", "SP", "classic",
           "Each rank keeps its own positions of its own partial sum: the shape is right.",
-          Bug("mpi_impl.comm.mappings", "return self.group.reduce_scatter(dx, SEQUENCE, reason)",
+          Bug("mpi_impl.comm.regions", "return self.group.reduce_scatter(dx, SEQUENCE, reason)",
               "n = dx.shape[1] // self.size\n"
               "        return dx[:, self.rank * n:(self.rank + 1) * n]"),
           on_ranks("rank_theorems.mlp_equals_whole", SHARDED)),
@@ -20,7 +20,7 @@ ENTRIES = [
     Entry("a reduce-scatter backward, too", "computation", "SP", "classic",
           "The forward's reduce-scatter is differentiated into a reduce-scatter, of a dy that holds the rank's "
           "positions only.",
-          Bug("mpi_impl.comm.mappings", "return self.group.all_gather(dy, SEQUENCE, reason)",
+          Bug("mpi_impl.comm.regions", "return self.group.all_gather(dy, SEQUENCE, reason)",
               "return self.group.reduce_scatter(np.repeat(self.group.all_gather(dy, SEQUENCE, reason), self.size, "
               "SEQUENCE), SEQUENCE, reason)"),
           on_ranks("rank_theorems.attention_equals_whole", SHARDED)),
@@ -80,7 +80,7 @@ ENTRIES = [
     Entry("gradients of replicated tensors not summed, in the textbook",
           "missing communication", "SP", "after NVIDIA/Megatron-LM #443",
           "Each rank keeps the gradients of the positions that it has seen.",
-          Bug("reference.comm.mappings", "if tensor.split is not None and tensor.most_shards is None", "if True"),
+          Bug("reference.comm.regions", "if tensor.split is not None and tensor.most_shards is None", "if True"),
           in_textbook("mlp_equals_whole", SHARDED)),
     Entry("every rank's positions begin at 0, in the textbook", "computation", "SP", "after NVIDIA-NeMo/Speech #6178",
           "The slice of the position table has the right length, and begins at 0.",

@@ -10,7 +10,7 @@ import numpy as np
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import dropout, dropout_backward, exp_and_sum, largest, number
 from mpi_impl.runtime.arrays import contiguous, narrowed
-from reference.online_softmax import Partial, or_zero
+from reference.layers.online_softmax import Partial, or_zero
 
 
 def block_attention(q, k, v, diagonal, site=None, real=None):

@@ -1,4 +1,4 @@
-// AdamW and the sum of squares, on flat buffers (reference/optimizer.py: adam_update).
+// AdamW and the sum of squares, on flat buffers (reference/optimizers/adam.py: adam_update).
 
 // Runs of elements, of which every other one has weight decay: run i ends where run i + 1 begins. Small tensors would cost
 // more if each were launched by itself.

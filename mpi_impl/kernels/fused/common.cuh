@@ -1,4 +1,4 @@
-// Shared by all kernels: the format of the arrays, sums over a block, and the bits of reference/counter_rng.py.
+// Shared by all kernels: the format of the arrays, sums over a block, and the bits of reference/random/counter_rng.py.
 //
 // Compiled once for each format that arrays may have: they hold `element`s, and we compute in `number`s.
 // Nothing is included, so that it compiles wherever there is a compiler. On a GPU, CuPy always compiles with -ftz=true:
@@ -143,7 +143,7 @@ __device__ inline void sum_both(number &x, number &y) {
 
 // ---- dropout's mask -------------------------------------------------------------------------------------------------
 
-// Where dropout draws for an array [n, second, third, width] (reference/dropout.py's Site): the element at (i, j, k, l)
+// Where dropout draws for an array [n, second, third, width] (reference/random/dropout.py's Site): the element at (i, j, k, l)
 // has the number first + i * along[0] + j * along[1] + k * along[2] + l in the whole array.
 struct Site {
     Index first, along[3];

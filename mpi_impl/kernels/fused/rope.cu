@@ -1,4 +1,4 @@
-// Rotary position embedding (reference/rope.py: rotate): a block for each position of each sample, whose heads all turn by
+// Rotary position embedding (reference/layers/rope.py: rotate): a block for each position of each sample, whose heads all turn by
 // the same angles. Each head has blockDim.x of its threads. `direction` is 1, or -1 to turn back.
 
 __device__ inline void turn_pair(number first, number second, number cosine, number sine, element &left,

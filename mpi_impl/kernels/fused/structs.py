@@ -26,7 +26,7 @@ NO_SITE = np.array([(0, (0, 0, 0), (0, 0), 0, 1, 1, 0, 1.0)], SITE)
 
 
 def site_of(site, shape) -> np.ndarray:
-    """Describe a Site (reference/dropout.py) for an array of up to four dimensions, as [b, s, h] or [b, a, s, s].
+    """Describe a Site (reference/random/dropout.py) for an array of at most four dimensions: [b, s, h] or [b, a, s, s].
 
     A site that is None drops nothing. Two runs of positions are an axis more: [b, 2, s/2, h].
     """

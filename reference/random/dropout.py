@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from reference import counter_rng
 from reference.config import ModelConfig
 from reference.positions import SequencePart
+from reference.random import counter_rng
 
 FROM_THE_FIRST = slice(0, None)
 

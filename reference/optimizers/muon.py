@@ -19,7 +19,7 @@ import numpy as np
 
 from reference.comm.collectives import all_reduce
 from reference.config import OptimizerConfig
-from reference.optimizer import adam_update, decay_weights
+from reference.optimizers.adam import adam_update, decay_weights
 from reference.params import Tensor, shard, whole
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315      # a, b, c: Jordan et al. 2024

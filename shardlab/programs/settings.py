@@ -14,7 +14,7 @@ from mpi_impl.runtime.tables import count
 from reference.config import (ExpertsConfig, ModelConfig, ParallelConfig, Recompute, check_model_fits,
                               check_sequence_fits, data_parallel_size, number_of_microbatches, option, require_positive)
 from reference.errors import UserError
-from reference.optimizer import OptimizerConfig
+from reference.optimizers.adam import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
 from reference.schedules.generators import MOST_ACTIONS

@@ -1,12 +1,12 @@
 """f, g and their siblings on one rank: the edges of a layer's tensor-parallel region.
 
-Each forward stands next to its backward, which is its adjoint. The textbook twin is reference/comm/mappings.py, over a
+Each forward stands next to its backward, which is its adjoint. The textbook twin is reference/comm/regions.py, over a
 list with one array per rank.
 """
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from reference.comm.mappings import SEQUENCE
+from reference.comm.regions import SEQUENCE
 from reference.config import ParallelConfig
 
 

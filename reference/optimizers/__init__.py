@@ -1,0 +1,1 @@
+"""Optimizers: Adam, and Muon for matrices."""
