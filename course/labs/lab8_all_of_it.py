@@ -441,7 +441,7 @@ check_held(CASES[0], [160, 160, 160, 160, 144, 144, 144, 144])
 passed("held is as the inventory says")
 ### BEGIN HIDDEN TESTS
 from reference.schedules.generators import make
-from reference.schedules.simulate import activations_in_flight
+from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 
 def held_by_inventory(t, p, d, m, b, V, h, f, L):
