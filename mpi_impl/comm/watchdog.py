@@ -3,6 +3,8 @@
 Some waits may be long although all is well: rank 0 tokenizes a corpus, and the others wait for it. Then the limit is
 one of silence. Each rank that takes part, at work or waiting, sends the next one a sign of life (a *heartbeat*) now and
 then, from its watchdog's thread, and listens to the one before it: if a process stops, the next one hears nothing.
+
+What ends the job is passed in: shardlab/programs/program.py gives launch/entry.py's `give_up`.
 """
 import math
 import threading

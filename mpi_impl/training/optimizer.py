@@ -1,4 +1,7 @@
-"""Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once."""
+"""Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once.
+
+The formula is in reference/optimizers/adam.py, and the kernels are in mpi_impl/kernels/ (adam_update).
+"""
 import numpy as np
 
 from mpi_impl import kernels

@@ -4,7 +4,8 @@ Whether an element is kept depends on (seed, step, layer, site, sample, head, po
 each layer and step, one mask over the whole global batch, all heads, and all positions up to the longest sequence. No
 rank holds it. As with initial weights, a rank draws just the slice for its own shard of the array: its samples, its
 heads, or with sequence parallelism its positions. So a run with dropout is the same run under every parallel topology,
-and recomputation draws the same masks again without storing them.
+and recomputation draws the same masks again without storing them. (A trainer makes a Dropout for each microbatch, in
+its `contexts`; layers ask it for their sites.)
 
 Megatron draws in order instead, and so has two generator states. One is identical on all tensor-parallel ranks: it
 drops outside the regions, where every rank holds the same activations. The other, whose seed contains the rank, drops

@@ -1,4 +1,6 @@
-"""The choice of a transport: the one place that decides how an array is moved."""
+"""The choice of a transport for each array. Of arrays on GPUs, comm/device.py has decided, once for a run, whether NCCL
+moves them.
+"""
 from functools import cached_property
 from typing import Any
 
