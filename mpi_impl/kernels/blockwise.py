@@ -1,4 +1,5 @@
 """Attention in NumPy on one core, block by block of queries: later keys are skipped, and a block stays in the cache.
+With a C++ compiler compiled.py takes its place, whose softmax is that of fused/softmax.cu.
 
 Each function has the arguments and results of its namesake in reference/ops.py, where its docstring is. The a/g heads
 of queries that share a head of keys and values have an axis of their own: a view [b, g, a/g, s, d] of queries, and

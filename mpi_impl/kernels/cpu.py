@@ -1,4 +1,5 @@
-"""Fast NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done.
+"""Fast NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done. Most of it
+serves where there is no C++ compiler.
 
 Each function has the arguments and results of its namesake in reference/ops.py or plain.py, where its docstring is.
 """
