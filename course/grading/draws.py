@@ -11,14 +11,13 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
 from mpi_impl.runtime.files import read_bytes
 from reference.errors import UserError
 
-T = TypeVar("T")
 SEED_FILE = "check_seed.txt"        # in the folder of a course
 LARGEST_SEED = 1 << 20              # bytes
 PUBLIC = "public"
@@ -55,7 +54,7 @@ def secret_draws(seed: str, answers: Mapping[str, str]) -> AbstractContextManage
 
 
 @contextmanager
-def pushed(stack: list[T], value: T) -> Iterator[T]:
+def pushed(stack: list, value: Any) -> Iterator[Any]:
     """Put a value on a stack for a while."""
     stack.append(value)
     try:
